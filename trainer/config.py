@@ -334,7 +334,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """The facts about a run that every process knows.
 
     Attributes:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.extras import require
-from pipeline.core.specs import Advanced, add_flags, add_member_flags, from_flags, member_from_flags, summaries
+from pipeline.core.specs import AdvancedHelp, add_flags, add_member_flags, from_flags, member_from_flags, summaries
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
@@ -70,7 +70,7 @@ def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG
         choices=list(EXCHANGES),
         default=ParameterServer.name,
         metavar="NAME",
-        help=Advanced("exchange of the run (default: %(default)s)"),
+        help=AdvancedHelp("exchange of the run (default: %(default)s)"),
     )
     add_member_flags(exchange, EXCHANGES)
     add_flags(parser.add_argument_group("processes"), Processes)
@@ -87,7 +87,7 @@ def _add_run(parser: Parser) -> None:
     add_flags(group.add_mutually_exclusive_group(), Options, only=BEFORE)
     add_flags(group, Options, leave_out=(*BEFORE, *HOSTS))
     command_line.add_config_flag(group, "trainer")
-    group.add_argument("--debug", action="store_true", help=Advanced("show stack traces"))
+    group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
 
 
 def config_of(args: argparse.Namespace) -> Config:

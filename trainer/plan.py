@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pipeline.core.errors import UsageError
 from pipeline.core.reporting.tables import aligned
 from pipeline.core.shardset.ratios import Ratios, shortened
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.coordination.schedules import INVERSE_SQRT, drops
 
 FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The numbers that follow from the configuration of a run and its shards.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
     push_mb: float
 
 
-def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: int | None = None) -> Plan:
+def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here: int | None = None) -> RunPlan:
     """Return the plan of a run. Raises UsageError if its batch size or number of servers does not fit.
 
     Args:
@@ -96,7 +96,7 @@ def plan(config: Config, facts: Facts, cores: int | None = None, workers_here: i
     steps = config.steps_per_worker(facts.rows)
     steps_per_epoch = config.steps_per_epoch(facts.rows)
     epochs = steps / steps_per_epoch
-    return Plan(
+    return RunPlan(
         model=config.model.name,
         protocol=config.protocol.name,
         synchronous=synchronous,
@@ -160,12 +160,12 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def describe(plan: Plan) -> str:
+def describe(plan: RunPlan) -> str:
     """Return the plan as a short table, which is printed before the run."""
     return aligned(in_words(plan))
 
 
-def in_words(plan: Plan) -> list[tuple[str, str]]:
+def in_words(plan: RunPlan) -> list[tuple[str, str]]:
     """Return the plan as names and sentences."""
     statistics = f" and {plan.num_buffers:,} BatchNorm statistics" if plan.num_buffers else ""
     return [
@@ -180,7 +180,7 @@ def in_words(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _batches(plan: Plan) -> str:
+def _batches(plan: RunPlan) -> str:
     least = min(plan.worker_batches)
     most = max(plan.worker_batches)
     larger = plan.worker_batches.count(most)
@@ -193,7 +193,7 @@ def _batches(plan: Plan) -> str:
     return f"{plan.effective_batch} over all {_count(plan.num_workers, 'worker')}, {each}{shortfall}"
 
 
-def _rates(plan: Plan) -> str:
+def _rates(plan: RunPlan) -> str:
     rate = f"{plan.learning_rate:g}"
     each = f"{rate} / {plan.learning_rate / plan.worker_rate:.4g} = {plan.worker_rate:.4g}"
     if plan.synchronous and plan.update_size == plan.num_workers:
@@ -208,14 +208,14 @@ def _rates(plan: Plan) -> str:
     return text + (f"; falls to a tenth at epoch {falls}" if falls else "")
 
 
-def _momentum(plan: Plan) -> str:
+def _momentum(plan: RunPlan) -> str:
     if not plan.looks_ahead:
         return f"{plan.momentum:g} an update"
     pushes = _count(plan.num_workers, "push", "pushes")
     return f"{plan.momentum:g} in {pushes}; workers compute at what it will have made of the parameters by then"
 
 
-def _processes(plan: Plan) -> str:
+def _processes(plan: RunPlan) -> str:
     each = f"of {_count(plan.threads_per_worker, 'thread')} each"
     if plan.workers_here < plan.num_workers:
         each = f"({plan.workers_here} here, {each})" if plan.workers_here else "(none here)"

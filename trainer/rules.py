@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from trainer.checkpoints.slice_file import Float32s
-from trainer.checkpoints.state import State
-from trainer.config import Config, Facts
+from trainer.checkpoints.state import RunState
+from trainer.config import Config, RunFacts
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.parameter_slice import ParameterSlice
@@ -25,7 +25,7 @@ def build_slice(config: Config, num_workers: int, values: Float32s, momentum: Fl
     return ParameterSlice(values, momentum, rule, num_workers, config.pushed_statistics(num_workers))
 
 
-def build_coordinator(config: Config, facts: Facts, state: State) -> Coordinator:
+def build_coordinator(config: Config, facts: RunFacts, state: RunState) -> Coordinator:
     """Return the coordinator that continues a run from the state of a checkpoint."""
     position = Position(
         state.version,
@@ -51,13 +51,13 @@ def build_coordinator(config: Config, facts: Facts, state: State) -> Coordinator
     )
 
 
-def build_weights(config: Config, facts: Facts) -> Weights:
+def build_weights(config: Config, facts: RunFacts) -> Weights:
     """Return how much each gradient of an update counts."""
     by_examples = config.data.sampling == "bernoulli"
     return Weights(config.protocol, facts.num_workers, by_examples=by_examples, usual=usual_batch(config, facts))
 
 
-def usual_batch(config: Config, facts: Facts) -> float | None:
+def usual_batch(config: Config, facts: RunFacts) -> float | None:
     """Return the mean mini-batch of a worker where workers draw different ones, by the set's ratios or --worker-batch
     exact; else None."""
     if config.data.sampling == "bernoulli":
@@ -66,7 +66,7 @@ def usual_batch(config: Config, facts: Facts) -> float | None:
     return sum(batches) / facts.num_workers if len(set(batches)) > 1 else None
 
 
-def worker_rate(config: Config, facts: Facts, epoch: float) -> float:
+def worker_rate(config: Config, facts: RunFacts, epoch: float) -> float:
     """The learning rate of an update at a global epoch, over the number of workers: a/n, as far as it has fallen."""
     steps = config.steps_per_epoch(facts.rows)
     epochs = config.steps_per_worker(facts.rows) / steps

@@ -10,18 +10,18 @@ from pipeline.core import command_line
 from pipeline.core.command_line import Parser, as_typed
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
-from pipeline.core.specs import Advanced, add_flags, descriptions, from_flags
+from pipeline.core.specs import AdvancedHelp, add_flags, descriptions, from_flags
 from trainer.config import Config, Optimiser
 from trainer.flags import config_of, flags, options_of
 from trainer.home.place import place_of
 from trainer.options import Options
-from trainer.simulation.options import STEP_TIMES, Simulated
+from trainer.simulation.options import STEP_TIMES, SimulationSettings
 from trainer.simulation.profiles import PROFILES
 
 if TYPE_CHECKING:
     from trainer.runlog.result import Result
 
-__all__ = ["Simulated", "main", "simulate"]
+__all__ = ["SimulationSettings", "main", "simulate"]
 
 INTERRUPTED = "the same command with --resume continues from the last checkpoint"
 
@@ -40,7 +40,7 @@ All options of the trainer are accepted; those of real processes, such as
 form of a real run, with virtual seconds."""
 
 
-def simulate(config: Config, simulated: Simulated, options: Options | None = None) -> Result:
+def simulate(config: Config, simulated: SimulationSettings, options: Options | None = None) -> Result:
     """Train in virtual time in this process, with the real coordinator, protocols, slices, sampler and models.
 
     Writes the run's folder as ``trainer.train`` does, with virtual seconds. The same arguments and number of threads
@@ -61,11 +61,11 @@ def parser() -> Parser:
             action.required = False
             action.default = ""
         if action.dest == "device":  # has no effect in virtual time
-            action.help = Advanced(action.help)
+            action.help = AdvancedHelp(action.help)
     group = made.add_argument_group("virtual time")
-    add_flags(group, Simulated, leave_out=STEP_TIMES)
+    add_flags(group, SimulationSettings, leave_out=STEP_TIMES)
     profiles = descriptions({kind.form: kind.summary for kind in PROFILES.values()})
-    add_flags(made.add_argument_group("step times", profiles), Simulated, only=STEP_TIMES)
+    add_flags(made.add_argument_group("step times", profiles), SimulationSettings, only=STEP_TIMES)
     group.add_argument(
         "--replay",
         metavar="URI",
@@ -81,7 +81,7 @@ def parser() -> Parser:
         "--loss",
         type=float,
         metavar="FLOAT",
-        help=Advanced("target loss of --compare (default: the lowest loss that all protocols reach)"),
+        help=AdvancedHelp("target loss of --compare (default: the lowest loss that all protocols reach)"),
     )
     return made
 
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.output:
         raise UsageError(f"--output is required: the folder of the run; see {as_typed(PROG)} --help")
     config = config_of(args)
-    simulated = from_flags(Simulated, args)
+    simulated = from_flags(SimulationSettings, args)
     if args.loss is not None and not args.compare:
         raise UsageError(f"--loss {args.loss:g} is the target loss of --compare: give --compare LIST too")
     # Also refuses NaN, which no loss can reach.
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _compare(args: argparse.Namespace, config: Config, simulated: Simulated) -> int:
+def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSettings) -> int:
     from trainer.simulation.compare import compare, parse_protocols
 
     asked = from_flags(Optimiser, args)  # the configuration contains the defaults of --protocol already

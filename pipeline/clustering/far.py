@@ -38,7 +38,7 @@ T = TypeVar("T")
 Found = npt.NDArray[np.float64]
 
 
-class Rows(Protocol):
+class RowScan(Protocol):
     """A function that applies ``look(ids, points)`` to all parts of the rows and merges the results."""
 
     def __call__(self, look: Callable[[Ints, npt.NDArray[np.int32]], T], merge: Callable[[T, T], T], /) -> T: ...
@@ -55,7 +55,7 @@ class Farthest:
     points: npt.NDArray[np.int32]
 
 
-def find_far_groups(rows: Rows, count: int, rough: Ints, most: int) -> Ints:
+def find_far_groups(rows: RowScan, count: int, rough: Ints, most: int) -> Ints:
     """Return the centres of far groups, int64 [groups, p], the rounded means of their rows.
 
     Groups of three or more rows come first, then by distance. Costs one pass over the rows, or two, of 2 * rows * k * p

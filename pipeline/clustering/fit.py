@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.clustering.far import Rows, find_far_groups
+from pipeline.clustering.far import RowScan, find_far_groups
 from pipeline.clustering.lloyd import (
     Fit,
     KMeansSettings,
@@ -35,7 +35,7 @@ TINY = 64  # a sample cluster that represents at most so many rows, or has at mo
 
 def fit(
     make_pass: Callable[[int], Callable[[Ints], Sums]],
-    rows: Rows,
+    rows: RowScan,
     drawn: SeedingSample,
     settings: KMeansSettings,
     settle: Callable[[Ints, float], Ints],

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import hiding_file
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
-from pipeline.core.specs import WIDTH, Advanced, descriptions
+from pipeline.core.specs import WIDTH, AdvancedHelp, descriptions
 from pipeline.core.storage import retries
 
 DISTRIBUTION = "distribution-aware-sharding"  # the name in pyproject.toml, under which installed metadata are found
@@ -62,7 +62,7 @@ class _ShowHelp(argparse.Action):
 class Parser(argparse.ArgumentParser):
     """An argparse parser with a short --help, and one-line errors that suggest the nearest flag or choice.
 
-    --help shows the flags whose help text is not ``Advanced``; --help-all shows all of them.
+    --help shows the flags whose help text is not ``AdvancedHelp``; --help-all shows all of them.
 
     Attributes:
         conf: name of the defaults file in conf/, without its extension.
@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
     def format_help(self, *, every: bool = False) -> str:
         """Return the text of --help, or of --help-all if ``every``."""
         hidden = [] if every else [action for action in self._actions if self._is_hidden(action)]
-        if not any(isinstance(action.help, Advanced) for action in self._actions):
+        if not any(isinstance(action.help, AdvancedHelp) for action in self._actions):
             # --help-all would repeat --help.
             hidden = [action for action in self._actions if "--help-all" in action.option_strings]
         formatter = self._get_formatter()
@@ -110,13 +110,13 @@ class Parser(argparse.ArgumentParser):
                 formatter.add_arguments(shown)
                 formatter.end_section()
         formatter.add_text(self.epilog)
-        if any(isinstance(action.help, Advanced) for action in hidden):
+        if any(isinstance(action.help, AdvancedHelp) for action in hidden):
             formatter.add_text(f"all {len(self._actions)} options: {self.prog} --help-all")
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def _is_hidden(self, action: argparse.Action) -> bool:
         given = {argument.rpartition("=")[2] for argument in self._arguments}
-        return isinstance(action.help, Advanced) and not action.help.owners & given
+        return isinstance(action.help, AdvancedHelp) and not action.help.owners & given
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}{self._advice(message)}; see {self.prog} --help")

@@ -7,7 +7,7 @@ class JobError(Exception):
     exit_code = 1
 
 
-class Diverged(JobError):
+class DivergenceError(JobError):
     """The loss or the parameters of a training run are not finite (exit 1)."""
 
 

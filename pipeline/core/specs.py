@@ -28,7 +28,7 @@ OPTION = "option"
 WIDTH = 79  # columns of descriptions in --help
 
 
-class Advanced(str):
+class AdvancedHelp(str):
     """The help text of a flag that --help leaves out and --help-all shows.
 
     Attributes:
@@ -196,7 +196,7 @@ def add_flags(
         if item.name not in leave_out and (only is None or item.name in only):
             default = _shown(item, about, "%(default)")
             text = _escaped(about.help) + (f" (default: {default})" if default else "")
-            _add(group, item, hints[item.name], Advanced(text) if about.advanced else text, item.default)
+            _add(group, item, hints[item.name], AdvancedHelp(text) if about.advanced else text, item.default)
 
 
 def add_member_flags(
@@ -217,7 +217,7 @@ def add_member_flags(
             (pair for pair in owners.items() if pair[1].default is not False), next(iter(owners.items()))
         )
         about: Option = item.metadata[OPTION]
-        text = Advanced(_escaped(f"{', '.join(owners)}: {about.help}{_member_defaults(owners)}"))
+        text = AdvancedHelp(_escaped(f"{', '.join(owners)}: {about.help}{_member_defaults(owners)}"))
         text.owners = frozenset(name for name, each in owners.items() if not each.metadata[OPTION].advanced)
         _add(group, item, get_type_hints(members[owner])[field_name], text, None)
 

@@ -97,15 +97,15 @@ class SampleSpec:
 
 
 @dataclass(frozen=True)
-class Draw:
+class SampleRows:
     """Generated rows with their true groups: ``groups`` numbers scenes first, then isolated patterns."""
 
     labels: Ints  # [rows]
     groups: Ints  # [rows]
     images: npt.NDArray[np.uint8]  # [rows, 3, 32, 32]
 
-    def take(self, order: Ints) -> "Draw":
-        return Draw(self.labels[order], self.groups[order], self.images[order])
+    def take(self, order: Ints) -> "SampleRows":
+        return SampleRows(self.labels[order], self.groups[order], self.images[order])
 
     def records(self) -> bytes:
         """Return CIFAR-10's binary records: one label byte, then 1,024 bytes each of red, green and blue."""
@@ -255,7 +255,7 @@ def _lighting(dice: Dice, rows: int) -> Pixels:
     return ((spread @ grid @ spread.T) >> 8).astype(np.int16)
 
 
-def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> Draw:
+def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> SampleRows:
     """Generate ``rows`` rows in class order. O(rows): about 0.1 ms and 20 KB per row.
 
     Args:
@@ -283,10 +283,10 @@ def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> Draw:
             images[chosen[:, None], channel, rows_y, rows_x] += np.int16(tint)
     noise = dice.bytes(rows, 3, SIDE, SIDE)
     images += (noise & 15).astype(np.int16) - (noise >> 4).astype(np.int16)  # a triangle over -15..15
-    return Draw(labels, groups, np.clip(images, 0, 255).astype(np.uint8))
+    return SampleRows(labels, groups, np.clip(images, 0, 255).astype(np.uint8))
 
 
-def training_batches(spec: SampleSpec) -> list[Draw]:
+def training_batches(spec: SampleSpec) -> list[SampleRows]:
     """Return the rows of the five training files in file order."""
     rows = draw(spec, spec.rows, 0, spec.isolated)
     parts = np.array_split(Dice(spec.seed, 2).shuffled(spec.rows), BATCHES)

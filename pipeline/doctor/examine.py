@@ -17,7 +17,7 @@ from pipeline.core.storage.store import Store, configured_store
 from pipeline.doctor.checks import FAILED, OK, Check, has_failed, some
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.executors import facts_of_executors, reach_of_executors
-from pipeline.doctor.facts import DRIVER, Facts, java_installed, look
+from pipeline.doctor.facts import DRIVER, ProcessFacts, java_installed, look
 from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import check_input, check_reach, output_error, read_clock
 from pipeline.doctor.security import check_kerberos, is_kerberos
@@ -102,7 +102,7 @@ class Examination:
         if readings:
             self.checks.append(check_clocks(closest(readings)))
 
-    def _judge_settings(self, conf: dict[str, str], facts: list[Facts]) -> None:
+    def _judge_settings(self, conf: dict[str, str], facts: list[ProcessFacts]) -> None:
         """Add the checks of Kerberos and of the umask. conf: Hadoop's settings of the store."""
         paths = [uri for uri in (self.source, self.output) if uri]
         uses_hdfs = any(uri.startswith("hdfs:") for uri in paths)

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 
 from pipeline.core.storage.store import Store
 from pipeline.doctor.clocks import Reading
-from pipeline.doctor.facts import Facts, look_from_task
+from pipeline.doctor.facts import ProcessFacts, look_from_task
 from pipeline.doctor.places import Reach, reach_from_task
 from pipeline.spark.jvm import scala_context
 from pipeline.spark.progress import GROUP
@@ -57,9 +57,9 @@ def ask(context: SparkContext, question: Callable[[int], T], wait_s: float) -> l
         properties.setLocalProperty(GROUP, before)
 
 
-def facts_of_executors(context: SparkContext, wait_s: float) -> tuple[list[Facts], list[Reading]]:
+def facts_of_executors(context: SparkContext, wait_s: float) -> tuple[list[ProcessFacts], list[Reading]]:
     """Return the facts of every executor that answers within a few rounds, and a reading of each one's clock."""
-    facts: dict[str, Facts] = {}
+    facts: dict[str, ProcessFacts] = {}
     readings = []
     for number in range(1, ROUNDS + 1):
         before = time.time()

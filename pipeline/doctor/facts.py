@@ -51,7 +51,7 @@ class Folder(NamedTuple):
     writable: bool
 
 
-class Facts(NamedTuple):
+class ProcessFacts(NamedTuple):
     """The facts that one process reports.
 
     Attributes:
@@ -81,7 +81,7 @@ class Facts(NamedTuple):
     clock_s: float
 
 
-class View(NamedTuple):
+class ExecutorAccess(NamedTuple):
     """The access of one executor.
 
     Attributes:
@@ -95,10 +95,10 @@ class View(NamedTuple):
     may_use_hdfs: bool
 
 
-def look(where: str, java: str = "") -> Facts:
+def look(where: str, java: str = "") -> ProcessFacts:
     """Return the facts of this process. java: the version, if the caller knows it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return Facts(
+    return ProcessFacts(
         where=where,
         key=f"{socket.gethostname()}:{os.getcwd()}",
         python=platform.python_version(),
@@ -113,18 +113,18 @@ def look(where: str, java: str = "") -> Facts:
     )
 
 
-def look_from_task(_: int) -> Facts:
+def look_from_task(_: int) -> ProcessFacts:
     """Return the facts of an executor."""
     time.sleep(TASK_S)
     return look(socket.gethostname(), java_above())
 
 
-def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> View:
+def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> ExecutorAccess:
     """Return the access of an executor.
 
     paths: local paths. kerberos: whether a ticket or tokens are needed. The last argument is the task's number."""
     seen = tuple(os.path.exists(path) for path in paths)
-    return View(socket.gethostname(), seen, not kerberos or has_tokens() or has_ticket())
+    return ExecutorAccess(socket.gethostname(), seen, not kerberos or has_tokens() or has_ticket())
 
 
 def package_versions() -> dict[str, str]:

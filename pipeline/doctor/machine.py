@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, by_value, some
-from pipeline.doctor.facts import Facts
+from pipeline.doctor.facts import ProcessFacts
 
 # A task that writes for 256 workers has a file open for each, in addition to its libraries and connections.
 FEWEST_FILES = 400
@@ -15,7 +15,7 @@ ENOUGH_ROOM = 4 << 30  # bytes: decoded rows, shuffles and spools of several tas
 GIB = 1 << 30
 
 
-def check_open_files(facts: Sequence[Facts]) -> Check:
+def check_open_files(facts: Sequence[ProcessFacts]) -> Check:
     """Fail if the limit of open files is lower than the number that a task writes at once."""
     text = by_value([(each.where, "unlimited" if each.open_files < 0 else f"{each.open_files:,}") for each in facts])
     few = [each for each in facts if 0 <= each.open_files < ENOUGH_FILES]
@@ -27,7 +27,7 @@ def check_open_files(facts: Sequence[Facts]) -> Check:
     return Check("open files", level, text, advice)
 
 
-def check_folders(facts: Sequence[Facts]) -> list[Check]:
+def check_folders(facts: Sequence[ProcessFacts]) -> list[Check]:
     """Fail for each folder of temporary files that cannot be written or is full; warn if there is little room."""
     problems = []
     folders = [(each.where, folder) for each in facts for folder in each.folders]
@@ -44,7 +44,7 @@ def check_folders(facts: Sequence[Facts]) -> list[Check]:
     return problems or [Check("temporary", OK, f"{least / GIB:.1f} GiB free or more in {paths}")]
 
 
-def check_umask(facts: Sequence[Facts], store_umask: int | None) -> Check:
+def check_umask(facts: Sequence[ProcessFacts], store_umask: int | None) -> Check:
     """Warn of a umask that prevents other users from reading the output.
 
     store_umask: the umask of HDFS; None if the output is elsewhere, so that the processes' own umask applies."""

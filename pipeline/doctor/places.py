@@ -17,7 +17,7 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
 from pipeline.doctor.checks import FAILED, OK, Check, some
 from pipeline.doctor.clocks import Reading
-from pipeline.doctor.facts import View
+from pipeline.doctor.facts import ExecutorAccess
 from pipeline.input.files import named
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -93,7 +93,7 @@ def check_reach(flag: str, path: str, reaches: Sequence[Reach]) -> Check:
     return Check(name, FAILED, f"{where}: {lacking[0].problems[flag]}", f"see that executors may reach {path}")
 
 
-def not_seen(flag: str, path: str, at: int, views: Sequence[View]) -> str:
+def not_seen(flag: str, path: str, at: int, views: Sequence[ExecutorAccess]) -> str:
     """Return the error line for a local path that executors do not see, or an empty text.
 
     Args:

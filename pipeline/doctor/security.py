@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, some
-from pipeline.doctor.facts import Facts, View
+from pipeline.doctor.facts import ExecutorAccess, ProcessFacts
 
 AUTHENTICATION = "hadoop.security.authentication"
 NO_TOKENS = (
@@ -19,7 +19,7 @@ def is_kerberos(conf: dict[str, str]) -> bool:
     return conf.get(AUTHENTICATION, "simple").lower() == "kerberos"
 
 
-def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[Facts]) -> Check:
+def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[ProcessFacts]) -> Check:
     """Fail if Kerberos is required and a process has neither ticket nor tokens; only warn if no path is on HDFS.
 
     facts: the driver's, then the executors'."""
@@ -34,7 +34,7 @@ def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[Facts]) -> C
     return Check("kerberos", level, f"on, and neither ticket nor tokens on {some(lacking)}", NO_TOKENS)
 
 
-def no_tokens(views: Sequence[View]) -> str:
+def no_tokens(views: Sequence[ExecutorAccess]) -> str:
     """Return the error line for executors that HDFS will refuse, or an empty text."""
     lacking = [view.where for view in views if not view.may_use_hdfs]
     if not lacking:

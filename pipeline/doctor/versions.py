@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from pipeline.core.extras import EXTRAS
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, by_value, some
-from pipeline.doctor.facts import LIBJPEG, Facts
+from pipeline.doctor.facts import LIBJPEG, ProcessFacts
 
 OLDEST_JAVA = 17
 SAME = "give all machines the same packages by PYSPARK_PYTHON or --archives"
@@ -21,12 +21,12 @@ WHY_SAME = {
 }
 
 
-def check_versions(facts: Sequence[Facts]) -> list[Check]:
+def check_versions(facts: Sequence[ProcessFacts]) -> list[Check]:
     """Return the checks of Python, Java and packages. facts: the driver's, then the executors'."""
     return [check_python(facts), check_java(facts), check_spark(facts), *check_packages(facts)]
 
 
-def check_python(facts: Sequence[Facts]) -> Check:
+def check_python(facts: Sequence[ProcessFacts]) -> Check:
     """Fail if executors have another minor version of Python than the driver, which Spark refuses."""
     text = by_value([(each.where, each.python) for each in facts])
     if len({each.python.rpartition(".")[0] for each in facts}) > 1:
@@ -36,7 +36,7 @@ def check_python(facts: Sequence[Facts]) -> Check:
     return Check("python", OK, text)
 
 
-def check_java(facts: Sequence[Facts]) -> Check:
+def check_java(facts: Sequence[ProcessFacts]) -> Check:
     """Fail if there is no Java, or one that is too old for Spark. Unknown versions are ignored."""
     known = [(each.where, each.java) for each in facts if each.java]
     if not facts[0].java:
@@ -59,7 +59,7 @@ def major_version(version: str) -> int:
     return int(number) if number.isdigit() else 0
 
 
-def check_spark(facts: Sequence[Facts]) -> Check:
+def check_spark(facts: Sequence[ProcessFacts]) -> Check:
     """Fail if executors have another version of Spark than the driver, because their classes may be incompatible."""
     text = by_value([(each.where, each.packages.get("pyspark") or "none") for each in facts])
     if len({each.packages.get("pyspark") for each in facts}) > 1:
@@ -69,7 +69,7 @@ def check_spark(facts: Sequence[Facts]) -> Check:
     return Check("spark", OK, text)
 
 
-def check_packages(facts: Sequence[Facts]) -> list[Check]:
+def check_packages(facts: Sequence[ProcessFacts]) -> list[Check]:
     """Fail for each missing package; warn of different versions of a package if they can change the result."""
     names = [name for name in dict.fromkeys(name for each in facts for name in each.packages) if name != "pyspark"]
     problems = []

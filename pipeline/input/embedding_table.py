@@ -153,7 +153,7 @@ class KeptVectors:
 
 
 @dataclass(frozen=True)
-class Embedded(Dataset):
+class EmbeddingDataset(Dataset):
     """The rows of another dataset, with vectors in place of the images.
 
     kept: the vectors' files by id, without gaps."""
@@ -186,6 +186,6 @@ class Embedded(Dataset):
         return np.frombuffer(found, np.uint8).reshape(stop - start, size)
 
 
-def embedded(source: Dataset, table: EmbeddingTable, kept: tuple[KeptVectors, ...]) -> Embedded:
+def embedded(source: Dataset, table: EmbeddingTable, kept: tuple[KeptVectors, ...]) -> EmbeddingDataset:
     layout = replace(source.layout, shape=(table.length, 1, 1), dtype="float32", column=None)
-    return Embedded(source.store, table.uri, "embeddings", source.files, layout, source, kept)
+    return EmbeddingDataset(source.store, table.uri, "embeddings", source.files, layout, source, kept)

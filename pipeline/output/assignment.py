@@ -15,7 +15,7 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import no_labels
 from pipeline.core.storage.store import Store
 from pipeline.output.hashing_file import HashingFile
-from pipeline.output.placement import Delivered
+from pipeline.output.placement import BlockDeliveries
 
 FOLDER = "_assignment"
 SCHEMA = pa.schema(
@@ -43,18 +43,18 @@ class AssignmentFile:
 
 
 @dataclass(frozen=True)
-class Tally:
+class WorkerTotals:
     """The totals of each worker in a chunk: rows and copies int64 [workers], label_counts int64 [workers, classes]."""
 
     rows: Ints
     copies: Ints
     label_counts: Ints
 
-    def __add__(self, other: Tally) -> Tally:
-        return Tally(self.rows + other.rows, self.copies + other.copies, self.label_counts + other.label_counts)
+    def __add__(self, other: WorkerTotals) -> WorkerTotals:
+        return WorkerTotals(self.rows + other.rows, self.copies + other.copies, self.label_counts + other.label_counts)
 
 
-def lines_of(what: Delivered) -> pa.RecordBatch:
+def lines_of(what: BlockDeliveries) -> pa.RecordBatch:
     """Return the assignment lines of a block, by row, then copy."""
     order = what.by_row
     rows = what.rows[order]
@@ -80,7 +80,7 @@ class AssignmentWriter:
         self.batches: list[pa.RecordBatch] = []
         self.buffered = self.rows = 0
 
-    def append(self, what: Delivered) -> None:
+    def append(self, what: BlockDeliveries) -> None:
         self.batches.append(lines_of(what))
         self.buffered += len(what.rows)
         self.rows += len(what.rows)
@@ -100,10 +100,10 @@ class AssignmentWriter:
         return AssignmentFile(self.staged, self.path, self.rows, self.file.bytes, self.file.digest.hexdigest())
 
 
-def tally(what: Delivered, num_workers: int, num_classes: int, layout: Layout) -> Tally:
+def tally(what: BlockDeliveries, num_workers: int, num_classes: int, layout: Layout) -> WorkerTotals:
     """Return the totals of each worker in a block."""
     labels = what.block.labels if layout.labelled else no_labels(len(what.block.ids))
     cells = what.workers * num_classes + labels[what.rows]
     counts = np.bincount(cells, minlength=num_workers * num_classes).reshape(num_workers, num_classes)
     copies = np.bincount(what.workers[what.copies > 0], minlength=num_workers)
-    return Tally(counts.sum(axis=1), copies, counts)
+    return WorkerTotals(counts.sum(axis=1), copies, counts)

@@ -12,9 +12,9 @@ from pipeline.assignment.groups import GroupTable
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.contract import Assignment, Evaluation, Image, Labels, Neighbourhood, ShardFile, Worker
-from pipeline.output.assignment import AssignmentFile, Tally
+from pipeline.output.assignment import AssignmentFile, WorkerTotals
 from pipeline.output.writer import WrittenChunk, WrittenFile
-from pipeline.spark.source import Source
+from pipeline.spark.source import ScannedInput
 
 LIBRARIES = ("pyspark", "numpy", "scipy", "pyarrow")
 
@@ -61,7 +61,9 @@ def check_empty(rows: Sequence[int], allowed: bool) -> None:
         )
 
 
-def describe_assigned_workers(tally: Tally, allow_empty: bool, neighbourhoods: Ints | None = None) -> list[Worker]:
+def describe_assigned_workers(
+    tally: WorkerTotals, allow_empty: bool, neighbourhoods: Ints | None = None
+) -> list[Worker]:
     """Return the entry of every worker of an assignment without shards. Raises UsageError as ``check_empty``."""
     check_empty(tally.rows.tolist(), allow_empty)
     return [
@@ -95,20 +97,20 @@ def describe_neighbourhoods(table: GroupTable) -> list[Neighbourhood]:
     return [Neighbourhood(int(size), bool(sparse)) for size, sparse in pairs]
 
 
-def describe_image(source: Source) -> Image:
+def describe_image(source: ScannedInput) -> Image:
     """Return the shape, dtype and layout of images and the mean of each channel over all rows."""
     channels, height, width = source.dataset.layout.shape
     means = source.scan.channel_means(height * width)
     return Image([channels, height, width], source.dataset.layout.dtype, "CHW", means)
 
 
-def describe_labels(source: Source) -> Labels:
+def describe_labels(source: ScannedInput) -> Labels:
     layout = source.dataset.layout
     columns = ["label"] * layout.labelled + ["coarse_label"] * bool(layout.coarse) + ["target"] * layout.targets
     return Labels(columns=columns, num_classes=source.scan.num_classes)
 
 
-def describe_eval(source: Source, written: list[WrittenChunk]) -> Evaluation:
+def describe_eval(source: ScannedInput, written: list[WrittenChunk]) -> Evaluation:
     files = [file for chunk in written for file in chunk.files]
     return Evaluation(
         rows=source.dataset.rows,

@@ -16,7 +16,7 @@ from pipeline.input.dataset import Block
 from pipeline.strategies.base import Grouping
 
 
-class Delivered(NamedTuple):
+class BlockDeliveries(NamedTuple):
     """A block and its deliveries, i.e. rows with the workers that get them, ordered by worker, then row.
 
     Attributes:
@@ -52,7 +52,7 @@ class Placement(Protocol):
     @property
     def reads_images(self) -> bool: ...
 
-    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[Delivered]:
+    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
         """Yield the blocks of a chunk, in id order, with their deliveries."""
         ...
 
@@ -78,12 +78,12 @@ class Dealing:
     def reads_images(self) -> bool:
         return self.grouping.reads_images
 
-    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[Delivered]:
+    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
         offsets = self.offsets[chunk].copy()
         for block in blocks:
             groups = self.grouping.groups(block)
             owners = self.grouping.workers(block.ids, groups, ranks(groups, offsets), self.table)
-            yield Delivered(block, groups, *delivered(owners, self.table.sparse[groups], self.num_workers))
+            yield BlockDeliveries(block, groups, *delivered(owners, self.table.sparse[groups], self.num_workers))
 
 
 def delivered(

@@ -28,7 +28,7 @@ WINDOW_BYTES = 128 << 20  # rows that are sorted by worker at once
 WORKER = pa.field("worker", pa.int32())
 
 
-class Spilled(NamedTuple):
+class SpillFiles(NamedTuple):
     """The files that a task made from a piece.
 
     Attributes:
@@ -63,7 +63,7 @@ class SpillJob:
         ranges = -(-self.job.placement.num_workers // self.width)
         return [(part, at) for part in range(len(self.parts)) for at in range(ranges)]
 
-    def spill(self, piece: int, task: str) -> Spilled:
+    def spill(self, piece: int, task: str) -> SpillFiles:
         """Write the rows of a piece to the files of their ranges. task: a name unique to this try."""
         folder = f"{self.job.staging}/{task}"
         store = self.job.dataset.store
@@ -83,7 +83,7 @@ class SpillJob:
         for at, stream in streams.items():
             stream.close()
             files[at].close()
-        return Spilled(folder, frozenset(streams), lines.close() if lines else None, decoder_versions())
+        return SpillFiles(folder, frozenset(streams), lines.close() if lines else None, decoder_versions())
 
     def _rows(self, piece: int, schema: pa.Schema, lines: AssignmentWriter | None) -> Iterator[pa.RecordBatch]:
         """Yield every row once per delivery."""
@@ -98,7 +98,7 @@ class SpillJob:
                 values = {"copy": copies[low : low + step], "worker": workers[low : low + step].astype(np.int32)}
                 yield record_batch(schema, block, some, **values, **{name: of[some] for name, of in extra.items()})
 
-    def gather(self, spilled: list[Spilled], part: int, at: int, task: str) -> WrittenChunk:
+    def gather(self, spilled: list[SpillFiles], part: int, at: int, task: str) -> WrittenChunk:
         """Write a part's shard files for one range of workers.
 
         Args:

@@ -13,13 +13,13 @@ from pipeline.core.shardset.attempt import task_folder
 from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import ABSENT
 from pipeline.input.dataset import Block
-from pipeline.output.placement import Delivered
+from pipeline.output.placement import BlockDeliveries
 
 ID, WORKER, COPY, GROUP = range(4)
 
 
 @dataclass(frozen=True)
-class Settled:
+class LineCheck:
     """The result of checking the lines of a chunk.
 
     Attributes:
@@ -34,7 +34,7 @@ class Settled:
 
 
 @dataclass(frozen=True)
-class Tabled:
+class TablePlacement:
     """A Placement by a table. paths: file of each chunk's lines."""
 
     store: Store
@@ -43,7 +43,7 @@ class Tabled:
     neighbourhoods: bool
     reads_images: bool = False
 
-    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[Delivered]:
+    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
         lines: Ints = np.frombuffer(self.store.read(self.paths[chunk]), "<i8").reshape(4, -1)
         for block in blocks:
             first, last = np.searchsorted(lines[ID], [block.ids[0], block.ids[-1] + 1])
@@ -53,7 +53,7 @@ class Tabled:
             # Lines are sorted by id; writers expect deliveries by worker.
             order = np.lexsort((rows, workers))
             groups = mine[GROUP][mine[COPY] == 0]
-            yield Delivered(block, groups, rows[order], workers[order], mine[COPY][order].astype(np.int32))
+            yield BlockDeliveries(block, groups, rows[order], workers[order], mine[COPY][order].astype(np.int32))
 
 
 def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tuple[Ints, str | None]:
@@ -98,7 +98,7 @@ def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tupl
 
 def settle_and_keep(
     store: Store, folder: str, parts: Sequence[Ints], bound: tuple[int, int], num_workers: int
-) -> Settled:
+) -> LineCheck:
     """Check the lines of a chunk (see ``settle``) and write them. The file name is unique to this try of a task.
 
     Args:
@@ -110,8 +110,8 @@ def settle_and_keep(
     """
     lines, problem = settle(parts, *bound, num_workers)
     if problem:
-        return Settled(problem=problem)
+        return LineCheck(problem=problem)
     path = f"{folder}/{uuid.uuid4().hex}"
     task_folder(store, folder)
     store.write_new(path, lines.astype("<i8").tobytes())
-    return Settled(path, int((lines[COPY] > 0).sum()))
+    return LineCheck(path, int((lines[COPY] > 0).sum()))

@@ -26,9 +26,9 @@ from pipeline.input.dataset import Dataset
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
 from pipeline.input.scan import WORD
-from pipeline.output.assignment import AssignmentFile, AssignmentWriter, Tally, tally
+from pipeline.output.assignment import AssignmentFile, AssignmentWriter, WorkerTotals, tally
 from pipeline.output.hashing_file import HashingFile
-from pipeline.output.placement import Delivered, Placement
+from pipeline.output.placement import BlockDeliveries, Placement
 
 SHARD_FOLDER = "worker={worker:03d}"
 
@@ -161,7 +161,7 @@ class AssignedChunk:
     """A chunk of which only the assignment is written."""
 
     file: AssignmentFile
-    tally: Tally
+    tally: WorkerTotals
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ class ChunkJob:
         assert total is not None, "a chunk has rows"
         return AssignedChunk(lines.close(), total)
 
-    def placed(self, chunk: int, *, images: bool = True) -> Iterator[Delivered]:
+    def placed(self, chunk: int, *, images: bool = True) -> Iterator[BlockDeliveries]:
         """Return the blocks of a chunk with their deliveries, in id order."""
         return self.placement.deliveries(chunk, self.dataset.read(*self.bounds[chunk], images=images))
 

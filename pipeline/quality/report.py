@@ -38,7 +38,7 @@ FITTED = {
 }
 
 
-class Setting(NamedTuple):
+class ParameterRow(NamedTuple):
     """A parameter of a strategy as text."""
 
     name: str
@@ -46,12 +46,13 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def split_params(manifest: Manifest) -> tuple[list[Setting], list[Setting]]:
+def split_params(manifest: Manifest) -> tuple[list[ParameterRow], list[ParameterRow]]:
     """Return the parameters that were set, and the results of fitting that the manifest lists beside them."""
     kind = STRATEGIES.get(manifest.strategy)
     meanings = kind.meanings() if kind else {}
     rows = [
-        Setting(name, plain(value), meanings.get(name, FITTED.get(name, ""))) for name, value in manifest.params.items()
+        ParameterRow(name, plain(value), meanings.get(name, FITTED.get(name, "")))
+        for name, value in manifest.params.items()
     ]
     return [row for row in rows if row.name not in FITTED], [row for row in rows if row.name in FITTED]
 

@@ -25,7 +25,7 @@ Side = tuple[str, ShardFile]  # a set's folder, and one file of its assignment
 
 
 @dataclass(frozen=True)
-class Agreement:
+class SetAgreement:
     """The agreement of a set with a reference.
 
     adjusted_rand: between the set's groups and the reference's neighbourhoods; chi_square_per_dof: of these
@@ -35,7 +35,7 @@ class Agreement:
     chi_square_per_dof: float | None
 
 
-def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> Agreement | None:
+def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> SetAgreement | None:
     """Return the agreement of two sets of one input with the same number of workers.
 
     Returns None if one has no assignment, or the reference has no neighbourhoods. Counts go through one shuffle, by
@@ -56,7 +56,7 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> A
     sums = by_group.mapPartitions(partial(sum_up, len(near))).collect()
     by_worker = looked.filter(lambda part: part[0] == slices).values().collect()
     test = chi_square(table_of(Cells.total(by_worker), shards.num_workers, len(near)))
-    return Agreement(reduce(add, sums).adjusted_rand(), test.per_dof if test else None)
+    return SetAgreement(reduce(add, sums).adjusted_rand(), test.per_dof if test else None)
 
 
 def look(store: Store, near: int, slices: int, sides: tuple[Side, Side]) -> Iterator[tuple[int, Cells]]:

@@ -12,7 +12,7 @@ from pipeline.core import command_line, errors, specs
 from pipeline.core.command_line import Parser, image_shape
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios, parse_ratios
-from pipeline.core.specs import Advanced
+from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.store import configured_store
 from pipeline.input.formats import FORMATS
 from pipeline.input.read_options import ReadOptions
@@ -52,22 +52,24 @@ def add_layout_flags(flags: argparse._ActionsContainer) -> None:
         "--image-shape",
         type=image_shape,
         metavar="CxHxW",
-        help=Advanced("shape of images in files that do not contain it (default: 3x32x32)"),
+        help=AdvancedHelp("shape of images in files that do not contain it (default: 3x32x32)"),
     )
     flags.add_argument(
         "--channels",
         type=int,
         metavar="INT",
-        help=Advanced("convert images to 1 (grey) or 3 (RGB) channels (default: unchanged)"),
+        help=AdvancedHelp("convert images to 1 (grey) or 3 (RGB) channels (default: unchanged)"),
     )
     flags.add_argument(
-        "--unlabelled", action="store_true", help=Advanced("read rows without labels, or ignore their labels")
+        "--unlabelled", action="store_true", help=AdvancedHelp("read rows without labels, or ignore their labels")
     )
     flags.add_argument(
         "--num-classes",
         type=int,
         metavar="INT",
-        help=Advanced("number of classes; labels are counted from 0 (default: that of the format, or of the labels)"),
+        help=AdvancedHelp(
+            "number of classes; labels are counted from 0 (default: that of the format, or of the labels)"
+        ),
     )
 
 
@@ -86,7 +88,7 @@ def add_output_flags(
         either.add_argument(
             "--ratios-from",
             metavar="URI",
-            help=Advanced(
+            help=AdvancedHelp(
                 "folder of a training run whose measured speeds are the shares of the workers, instead of --ratios"
             ),
         )
@@ -95,11 +97,11 @@ def add_output_flags(
         group.add_argument(
             "--rescan",
             action="store_true",
-            help=Advanced("read the input again even if names, sizes and times of its files have not changed"),
+            help=AdvancedHelp("read the input again even if names, sizes and times of its files have not changed"),
         )
-    group.add_argument("--allow-empty", action="store_true", help=Advanced("allow workers without rows"))
+    group.add_argument("--allow-empty", action="store_true", help=AdvancedHelp("allow workers without rows"))
     group.add_argument(
-        "--no-report", action="store_true", help=Advanced("skip report.html and the measures of quality")
+        "--no-report", action="store_true", help=AdvancedHelp("skip report.html and the measures of quality")
     )
 
 
@@ -108,11 +110,11 @@ def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
     if seed:
         add_seed_flag(group)
     interval = group.add_mutually_exclusive_group()
-    interval.add_argument("--ds", metavar="DATE", help=Advanced("data interval of a batch run, such as 2026-01-31"))
-    interval.add_argument("--run-id", metavar="ID", help=Advanced("identifier of a batch run, instead of --ds"))
+    interval.add_argument("--ds", metavar="DATE", help=AdvancedHelp("data interval of a batch run, such as 2026-01-31"))
+    interval.add_argument("--run-id", metavar="ID", help=AdvancedHelp("identifier of a batch run, instead of --ds"))
     command_line.add_config_flag(group, str(flags.conf))
     group.add_argument("--quiet", action="store_true", help="print only results")
-    group.add_argument("--debug", action="store_true", help=Advanced("show stack traces and Spark's logs"))
+    group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces and Spark's logs"))
 
 
 def add_seed_flag(flags: argparse._ActionsContainer) -> None:
@@ -143,7 +145,7 @@ def sharding_parser(
         flags.add_argument(
             "--assignment-only",
             action="store_true",
-            help=Advanced(
+            help=AdvancedHelp(
                 "write only the assignment of rows to workers, from which jobs/materialize.py writes the shards"
             ),
         )

@@ -20,7 +20,7 @@ from pipeline.core.storage.store import Store
 from pipeline.doctor.beforehand import check_inputs
 from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
 from pipeline.input.dataset import Dataset
-from pipeline.output.tabled import Settled, Tabled, settle_and_keep
+from pipeline.output.tabled import LineCheck, TablePlacement, settle_and_keep
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import ASSIGNED, read_strategy, refuse_other_manifests, resolved_params, stored_models
 from pipeline.runs.steps.commit import commit, describe_set
@@ -31,8 +31,8 @@ from pipeline.runs.steps.run import ShardingResult, ShardingRun, open_run
 from pipeline.runs.steps.write import copy_models, write_rows
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
-from pipeline.spark.source import Source
-from pipeline.strategies import Context, Fitted, Strategy
+from pipeline.spark.source import ScannedInput
+from pipeline.strategies import Context, FitResult, Strategy
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Tables(Strategy):
     def draws(self) -> bool:
         return False
 
-    def fit(self, context: Context) -> Fitted:
+    def fit(self, context: Context) -> FitResult:
         raise AssertionError("rows are placed by the table")
 
 
@@ -157,7 +157,7 @@ def refuse_gaps(table: AssignmentTable, num_workers: int, dataset: Dataset) -> N
         )
 
 
-def place_by_table(run: ShardingRun, table: AssignmentTable, source: Source, staging: str) -> PlacedRows:
+def place_by_table(run: ShardingRun, table: AssignmentTable, source: ScannedInput, staging: str) -> PlacedRows:
     """Sort and check the lines of the table, and return the placement. Raises DataError.
 
     staging: the attempt's folder, where tasks keep the lines of every chunk."""
@@ -169,11 +169,11 @@ def place_by_table(run: ShardingRun, table: AssignmentTable, source: Source, sta
         run.progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
     # Only the assignment of a set contains neighbourhoods.
     if not table.made_by:
-        return PlacedRows(Tabled(table.store, paths, num_workers, neighbourhoods=False), copies, {})
+        return PlacedRows(TablePlacement(table.store, paths, num_workers, neighbourhoods=False), copies, {})
     manifest = table.made_by.manifest
     near = [worker.neighbourhood_histogram for worker in manifest.workers]
     return PlacedRows(
-        Tabled(table.store, paths, num_workers, neighbourhoods=manifest.neighbourhoods is not None),
+        TablePlacement(table.store, paths, num_workers, neighbourhoods=manifest.neighbourhoods is not None),
         copies,
         resolved_params(manifest),
         manifest.neighbourhoods,
@@ -181,7 +181,7 @@ def place_by_table(run: ShardingRun, table: AssignmentTable, source: Source, sta
     )
 
 
-def check_rows(context: SparkContext, shards: ShardSet, source: Source) -> None:
+def check_rows(context: SparkContext, shards: ShardSet, source: ScannedInput) -> None:
     """Raise DataError if an assignment is damaged, or was made for other rows."""
     made_for = shards.manifest.input.fingerprint
     if made_for != source.fingerprint():
@@ -196,7 +196,7 @@ def check_rows(context: SparkContext, shards: ShardSet, source: Source) -> None:
 
 def _settle(
     context: SparkContext, table: AssignmentTable, bounds: list[tuple[int, int]], scratch: str, num_workers: int
-) -> list[Settled]:
+) -> list[LineCheck]:
     store = table.store
     uri = table.uri
     rows = bounds[-1][1]
@@ -214,10 +214,10 @@ def _settle(
         except DataError as error:
             yield 0, str(error)
 
-    def keep(chunk: int, found: Iterable[tuple[int, Iterable[Ints | str]]]) -> Iterator[Settled]:
+    def keep(chunk: int, found: Iterable[tuple[int, Iterable[Ints | str]]]) -> Iterator[LineCheck]:
         parts = [part for _, all_parts in found for part in all_parts]
         if problems := [part for part in parts if isinstance(part, str)]:
-            yield Settled(problem=min(problems))
+            yield LineCheck(problem=min(problems))
             return
         made = settle_and_keep(
             store, scratch, [part for part in parts if not isinstance(part, str)], bounds[chunk], num_workers

@@ -80,7 +80,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseCost:
     """One phase of a run.
 
     Attributes:
@@ -105,7 +105,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CostEstimate:
     """The cost of a run.
 
     Attributes:
@@ -117,7 +117,7 @@ class Plan:
     """
 
     shape: Shape
-    phases: tuple[Phase, ...]
+    phases: tuple[PhaseCost, ...]
     files: int
     manifest_bytes: int
     spills: bool
@@ -129,7 +129,7 @@ class Plan:
         return max(2 * max(phase.driver_bytes for phase in self.phases), 6 * self.manifest_bytes)
 
 
-def plan(shape: Shape) -> Plan:
+def plan(shape: Shape) -> CostEstimate:
     """Return the plan for a shape. O(chunks)."""
     n = shape.rows
     size = shape.record_bytes
@@ -139,7 +139,7 @@ def plan(shape: Shape) -> Plan:
     bounds = piece_bounds(parts, size) if spills else parts
     pieces = pass_pieces(n, size, shape.cores)
     counted = len(bounds) + pieces - 1  # a chunk that two pieces share is counted in both
-    scan = Phase("scan", pieces, 8 * counted * shape.classes + RESULT * pieces, PYTHON_TASK, read_bytes=n * size)
+    scan = PhaseCost("scan", pieces, 8 * counted * shape.classes + RESULT * pieces, PYTHON_TASK, read_bytes=n * size)
     phases = [scan]
     if shape.functions:
         phases += _hashing(shape, pieces, counted)
@@ -152,18 +152,18 @@ def plan(shape: Shape) -> Plan:
     held = PYTHON_TASK + min(BUFFER_BYTES, 2 * 1000 * size * at_once)
     if spills:
         ranges = -(-shape.workers // at_once)
-        phases.append(Phase("spill", len(bounds), 120 * len(bounds), held, n * size, n * size))
-        phases.append(Phase("gather", ranges * len(parts), told, held, n * size, n * size))
+        phases.append(PhaseCost("spill", len(bounds), 120 * len(bounds), held, n * size, n * size))
+        phases.append(PhaseCost("gather", ranges * len(parts), told, held, n * size, n * size))
     else:
-        phases.append(Phase("write", len(bounds), told, held, n * size, n * size))
+        phases.append(PhaseCost("write", len(bounds), told, held, n * size, n * size))
     manifest = files * MANIFEST_FILE + shape.workers * (MANIFEST_WORKER + 6 * shape.classes) + 40 * len(parts)
     manifest += MANIFEST_GROUP * shape.clusters
     if shape.workers * shape.clusters <= MOST_COUNTS:
         manifest += 9 * shape.workers * shape.clusters
-    return Plan(shape, tuple(phases), files, manifest, spills)
+    return CostEstimate(shape, tuple(phases), files, manifest, spills)
 
 
-def _embedding(shape: Shape, pieces: int) -> Iterator[Phase]:
+def _embedding(shape: Shape, pieces: int) -> Iterator[PhaseCost]:
     n = shape.rows
     d = shape.record_bytes
     p = shape.components
@@ -172,18 +172,18 @@ def _embedding(shape: Shape, pieces: int) -> Iterator[Phase]:
     read = min(n * d, fitted * (d + NEAR_BYTES))
     if rows_are_fewer(fitted, d):
         held = 4 * fitted * d + 20 * fitted**2 + 16 * d * p
-        yield Phase("draw", pieces, RESULT, PYTHON_TASK, read)
-        yield Phase("pca", 1, 8 * d * (p + 1), held + PYTHON_TASK, fitted * d, 0, float(fitted) ** 2 * d)
+        yield PhaseCost("draw", pieces, RESULT, PYTHON_TASK, read)
+        yield PhaseCost("pca", 1, 8 * d * (p + 1), held + PYTHON_TASK, fitted * d, 0, float(fitted) ** 2 * d)
     else:
         wide = 8 if fitted / pieces * 2**12 >= 2**31 else 4  # bytes of a pixel's sum of squares at usual contrast
         sent = received * (d * (d + 1) // 2 * wide + 8 * d)
-        yield Phase("pca", pieces, sent, 12 * d * d + PYTHON_TASK, read, 0, float(fitted) * d * d)
+        yield PhaseCost("pca", pieces, sent, 12 * d * d + PYTHON_TASK, read, 0, float(fitted) * d * d)
     points = 4 * n * p
     pieces = point_pieces(pieces, points)
-    yield Phase("project", pieces, RESULT, PYTHON_TASK + points // pieces, n * d, 0, 2.0 * n * d * p)
+    yield PhaseCost("project", pieces, RESULT, PYTHON_TASK + points // pieces, n * d, 0, 2.0 * n * d * p)
 
 
-def _blocks(shape: Shape) -> Phase:
+def _blocks(shape: Shape) -> PhaseCost:
     """Return the phase of a submodular strategy.
 
     It assumes classes of equal size, split into parts if they are large, and the set function whose blocks take more
@@ -194,10 +194,10 @@ def _blocks(shape: Shape) -> Phase:
     groups = shape.classes * parts
     held = held_bytes(rows, shape.components) + block_bytes(rows, shape.blocks, "facility-location")
     flop = groups * float(rows) ** 2 * (2 * shape.components + PAIR_FLOP)
-    return Phase("blocks", groups, RESULT * groups, PYTHON_TASK + held, 0, 0, flop)
+    return PhaseCost("blocks", groups, RESULT * groups, PYTHON_TASK + held, 0, 0, flop)
 
 
-def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
+def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
     n = shape.rows
     p = shape.components
     k = shape.clusters
@@ -212,20 +212,20 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     compared = PYTHON_TASK + 24 * min(BLOCK_ROWS * k, MOST_COMPARED)
     # Small inputs are clustered by one task, within the limits of pipeline/clustering.
     if points <= ONE_TASK_BYTES and n * p * k <= ONE_TASK_PRODUCTS:
-        yield Phase(
+        yield PhaseCost(
             "kmeans", 1, 8 * k * (p + 1) + RESULT, compared + 3 * points + 40 * n, 0, 0, passes * 2.0 * n * p * k
         )
     else:
         # With many rows, the centres first settle on a subset of about SETTLING_ROWS rows.
         if n > MANY_ROWS and SETTLING_ROWS * p * k <= ONE_TASK_PRODUCTS:
             work = passes * 2.0 * SETTLING_ROWS * p * k
-            yield Phase("settle", 1, 8 * k * (p + 1), compared + SETTLING_ROWS * (8 * p + 40), flop=work)
+            yield PhaseCost("settle", 1, 8 * k * (p + 1), compared + SETTLING_ROWS * (8 * p + 40), flop=work)
         sent = received * max(far, sample, 8 * k * (p + 1))
-        yield Phase("kmeans", pieces, sent, compared + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes)
-    yield Phase("assign", pieces, 8 * counted * k + RESULT * pieces, compared, 0, 0, 2.0 * n * p * k)
+        yield PhaseCost("kmeans", pieces, sent, compared + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes)
+    yield PhaseCost("assign", pieces, 8 * counted * k + RESULT * pieces, compared, 0, 0, 2.0 * n * p * k)
 
 
-def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
+def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
     """Yield the phases of ``dsh``, the hash family with the most expensive fit."""
     n = shape.rows
     d = shape.record_bytes
@@ -235,17 +235,17 @@ def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[Phase]:
     small = rows_are_fewer(fitted, d)
     held = 3 * fitted * d + (20 * fitted**2 if small else 12 * d * d)
     flop = float(fitted) * d * (fitted if small else d)
-    yield Phase("functions", 1, 8 * d * m, PYTHON_TASK + held, min(n * d, fitted * (d + NEAR_BYTES)), 0, flop)
+    yield PhaseCost("functions", 1, 8 * d * m, PYTHON_TASK + held, min(n * d, fitted * (d + NEAR_BYTES)), 0, flop)
     keys = 16 * n
     counted += point_pieces(pieces, keys) - pieces
     pieces = point_pieces(pieces, keys)
     held = PYTHON_TASK + 8 * BLOCK_ROWS * (d + m)
-    yield Phase("hash", pieces, RESULT * pieces, held, n * d, 0, 2.0 * n * d * m)
-    yield Phase("buckets", pieces, 16 * k * arrivals(pieces), PYTHON_TASK + 3 * keys // pieces)
-    yield Phase("assign", pieces, 8 * counted * k + RESULT * pieces, PYTHON_TASK + 4 * keys // pieces)
+    yield PhaseCost("hash", pieces, RESULT * pieces, held, n * d, 0, 2.0 * n * d * m)
+    yield PhaseCost("buckets", pieces, 16 * k * arrivals(pieces), PYTHON_TASK + 3 * keys // pieces)
+    yield PhaseCost("assign", pieces, 8 * counted * k + RESULT * pieces, PYTHON_TASK + 4 * keys // pieces)
 
 
-def warnings(made: Plan, memory_a_task: int) -> list[str]:
+def warnings(made: CostEstimate, memory_a_task: int) -> list[str]:
     """Return one line per problem that the run would have.
 
     memory_a_task: bytes that an executor has for each task."""

@@ -16,7 +16,7 @@ from pipeline.core import command_line
 from pipeline.core.command_line import image_shape
 from pipeline.core.errors import UsageError
 from pipeline.core.reporting.tables import aligned, table
-from pipeline.runs.plan import Phase, Plan, Shape, plan, warnings
+from pipeline.runs.plan import CostEstimate, PhaseCost, Shape, plan, warnings
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.hash import FUNCTIONS, Hash
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy, count_or_word, is_fit_rows
@@ -79,7 +79,7 @@ def measure_rates() -> Rates:
         )
 
 
-def seconds_of(phase: Phase, rates: Rates, cores: int) -> float:
+def seconds_of(phase: PhaseCost, rates: Rates, cores: int) -> float:
     """Return the duration of a phase on ``cores`` cores, if it is limited by them alone."""
     flop = rates.flop32 if phase.name == "pca" else rates.flop64
     work = phase.flop / flop + phase.read_bytes / rates.read + phase.write_bytes / rates.write
@@ -121,7 +121,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
-def show(made: Plan, rates: Rates, memory_a_task: int) -> str:
+def show(made: CostEstimate, rates: Rates, memory_a_task: int) -> str:
     """Return the plan as a page of text."""
     shape = made.shape
     spent = [seconds_of(phase, rates, shape.cores) for phase in made.phases]

@@ -32,7 +32,7 @@ from pipeline.runs.steps.run import ShardingResult, ShardingRun, open_run
 from pipeline.runs.steps.write import copy_models, write_rows
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
-from pipeline.strategies import STRATEGIES, Context, Fitted, Strategy
+from pipeline.strategies import STRATEGIES, Context, FitResult, Strategy
 from pipeline.strategies.base import StoredGroups
 
 # The keys that the manifest of any set sharded from an input has.
@@ -80,7 +80,7 @@ def evaluation_rows(shards: ShardSet, dataset: Dataset) -> Dataset | None:
 
 def refit(
     run: ShardingRun, shards: ShardSet, strategy: Strategy, dataset: CommittedDataset, fitting: Context
-) -> Fitted:
+) -> FitResult:
     """Return the groups of a committed set, or the result of a new fit if the set stores none.
 
     Args:

@@ -14,7 +14,7 @@ from pipeline.spark.images import Images, run_on
 
 
 @dataclass(frozen=True)
-class Source:
+class ScannedInput:
     """A scanned input.
 
     Attributes:
@@ -47,11 +47,11 @@ class Source:
         )
 
 
-def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> Source:
+def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> ScannedInput:
     parts = chunk_bounds(dataset.rows, num_workers, dataset.record_bytes)
     width = workers_a_task(num_workers, dataset.record_bytes)
     spills = num_workers > width
     bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
     pieces = len(Images(context, dataset).pieces())
     found = scan(dataset, bounds, pieces, run_on(context))
-    return Source(dataset, found, parts, bounds, width if spills else None)
+    return ScannedInput(dataset, found, parts, bounds, width if spills else None)

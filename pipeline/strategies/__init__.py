@@ -1,7 +1,7 @@
 """The sharding strategies: one file each, and one dict of them by name."""
 
 from pipeline.core.specs import registry
-from pipeline.strategies.base import Context, Fitted, Grouping, Strategy
+from pipeline.strategies.base import Context, FitResult, Grouping, Strategy
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
@@ -13,4 +13,4 @@ from pipeline.strategies.submodular import Submodular
 
 STRATEGIES = registry(RoundRobin, Random, RandomIid, Stratified, DistributionAware, ClassCluster, Submodular, Hash)
 
-__all__ = ["STRATEGIES", "Context", "Fitted", "Grouping", "Strategy"]
+__all__ = ["STRATEGIES", "Context", "FitResult", "Grouping", "Strategy"]

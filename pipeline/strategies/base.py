@@ -94,7 +94,7 @@ class OneGroup(Grouping):
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """The result of a fit.
 
     Attributes:
@@ -156,10 +156,10 @@ class Strategy(Spec, ABC):
         """Raise UsageError if this strategy cannot shard the rows of the input."""
 
     @abstractmethod
-    def fit(self, context: Context) -> Fitted:
+    def fit(self, context: Context) -> FitResult:
         """Look at the data and return the grouping."""
 
-    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
+    def refit(self, context: Context, stored: StoredGroups) -> FitResult:
         """Return the same grouping for another number of workers, from a committed set and without fitting again."""
         return self.fit(context)
 

@@ -16,7 +16,7 @@ from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import Grid, Projection
 from pipeline.core.arrays import Ints
 from pipeline.core.specs import option
-from pipeline.strategies.base import START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.base import START_HELP, Context, FitResult, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     LabelledPoints,
     NeighbourhoodStrategy,
@@ -83,7 +83,7 @@ class ClassCluster(NeighbourhoodStrategy):
     even_classes: ClassVar[bool] = True
     start: Start = option("carry", START_HELP, advanced=True)
 
-    def fit(self, context: Context) -> Fitted:
+    def fit(self, context: Context) -> FitResult:
         # These load spark.ml, which --help and most tasks do without.
         from pipeline.clustering.kmeans import BlockKMeans
         from pipeline.clustering.kmeans_by_class import KMeansByClassModel
@@ -109,7 +109,7 @@ class ClassCluster(NeighbourhoodStrategy):
                     number,
                 )
         params = {"clusters": number, **space.params}
-        return Fitted(grouping, counts, start=self.start, params=params, models={**space.models, "kmeans": model})
+        return FitResult(grouping, counts, start=self.start, params=params, models={**space.models, "kmeans": model})
 
-    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
-        return Fitted(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)
+    def refit(self, context: Context, stored: StoredGroups) -> FitResult:
+        return FitResult(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)

@@ -13,7 +13,7 @@ from pipeline.clustering.projection import Grid, Projection
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import option
 from pipeline.input.dataset import Dataset
-from pipeline.strategies.base import SPARSE_HELP, START_HELP, Context, Fitted, StoredGroups, StoredNeighbourhoods
+from pipeline.strategies.base import SPARSE_HELP, START_HELP, Context, FitResult, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.neighbourhoods import (
     COMPONENTS,
     LabelledPoints,
@@ -101,7 +101,7 @@ class DistributionAware(NeighbourhoodStrategy):
         if self.engine == "spark-ml" and dataset.layout.dtype != "uint8":
             raise UsageError(f"--engine spark-ml takes images of pixels, not {dataset.layout.describe()}")
 
-    def fit(self, context: Context) -> Fitted:
+    def fit(self, context: Context) -> FitResult:
         # Both engines yield models on the same integer grid, so that the assignment below is exact for either.
         wanted = self.clusters or 2 * context.scan.num_classes
         if self.engine == "spark-ml":
@@ -122,7 +122,7 @@ class DistributionAware(NeighbourhoodStrategy):
                 grouping, counts = group_points(
                     context, points, lambda part: nearest(part.points.points, centres)[0], len(centres)
                 )
-        return Fitted(
+        return FitResult(
             grouping,
             counts,
             start=self.start,
@@ -147,8 +147,8 @@ class DistributionAware(NeighbourhoodStrategy):
             context.report(f"{len(model.fitted.centres)} clusters after {model.fitted.iterations} iterations")
             return model
 
-    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
-        return Fitted(StoredNeighbourhoods(), stored.counts, self.start, self.sparse_if, params=stored.params)
+    def refit(self, context: Context, stored: StoredGroups) -> FitResult:
+        return FitResult(StoredNeighbourhoods(), stored.counts, self.start, self.sparse_if, params=stored.params)
 
 
 def _resolved(kmeans: BlockKMeansModel) -> dict[str, Any]:

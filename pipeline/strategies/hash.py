@@ -32,7 +32,7 @@ from pipeline.strategies.base import (
     SPARSE_HELP,
     START_HELP,
     Context,
-    Fitted,
+    FitResult,
     Grouping,
     StoredGroups,
     StoredNeighbourhoods,
@@ -187,7 +187,7 @@ class Hash(EmbeddingStrategy):
         rows_to_sample(self.fit_rows, dataset.rows, layout.record_bytes)
         check_dimensions(self.family, math.prod(layout.shape), layout.dtype)
 
-    def fit(self, context: Context) -> Fitted:
+    def fit(self, context: Context) -> FitResult:
         from pipeline.clustering.hash_model import HashModel  # loads spark.ml, which --help and most tasks do without
 
         images = seen_images(context, self.embedding)
@@ -213,16 +213,16 @@ class Hash(EmbeddingStrategy):
         model = HashModel(hashes, grid, keys[np.argsort(numbers)])
         return self._fitted(context, grouping, counts, params, {"hashes": model})
 
-    def refit(self, context: Context, stored: StoredGroups) -> Fitted:
+    def refit(self, context: Context, stored: StoredGroups) -> FitResult:
         return self._fitted(context, StoredNeighbourhoods(), stored.counts, stored.params, {})
 
     def _fitted(
         self, context: Context, grouping: Grouping, counts: Ints, params: dict[str, Any], models: dict[str, Any]
-    ) -> Fitted:
+    ) -> FitResult:
         """Return the result of the fit. Raises UsageError if copies would more than double the rows."""
         copies = group_table(counts.sum(axis=0), context.num_workers, sparse_if=self.sparse_if).copies
         check_copies(copies, context.scan.rows, "fewer workers, fewer --functions, or --sparse-if never")
-        return Fitted(grouping, counts, self.start, self.sparse_if, params, models)
+        return FitResult(grouping, counts, self.start, self.sparse_if, params, models)
 
     def fit_functions(self, context: Context, images: Images, grid: Grid | None) -> Hashes:
         """Fit the hash functions to a sample of the rows, in one task."""

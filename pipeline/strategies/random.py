@@ -6,11 +6,11 @@ from typing import ClassVar
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.permutation import keyed_permutation
 from pipeline.core.arrays import Ints
-from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_counts
+from pipeline.strategies.base import Context, FitResult, OneGroup, Strategy, row_counts
 
 
 @dataclass(frozen=True)
-class Permuted(OneGroup):
+class RankPermutation(OneGroup):
     seed: int
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
@@ -28,5 +28,5 @@ class Random(Strategy):
     summary: ClassVar[str] = "a random permutation dealt round robin; equal shard sizes"
     even_sizes: ClassVar[bool] = True
 
-    def fit(self, context: Context) -> Fitted:
-        return Fitted(Permuted(self.seed), row_counts(context))
+    def fit(self, context: Context) -> FitResult:
+        return FitResult(RankPermutation(self.seed), row_counts(context))

@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.assignment.groups import GroupTable
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import keyed_hash
-from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_counts
+from pipeline.strategies.base import Context, FitResult, OneGroup, Strategy, row_counts
 
 
 @dataclass(frozen=True)
@@ -32,5 +32,5 @@ class RandomIid(Strategy):
     name: ClassVar[str] = "random_iid"
     summary: ClassVar[str] = "rows drawn independently; shard sizes are binomial"
 
-    def fit(self, context: Context) -> Fitted:
-        return Fitted(Independent(self.seed), row_counts(context))
+    def fit(self, context: Context) -> FitResult:
+        return FitResult(Independent(self.seed), row_counts(context))

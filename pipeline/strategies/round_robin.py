@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.strategies.base import Context, Fitted, OneGroup, Strategy, row_counts
+from pipeline.strategies.base import Context, FitResult, OneGroup, Strategy, row_counts
 
 
 @dataclass(frozen=True)
@@ -19,5 +19,5 @@ class RoundRobin(Strategy):
     def draws(self) -> bool:
         return False
 
-    def fit(self, context: Context) -> Fitted:
-        return Fitted(OneGroup(), row_counts(context))
+    def fit(self, context: Context) -> FitResult:
+        return FitResult(OneGroup(), row_counts(context))

@@ -10,7 +10,7 @@ from pipeline.assignment.permutation import keyed_permutation
 from pipeline.core.arrays import Ints
 from pipeline.core.specs import option
 from pipeline.input.dataset import Block
-from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping, Strategy
+from pipeline.strategies.base import START_HELP, Context, FitResult, Grouping, Strategy
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,6 @@ class Stratified(Strategy):
     def draws(self) -> bool:
         return self.shuffle_within_class
 
-    def fit(self, context: Context) -> Fitted:
+    def fit(self, context: Context) -> FitResult:
         shuffle = self.seed if self.shuffle_within_class else None
-        return Fitted(ByLabel(shuffle), context.scan.label_counts, start=self.start)
+        return FitResult(ByLabel(shuffle), context.scan.label_counts, start=self.start)

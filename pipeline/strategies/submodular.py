@@ -29,7 +29,7 @@ from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import option
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Dataset
-from pipeline.strategies.base import START_HELP, Context, Fitted, Grouping
+from pipeline.strategies.base import START_HELP, Context, FitResult, Grouping
 from pipeline.strategies.embeddings import EmbeddingStrategy
 from pipeline.strategies.neighbourhoods import FIT_ROWS, LabelledPoints, check_space, fit_space, projected
 
@@ -213,7 +213,7 @@ class Submodular(EmbeddingStrategy):
     def check_input(self, dataset: Dataset) -> None:
         check_space(dataset, self.vectors, self.fit_rows)
 
-    def fit(self, context: Context) -> Fitted:
+    def fit(self, context: Context) -> FitResult:
         sizes = context.scan.label_counts.sum(axis=0)
         components = float(self.embedding.removeprefix("pca:")) if self.vectors is None else 1.0
         space = fit_space(
@@ -235,7 +235,7 @@ class Submodular(EmbeddingStrategy):
                 paths = dict(moved.mapPartitions(task.place).collect())
                 context.report(f"{len(paths)} groups placed by {self.function}")
         grouping = OwnedByRank(parts, KeptByRank(context.images.dataset.store, paths))
-        return Fitted(grouping, counts, start=self.start, params=space.params, models=space.models)
+        return FitResult(grouping, counts, start=self.start, params=space.params, models=space.models)
 
     def _task(self, context: Context, parts: Parts, of_classes: Ints, of_groups: Ints) -> GroupTask:
         """Return the task that places groups.

@@ -43,7 +43,7 @@ class Broken(NamedTuple):
     records: int = 1
 
 
-class Found(NamedTuple):
+class SkippedRows(NamedTuple):
     """Rows first <= id < end of one file that are left out.
 
     Attributes:
@@ -59,7 +59,7 @@ class Found(NamedTuple):
     decoded: bool = False
 
 
-class Segment(NamedTuple):
+class RecordRange(NamedTuple):
     """The records start <= r < stop of a file."""
 
     file: DataFile
@@ -73,7 +73,7 @@ class Arrivals(Dataset):
 
     Ids begin at ``first`` and follow the segments, which are in order of arrival."""
 
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[RecordRange, ...] = ()
     first: int = 0
 
     @property
@@ -121,12 +121,12 @@ class Arrivals(Dataset):
             end = first + stop - start
             while next_cut < len(cuts) and cuts[next_cut][0] < end:
                 low, high = (min(max(row - first + start, at), stop) for row in cuts[next_cut])
-                segments.append(Segment(file, at, low))
+                segments.append(RecordRange(file, at, low))
                 at = high
                 if cuts[next_cut][1] > end:
                     break  # this cut continues in the next segment
                 next_cut += 1
-            segments.append(Segment(file, at, stop))
+            segments.append(RecordRange(file, at, stop))
         return replace(self, segments=tuple(segment for segment in segments if segment.start < segment.stop))
 
 
@@ -161,7 +161,7 @@ def survey(
         return _look(store, entry, read_options)
 
     format = read_options.format
-    segments: list[Segment] = []
+    segments: list[RecordRange] = []
     broken: list[Broken] = []
     for entry, (name, file, layout, problems) in zip(entries, run(look, entries), strict=True):
         broken += problems
@@ -180,7 +180,7 @@ def survey(
             )
             continue
         # One broken record must not take along the rows that are decoded with it.
-        segments.append(Segment(replace(file, decode_rows=0), 0, file.rows))
+        segments.append(RecordRange(replace(file, decode_rows=0), 0, file.rows))
     if not segments or expected is None or format is None:
         return None, broken
     files = tuple(segment.file for segment in segments)
@@ -250,7 +250,7 @@ def digest(entries: Iterable[FileInfo]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Iterator[Block | Found]:
+def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Iterator[Block | SkippedRows]:
     """Yield the good rows start <= id < stop as blocks and the bad ones as ranges; each kind in order.
 
     A row is bad if it cannot be decoded or has a label outside 0..num_classes-1. The search within a file ends after
@@ -275,13 +275,13 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
                     ranges.append((done, end))
                 elif end - done == 1:
                     failures += 1
-                    yield Found(done, end, str(error) if file.path in str(error) else f"{file.path}: {error}")
+                    yield SkippedRows(done, end, str(error) if file.path in str(error) else f"{file.path}: {error}")
                 else:
                     middle = (done + end) // 2
                     ranges += [(middle, end), (done, middle)]
 
 
-def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[Block | Found]:
+def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[Block | SkippedRows]:
     """Yield the rows of a block whose labels are in range, and one range per run of adjacent other rows. O(ranges)."""
     columns = block.columns
     checks: list[tuple[Any, int, str]] = [(columns.labels, num_classes, "label")]
@@ -297,15 +297,15 @@ def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[
         label, limit, name = next(check for check in checks if not 0 <= check[0][low] < check[1])
         first = int(block.ids[low])
         reason = f"{dataset.where(first)}: {name} {label[low]} is not in 0..{limit - 1}"
-        yield Found(first, first + high - low, reason, decoded=True)
+        yield SkippedRows(first, first + high - low, reason, decoded=True)
     good: Ints = np.flatnonzero(~bad)
     if len(good):
         yield some_rows(block, good)
 
 
-def joined(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
+def joined(dataset: Arrivals, found: Iterable[SkippedRows]) -> list[SkippedRows]:
     """Merge adjacent ranges of one file in which only the labels are wrong. found: in ascending order."""
-    merged: list[Found] = []
+    merged: list[SkippedRows] = []
     for entry in found:
         last = merged[-1] if merged else None
         beside = last and last.decoded and entry.decoded and last.end == entry.first
@@ -316,12 +316,12 @@ def joined(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
     return merged
 
 
-def left_out(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
+def left_out(dataset: Arrivals, found: Iterable[SkippedRows]) -> list[SkippedRows]:
     """Return the ranges that a batch leaves out, ascending, from the ranges that its tasks found, ascending.
 
     The result does not depend on how the batch was split into tasks. A file with more than MOST_BROKEN undecodable
     records is left out whole, as one range with decoded=False."""
-    result: list[Found] = []
+    result: list[SkippedRows] = []
     for number, some in groupby(joined(dataset, found), lambda entry: dataset.segment(entry.first)):
         of_file = list(some)
         broken = [entry for entry in of_file if not entry.decoded]
@@ -329,7 +329,7 @@ def left_out(dataset: Arrivals, found: Iterable[Found]) -> list[Found]:
             (_, start, stop) = dataset.segments[number]
             first = dataset.firsts[number]
             words = f"more than {MOST_BROKEN} records cannot be decoded, so all of the file is left out"
-            of_file = [Found(first, first + stop - start, f"{broken[0].reason}; {words}")]
+            of_file = [SkippedRows(first, first + stop - start, f"{broken[0].reason}; {words}")]
         result += of_file
     return result
 

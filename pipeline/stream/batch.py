@@ -36,18 +36,18 @@ from pipeline.output.entries import (
 )
 from pipeline.runs.steps.write import WrittenFiles, verify, write_all
 from pipeline.spark.images import Images, run_on
-from pipeline.spark.source import Source
+from pipeline.spark.source import ScannedInput
 from pipeline.strategies.hash import check_bucket_number, check_copies
 from pipeline.stream.arrivals import Arrivals, Broken
-from pipeline.stream.buckets import BYTES, Buckets, Counted, State, count, starts
-from pipeline.stream.look import LookJob, Seen, look
+from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count, starts
+from pipeline.stream.look import BatchScan, LookJob, look
 from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_hashes, save_hashes, save_state
 from pipeline.stream.placement import ByBucket, Copies, SomeBuckets, groups_of
 from pipeline.stream.request import StreamRequest
 
 
 @dataclass
-class Batch:
+class StreamBatch:
     """One batch in progress; each method is a step.
 
     Attributes:
@@ -79,7 +79,7 @@ class Batch:
             return self.before.manifest.labels.num_classes
         return self.request.read_options.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
 
-    def look(self, broken: list[Broken]) -> tuple[Seen | None, Hashes | None]:
+    def look(self, broken: list[Broken]) -> tuple[BatchScan | None, Hashes | None]:
         """Read every record, append the broken ones to ``broken``, and leave them out.
 
         Returns the scan of the remaining rows and the hash functions, or (None, None) if no row remains."""
@@ -97,14 +97,14 @@ class Batch:
                 hashes = self._fit(seen)
         return None, None
 
-    def _look(self, hashes: Hashes | None) -> Seen | None:
+    def _look(self, hashes: Hashes | None) -> BatchScan | None:
         if not self.dataset or not self.rows:
             return None
         dataset = self.dataset
         pieces = pass_pieces(self.rows, dataset.record_bytes, self.context.defaultParallelism)
         return look(LookJob(dataset, self.num_classes, hashes), self._bounds()[1], pieces, run_on(self.context))
 
-    def _leave_out(self, seen: Seen, broken: list[Broken]) -> None:
+    def _leave_out(self, seen: BatchScan, broken: list[Broken]) -> None:
         assert self.dataset
         for entry in seen.broken:
             file, record = self.dataset.record(entry.first)
@@ -113,7 +113,7 @@ class Batch:
             broken.append(Broken(file.path, None if whole else record, entry.reason, records))
         self.dataset = self.dataset.without((entry.first, entry.end) for entry in seen.broken)
 
-    def _settle(self, seen: Seen) -> Seen:
+    def _settle(self, seen: BatchScan) -> BatchScan:
         """Fix the number of classes with the first batch."""
         assert self.dataset
         if self.before:
@@ -124,7 +124,7 @@ class Batch:
         self.dataset = replace(self.dataset, layout=replace(self.dataset.layout, num_classes=settled))
         return replace(seen, scan=replace(seen.scan, label_counts=counts[:, :settled]))
 
-    def _fit(self, seen: Seen) -> Hashes:
+    def _fit(self, seen: BatchScan) -> Hashes:
         """Fit the hash functions to a keyed sample of the first batch."""
         assert self.dataset
         images = Images(self.context, self.dataset)
@@ -135,7 +135,7 @@ class Batch:
         assert self.dataset
         return bounds_of(self.dataset.first, self.rows, self.request.num_workers, self.dataset)
 
-    def make(self, seen: Seen, hashes: Hashes, batch: int, source_digest: str) -> tuple[Manifest, list[Move]]:
+    def make(self, seen: BatchScan, hashes: Hashes, batch: int, source_digest: str) -> tuple[Manifest, list[Move]]:
         """Write the rows and return the manifest of this generation alone, with the files to move.
 
         Args:
@@ -145,7 +145,7 @@ class Batch:
             source_digest: digest that identifies the batch's files or messages.
         """
         assert self.dataset
-        state = load_state(self.before) if self.before else State(Buckets.none(), np.zeros(1, np.int64))
+        state = load_state(self.before) if self.before else StreamState(Buckets.none(), np.zeros(1, np.int64))
         end = self.dataset.first + self.rows
         window = self.before.manifest.stream.window_first if self.before and self.before.manifest.stream else 0
         closes = bool(self.request.window_rows) and end - window >= self.request.window_rows
@@ -155,11 +155,11 @@ class Batch:
         )
         parts, bounds, width = self._bounds()
         self._check_limits(counted, window, end, len(bounds))
-        source = Source(self.dataset, seen.scan, parts, bounds, width)
+        source = ScannedInput(self.dataset, seen.scan, parts, bounds, width)
         with self.phase("write"):
             written, chunks = self._write(source, hashes, counted, window)
         verify(written.chunks, seen.scan, counted.new_copies + counted.old_copies)
-        after = State(counted.after, state.sums + seen.scan.channel_sums)
+        after = StreamState(counted.after, state.sums + seen.scan.channel_sums)
         models = [save_state(self.store, after, self.staging)]
         if not self.before:
             models += save_hashes(self.context, self.store, hashes, self.staging)
@@ -179,12 +179,12 @@ class Batch:
         stream = Stream(state_bytes=BYTES * len(after.buckets), window_first=end if closes else window)
         return replace(manifest, stream=stream, generations=[generation]), written.moves() + models
 
-    def _total_fingerprint(self, source: Source) -> str:
+    def _total_fingerprint(self, source: ScannedInput) -> str:
         """Return the fingerprint of all rows of the set, those of this batch included."""
         before = self.before.manifest.input.fingerprint if self.before else None
         return sum_of_fingerprints([*filter(None, [before]), source.fingerprint()])
 
-    def _check_limits(self, counted: Counted, window: int, end: int, tasks: int) -> None:
+    def _check_limits(self, counted: CounterUpdate, window: int, end: int, tasks: int) -> None:
         """Raise UnsuitableError if the batch makes more buckets or copies than ``jobs/hash.py`` allows.
 
         Args:
@@ -207,7 +207,7 @@ class Batch:
             check_copies(copies, end, "fewer workers, fewer --functions, or --window-rows 0, with another --output")
 
     def _write(
-        self, source: Source, hashes: Hashes, counted: Counted, window: int
+        self, source: ScannedInput, hashes: Hashes, counted: CounterUpdate, window: int
     ) -> tuple[WrittenFiles, list[tuple[int, int]]]:
         """Write the rows of the batch and, if a window closes, copies of the window's earlier rows.
 
@@ -225,7 +225,7 @@ class Batch:
             written = WrittenFiles(written.chunks + copies.chunks, written.assignment + copies.assignment)
         return written, chunks
 
-    def _write_copies(self, before: ShardSet, counted: Counted, window: int, at: int) -> tuple[WrittenFiles, int]:
+    def _write_copies(self, before: ShardSet, counted: CounterUpdate, window: int, at: int) -> tuple[WrittenFiles, int]:
         """Copy earlier rows of the window, whose buckets stayed sparse, to the workers that do not have them yet.
 
         Args:
@@ -261,15 +261,15 @@ class Batch:
             copied + np.cumsum(by_chunk, axis=0) - by_chunk,
         )
         none = Scan(0, np.zeros((len(bounds), self.num_classes), np.int64), np.zeros(1, np.int64), 0)
-        source = Source(dataset, none, parts, bounds, width)
+        source = ScannedInput(dataset, none, parts, bounds, width)
         return write_all(context, self.staging, source, placement, first=at), len(bounds)
 
     def _describe(
         self,
-        source: Source,
+        source: ScannedInput,
         written: WrittenFiles,
         chunks: list[tuple[int, int]],
-        after: State,
+        after: StreamState,
         hashes: Hashes,
         models: list[str],
     ) -> Manifest:

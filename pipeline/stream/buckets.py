@@ -106,7 +106,7 @@ class ChunkBuckets:
 
 
 @dataclass(frozen=True)
-class Counted:
+class CounterUpdate:
     """The effect of a generation on the counters.
 
     Attributes:
@@ -124,7 +124,9 @@ class Counted:
     old_copies: int
 
 
-def count(before: Buckets, found: Sequence[tuple[Ints, Ints]], *, seed: int, num_workers: int, closes: bool) -> Counted:
+def count(
+    before: Buckets, found: Sequence[tuple[Ints, Ints]], *, seed: int, num_workers: int, closes: bool
+) -> CounterUpdate:
     """Count the rows of a generation. O(size of ``found`` + K log K).
 
     Args:
@@ -153,11 +155,11 @@ def count(before: Buckets, found: Sequence[tuple[Ints, Ints]], *, seed: int, num
     new = np.where(everywhere, running - known.counts, 0)
     done = Buckets(known.keys, known.numbers, running, np.where(everywhere, running, known.copied))
     beside = num_workers - 1
-    return Counted(done, chunks, known.by_number(old > 0), int(new.sum()) * beside, int(old.sum()) * beside)
+    return CounterUpdate(done, chunks, known.by_number(old > 0), int(new.sum()) * beside, int(old.sum()) * beside)
 
 
 @dataclass(frozen=True, eq=False)
-class State:
+class StreamState:
     """The state that a generation passes on to the next. sums: int64 [C], the sum of each channel over all rows."""
 
     buckets: Buckets
@@ -169,7 +171,7 @@ class State:
         return target.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> State:
+    def from_bytes(cls, data: bytes) -> StreamState:
         """Read the output of ``to_bytes``. Raises ValueError for other data."""
         arrays = from_bytes(data)
         expect(arrays, sums="i8 c", **dict.fromkeys(("keys", "numbers", "counts", "copied"), "i8 k"))

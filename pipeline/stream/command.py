@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.reporting.tables import aligned
 from pipeline.core.shardset.commit import check_reports
 from pipeline.core.shardset.manifest import read_committed
-from pipeline.core.specs import Advanced, add_flags, from_flags
+from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
@@ -32,7 +32,7 @@ from pipeline.stream import files, kafka, kafka_options, topic
 from pipeline.stream.checkpoint import check_checkpoint
 from pipeline.stream.generation import GenerationRun
 from pipeline.stream.inbox import Inbox
-from pipeline.stream.query import Running, Tally, say, start, watch
+from pipeline.stream.query import Running, StreamTotals, say, start, watch
 from pipeline.stream.request import WINDOW_ROWS, StreamRequest
 from pipeline.upkeep.contents import describe
 
@@ -55,7 +55,7 @@ def stream_parser(prog: str, description: str | None) -> Parser:
         kafka_options.FLAG,
         action="append",
         metavar="KEY=VALUE",
-        help=Advanced(
+        help=AdvancedHelp(
             "property of Kafka's consumer, such as security.protocol=SASL_SSL, which can be repeated; put secrets into the"
             " file of --kafka-options, because other users of the machine can see command lines"
         ),
@@ -93,7 +93,9 @@ def stream_parser(prog: str, description: str | None) -> Parser:
     group.add_argument(
         "--allow-data-loss",
         action="store_true",
-        help=Advanced("continue if messages of the topic were deleted before they were read, instead of exit code 3"),
+        help=AdvancedHelp(
+            "continue if messages of the topic were deleted before they were read, instead of exit code 3"
+        ),
     )
     group = flags.add_argument_group("output")
     group.add_argument("--output", required=True, metavar="URI", help="folder of the growing shard set")
@@ -107,7 +109,7 @@ def stream_parser(prog: str, description: str | None) -> Parser:
         " (default: %(default)s)",
     )
     group.add_argument(
-        "--no-report", action="store_true", help=Advanced("skip report.html and the measures of quality")
+        "--no-report", action="store_true", help=AdvancedHelp("skip report.html and the measures of quality")
     )
     cli.add_run_flags(flags)
     group = flags.add_argument_group("strategy")
@@ -239,7 +241,7 @@ def checkpoint_of(store: Store, given: str | None, output: str) -> str:
     return place if is_remote(place) else f"file://{place}"
 
 
-def finish(args: argparse.Namespace, run: GenerationRun, tally: Tally) -> int:
+def finish(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals) -> int:
     shards = tally.last.shards if tally.last else None
     done = f"{tally.committed:,} generations, {tally.rows:,} rows"
     speed = f", {tally.rows / tally.seconds:,.0f} rows per second" if tally.committed else ""

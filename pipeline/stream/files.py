@@ -14,7 +14,7 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.input.files import COMPANIONS, PARTITION, is_evaluation
 from pipeline.stream.arrivals import Broken, digest
 from pipeline.stream.checkpoint import planned_files
-from pipeline.stream.generation import Arrived
+from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.inbox import Inbox, is_left_out, warnings_of
 from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_ms
 from pipeline.stream.quarantine import lines_of, path_of, put_aside
@@ -51,7 +51,7 @@ def files_of(uri: str, found: list[FileInfo]) -> list[FileInfo]:
 
 def arrive(
     inbox: Inbox, checkpoint: str, late_after_s: float | None, batch: int, frame: DataFrame, _: str, newest_ms: int
-) -> Arrived:
+) -> IncomingBatch:
     """Return the files of a batch, without late ones.
 
     Files that Spark planned but no longer lists are included, because they were deleted or are empty.
@@ -91,7 +91,7 @@ def arrive(
     ahead = [file.path for file in taken if file.modified_ms > limit_ms]
     if ahead and late_after_s is not None:
         warnings.append(ahead_of_clock(f"{len(ahead):,} files, such as {ahead[-1]}, have times"))
-    return Arrived(inbox.uri, taken, digest(files), len(late), newest, len(ignored), warnings=warnings)
+    return IncomingBatch(inbox.uri, taken, digest(files), len(late), newest, len(ignored), warnings=warnings)
 
 
 def arrivals(inbox: Inbox, checkpoint: str, late_after_s: float | None) -> Any:

@@ -25,7 +25,7 @@ from pipeline.input.committed import layout_of
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.stream.arrivals import Arrivals, Broken, survey
-from pipeline.stream.batch import Batch, total_rows
+from pipeline.stream.batch import StreamBatch, total_rows
 from pipeline.stream.lateness import latest_believable_ms
 from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, put_aside
 from pipeline.stream.request import StreamRequest
@@ -34,7 +34,7 @@ from pipeline.stream.topic import partition_of, record_bytes, without_servers
 LINE_RECORDS = 1000  # at most, of a topic, in a line of the quarantine
 
 
-class Arrived(NamedTuple):
+class IncomingBatch(NamedTuple):
     """A batch as its source delivers it.
 
     Attributes:
@@ -100,7 +100,7 @@ class GenerationRun:
     output: str
     query: str
 
-    def take(self, batch: int, arrive: Callable[[str, int], Arrived]) -> Outcome:
+    def take(self, batch: int, arrive: Callable[[str, int], IncomingBatch]) -> Outcome:
         """Commit a batch as a generation, unless it is committed already.
 
         Args:
@@ -130,7 +130,7 @@ class GenerationRun:
                 dataset, broken = self._survey(before, arrived, rows)
                 self._check_landed(attempt.folder, broken)
                 broken = [*arrived.lost, *broken]
-            work = Batch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
+            work = StreamBatch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
             # This pass adds the bad records that it finds to ``broken``.
             seen, hashes = work.look(broken) if dataset else (None, None)
             lines = list(self._lines(attempt.folder, broken))
@@ -161,7 +161,9 @@ class GenerationRun:
         buckets = made.manifest.generations[-1].buckets
         return Outcome(made, work.rows, aside, spent, True, len(moves), buckets, arrived.warnings)
 
-    def _survey(self, before: ShardSet | None, arrived: Arrived, first: int) -> tuple[Arrivals | None, list[Broken]]:
+    def _survey(
+        self, before: ShardSet | None, arrived: IncomingBatch, first: int
+    ) -> tuple[Arrivals | None, list[Broken]]:
         expected = layout_of(before.manifest) if before else None
         options = self.request.read_options
         # Files must match the committed rows, except that --channels converts: the committed shape is then not the

@@ -24,7 +24,7 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.stream.arrivals import Broken
 from pipeline.stream.checkpoint import planned_offsets
-from pipeline.stream.generation import Arrived
+from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_ms
 from pipeline.stream.quarantine import VALUE, path_of, put_aside
 from pipeline.stream.request import StreamRequest
@@ -93,7 +93,7 @@ def arrive(
     frame: DataFrame,
     folder: str,
     newest_ms: int,
-) -> Arrived:
+) -> IncomingBatch:
     """Write the messages of a batch, one file per partition, and return them as a batch.
 
     Args:
@@ -123,7 +123,7 @@ def arrive(
         count = sum(row.ahead for row in landed)
         warnings.append(ahead_of_clock(f"{count:,} messages of partitions {partitions} have times"))
     aside = sum(row.aside for row in landed)
-    return Arrived(uri, files, source, aside, newest, lost=lost, warnings=warnings)
+    return IncomingBatch(uri, files, source, aside, newest, lost=lost, warnings=warnings)
 
 
 def lost_messages(planned: dict[int, tuple[int, int]], landed: Iterable[tuple[int, int]]) -> list[Broken]:

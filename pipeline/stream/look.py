@@ -14,11 +14,11 @@ from pipeline.core.arrays import Ints
 from pipeline.input.dataset import Run, ranges
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan, fingerprint
-from pipeline.stream.arrivals import Arrivals, Found, examine, joined, left_out
+from pipeline.stream.arrivals import Arrivals, SkippedRows, examine, joined, left_out
 
 
 @dataclass(frozen=True)
-class Looked:
+class ChunkScan:
     """The result of a task for one part of a chunk.
 
     Attributes:
@@ -40,7 +40,7 @@ class Looked:
     fingerprint: int
     keys: Ints
     counts: Ints
-    broken: list[Found]
+    broken: list[SkippedRows]
     versions: str = field(default_factory=decoder_versions)
 
 
@@ -52,16 +52,16 @@ class LookJob:
     num_classes: int
     hashes: Hashes | None
 
-    def __call__(self, piece: tuple[int, int, int]) -> Looked:
+    def __call__(self, piece: tuple[int, int, int]) -> ChunkScan:
         """Read one part of a chunk. piece: the number of the chunk, and the first and end id."""
         chunk, start, stop = piece
         labels = np.zeros(self.num_classes, np.int64)
         sums = np.zeros(self.dataset.layout.shape[0], np.int64)
         keys: list[Ints] = [np.empty(0, np.int64)]
-        broken: list[Found] = []
+        broken: list[SkippedRows] = []
         rows = checksum = 0
         for found in examine(self.dataset, start, stop, self.num_classes):
-            if isinstance(found, Found):
+            if isinstance(found, SkippedRows):
                 broken.append(found)
                 continue
             rows += len(found.ids)
@@ -72,13 +72,13 @@ class LookJob:
             if self.hashes:
                 keys.append(self.hashes.buckets(found.images))
         unique, counts = np.unique(np.concatenate(keys), return_counts=True)
-        return Looked(
+        return ChunkScan(
             chunk, rows, labels, sums, checksum, unique, counts.astype(np.int64), joined(self.dataset, broken)
         )
 
 
 @dataclass(frozen=True)
-class Seen:
+class BatchScan:
     """The result of a pass over a batch.
 
     Attributes:
@@ -89,10 +89,12 @@ class Seen:
 
     scan: Scan
     found: list[tuple[Ints, Ints]]
-    broken: list[Found]
+    broken: list[SkippedRows]
 
 
-def look(job: LookJob, bounds: Sequence[tuple[int, int]], pieces: int, run: Run[tuple[int, int, int], Looked]) -> Seen:
+def look(
+    job: LookJob, bounds: Sequence[tuple[int, int]], pieces: int, run: Run[tuple[int, int, int], ChunkScan]
+) -> BatchScan:
     """Read all chunks in about ``pieces`` tasks, with at least one task per chunk.
 
     The driver receives the buckets of every task's rows, one range per undecodable record, and one range per run of
@@ -115,10 +117,10 @@ def look(job: LookJob, bounds: Sequence[tuple[int, int]], pieces: int, run: Run[
     versions = frozenset(part.versions for part in looked)
     scan = Scan(sum(part.rows for part in looked), labels, sums, word, versions)
     found = [_merged([part for part in looked if part.chunk == chunk]) for chunk in range(len(bounds))]
-    return Seen(scan, found, left_out(job.dataset, (entry for part in looked for entry in part.broken)))
+    return BatchScan(scan, found, left_out(job.dataset, (entry for part in looked for entry in part.broken)))
 
 
-def _merged(parts: Sequence[Looked]) -> tuple[Ints, Ints]:
+def _merged(parts: Sequence[ChunkScan]) -> tuple[Ints, Ints]:
     keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
     counts = np.zeros(len(keys), np.int64)
     np.add.at(counts, places, np.concatenate([part.counts for part in parts]))

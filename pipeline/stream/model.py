@@ -21,7 +21,7 @@ from pipeline.runs.steps.write import save_models
 from pipeline.spark.images import Images
 from pipeline.strategies import Context
 from pipeline.strategies.hash import Hash
-from pipeline.stream.buckets import State
+from pipeline.stream.buckets import StreamState
 
 HASHES = "hashes"
 STATE = "buckets"
@@ -55,7 +55,7 @@ def save_hashes(context: SparkContext, store: Store, hashes: Hashes, staging: st
     return save_models(context, store, {HASHES: HashModel(hashes, None, np.empty(0, np.int64))}, staging)
 
 
-def save_state(store: Store, state: State, staging: str) -> Move:
+def save_state(store: Store, state: StreamState, staging: str) -> Move:
     """Write the counters to the attempt's folder and return the file to move."""
     path = f"_model/{STATE}/{ARRAYS}"
     store.makedirs(f"{staging}/_model/{STATE}")
@@ -63,11 +63,11 @@ def save_state(store: Store, state: State, staging: str) -> Move:
     return f"{staging}/{path}", path
 
 
-def load_state(shards: ShardSet) -> State:
+def load_state(shards: ShardSet) -> StreamState:
     """Return the counters of a set. Raises DataError if they are missing or damaged."""
     path, data = _read(shards, STATE)
     try:
-        return State.from_bytes(data)
+        return StreamState.from_bytes(data)
     except ValueError as error:
         raise _damaged(path, error) from None
 

@@ -12,7 +12,7 @@ from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
 from pipeline.input.committed import CommittedDataset
 from pipeline.input.dataset import Block
-from pipeline.output.placement import Delivered, delivered
+from pipeline.output.placement import BlockDeliveries, delivered
 from pipeline.stream.arrivals import some_rows
 from pipeline.stream.buckets import ChunkBuckets, Flags
 
@@ -30,13 +30,15 @@ class ByBucket:
     neighbourhoods: bool = True
     reads_images: bool = True
 
-    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[Delivered]:
+    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
         buckets = self.chunks[chunk]
         before = buckets.before.copy()
         for block in blocks:
             at = np.searchsorted(buckets.keys, self.hashes.buckets(block.images))
             owners = (buckets.first[at] + ranks(at, before)) % self.num_workers
-            yield Delivered(block, buckets.numbers[at], *delivered(owners, buckets.everywhere[at], self.num_workers))
+            yield BlockDeliveries(
+                block, buckets.numbers[at], *delivered(owners, buckets.everywhere[at], self.num_workers)
+            )
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,14 @@ class Copies:
     neighbourhoods: bool = True
     reads_images: bool = True
 
-    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[Delivered]:
+    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
         before = self.before[chunk].copy()
         for block in blocks:
             groups = groups_of(block)
             owners = (self.first[groups] + ranks(groups, before)) % self.num_workers
             rows, workers, copies = delivered(owners, np.ones(len(owners), np.bool_), self.num_workers)
             beside = copies > 0
-            yield Delivered(block, groups, rows[beside], workers[beside], copies[beside])
+            yield BlockDeliveries(block, groups, rows[beside], workers[beside], copies[beside])
 
 
 @dataclass(frozen=True)

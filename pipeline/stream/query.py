@@ -22,14 +22,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pipeline.core.shardset.generations import generations
 from pipeline.spark.signals import passed_on
 from pipeline.stream.buckets import BYTES
-from pipeline.stream.generation import Arrived, GenerationRun, Outcome
+from pipeline.stream.generation import GenerationRun, IncomingBatch, Outcome
 
 POLL_S = 1
-Arrive = Callable[[int, DataFrame, str, int], Arrived]
+Arrive = Callable[[int, DataFrame, str, int], IncomingBatch]
 
 
 @dataclass
-class Tally:
+class StreamTotals:
     """The totals of one start of a stream.
 
     Attributes:
@@ -74,7 +74,7 @@ class Running:
     arrive: Arrive
     say: Callable[[str], None]
     warn: Callable[[str], None]
-    tally: Tally = field(default_factory=Tally)
+    tally: StreamTotals = field(default_factory=StreamTotals)
     idle: threading.Lock = field(default_factory=threading.Lock)
     query: StreamingQuery | None = None
     known: threading.Event = field(default_factory=threading.Event)
@@ -134,7 +134,7 @@ def start(running: Running, stream: DataFrame, checkpoint: str, trigger: dict[st
     return query
 
 
-def watch(running: Running, query: StreamingQuery) -> Tally:
+def watch(running: Running, query: StreamingQuery) -> StreamTotals:
     """Wait until the query ends by itself, or stop it after the current batch once a signal asks for it.
 
     Raises the error of a failed batch."""

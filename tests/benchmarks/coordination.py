@@ -22,7 +22,7 @@ from tests.benchmarks.throughput import RATE, ROOT, SKIP, train_plainly
 from trainer.config import Config, Data, Optimiser, RunSpec
 from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
-from trainer.coordination.orders import Measured
+from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches
 from trainer.data.sampling import ShuffleSampler
 from trainer.data.shards import load_worker, open_shards
@@ -31,7 +31,7 @@ from trainer.models.cnn import CNN
 from trainer.models.networks.dropout import Dropout
 from trainer.options import Options
 from trainer.protocols import PROTOCOLS, Protocol
-from trainer.simulate import Simulated, simulate
+from trainer.simulate import SimulationSettings, simulate
 
 WORKERS = (16, 140, 1_000, 10_000)
 GOALS_MS = {140: 3.0, 1_000: 25.0}  # of a BSP update
@@ -50,7 +50,7 @@ def event_us(protocol: Protocol, workers: int, events: int) -> float:
     for worker in range(workers):
         coordinator.join(0, worker, 1, 0.0)
     queue = deque(reply for order, _ in coordinator.advance(0.0) for reply in order.unblocked)
-    measured = Measured(10, 1.0, 5, 0.1)
+    measured = StepMeasurements(10, 1.0, 5, 0.1)
     begun = time.perf_counter()
     for event in range(events):
         worker, session, clock = queue.popleft()
@@ -111,7 +111,7 @@ def _virtual_images_per_s(shards: Path, steps: int) -> float:
     ended: list[float] = []
 
     class Timed(compute.RealCompute):
-        def step(self, worker: int, clock: int, parameters: Sequence[compute.Floats]) -> compute.Computed:
+        def step(self, worker: int, clock: int, parameters: Sequence[compute.Floats]) -> compute.MiniBatchResult:
             ended.append(time.perf_counter())
             return super().step(worker, clock, parameters)
 
@@ -123,7 +123,7 @@ def _virtual_images_per_s(shards: Path, steps: int) -> float:
             CNN(),
             Optimiser(learning_rate=RATE),
         )
-        simulate(config, Simulated(), Options(silent=True, report=False))
+        simulate(config, SimulationSettings(), Options(silent=True, report=False))
     return _speed(ended)
 
 

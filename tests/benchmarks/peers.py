@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.config import Config, Facts, slice_bounds
+from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.momentum import heavy_ball
-from trainer.coordination.orders import Measured
+from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import Push, pack, pack_report
@@ -28,7 +28,7 @@ from trainer.worker.clients.servers import ServerClient
 Counts = MutableSequence[int]
 Floats = npt.NDArray[np.float32]
 GRADIENT, RATE, MOMENTUM = 1e-3, 1e-4, 0.9
-HEADER_BYTES = len(pack(Push(0, 0, 0, 0, in_memory=False)) + pack_report(Measured(1, 0.0, 0, 0.0)))
+HEADER_BYTES = len(pack(Push(0, 0, 0, 0, in_memory=False)) + pack_report(StepMeasurements(1, 0.0, 0, 0.0)))
 
 
 def made_up_slice(values: Floats, momentum: Floats, num_workers: int) -> ParameterSlice:
@@ -40,14 +40,14 @@ def _zeros(numbers: int, num_workers: int) -> ParameterSlice:
 
 
 def trainer_worker(
-    config: Config, facts: Facts, worker: int, addresses: list[str], secret: Secret, use_memory: bool, counts: Counts
+    config: Config, facts: RunFacts, worker: int, addresses: list[str], secret: Secret, use_memory: bool, counts: Counts
 ) -> None:
     """The trainer's own client to the trainer's own servers."""
     client = ServerClient(Agreement.of(config, facts), facts, worker, addresses, secret, use_memory=use_memory)
     client.pushed[:] = GRADIENT
     turn = client.join()
     while turn:
-        turn = client.exchange(turn, Measured(1, 0.0, 0, 0.0))
+        turn = client.exchange(turn, StepMeasurements(1, 0.0, 0, 0.0))
         counts[worker] += 1
 
 

@@ -24,7 +24,7 @@ from trainer.runlog.read import read_pushes
 
 if TYPE_CHECKING:
     from trainer.data.batches import Batch
-    from trainer.models.build import Built
+    from trainer.models.build import NetworkAndTask
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH = Data.batch_size
@@ -104,7 +104,7 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     print(batch * (steps - 1 - first) / (ended[-1] - ended[first]))
 
 
-def train_plainly(built: Built, batch_at: Callable[[int], Batch], steps: int) -> list[float]:
+def train_plainly(built: NetworkAndTask, batch_at: Callable[[int], Batch], steps: int) -> list[float]:
     """Train with torch's own optimiser; the seconds of a clock at which each step ended."""
     import torch
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from tests.benchmarks.peers import Counts
 from tests.support.configs import make_config
-from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
-from trainer.config import Config, Facts, slice_bounds
+from trainer.config import Config, RunFacts, slice_bounds
 from trainer.home.folders import Folders
 from trainer.launch.processes import Child, context
 from trainer.run_files import CHECKPOINTS
@@ -51,7 +51,7 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
         checkpoint_every_s=1e9,
         same_host="memory" if use_memory else "socket",
     )
-    facts = Facts(case.workers, 10**9, case.numbers, 0)
+    facts = RunFacts(case.workers, 10**9, case.numbers, 0)
     _first_checkpoint(config, facts)
     servers = [
         Child(
@@ -74,12 +74,12 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
     ]
 
 
-def _first_checkpoint(config: Config, facts: Facts) -> None:
+def _first_checkpoint(config: Config, facts: RunFacts) -> None:
     folder = folder_of(Path(config.run.output) / CHECKPOINTS, 0)
     zeros = np.zeros(facts.elements, np.float32)
     write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, zeros, zeros)
     clocks = dict.fromkeys(range(facts.num_workers), 0)
-    write_state(folder, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, facts.elements, 0, config.identity()))
+    write_state(folder, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, facts.elements, 0, config.identity()))
 
 
 def start_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:

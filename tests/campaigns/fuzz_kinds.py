@@ -56,8 +56,7 @@ from pipeline.runs.reshard import (
     resolved_params,
     stored_models,
 )
-from pipeline.stream.buckets import Buckets
-from pipeline.stream.buckets import State as StreamState
+from pipeline.stream.buckets import Buckets, StreamState
 from pipeline.stream.checkpoint import check_checkpoint, planned_files, planned_offsets
 from pipeline.stream.model import load_hashes, load_state
 from pipeline.stream.quarantine import put_aside
@@ -66,7 +65,7 @@ from tests.support.made_up_run import eventful_run
 from tests.support.made_up_study import ledger_of, make_plan, make_records
 from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.read import marked_states, newest, read_vector
-from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
 from trainer.data.shards import load_eval, load_worker, open_shards
 from trainer.embed.table import TableFile, table_schema
@@ -82,7 +81,7 @@ from trainer.simulation.replay import _read as read_replayed
 from trainer.study.plan.cases import essentials, strategy_of
 from trainer.study.plan.study_plan import read_plan
 from trainer.study.run.folder import claim, refuse_other_plan
-from trainer.study.run.ledger import Ledger, environments
+from trainer.study.run.ledger import StudyLedger, environments
 
 STORE = Store()
 SHAPE, SIZE, CLASSES, ROWS = (3, 4, 4), 48, 4, 60
@@ -388,7 +387,7 @@ def read_embeddings(folder: Path) -> None:
 def make_checkpoints(folder: Path) -> None:
     for version in (10, 20):
         values = np.random.default_rng(version).standard_normal(10).astype(np.float32)
-        state = State(
+        state = RunState(
             version, 40, 1280, 3, 1.5, None, False, {0: version, 1: 2}, 1.5, 2, 7, 3, "{}", {"a": [1]}, {"b": 2}
         )
         place = folder_of(folder, version)
@@ -527,7 +526,7 @@ def make_study(folder: Path) -> None:
 def read_study(folder: Path) -> None:
     plan = make_plan(seeds=3)
     refuse_other_plan(plan, folder)
-    records = Ledger(folder / "ledger.jsonl").of_plan(plan)
+    records = StudyLedger(folder / "ledger.jsonl").of_plan(plan)
     environments(records)
     assert all(0 <= (record["final_accuracy"] or 0) <= 1 for record in records)
 

@@ -25,7 +25,7 @@ from trainer.benchmark.configurations import (
 )
 from trainer.benchmark.problems import HIGGS, YEAR, generate, read_csv, write_problem
 from trainer.benchmark.results.report import render
-from trainer.benchmark.results.summary import Summary, summarise
+from trainer.benchmark.results.summary import SystemSummary, summarise
 from trainer.benchmark.rows import compute_objective, find_optimum, open_rows, read_arrays
 from trainer.benchmark.systems import measure as measuring
 from trainer.benchmark.systems import mllib
@@ -140,13 +140,13 @@ def results(quick: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def summaries(results: dict[str, Any]) -> list[Summary]:
+def summaries(results: dict[str, Any]) -> list[SystemSummary]:
     return summarise(results["records"])
 
 
 @pytest.mark.full
 def test_the_job_measures_every_configuration_in_every_system(
-    results: dict[str, Any], summaries: list[Summary]
+    results: dict[str, Any], summaries: list[SystemSummary]
 ) -> None:
     assert not [each.errors for each in summaries if each.errors]
     configurations: list[tuple[str, int, str, int | None]] = [
@@ -173,7 +173,7 @@ def test_the_job_measures_every_configuration_in_every_system(
 
 @pytest.mark.full
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_system_has_figures(summaries: list[Summary], system: System) -> None:
+def test_every_system_has_figures(summaries: list[SystemSummary], system: System) -> None:
     mine = [each for each in summaries if each.system == system and not each.tasks]
     assert len(mine) == 9
     for each in mine:
@@ -191,7 +191,7 @@ def test_every_system_has_figures(summaries: list[Summary], system: System) -> N
 
 @pytest.mark.full
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_system_ends_near_the_optimum(summaries: list[Summary], system: System) -> None:
+def test_every_system_ends_near_the_optimum(summaries: list[SystemSummary], system: System) -> None:
     """The optimum of the same rows by numpy's least squares; of the perceptron what all but that system reach."""
     features, _, targets = draw_rows(YEAR, 4000, seed=0)
     residuals = targets - features @ np.linalg.lstsq(features, targets, rcond=None)[0]
@@ -209,7 +209,7 @@ def test_every_system_ends_near_the_optimum(summaries: list[Summary], system: Sy
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", ["linear", "perceptron"])
-def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: list[Summary], model: Model) -> None:
+def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: list[SystemSummary], model: Model) -> None:
     same = [
         each
         for each in summaries

@@ -18,13 +18,13 @@ from tests.support.tiers import only
 from tests.support.trainer_sets import make_sets
 from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
-from trainer.coordination.orders import Measured
-from trainer.coordination.passes import WORD, Passes, Seen
+from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.passes import WORD, Passes, RowSums
 from trainer.data.sampling import ShuffleSampler, indices
 from trainer.data.shards import Rows, load_worker, open_shards
 from trainer.options import Options
 from trainer.protocols.asp import ASP
-from trainer.simulate import Simulated, simulate
+from trainer.simulate import SimulationSettings, simulate
 
 
 def sampler_of(rows: int, batch: int, worker: int) -> ShuffleSampler:
@@ -87,7 +87,7 @@ def test_the_rows_of_all_workers_have_the_fingerprint_of_the_manifest(sets: Path
 
 def run(shards: Path, output: Path, protocol: str, **values: Any) -> Any:
     config = make_config(shards, output, model="logistic", protocol=protocol, batch_size=30, epochs=5, **values)
-    return simulate(config, Simulated(), Options(silent=True))
+    return simulate(config, SimulationSettings(), Options(silent=True))
 
 
 @pytest.mark.parametrize("protocol", only(["asp"], ["bsp", "asp", "ssp", "n-softsync"]))
@@ -123,7 +123,7 @@ def test_what_a_checkpoint_holds_is_of_its_moment_however_late_it_is_written() -
     for clock in range(6):
         list(coordinator.advance(0.0))
         budget.position.memory["seen"].append(clock)
-        coordinator.push(0, 0, 1, clock, 0.0, Measured(1, 0.0, 0, 0.1, seen=Seen(5, 0, 1)))
+        coordinator.push(0, 0, 1, clock, 0.0, StepMeasurements(1, 0.0, 0, 0.1, seen=RowSums(5, 0, 1)))
         for _, snapshot in coordinator.advance(0.0):
             if snapshot:
                 taken.append(snapshot)

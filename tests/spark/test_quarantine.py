@@ -27,7 +27,7 @@ from pipeline.input.read_options import ReadOptions
 from pipeline.stream import generation
 from pipeline.stream.arrivals import survey
 from pipeline.stream.files import arrivals, stream_of_files
-from pipeline.stream.generation import Arrived, GenerationRun
+from pipeline.stream.generation import GenerationRun, IncomingBatch
 from pipeline.stream.inbox import Inbox
 from pipeline.stream.kafka import lost_messages
 from pipeline.stream.quarantine import lines_of
@@ -63,7 +63,7 @@ def test_broken_records_and_files_are_put_aside_with_their_reason(
         "query",
     )
     infos = [STORE.info(str(files[1])), STORE.info(str(files[2])), found, STORE.info(str(files[3]))]
-    done = run.take(1, lambda folder, newest_ms: Arrived("source", infos, "digest"))
+    done = run.take(1, lambda folder, newest_ms: IncomingBatch("source", infos, "digest"))
     assert done.fresh
     kept = [*range(150), *(row for row in range(150, 300) if row - 150 not in (7, 8, 149)), *range(450, 600)]
     check_set(tmp_path / "set", IMAGES[kept], LABELS[kept])
@@ -253,7 +253,7 @@ def test_a_batch_of_which_all_messages_are_lost_is_told_of_and_the_next_is_taken
         spark.sparkContext, StreamRequest(output, 3, STRATEGY, read_options=RAW), STORE, output, "query"
     )
     lost = lost_messages({1: (40, 100)}, [])
-    done = run.take(0, lambda folder, newest_ms: Arrived("source", [], "digest", lost=lost))
+    done = run.take(0, lambda folder, newest_ms: IncomingBatch("source", [], "digest", lost=lost))
     assert (done.shards, done.quarantined) == (None, 60)
     (line,) = aside(tmp_path / "set")
     assert line == lines_of(lost)[0]
@@ -267,10 +267,10 @@ def test_a_line_of_the_quarantine_holds_no_more_bytes_than_those_of_some_message
     rows = [bytes([200 if 2 <= row < 7 else 1]) + IMAGES[row].tobytes() for row in range(9)]
     request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY, read_options=replace(RAW, num_classes=10))
 
-    def landed(folder: str, newest_ms: int) -> Arrived:
+    def landed(folder: str, newest_ms: int) -> IncomingBatch:
         path = f"{folder}/task/{landed_name(7)}"
         put(path, b"".join(rows))
-        return Arrived("kafka://one:9092/rows", [STORE.info(path)], "digest")
+        return IncomingBatch("kafka://one:9092/rows", [STORE.info(path)], "digest")
 
     done = GenerationRun(spark.sparkContext, request, STORE, request.output, "query").take(0, landed)
     assert (done.rows, done.quarantined) == (4, 5)
@@ -293,10 +293,10 @@ def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession,
         "query",
     )
 
-    def landed(folder: str, newest_ms: int) -> Arrived:
+    def landed(folder: str, newest_ms: int) -> IncomingBatch:
         path = f"{folder}/task/{landed_name(7)}"
         put(path, bytes(data))
-        return Arrived("kafka://one:9092/rows", [STORE.info(path)], "digest")
+        return IncomingBatch("kafka://one:9092/rows", [STORE.info(path)], "digest")
 
     assert run.take(0, landed).fresh
     kept = [0, 1, 2, 3, 5, 6, 7, 8]
@@ -306,9 +306,9 @@ def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession,
     assert base64.b64decode(entry["value"]) == bytes(data[193 * 4 : 193 * 5])
     assert "label 200 is not in 0..9" in entry["reason"]
 
-    def gone(folder: str, newest_ms: int) -> Arrived:
+    def gone(folder: str, newest_ms: int) -> IncomingBatch:
         """Of a driver that was frozen, and taken for dead; its topic's servers have moved meanwhile."""
-        return Arrived("kafka://two:9092/rows", [FileInfo(f"{folder}/gone", 193, 0, is_dir=False)], "digest")
+        return IncomingBatch("kafka://two:9092/rows", [FileInfo(f"{folder}/gone", 193, 0, is_dir=False)], "digest")
 
     with pytest.raises(JobError, match="files of this run are gone"):
         run.take(1, gone)

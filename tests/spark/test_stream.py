@@ -24,7 +24,7 @@ from pipeline.input.dataset import serial
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.report import report
 from pipeline.strategies.hash import Hash
-from pipeline.stream.buckets import Buckets, State, count, starts
+from pipeline.stream.buckets import Buckets, StreamState, count, starts
 from pipeline.stream.checkpoint import check_checkpoint
 from pipeline.stream.generation import GenerationRun
 from pipeline.stream.query import AskedToEnd, Running
@@ -96,8 +96,8 @@ def test_a_bucket_keeps_its_number_when_others_come_up() -> None:
 
 
 def test_counters_come_back_from_their_file() -> None:
-    held = State(Buckets(*map(np.array, ([4, 5, 9], [2, 0, 1], [5, 6, 7], [0, 6, 3]))), np.array([7, 8, 9]))
-    again = State.from_bytes(held.to_bytes())
+    held = StreamState(Buckets(*map(np.array, ([4, 5, 9], [2, 0, 1], [5, 6, 7], [0, 6, 3]))), np.array([7, 8, 9]))
+    again = StreamState.from_bytes(held.to_bytes())
     assert again.sums.tolist() == [7, 8, 9]
     assert {name: array.tolist() for name, array in again.buckets.arrays().items()} == {
         name: array.tolist() for name, array in held.buckets.arrays().items()

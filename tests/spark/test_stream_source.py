@@ -12,7 +12,7 @@ from pipeline.core.errors import UnsuitableError
 from pipeline.core.shardset.manifest import open_committed, read_committed
 from pipeline.strategies.hash import Hash
 from pipeline.stream.files import arrivals, stream_of_files
-from pipeline.stream.generation import Arrived, GenerationRun
+from pipeline.stream.generation import GenerationRun, IncomingBatch
 from pipeline.stream.inbox import Inbox
 from pipeline.stream.request import StreamRequest
 from tests.spark.test_stream import files
@@ -23,9 +23,9 @@ from tests.unit.test_quarantine import aside
 __all__ = ["files"]  # a fixture
 
 
-def drain(spark: SparkSession, inbox: Inbox, checkpoint: Path) -> list[Arrived]:
+def drain(spark: SparkSession, inbox: Inbox, checkpoint: Path) -> list[IncomingBatch]:
     """The batches of what is there, read by Spark's own source."""
-    batches: list[Arrived] = []
+    batches: list[IncomingBatch] = []
     arrive = arrivals(inbox, f"file://{checkpoint}", None)
 
     def on_batch(frame: DataFrame, batch: int) -> None:
@@ -74,9 +74,9 @@ def test_a_set_whose_newest_time_lies_ahead_recovers(spark: SparkSession, tmp_pa
     )
     given: list[int] = []
     for batch, time_ms in enumerate((10**15, 1000, 1000)):
-        arrived = Arrived("source", [STORE.info(str(files[batch]))], "digest", newest_ms=time_ms)
+        arrived = IncomingBatch("source", [STORE.info(str(files[batch]))], "digest", newest_ms=time_ms)
 
-        def arrive(folder: str, newest_ms: int, arrived: Arrived = arrived) -> Arrived:
+        def arrive(folder: str, newest_ms: int, arrived: IncomingBatch = arrived) -> IncomingBatch:
             given.append(newest_ms)
             return arrived
 

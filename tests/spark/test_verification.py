@@ -18,7 +18,7 @@ from pipeline.runs.shard import shard
 from pipeline.runs.steps import write
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import PhaseLog
-from pipeline.strategies import Context, Fitted, Strategy
+from pipeline.strategies import Context, FitResult, Strategy
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
 from tests.unit.test_verification import RARE, RECORD_BYTES, ROWS
@@ -31,7 +31,7 @@ class Interrupted(Strategy):
     name: ClassVar[str] = "interrupted"
     meanwhile: Callable[[], object] = field(default=lambda: None)
 
-    def fit(self, context: Context) -> Fitted:
+    def fit(self, context: Context) -> FitResult:
         self.meanwhile()
         return replace(Stratified().fit(context), sparse_if="le")
 

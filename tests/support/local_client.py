@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainer.config import Config, Facts
-from trainer.coordination.orders import Measured
+from trainer.config import Config, RunFacts
+from trainer.coordination.orders import StepMeasurements
 from trainer.transport.sockets import Secret
 from trainer.worker.clients import servers
 from trainer.worker.clients.base import Client, Turn
 
 
-def open_client(config: Config, facts: Facts, worker: int, addresses: Sequence[str], secret: Secret) -> LocalClient:
+def open_client(config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret) -> LocalClient:
     return LocalClient(config, servers.open_client(config, facts, worker, addresses, secret))
 
 
@@ -31,7 +31,7 @@ class LocalClient:
         self.own[:] = self.pulled
         return turn
 
-    def exchange(self, turn: Turn, report: Measured) -> Turn | None:
+    def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         self.own -= self.rate * self.pushed
         following = self.inner.exchange(turn, report)
         self.own[:] = self.own_share * self.own + (1 - self.own_share) * self.pulled
@@ -41,7 +41,7 @@ class LocalClient:
     def is_cancelled(self, turn: Turn) -> bool:
         return self.inner.is_cancelled(turn)
 
-    def give_up(self, turn: Turn, report: Measured) -> Turn | None:
+    def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         return self.inner.give_up(turn, report)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from trainer.study.analysis.analyse import Analysis, analyse
 from trainer.study.plan.study_plan import SOURCES, Run, StudyPlan, plan_of
 from trainer.study.report.findings import findings
-from trainer.study.run.ledger import LEDGER, Ledger, Record
+from trainer.study.run.ledger import LEDGER, Record, StudyLedger
 
 Draw = Callable[[Run], float | None]  # the final accuracy of a run; None where it diverged
 
@@ -66,10 +66,10 @@ def make_record(plan: StudyPlan, run: Run, accuracy: float | None) -> Record:
     }  # fmt: skip
 
 
-def ledger_of(folder: Path, records: Sequence[Record]) -> Ledger:
+def ledger_of(folder: Path, records: Sequence[Record]) -> StudyLedger:
     """The ledger of a study's folder, with these lines and no others."""
     (folder / LEDGER).unlink(missing_ok=True)
-    ledger = Ledger(folder / LEDGER)
+    ledger = StudyLedger(folder / LEDGER)
     for record in records:
         ledger.append(record)
     return ledger

@@ -17,7 +17,7 @@ from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.input.read_options import ReadOptions
 from pipeline.strategies.hash import Hash
 from pipeline.stream.arrivals import digest
-from pipeline.stream.generation import Arrived, GenerationRun, Outcome
+from pipeline.stream.generation import GenerationRun, IncomingBatch, Outcome
 from pipeline.stream.request import StreamRequest
 from tests.clusters import ROOT, spark_submit
 from tests.clusters.cluster_runs import LAYOUT, QUIET
@@ -41,7 +41,7 @@ def take(
     request = StreamRequest(str(output), workers, **{"strategy": STRATEGY, "read_options": RAW, **options})
     found = [STORE.info(str(file)) for file in files]
     run = GenerationRun(context, request, STORE, str(output), "query")
-    return run.take(batch, lambda folder, newest_ms: Arrived(source, found, digest(found)))
+    return run.take(batch, lambda folder, newest_ms: IncomingBatch(source, found, digest(found)))
 
 
 def rows_of(shards: ShardSet) -> list[dict[str, Any]]:

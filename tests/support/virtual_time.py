@@ -23,9 +23,9 @@ from pipeline.core.specs import OPTION
 from trainer.config import slice_bounds
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.coordinator import Coordinator
-from trainer.coordination.membership import Phase
+from trainer.coordination.membership import WorkerPhase
 from trainer.coordination.momentum import heavy_ball
-from trainer.coordination.orders import Measured, Order, Record, Snapshot
+from trainer.coordination.orders import Order, Record, Snapshot, StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.base import Protocol
@@ -148,11 +148,11 @@ class Simulation:
         self.run.clocks.append(self.clocks())
 
     def clocks(self) -> dict[int, int]:
-        return {m.index: m.clock for m in self.coordinator.members if m.phase >= Phase.COMPUTING}
+        return {m.index: m.clock for m in self.coordinator.members if m.phase >= WorkerPhase.COMPUTING}
 
     def lose(self, worker: int, away: float, now: float) -> None:
         """A worker dies, and joins again after a while. Not one that is away already, or has done its last step."""
-        if self.coordinator.members[worker].phase < Phase.COMPUTING:
+        if self.coordinator.members[worker].phase < WorkerPhase.COMPUTING:
             return
         if self.pushed.pop(worker, None) is not None:
             self.run.pushed.pop(max(at for at, (who, _) in enumerate(self.run.pushed) if who == worker))
@@ -201,7 +201,7 @@ class Simulation:
                 del self.computing[worker]
                 if not self.coordinator.finished:
                     self.run.pushed.append((worker, event.clock))
-                assert self.coordinator.give_up(worker, session, event.clock, now, Measured(0, 0.0, 0, 1.0))
+                assert self.coordinator.give_up(worker, session, event.clock, now, StepMeasurements(0, 0.0, 0, 1.0))
         elif self.computing.get(worker, (0, None))[1] is event:
             if (pause := self.away.pop((worker, event.clock), None)) is not None:
                 self.lose(worker, pause, now)
@@ -211,7 +211,7 @@ class Simulation:
                     self.pushed[worker] = self.gradient(event.parameters, worker, event.clock)
                     self.run.pushed.append((worker, event.clock))
                 for server in reversed(range(self.servers)):
-                    measured = None if server else Measured(1, 0.0, 0, 1.0)
+                    measured = None if server else StepMeasurements(1, 0.0, 0, 1.0)
                     assert self.coordinator.push(server, worker, session, event.clock, now, measured)
 
     def to_the_end(self) -> Run:

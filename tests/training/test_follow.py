@@ -32,7 +32,7 @@ from trainer.data.shards import Rows, Shards, load_worker, open_pinned, open_sha
 from trainer.home.place import StorePlace, listing
 from trainer.run_files import CHECKPOINTS, CONFIG
 from trainer.runlog.run_folder import RunRecord
-from trainer.worker.follow import Appended, record, recorded
+from trainer.worker.follow import GrowingRows, record, recorded
 
 LABELS, IMAGES = make_rows(900, pixels=192)
 __all__ = ["runs"]  # a fixture
@@ -130,7 +130,7 @@ def test_a_worker_goes_on_with_the_rows_that_were_appended_and_with_no_others(gr
     newest = open_shards(str(growing))
     first, second = as_of(newest, 0), as_of(newest, 2)
     rows = load_worker(first, 1)
-    source = Appended(tmp_path, tmp_path, 1, first, rows, targets=False, looks=True)
+    source = GrowingRows(tmp_path, tmp_path, 1, first, rows, targets=False, looks=True)
     sampler = FollowSampler(source.following(), 10, seed=3, worker=1)
     size = len(rows)
     labels = labels_of(sampler, 30)
@@ -156,7 +156,7 @@ def test_what_was_decided_is_read_again_and_never_decided_anew(growing: Path, tm
     assert record(tmp_path, 0, planned._replace(generation=3)) == planned
     assert recorded(tmp_path, 0) == [planned]
     assert recorded(tmp_path, 1) == []
-    source = Appended(tmp_path, tmp_path, 0, first, rows, targets=False, looks=False)
+    source = GrowingRows(tmp_path, tmp_path, 0, first, rows, targets=False, looks=False)
     drawn = labels_of(FollowSampler(source.following(), 10, seed=3, worker=0), 20)
     size, grown = len(rows), load_worker(as_of(newest, 1), 0)
     orders = [permutation(size, 3, 0, 0), permutation(size, 3, 0, 1)]
@@ -269,7 +269,7 @@ def test_a_connection_that_is_lost_meanwhile_ends_nothing(
     found = open_shards(str(growing))
     first = as_of(Shards(Shaky(), found.uri, found.manifest), 0)
     home = StorePlace(str(tmp_path), Shaky())
-    source = Appended(home, tmp_path, 1, first, load_worker(first, 1), targets=False, looks=True)
+    source = GrowingRows(home, tmp_path, 1, first, load_worker(first, 1), targets=False, looks=True)
     grown = source.next(source.following().stretches[-1], 40, 1)
     assert grown == Stretch(40, 1, found.worker_rows(1), 3)
     assert recorded(tmp_path, 1) == [grown]

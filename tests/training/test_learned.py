@@ -12,7 +12,7 @@ from tests.support.configs import make_config
 from trainer.evaluation.guessing import has_learned, nothing_learned
 from trainer.options import Options
 from trainer.runlog.result import Result
-from trainer.simulate import Simulated, simulate
+from trainer.simulate import SimulationSettings, simulate
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_the_next_step_is_what_the_run_was_told_otherwise(values: Any, step: str
 
 def run(shards: Path, output: Path, **values: Any) -> Result:
     config = make_config(shards, output, protocol="bsp", batch_size=30, **({"epochs": 2} | values))
-    return simulate(config, Simulated(), Options())
+    return simulate(config, SimulationSettings(), Options())
 
 
 def test_a_run_at_chance_says_so_on_the_terminal_in_the_report_and_in_its_result(

@@ -18,7 +18,7 @@ from trainer import Options, train
 from trainer.checkpoints.read import newest, read_vector
 from trainer.protocols import PROTOCOLS
 from trainer.run_files import CHECKPOINTS
-from trainer.simulate import Simulated, simulate
+from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 
@@ -117,7 +117,9 @@ def test_bsp_in_virtual_time_has_the_bits_of_bsp_on_real_processes(shards: Path,
         if name == "real":
             train(config, Options(silent=True, report=False))
         else:
-            done = simulate(config, Simulated(profile=parse_profile(profile)), Options(silent=True, report=False))
+            done = simulate(
+                config, SimulationSettings(profile=parse_profile(profile)), Options(silent=True, report=False)
+            )
             assert done.final_accuracy is not None
         root = tmp_path / name / CHECKPOINTS
         vectors.append(read_vector(root, newest(root, verify=True) or 0))
@@ -133,7 +135,7 @@ def test_a_run_is_resumed_on_its_set_when_that_was_made_again(spark: Any, tmp_pa
         config = make_config(
             tmp_path / f"shards-{WORKERS}", tmp_path / name, model="logistic", protocol="bsp", **values
         )
-        simulate(config, Simulated(), Options(silent=True, report=False, resume=resume))
+        simulate(config, SimulationSettings(), Options(silent=True, report=False, resume=resume))
         root = tmp_path / name / CHECKPOINTS
         vectors.append(read_vector(root, newest(root, verify=True) or 0))
 

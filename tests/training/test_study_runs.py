@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pipeline.__main__ import main as pipeline_main
-from pipeline.core.errors import DataError, Diverged, JobError, UsageError
+from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
 from tests.clusters.processes import is_alive
 from tests.support.trainer_runs import ROOT, until
 from tests.support.trainer_sets import copy_of, make_sets
@@ -201,7 +201,7 @@ def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
     fail_with(JobError("worker 1 failed 6 times in a row; see build/diverged/worker-1.log"))
     with pytest.raises(JobError, match="6 times"):
         measure(plan, run, str(shards), tmp_path / "run")
-    fail_with(Diverged("the run diverged: its loss is no number (see build/run)"))
+    fail_with(DivergenceError("the run diverged: its loss is no number (see build/run)"))
     assert measure(plan, run, str(shards), tmp_path / "run")["failed"] == "the run diverged: its loss is no number"
 
 

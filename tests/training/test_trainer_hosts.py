@@ -22,9 +22,9 @@ from tests.clusters import free_ports
 from tests.support.configs import make_config
 from tests.support.trainer_runs import Training, train_here, until
 from trainer.checkpoints.read import whole
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
-from trainer.home.work import Work
+from trainer.home.work import WorkFolder
 from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, parse_roles
 from trainer.plan import plan
@@ -174,14 +174,14 @@ def test_a_host_with_another_token_is_told_so_in_one_line(
     assert head.process.poll() is None, head.said()
 
 
-def _supervisor(config: Config, facts: Facts, options: Options, output: Path) -> Supervisor:
-    work = Work(Folders.of(output))
+def _supervisor(config: Config, facts: RunFacts, options: Options, output: Path) -> Supervisor:
+    work = WorkFolder(Folders.of(output))
     roles = options.roles or ()
     return Supervisor(config, facts, options, options.addresses, Secret("0123456789abcdef"), work, roles)
 
 
 def test_a_host_whose_workers_are_done_stays_for_its_servers_part_of_the_last_checkpoint(tmp_path: Path) -> None:
-    config, facts = make_config("s", tmp_path, batch_size=12, servers=2), Facts(12, 100, 10, 0)
+    config, facts = make_config("s", tmp_path, batch_size=12, servers=2), RunFacts(12, 100, 10, 0)
     where = ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001")
     over = []
     for roles in ("worker:11", "server:1,worker:11"):
@@ -194,7 +194,7 @@ def test_a_host_whose_workers_are_done_stays_for_its_servers_part_of_the_last_ch
 
 
 def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_path: Path) -> None:
-    config, facts = make_config("s", tmp_path, batch_size=12), Facts(12, 100, 10, 0)
+    config, facts = make_config("s", tmp_path, batch_size=12), RunFacts(12, 100, 10, 0)
     where, roles = ("tcp://127.0.0.1:7000",), parse_roles("worker:9-11,evaluator")
     options = Options(roles=roles, addresses=where, token_file=tmp_path / "token", quiet=True)
     supervisor = _supervisor(config, facts, options, tmp_path)

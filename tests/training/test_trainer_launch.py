@@ -23,7 +23,7 @@ from trainer.checkpoints.read import whole
 from trainer.home.folders import Folders
 from trainer.launch import processes
 from trainer.launch.leaving import Patience
-from trainer.launch.processes import FORK_SERVER, Child, Killed
+from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.run import prepare
 from trainer.protocols import PROTOCOLS
@@ -159,7 +159,7 @@ def test_a_preparation_is_tried_as_often_as_a_role_after_the_same_pauses(
     monkeypatch.setattr("trainer.launch.run.time.sleep", pauses.append)
 
     def fail(*arguments: object) -> NoReturn:
-        raise Killed("killed by SIGKILL")
+        raise ProcessKilledError("killed by SIGKILL")
 
     monkeypatch.setattr("trainer.launch.run._prepared", fail)
     with pytest.raises(JobError, match=r"prepare failed 5 times in a row, last: killed by SIGKILL; see .*prepare\.log"):
@@ -176,7 +176,7 @@ def test_a_role_that_cannot_be_forked_is_tried_again(
     def child(name: str, *arguments: object) -> Child:
         if name == "worker-1" and left[0]:
             left[0] -= 1
-            raise Killed("worker-1 could not be started")
+            raise ProcessKilledError("worker-1 could not be started")
         return Child(name, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("trainer.launch.supervisor.Child", child)

@@ -14,14 +14,14 @@ from tests.support.configs import make_config
 from tests.support.trainer_sets import make_sets
 from trainer import Options, train
 from trainer.checkpoints.read import newest, read_vector
-from trainer.config import Facts
+from trainer.config import RunFacts
 from trainer.coordination.weights import Weights
 from trainer.plan import check_shares, describe, plan
 from trainer.protocols.asp import ASP
 from trainer.protocols.bsp import BSP
 from trainer.rules import usual_batch
 from trainer.run_files import CHECKPOINTS
-from trainer.simulate import Simulated, simulate
+from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 
@@ -57,7 +57,7 @@ def test_workers_with_uneven_shards_take_the_step_of_one_process_over_all_rows(
     for name, shards in (("one", uneven[1]), ("three", uneven[1, 2, 3])):
         kind = protocol if name == "three" else "bsp"
         config = make_config(shards, tmp_path / name, protocol=kind, batch_size=720, steps=steps, stop="local", **PLAIN)
-        simulate(config, Simulated(), QUIET)
+        simulate(config, SimulationSettings(), QUIET)
         ends[name] = last_vector(tmp_path / name)
     start = np.abs(ends["one"]).max()
     np.testing.assert_allclose(ends["three"], ends["one"], atol=1e-5 * start)
@@ -67,7 +67,7 @@ def test_a_slow_worker_with_its_share_holds_nobody_up(uneven: dict[Any, Path], t
     seconds = {}
     for name, shards in (("even", uneven[4]), ("uneven", uneven[1, 4, 4, 4])):
         config = make_config(shards, tmp_path / name, protocol="bsp", batch_size=104, steps=10, **PLAIN)
-        machines = Simulated(profile=parse_profile("one-slow:4"), step_ms=100.0)
+        machines = SimulationSettings(profile=parse_profile("one-slow:4"), step_ms=100.0)
         done = simulate(config, machines, QUIET)
         seconds[name] = float(done.pushes()["seconds"].max())
     assert seconds["even"] == pytest.approx(10 * 0.4)
@@ -92,24 +92,24 @@ def test_real_workers_draw_in_the_ratios_of_the_set_and_tell_their_speeds(
 
 
 def test_mini_batches_are_cut_in_the_ratios() -> None:
-    facts = Facts(4, 1000, 10, 0, ratios=(4, 2, 1, 1))
+    facts = RunFacts(4, 1000, 10, 0, ratios=(4, 2, 1, 1))
     floor, exact = (
         plan(make_config(batch_size=61, worker_batch=kind, epochs=1), facts, cores=4) for kind in ("floor", "exact")
     )
     assert floor.worker_batches == (30, 15, 7, 7)
     assert exact.worker_batches == (30, 15, 8, 8)
     assert "59 over all 4 workers, 7 to 30 by the ratios of the shards" in describe(floor)
-    assert Facts(4, 1000, 10, 0, ratios=[4, 2, 1, 1]) == facts, "as it comes out of JSON"  # type: ignore[arg-type]
+    assert RunFacts(4, 1000, 10, 0, ratios=[4, 2, 1, 1]) == facts, "as it comes out of JSON"  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"--batch-size 7 in the set's ratios 4:2:1:1 leaves .* give at least 8"):
         check_shares(make_config(batch_size=7), 4, (4, 2, 1, 1))
     check_shares(make_config(batch_size=8), 4, (4, 2, 1, 1))
 
 
 def test_under_bernoulli_sampling_updates_stay_means_and_single_gradients_count_by_what_is_drawn_on_average() -> None:
-    facts = Facts(4, 1000, 10, 0, ratios=(4, 2, 1, 1))
+    facts = RunFacts(4, 1000, 10, 0, ratios=(4, 2, 1, 1))
     assert usual_batch(make_config(batch_size=61, epochs=1), facts) == 59 / 4
     assert usual_batch(make_config(batch_size=61, epochs=1, sampling="bernoulli"), facts) == 61 / 4
-    equal = Facts(4, 1000, 10, 0)
+    equal = RunFacts(4, 1000, 10, 0)
     assert usual_batch(make_config(batch_size=61, epochs=1), equal) is None
     assert usual_batch(make_config(batch_size=61, epochs=1, worker_batch="exact"), equal) == 61 / 4
     assert usual_batch(make_config(batch_size=64, epochs=1, worker_batch="exact"), equal) is None

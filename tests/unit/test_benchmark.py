@@ -35,7 +35,7 @@ from trainer.benchmark.problems import HIGGS, YEAR, Problem, generate, write_pro
 from trainer.benchmark.records import PlannedRun
 from trainer.benchmark.results import published
 from trainer.benchmark.systems.all_gather import start_all_gather
-from trainer.benchmark.systems.descent import LOCAL_STEPS, Descent, Gather, Part, descend
+from trainer.benchmark.systems.descent import LOCAL_STEPS, Descent, Gather, TaskRows, descend
 from trainer.benchmark.systems.measure import Setup, measure
 
 pytestmark = pytest.mark.timeout(900)  # of the job with every system: three minutes, more beside other tests
@@ -104,7 +104,7 @@ def descend_in_parts(system: System, configuration: Configuration, x: Floats, y:
 
     def work(index: int, gather: Gather) -> Descent:
         own = parts[index]
-        part = Part(configuration, x[own], y[own], np.random.default_rng(index))
+        part = TaskRows(configuration, x[own], y[own], np.random.default_rng(index))
         return descend(system, part, np.zeros(x.shape[1]), gather)
 
     return run_in_threads(ranks, work)

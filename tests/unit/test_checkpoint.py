@@ -27,15 +27,15 @@ from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, unevaluated, versions, whole
-from trainer.checkpoints.state import State, folder_of, slice_name
+from trainer.checkpoints.state import RunState, folder_of, slice_name
 from trainer.checkpoints.write import mark_evaluated, reopen, write_slice, write_state
 from trainer.home.place import Place
 
 CHANGES = ("mkdir", "fsync", "replace", "rename", "unlink", "rmdir")
 
 
-def state_of(version: int, **values: Any) -> State:
-    some = State(
+def state_of(version: int, **values: Any) -> RunState:
+    some = RunState(
         version, 4 * version, 128 * version, 0, version / 10, None, False, {0: version, 1: 2}, 1.5, 2, 7, 3, "{}"
     )
     return replace(some, **values)
@@ -45,7 +45,7 @@ def numbers(version: int, length: int) -> np.ndarray:
     return np.random.default_rng(version).standard_normal(length).astype(np.float32)
 
 
-def write(root: Place, state: State, cuts: list[int] | None = None) -> None:
+def write(root: Place, state: RunState, cuts: list[int] | None = None) -> None:
     """A checkpoint of ``numbers`` with slices between the cuts; momentum is minus the parameters."""
     folder, values = folder_of(root, state.version), numbers(state.version, state.total)
     bounds = [0, *(cuts or [state.total // 2]), state.total]

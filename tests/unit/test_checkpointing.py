@@ -22,9 +22,9 @@ from tests.unit.test_trainer_wire import START, Served
 from trainer import Options
 from trainer.checkpoints.prune import WAITING
 from trainer.checkpoints.read import newest, read_state, read_vector, unevaluated, versions, whole
-from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_state
-from trainer.config import Facts
+from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.home.folders import Folders
 from trainer.launch.prepare import first_checkpoint
@@ -33,10 +33,10 @@ from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.read import read_events, read_pushes
 from trainer.runlog.result import read_result, summarise
 from trainer.simulate import simulate
-from trainer.simulation.compute import Computed, Quadratic, facts_of
+from trainer.simulation.compute import MiniBatchResult, Quadratic, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
-from trainer.simulation.options import Simulated
+from trainer.simulation.options import SimulationSettings
 from trainer.transport.addresses import local_addresses
 from trainer.transport.messages import End, pack
 
@@ -73,7 +73,7 @@ class Slow:
 
     def __init__(self, output: Path, observe: Callable[[Slow], None] = lambda _: None, **values: Any) -> None:
         config = make_config("", output, **TOY | {"epoch_checkpoints": False} | values)
-        machines = Simulated(compute="quadratic", workers=WORKERS, rows=ROWS)
+        machines = SimulationSettings(compute="quadratic", workers=WORKERS, rows=ROWS)
         compute = Quadratic(RunContext.of(config, output), WORKERS)
         facts = facts_of(compute, WORKERS, ROWS)
         first_checkpoint(config, facts, compute.start(), output)
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     other.engine.run()
     other.settle()
     config = make_config("", tmp_path / "other", **TOY | {"epoch_checkpoints": False, "steps": 9, "momentum": 0.5})
-    facts, start = Facts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32)
+    facts, start = RunFacts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32)
     with pytest.raises(DataError, match=r"00000012 is of a run with --momentum 0\.25, not 0\.5"):
         first_checkpoint(config, facts, start, tmp_path / "other")
     for identity in ("{}", "damaged", "3"):
@@ -163,7 +163,7 @@ def test_what_a_checkpoint_counts_is_logged_before_it_can_be_found(
 ) -> None:
     written, write = [], write_state
 
-    def checked(folder: Path, state: State) -> None:
+    def checked(folder: Path, state: RunState) -> None:
         logged = read_pushes(tmp_path / PUSHES)
         assert (logged["accepted"] == 1).sum() >= state.accepted
         written.append(state.version)
@@ -171,7 +171,9 @@ def test_what_a_checkpoint_counts_is_logged_before_it_can_be_found(
 
     monkeypatch.setattr(snapshots, "write_state", checked)
     values = {"steps": 20, "servers": 2, "checkpoint_every_s": 0.3, "epoch_checkpoints": True}
-    simulate(make_config("", tmp_path, **TOY | values), Simulated(compute="quadratic", workers=4, rows=400), QUIET)
+    simulate(
+        make_config("", tmp_path, **TOY | values), SimulationSettings(compute="quadratic", workers=4, rows=400), QUIET
+    )
     assert len(written) > 5
     assert written[-1] == 80
 
@@ -221,9 +223,9 @@ QUIET = Options(silent=True, report=False)
 
 def virtual(output: Path, **values: Any) -> Any:
     machines: dict[str, Any] = {"compute": "quadratic", "workers": WORKERS, "rows": ROWS}
-    machines |= {key: values.pop(key) for key in list(values) if key in Simulated.__dataclass_fields__}
+    machines |= {key: values.pop(key) for key in list(values) if key in SimulationSettings.__dataclass_fields__}
     return simulate(
-        make_config("", output, **TOY | {"epoch_checkpoints": False} | values), Simulated(**machines), QUIET
+        make_config("", output, **TOY | {"epoch_checkpoints": False} | values), SimulationSettings(**machines), QUIET
     )
 
 
@@ -333,7 +335,7 @@ def test_a_run_of_checkpoints_that_cannot_be_read_is_refused_and_not_begun_again
     for path in run.root.glob("*/slice-*"):
         path.rename(path.with_name("slice-000-of-001.safetensors"))
     with pytest.raises(DataError, match="--overwrite"):
-        first_checkpoint(run.engine.config, Facts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32), tmp_path)
+        first_checkpoint(run.engine.config, RunFacts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32), tmp_path)
 
 
 @pytest.mark.full
@@ -357,7 +359,7 @@ def test_a_last_update_that_is_no_number_ends_a_virtual_run_as_diverged(
 ) -> None:
     step = Quadratic.step
 
-    def bad(self: Quadratic, worker: int, clock: int, parameters: Any) -> Computed:
+    def bad(self: Quadratic, worker: int, clock: int, parameters: Any) -> MiniBatchResult:
         found = step(self, worker, clock, parameters)
         if clock == 9:
             found.vector[at] = np.nan

@@ -251,11 +251,11 @@ def test_a_number_that_was_freed_below_the_newest_is_no_commit(place: str) -> No
     """A driver frozen for several commits finds its number free again, as older versions are deleted."""
     for name in ("a", "b", "c"):
         commit(STORE, place, name, 2)
-    assert versions.taken(STORE, place) == versions.Taken(last=3, newest=3)
+    assert versions.taken(STORE, place) == versions.VersionNumbers(last=3, newest=3)
     late = staged(place, 1)[0]
     assert not versions.put(STORE, late, place, 2)
     assert whole(place) == "c"
-    assert versions.taken(STORE, place) == versions.Taken(last=3, newest=3)
+    assert versions.taken(STORE, place) == versions.VersionNumbers(last=3, newest=3)
 
 
 def test_a_lost_answer_of_the_file_system_does_not_undo_a_commit(

@@ -29,13 +29,13 @@ from hypothesis.stateful import (
 from tests.support.configs import make_config
 from tests.support.tiers import only
 from tests.support.virtual_time import ALL
-from trainer.config import Facts
+from trainer.config import RunFacts
 from trainer.coordination.budget import Budget
 from trainer.coordination.clocks import Clocks
 from trainer.coordination.coordinator import Coordinator
-from trainer.coordination.membership import Phase
+from trainer.coordination.membership import WorkerPhase
 from trainer.coordination.momentum import heavy_ball
-from trainer.coordination.orders import Measured, Order, Record, Share, Snapshot
+from trainer.coordination.orders import Order, Record, Share, Snapshot, StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
@@ -65,7 +65,7 @@ class World:
         self.protocol = protocol
         self.width = workers * (workers * steps + 1)
         config = make_config("", "", servers=servers, steps=steps, momentum=0.0, batch_size=workers)
-        facts = Facts(workers, workers, servers * self.width, 0)
+        facts = RunFacts(workers, workers, servers * self.width, 0)
         self.now, self.sessions = 0.0, 100
         self.pipes: dict[tuple[str, int, int], deque[Any]] = defaultdict(deque)
         self.slice_servers = [
@@ -168,7 +168,7 @@ class World:
     def _serve(self, worker: int, server: int, message: Join | Push | GiveUp) -> None:
         slice_server = self.slice_servers[server]
         if isinstance(message, GiveUp):
-            given_up = (worker, message.session, message.clock, self.now, Measured(0, 0.0, 0, 1.0))
+            given_up = (worker, message.session, message.clock, self.now, StepMeasurements(0, 0.0, 0, 1.0))
             if not self.coordinator.give_up(*given_up):
                 self.pipes["down", worker, 0].append(Rejoin(worker, message.session))
             return self.advance()
@@ -190,7 +190,7 @@ class World:
         if isinstance(message, Join):
             self.coordinator.join(server, worker, message.session, self.now)
         else:
-            measured = None if server else Measured(1, 0.0, 0, 1.0)
+            measured = None if server else StepMeasurements(1, 0.0, 0, 1.0)
             arrival = (server, worker, message.session, message.clock, self.now, measured)
             if not self.coordinator.push(*arrival) and server == 0:
                 self.pipes["down", worker, 0].append(Rejoin(worker, message.session))
@@ -236,7 +236,7 @@ class World:
         members = self.coordinator.members
         for share in order.shares:
             assert (share.worker, share.clock) not in self.used, "a gradient was used twice"
-            assert members[share.worker].phase not in (Phase.ABSENT, Phase.JOINING), "its worker was lost"
+            assert members[share.worker].phase not in (WorkerPhase.ABSENT, WorkerPhase.JOINING), "its worker was lost"
             self.used[share.worker, share.clock] = share.weight
         self.summed += order.shares
         if order.learning_rate is not None:
@@ -250,7 +250,7 @@ class World:
             self.summed = []
         bound = self.protocol.clock_bound()
         if bound is not None:
-            away = (Phase.ABSENT, Phase.JOINING, Phase.FINISHED)
+            away = (WorkerPhase.ABSENT, WorkerPhase.JOINING, WorkerPhase.FINISHED)
             slowest = min((m.clock for m in members if m.phase not in away), default=0)
             assert all(clock - slowest <= bound for _, _, clock in order.unblocked)
         assert order.snapshot == (snapshot is not None)
@@ -258,7 +258,7 @@ class World:
             unapplied = Counter(share.worker for share in self.summed)
             for worker, member in enumerate(members):
                 clock = member.clock - unapplied[worker]
-                if member.phase in (Phase.ABSENT, Phase.JOINING):
+                if member.phase in (WorkerPhase.ABSENT, WorkerPhase.JOINING):
                     clock = self.protocol.clock_on_joining(clock, self.coordinator.view)
                 assert snapshot.position.clocks[worker] == clock
             assert snapshot.position.version == order.version
@@ -379,7 +379,7 @@ class Storm(RuleBasedStateMachine):
         if ahead or old:
             before = (member.phase, set(member.held_by), dict(coordinator.ledger.waiting))
             late = (server % self.world.servers, worker, member.session - old, member.clock + ahead)
-            assert not coordinator.push(*late, self.world.now, Measured(1, 0.0, 0, 1.0))
+            assert not coordinator.push(*late, self.world.now, StepMeasurements(1, 0.0, 0, 1.0))
             assert before == (member.phase, set(member.held_by), dict(coordinator.ledger.waiting))
 
     @rule()

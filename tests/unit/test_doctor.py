@@ -19,7 +19,7 @@ from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, as_json, by_value, has_failed, screen, some
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.command import seconds
-from pipeline.doctor.facts import Facts, Folder, View, folder, has_ticket, look, view_from_task
+from pipeline.doctor.facts import ExecutorAccess, Folder, ProcessFacts, folder, has_ticket, look, view_from_task
 from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import Reach, check_input, check_reach, not_seen, output_error, reach_from_task
 from pipeline.doctor.security import check_kerberos, is_kerberos, no_tokens
@@ -34,8 +34,8 @@ ROOM = Folder("TMPDIR", "/tmp", 100 << 30, True)
 DENIED = 'Permission denied: user=alice, access=WRITE, inode="/":root:supergroup:drwxr-xr-x'
 
 
-def machine(where: str = "driver", **changes: Any) -> Facts:
-    made = Facts(where, where, "3.11.7", "17.0.9", PACKAGES, 4096, 0o022, (ROOM,), False, False, 0.0)
+def machine(where: str = "driver", **changes: Any) -> ProcessFacts:
+    made = ProcessFacts(where, where, "3.11.7", "17.0.9", PACKAGES, 4096, 0o022, (ROOM,), False, False, 0.0)
     return made._replace(**changes)
 
 
@@ -191,8 +191,8 @@ def test_kerberos_needs_a_ticket_or_tokens_on_every_machine() -> None:
 
 
 def test_executors_without_tokens_are_one_line() -> None:
-    assert no_tokens([View("a", (), True)]) == ""
-    line = no_tokens([View("a", (), True), View("b", (), False)])
+    assert no_tokens([ExecutorAccess("a", (), True)]) == ""
+    line = no_tokens([ExecutorAccess("a", (), True), ExecutorAccess("b", (), False)])
     assert "b of the cluster" in line
     assert "YARN" in line
 
@@ -232,7 +232,7 @@ def test_other_failures_of_an_output_stay_as_they_are() -> None:
 
 
 def test_a_local_path_that_executors_do_not_see_is_named() -> None:
-    views = [View("a", (True, True), True), View("b", (True, False), True)]
+    views = [ExecutorAccess("a", (True, True), True), ExecutorAccess("b", (True, False), True)]
     assert not_seen("--input", "/in", 0, views) == ""
     line = not_seen("--output", "/out", 1, views)
     assert line.startswith(
@@ -242,7 +242,7 @@ def test_a_local_path_that_executors_do_not_see_is_named() -> None:
 
 def test_a_task_tells_what_it_sees(tmp_path: Path) -> None:
     view = view_from_task((str(tmp_path), f"{tmp_path}/no"), False, 0)
-    assert view == View(socket.gethostname(), (True, False), True)
+    assert view == ExecutorAccess(socket.gethostname(), (True, False), True)
 
 
 def test_what_executors_cannot_reach_is_named() -> None:

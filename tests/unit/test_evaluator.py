@@ -29,7 +29,7 @@ from trainer import Options
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import evaluation_of, read_state, versions
-from trainer.checkpoints.state import State, folder_of, slice_name
+from trainer.checkpoints.state import RunState, folder_of, slice_name
 from trainer.checkpoints.write import reopen
 from trainer.checkpoints.write import write_slice as save_slice
 from trainer.checkpoints.write import write_state as save_state
@@ -39,10 +39,10 @@ from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
 from trainer.evaluation import recalibration
 from trainer.evaluation.guessing import NOTHING_LEARNED
-from trainer.evaluation.process import Measurement, evaluate, penalty
+from trainer.evaluation.process import EvaluationResult, evaluate, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.home.folders import Folders
-from trainer.home.work import Work
+from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude
 from trainer.models import ModelInput, model_from_json
 from trainer.models.build import build
@@ -102,7 +102,7 @@ def write(
         momentum = np.zeros(min(end, parameters) - begin, np.float32)
         save_slice(folder, index, 2, version, begin, end, total, values[begin:end], momentum, generation)
     counts = (version, version, 0, generation, version / 10, boundary, final, {0: 1}, 2.5)
-    save_state(folder, State(*counts, 2, parameters, flat.num_buffers, "{}"))
+    save_state(folder, RunState(*counts, 2, parameters, flat.num_buffers, "{}"))
 
 
 def finished_run(output: Path) -> None:
@@ -488,7 +488,7 @@ def test_after_a_roll_back_the_best_model_is_that_of_the_best_evaluation_that_is
 ) -> None:
     """Its checkpoint is kept for that, though newer ones would have had it deleted."""
     accuracies = {10: 0.5, 20: 0.4, 30: 0.3, 40: 0.9}
-    found = lambda *_: Measurement(1.0, accuracies[max(accuracies.keys() & present())], 0.0)  # noqa: E731
+    found = lambda *_: EvaluationResult(1.0, accuracies[max(accuracies.keys() & present())], 0.0)  # noqa: E731
     monkeypatch.setattr(evaluator, "evaluate", found)
     root = tmp_path / "checkpoints"
 
@@ -514,7 +514,7 @@ def test_the_best_model_of_real_targets_has_the_lowest_loss(
 ) -> None:
     losses = {10: 3.0, 20: 0.5, 30: 1.0}
     monkeypatch.setattr(
-        evaluator, "evaluate", lambda *_: Measurement(losses[versions(tmp_path / "checkpoints")[-1]], None, 0.0)
+        evaluator, "evaluate", lambda *_: EvaluationResult(losses[versions(tmp_path / "checkpoints")[-1]], None, 0.0)
     )
     for version in losses:
         write(tmp_path, version, boundary=version // 10)
@@ -559,7 +559,7 @@ def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path:
     write(tmp_path, 10, boundary=1)
     evaluate_what_is_there(tmp_path, shards)
     write(tmp_path, 20, boundary=2)
-    work = Work(Folders.of(tmp_path))
+    work = WorkFolder(Folders.of(tmp_path))
     conclude(work, QUIET, {}, "interrupted")
     assert (tmp_path / BEST).exists()
     log_event(tmp_path, "eval", version=20, generation=0, epoch=2, seconds=2.0, loss=0.1, accuracy=1.0, final=False)
@@ -576,7 +576,7 @@ def test_a_checkpoint_that_is_given_up_while_it_waits_is_passed_over_without_a_w
         write(tmp_path, version, boundary=version // 10, final=version == 30)
     load = evaluator.Evaluator._load
 
-    def late(self: Any, state: State) -> Any:
+    def late(self: Any, state: RunState) -> Any:
         if state.version == 10:
             shutil.rmtree(folder_of(tmp_path / "checkpoints", 10))
         return load(self, state)

@@ -15,7 +15,7 @@ from tests.support.configs import make_config
 from tests.support.local_client import LocalClient
 from tests.support.local_exchange import Local
 from trainer.config import Config
-from trainer.coordination.orders import Measured
+from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches
 from trainer.data.prefetch import Prefetch
 from trainer.data.sampling import ShuffleSampler
@@ -23,11 +23,11 @@ from trainer.data.shards import Rows
 from trainer.exchange import EXCHANGES
 from trainer.flags import config_of, flags
 from trainer.models.base import ModelInput
-from trainer.models.build import Built, build
+from trainer.models.build import NetworkAndTask, build
 from trainer.models.flat_vector import FlatModel
 from trainer.models.linear import Logistic
 from trainer.options import Options
-from trainer.simulate import Simulated, simulate
+from trainer.simulate import SimulationSettings, simulate
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
 from trainer.worker.loop import train
 from trainer.worker.step import Step
@@ -86,7 +86,7 @@ def test_a_configuration_saved_before_there_were_exchanges_is_read() -> None:
 def test_virtual_time_refuses_an_exchange_that_it_does_not_have(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "run", exchange="local", steps=3)
     with pytest.raises(UsageError, match="--exchange local has no virtual time"):
-        simulate(config, Simulated(compute="quadratic", workers=2), Options(silent=True))
+        simulate(config, SimulationSettings(compute="quadratic", workers=2), Options(silent=True))
     assert not (tmp_path / "run").exists()
 
 
@@ -104,7 +104,7 @@ class Turns:
         self.pushed = np.zeros_like(start)
         self.clock = 0
         self.joins = 0
-        self.reports: list[Measured] = []
+        self.reports: list[StepMeasurements] = []
         self.cancelled: set[int] = set()
         self.given_up: list[int] = []
 
@@ -113,7 +113,7 @@ class Turns:
         self.pulled[:] = self.start
         return Turn(self.clock, 0, 1)
 
-    def exchange(self, turn: Turn, report: Measured) -> Turn | None:
+    def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         if turn.clock == self.dropped:
             self.dropped = -1
             raise MustRejoin
@@ -124,7 +124,7 @@ class Turns:
     def is_cancelled(self, turn: Turn) -> bool:
         return turn.clock in self.cancelled
 
-    def give_up(self, turn: Turn, report: Measured) -> Turn | None:
+    def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         self.given_up.append(turn.clock)
         return self.exchange(turn, report)
 
@@ -139,7 +139,7 @@ def batches_of(worker: int) -> Batches:
     return Batches(sampler, np.zeros(1, np.float32), seed=0, worker=worker, augment=False)
 
 
-def network() -> Built:
+def network() -> NetworkAndTask:
     return build(Logistic(), ModelInput(SHAPE, 3, False, True), seed=0)
 
 

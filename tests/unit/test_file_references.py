@@ -23,14 +23,14 @@ from pipeline.quality.verdict import Verdict
 from tests.support.configs import make_config
 from tests.support.references import ROOT, RUNS, SETS, events, names, undocumented, undocumented_below, unlisted
 from trainer import Options
-from trainer.checkpoints.state import Evaluated, State
+from trainer.checkpoints.state import EvaluationMark, RunState
 from trainer.data.follow import Stretch
-from trainer.plan import Plan
+from trainer.plan import RunPlan
 from trainer.runlog.events import COLUMNS
 from trainer.runlog.result import Result
 from trainer.simulate import simulate
-from trainer.simulation.compare import Compared
-from trainer.simulation.options import Simulated
+from trainer.simulation.compare import ProtocolMeasurements
+from trainer.simulation.options import SimulationSettings
 
 LEDGERS = ROOT / "conf" / "study" / "results"
 
@@ -66,12 +66,12 @@ def test_every_key_of_a_comparison_is_documented() -> None:
         (ChiSquare, SETS, "quality.json", set()),
         (ShardQuality, SETS, "quality.json", set()),
         (Verdict, SETS, "quality.json", set()),
-        (Plan, RUNS, "plan", set()),
+        (RunPlan, RUNS, "plan", set()),
         (Result, RUNS, "result.json", {"output", "staleness", "passes", "restarts"}),
-        (State, RUNS, "checkpoints", set()),
-        (Evaluated, RUNS, "checkpoints", set()),
+        (RunState, RUNS, "checkpoints", set()),
+        (EvaluationMark, RUNS, "checkpoints", set()),
         (Stretch, RUNS, "followed", set()),
-        (Compared, RUNS, "Virtual time: comparison.json", {"seconds"}),
+        (ProtocolMeasurements, RUNS, "Virtual time: comparison.json", {"seconds"}),
     ],
 )
 def test_every_field_of_a_written_class_is_documented(kind: Any, document: str, heading: str, hidden: set[str]) -> None:
@@ -103,7 +103,7 @@ def test_every_column_of_pushes_is_documented() -> None:
 
 def test_a_run_writes_nothing_that_is_not_documented(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "run", batch_size=40, steps=10)
-    simulate(config, Simulated(compute="quadratic", workers=4, rows=400), Options(silent=True, report=False))
+    simulate(config, SimulationSettings(compute="quadratic", workers=4, rows=400), Options(silent=True, report=False))
     assert (tmp_path / "run" / "metrics.jsonl").exists()
     assert undocumented_below(tmp_path) == {}
     assert unlisted(tmp_path / "run", RUNS) == set()

@@ -106,7 +106,7 @@ def test_a_frozen_append_deletes_nothing_that_is_listed(tmp_path: Path, monkeypa
     """A driver is frozen after its version is put and before it looks whether that stands; another appends meanwhile."""
     output, look, others = str(tmp_path / "set"), versions.taken, [1]
 
-    def frozen(store: Store, uri: str) -> versions.Taken:
+    def frozen(store: Store, uri: str) -> versions.VersionNumbers:
         if others and look(store, uri).newest == 1:
             append(STORE, output, others.pop())
         return look(store, uri)

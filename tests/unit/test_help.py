@@ -16,7 +16,7 @@ import pytest
 from pipeline import entry
 from pipeline.__main__ import COMMANDS
 from pipeline.core.command_line import Parser
-from pipeline.core.specs import Advanced
+from pipeline.core.specs import AdvancedHelp
 from pipeline.runs.command import shard_parser
 from tests.clusters import ROOT
 from tests.support.commands import JOBS
@@ -94,7 +94,7 @@ def test_help_is_short_and_help_all_is_complete(command: Parser) -> None:
     assert len(shown) <= MOST
     assert shown <= set(FLAG.findall(command.format_help(every=True))) <= names
     last = command.format_help().splitlines()[-1]
-    if any(isinstance(action.help, Advanced) for action in command._actions):
+    if any(isinstance(action.help, AdvancedHelp) for action in command._actions):
         assert set(FLAG.findall(command.format_help(every=True))) == names
         assert last == f"all {len(names)} options: {command.prog} --help-all"
     else:

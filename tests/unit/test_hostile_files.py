@@ -20,7 +20,7 @@ from pipeline.core.json_values import build, fits, parse, parse_object
 from pipeline.core.shardset.attempt import is_running, whoami
 from tests.campaigns.fuzz_kinds import KINDS, SHAPE
 from trainer.checkpoints.read import newest, whole_states
-from trainer.checkpoints.state import Evaluated, State
+from trainer.checkpoints.state import EvaluationMark, RunState
 from trainer.data.shards import load_worker, open_shards
 from trainer.runlog.read import read_events, read_pushes
 from trainer.simulation.profiles import PROFILES
@@ -316,7 +316,7 @@ def test_a_damaged_mark_of_the_evaluator_is_no_mark(tmp_path: Path) -> None:
     for change in (put(final="yes"), put(generation="3"), put(accuracy="high")):
         text = json.dumps(change({"generation": 3, "final": False, "accuracy": None}))
         with pytest.raises(ValueError, match="is '"):
-            Evaluated.from_bytes(text.encode())
+            EvaluationMark.from_bytes(text.encode())
         damaged("checkpoint", tmp_path, "00000020/evaluated", text.encode())
         KINDS["checkpoint"].read(tmp_path)
 
@@ -511,5 +511,5 @@ def test_values_of_json_are_held_against_their_types() -> None:
         ({"version": "1"}, "'version' is '1', not int"),
     ):
         with pytest.raises(ValueError, match=words):
-            build(State, values)
+            build(RunState, values)
     assert SHAPE == (3, 4, 4)

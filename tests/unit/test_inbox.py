@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pipeline.core.errors import DataError
 from pipeline.stream import inbox as inbox_module
 from pipeline.stream.files import arrivals
-from pipeline.stream.generation import Arrived
+from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.inbox import FOLDER, Inbox
 from pipeline.stream.lateness import CLOCK_TOLERANCE_S
 from tests.support.places import STORE, files_below
@@ -43,8 +43,12 @@ def frame_of(*paths: Path) -> DataFrame:
     return cast(DataFrame, SimpleNamespace(collect=lambda: rows))
 
 
-def arrive(inbox: Inbox, batch: int, *paths: Path, late_after_s: float | None = None, newest_ms: int = 0) -> Arrived:
-    made: Arrived = arrivals(inbox, f"{inbox.output}/_checkpoint", late_after_s)(batch, frame_of(*paths), "", newest_ms)
+def arrive(
+    inbox: Inbox, batch: int, *paths: Path, late_after_s: float | None = None, newest_ms: int = 0
+) -> IncomingBatch:
+    made: IncomingBatch = arrivals(inbox, f"{inbox.output}/_checkpoint", late_after_s)(
+        batch, frame_of(*paths), "", newest_ms
+    )
     return made
 
 

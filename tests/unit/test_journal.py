@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer.coordination.orders import Measured, Record
+from trainer.coordination.orders import Record, StepMeasurements
 from trainer.coordination.passes import Passes
 from trainer.runlog.journal import Journal
 
@@ -38,7 +38,7 @@ def test_refused_gradients_count_for_their_workers_alone(tmp_path: Path) -> None
     journal = Journal(tmp_path, coordinator, 0, 0.0)
 
     def push(worker: int, staleness: int, loss: float, correct: int, *, accepted: bool) -> Record:
-        return Record(1, worker, 0, 0, staleness, Measured(100, loss, correct, 0.1), accepted=accepted)
+        return Record(1, worker, 0, 0, staleness, StepMeasurements(100, loss, correct, 0.1), accepted=accepted)
 
     coordinator.records = [
         push(0, 0, 1.0, 10, accepted=True),
@@ -61,7 +61,7 @@ def test_a_speed_is_of_the_time_that_was_trained_not_of_the_wait_for_the_end(tmp
     journal = Journal(tmp_path, coordinator, 0, 0.0)
 
     def push(now: float) -> None:
-        coordinator.records = [Record(0, 0, 0, 0, 0, Measured(100, 1.0, 10, 0.1), accepted=True)]
+        coordinator.records = [Record(0, 0, 0, 0, 0, StepMeasurements(100, 1.0, 10, 0.1), accepted=True)]
         journal.note(None, now)
 
     for tick in range(11):  # 1,000 images a second for 1.1 s

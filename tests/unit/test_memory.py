@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.spark.session import PACKAGE
-from trainer.transport.messages import Malformed
+from trainer.transport.messages import MalformedMessageError
 from trainer.transport.shared_memory import NONCE_BYTES, SEALS, SharedVectors, WorkerMemory, open_memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has sealed anonymous files")
@@ -207,7 +207,7 @@ def test_a_handle_to_what_is_not_there_is_declined(change: dict[str, Any]) -> No
     ids=lambda handle: str(handle)[:40],
 )
 def test_what_is_no_handle_is_malformed(handle: dict[str, Any]) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessageError):
         open_memory(handle, NUMBERS)
 
 
@@ -221,5 +221,5 @@ json_values = st.recursive(
 @given(pid=json_values | st.just(os.getpid()), descriptor=json_values | st.integers(0, 40), nonce=json_values)
 @settings(max_examples=150, deadline=None)
 def test_no_handle_opens_anything_but_what_bears_its_nonce(pid: Any, descriptor: Any, nonce: Any) -> None:
-    with contextlib.suppress(Malformed):
+    with contextlib.suppress(MalformedMessageError):
         assert open_memory({"pid": pid, "descriptor": descriptor, "nonce": nonce}, NUMBERS) is None

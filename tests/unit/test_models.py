@@ -20,7 +20,7 @@ from pipeline.core import command_line
 from pipeline.core.errors import UsageError
 from trainer.flags import config_of, flags
 from trainer.models import MODELS, ModelInput, model_from_json
-from trainer.models.build import Built, build
+from trainer.models.build import NetworkAndTask, build
 from trainer.models.devices import EVALUATOR, device_of
 from trainer.models.networks.dropout import Dropout
 from trainer.models.tasks import Classification, LeastSquares
@@ -43,7 +43,7 @@ def _make(
     *,
     targets: bool = False,
     **options: Any,
-) -> Built:
+) -> NetworkAndTask:
     return build(model_from_json({"name": name, **options}), ModelInput(shape, classes, targets), seed)
 
 

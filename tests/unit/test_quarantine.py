@@ -18,7 +18,7 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.input.dataset import serial
 from pipeline.input.formats import DataFile
 from pipeline.input.read_options import ReadOptions
-from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, Found, Segment, joined, left_out, survey
+from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, RecordRange, SkippedRows, joined, left_out, survey
 from pipeline.stream.checkpoint import planned_files, planned_offsets
 from pipeline.stream.kafka import lost_messages
 from pipeline.stream.look import LookJob, look
@@ -73,7 +73,7 @@ def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path,
     assert all(whole in entry.reason for entry in found[1:-3])
     assert f"{files[1]}, row 3: {whole}" in found[-2].reason
     assert found[-2].reason.endswith("; more than 100 records cannot be decoded, so all of the file is left out")
-    assert found[-1] == Found(650, 950, f"{files[2]}, row 0: label 13 is not in 0..9", decoded=True)
+    assert found[-1] == SkippedRows(650, 950, f"{files[2]}, row 0: label 13 is not in 0..9", decoded=True)
     again = data.without((entry.first, entry.end) for entry in found)
     assert look(LookJob(again, 10, None), [(50, 50 + again.rows)], pieces, serial).broken == []
 
@@ -88,7 +88,7 @@ def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path,
 def test_ranges_that_tasks_find_merge_to_those_of_a_loop_over_files(
     lengths: list[int], kinds: list[str], cuts: set[int], most: int
 ) -> None:
-    segments = tuple(Segment(DataFile(f"{at}", 0, 0, rows), 0, rows) for at, rows in enumerate(lengths))
+    segments = tuple(RecordRange(DataFile(f"{at}", 0, 0, rows), 0, rows) for at, rows in enumerate(lengths))
     data = Arrivals(STORE, "in", "parquet", (), Layout(SHAPE), segments, 0)
     borders = sorted({0, sum(lengths), *(cut for cut in cuts if cut < sum(lengths))})
     found = [
@@ -96,7 +96,7 @@ def test_ranges_that_tasks_find_merge_to_those_of_a_loop_over_files(
         for low, high in pairwise(borders)
         for entry in joined(
             data,
-            [Found(at, at + 1, f"{at}", kinds[at] == "label") for at in range(low, high) if kinds[at] != "good"],
+            [SkippedRows(at, at + 1, f"{at}", kinds[at] == "label") for at in range(low, high) if kinds[at] != "good"],
         )
     ]
     expected: list[tuple[int, int, str]] = []
@@ -141,7 +141,7 @@ def test_the_bytes_of_messages_outlive_a_try_that_finds_them_gone(tmp_path: Path
 )
 def test_rows_are_left_out_of_files_wherever_they_are(lengths: list[int], bad: set[int], joined: bool) -> None:
     """joined: neighbours as one range, over the ends of files too."""
-    segments = tuple(Segment(DataFile(f"{at}", 0, 0, rows + 2), 1, rows + 1) for at, rows in enumerate(lengths))
+    segments = tuple(RecordRange(DataFile(f"{at}", 0, 0, rows + 2), 1, rows + 1) for at, rows in enumerate(lengths))
     data = Arrivals(STORE, "in", "cifar10-binary", (), Layout(SHAPE), segments, 100)
     rows = sorted(row for row in bad if row < sum(lengths))
     ranges = [(100 + row, 101 + row) for row in rows]

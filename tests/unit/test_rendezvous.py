@@ -15,7 +15,7 @@ from pipeline.core.errors import UsageError
 from tests.support.trainer_runs import until
 from trainer.cluster import rendezvous as module
 from trainer.cluster.part import interface_towards
-from trainer.cluster.rendezvous import CHECKPOINT, GO, LEAVE, WAIT, End, Line, Lost, Rendezvous
+from trainer.cluster.rendezvous import CHECKPOINT, GO, LEAVE, WAIT, AttemptLostError, Line, PartEnd, Rendezvous
 from trainer.cluster.run import drained
 from trainer.transport import sockets
 from trainer.transport.sockets import Secret, connect
@@ -95,7 +95,7 @@ def test_an_end_is_heard_once_and_only_of_the_attempt_that_counts(meeting: Rende
     new.tell(end=(3, "broken"))
     old.flush()
     new.flush()
-    assert collected(meeting.ends, 1) == [End(0, 1, 3, "broken")]
+    assert collected(meeting.ends, 1) == [PartEnd(0, 1, 3, "broken")]
 
 
 def test_a_successor_goes_on_when_its_predecessor_has_said_goodbye(meeting: Rendezvous, call: Call) -> None:
@@ -130,7 +130,7 @@ def test_one_that_hears_nothing_is_lost(call: Call, meeting: Rendezvous, monkeyp
     assert line.answer().wanted == WAIT
     monkeypatch.setattr(meeting, "_answer", lambda *message: {}[message])  # it does not answer
     until(line.is_silent, "it hears nothing")
-    with pytest.raises(Lost):
+    with pytest.raises(AttemptLostError):
         line.answer()
 
 

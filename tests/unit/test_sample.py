@@ -17,7 +17,7 @@ from pipeline.__main__ import main
 from pipeline.core.errors import JobError
 from pipeline.datasets.synthetic import (
     Dice,
-    Draw,
+    SampleRows,
     SampleSpec,
     digest,
     files_of,
@@ -32,17 +32,17 @@ SMALL = SampleSpec(rows=1003, test_rows=50, classes=4, seed=5)
 
 
 @pytest.fixture(scope="module")
-def batches() -> list[Draw]:
+def batches() -> list[SampleRows]:
     return training_batches(SampleSpec())
 
 
 @pytest.fixture(scope="module")
-def groups(batches: list[Draw]) -> npt.NDArray[np.int64]:
+def groups(batches: list[SampleRows]) -> npt.NDArray[np.int64]:
     return np.concatenate([batch.groups for batch in batches])
 
 
 @pytest.fixture(scope="module")
-def points(batches: list[Draw]) -> npt.NDArray[np.float64]:
+def points(batches: list[SampleRows]) -> npt.NDArray[np.float64]:
     """The plain preset: 50 principal components, not whitened."""
     pixels = np.concatenate([batch.images.reshape(len(batch.labels), -1) for batch in batches])
     found: npt.NDArray[np.float64] = PCA(50, svd_solver="arpack", random_state=0).fit_transform(
@@ -80,7 +80,7 @@ def test_files_are_in_the_official_layout() -> None:
     assert np.bincount(records[:, 0]).tolist() == [251, 251, 251, 250]
 
 
-def test_a_record_is_the_label_and_then_one_plane_a_channel(batches: list[Draw]) -> None:
+def test_a_record_is_the_label_and_then_one_plane_a_channel(batches: list[SampleRows]) -> None:
     record = np.frombuffer(batches[0].records()[3073 : 2 * 3073], dtype=np.uint8)
     assert record[0] == batches[0].labels[1]
     for channel in range(3):
@@ -131,7 +131,7 @@ def test_the_spectrum_decays(points: npt.NDArray[np.float64]) -> None:
     assert variances[0] > 10 * variances[5] > 100 * variances[49]
 
 
-def test_dealing_rows_out_in_turn_does_not_balance_the_classes(batches: list[Draw]) -> None:
+def test_dealing_rows_out_in_turn_does_not_balance_the_classes(batches: list[SampleRows]) -> None:
     def worst(labels: npt.NDArray[np.int64]) -> float:
         counts = np.array([np.bincount(labels[worker::12], minlength=10) for worker in range(12)])
         return float(np.abs(counts / counts.mean(axis=0) - 1).max())

@@ -20,8 +20,8 @@ from tests.support.configs import make_config
 from trainer.home import segments
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace, listing, write_whole
-from trainer.home.segments import Log, Superseded, begin, copy, joined, look, merge, settle, unread, whole_log
-from trainer.home.work import Work, due, working
+from trainer.home.segments import Log, SupersededError, begin, copy, joined, look, merge, settle, unread, whole_log
+from trainer.home.work import WorkFolder, due, working
 from trainer.run_files import METRICS, PUSHES, SEGMENTS
 from trainer.runlog.event_tail import HomeTail
 from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
@@ -255,8 +255,8 @@ def test_a_start_that_begins_while_segments_are_merged_reads_all(
 @pytest.mark.usefixtures("few")
 def test_merged_segments_are_read_once(near: StorePlace, tmp_path: Path) -> None:
     """By an evaluator on another host, and by the host that leads of what others log."""
-    lead = Work(begin(near, folder(tmp_path, "lead")))
-    other = Work(Folders(near, folder(tmp_path, "other"), "host-0a"))
+    lead = WorkFolder(begin(near, folder(tmp_path, "lead")))
+    other = WorkFolder(Folders(near, folder(tmp_path, "other"), "host-0a"))
     tail = HomeTail(Folders(near, folder(tmp_path, "far"), "host-0b"))
     found: list[int] = []
     for version in range(40):
@@ -305,7 +305,7 @@ def failing(left: list[int], change: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_start_that_was_frozen_writes_no_more_once_a_later_one_has_begun(near: StorePlace, tmp_path: Path) -> None:
-    frozen = Work(begin(near, folder(tmp_path, "frozen")))
+    frozen = WorkFolder(begin(near, folder(tmp_path, "frozen")))
     add(frozen.folders, METRICS, "a")
     frozen.copy()
     later = begin(near, folder(tmp_path, "later"))
@@ -313,7 +313,7 @@ def test_a_start_that_was_frozen_writes_no_more_once_a_later_one_has_begun(near:
     add(later, METRICS, "b")
     before = listing(near)
     for act in (frozen.copy, frozen.settle):
-        with pytest.raises(Superseded, match="later start"):
+        with pytest.raises(SupersededError, match="later start"):
             act()
     assert listing(near) == before
     frozen.close()
@@ -339,7 +339,7 @@ def test_a_run_that_begins_anew_has_nothing_of_a_frozen_start_of_the_run_before(
         anew = begin(near, folder(tmp_path, "anew"))
         add(anew, METRICS, "new")
         add(frozen, METRICS, "b")
-        with pytest.raises(Superseded):
+        with pytest.raises(SupersededError):
             copy(frozen)
         write_whole(near / SEGMENTS / f"{frozen.source}-000000000002.{METRICS}", b"b\n")  # it had asked before
         settle(anew)
@@ -376,15 +376,15 @@ def test_processes_of_a_host_copy_at_once_without_a_gap_or_a_line_twice(near: St
 def test_what_other_hosts_log_is_taken_over_once_though_the_host_that_leads_starts_again(
     near: StorePlace, tmp_path: Path
 ) -> None:
-    other = Work(Folders(near, folder(tmp_path, "other"), "host-0a"))
-    lead = Work(begin(near, folder(tmp_path, "lead")))
+    other = WorkFolder(Folders(near, folder(tmp_path, "other"), "host-0a"))
+    lead = WorkFolder(begin(near, folder(tmp_path, "lead")))
     add(lead.folders, METRICS, '{"event": "start"}')
     add(other.folders, METRICS, '{"event": "eval", "version": 3}')
     other.copy()
     lead.copy()
     lead.copy()
     lead.close()
-    again = Work(begin(near, folder(tmp_path, "again")))
+    again = WorkFolder(begin(near, folder(tmp_path, "again")))
     add(other.folders, METRICS, '{"event": "eval", "version": 4}')
     other.close()
     again.settle()

@@ -27,11 +27,11 @@ from trainer.runlog.read import read_events, surviving
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
 from trainer.simulation.compare import compare, parse_protocols
-from trainer.simulation.compute import Computed, Quadratic
+from trainer.simulation.compute import MiniBatchResult, Quadratic
 from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.network import Network
-from trainer.simulation.options import Simulated
+from trainer.simulation.options import SimulationSettings
 from trainer.simulation.profiles import PROFILES, parse_profile
 from trainer.simulation.replay import configurations, replay
 
@@ -42,9 +42,11 @@ TOY: dict[str, Any] = {"batch_size": 40, "learning_rate": 0.1, "steps": 30, "epo
 def virtual(output: Path, protocol: str = "asp", options: Options = QUIET, **values: Any) -> Result:
     """A toy run of four workers; values: of the configuration, and of what stands for the machines."""
     machines: dict[str, Any] = {"compute": "quadratic", "workers": 4, "rows": 400}
-    machines |= {key: values.pop(key) for key in list(values) if key in Simulated.__dataclass_fields__}
+    machines |= {key: values.pop(key) for key in list(values) if key in SimulationSettings.__dataclass_fields__}
     shards = values.pop("shards", "")
-    return simulate(make_config(shards, output, protocol=protocol, **TOY | values), Simulated(**machines), options)
+    return simulate(
+        make_config(shards, output, protocol=protocol, **TOY | values), SimulationSettings(**machines), options
+    )
 
 
 def final(result: Result) -> np.ndarray:
@@ -187,7 +189,7 @@ def test_an_interrupted_run_leaves_a_checkpoint_and_resume_goes_on(tmp_path: Pat
     assert version
     left = simulate(
         make_config("", tmp_path / "whole", protocol="bsp", batch_size=40, steps=version, recipe="constant"),
-        Simulated(compute="quadratic", workers=4),
+        SimulationSettings(compute="quadratic", workers=4),
         QUIET,
     )
     np.testing.assert_array_equal(read_vector(tmp_path / "run" / "checkpoints", version), final(left))
@@ -203,7 +205,7 @@ def test_a_model_that_begins_as_nan_is_not_told_to_learn_slower(
 ) -> None:
     step = Quadratic.step
 
-    def broken(self: Quadratic, worker: int, clock: int, parameters: Any) -> Computed:
+    def broken(self: Quadratic, worker: int, clock: int, parameters: Any) -> MiniBatchResult:
         return step(self, worker, clock, parameters)._replace(loss=float("nan"))
 
     monkeypatch.setattr(Quadratic, "step", broken)
@@ -379,7 +381,7 @@ def test_a_comparison_has_a_table_and_a_picture_and_says_who_reaches_the_loss_fi
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = make_config("", tmp_path / "all", **TOY | {"steps": 100, "momentum": 0.0})
-    machines = Simulated(compute="quadratic", workers=4, rows=400, profile=parse_profile("one-slow:8"))
+    machines = SimulationSettings(compute="quadratic", workers=4, rows=400, profile=parse_profile("one-slow:8"))
     protocols = parse_protocols("bsp,asp,k-bsp:3")
     runs = {run.label: run for run in compare(config, machines, protocols, QUIET)}
     assert (tmp_path / "all" / "comparison.png").stat().st_size > 10_000
@@ -416,7 +418,7 @@ def test_each_protocol_of_a_comparison_has_the_rate_that_it_has_alone(tmp_path: 
 
 def test_where_nothing_is_computed_no_loss_is_compared(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "all", **TOY)
-    runs = compare(config, Simulated(compute="none", workers=4, rows=400), parse_protocols("asp,bsp"), QUIET)
+    runs = compare(config, SimulationSettings(compute="none", workers=4, rows=400), parse_protocols("asp,bsp"), QUIET)
     assert [(len(run.loss), run.to_loss) for run in runs] == [(0, None)] * 2
     assert json.loads((tmp_path / "all" / "comparison.json").read_text())["loss"] is None
 

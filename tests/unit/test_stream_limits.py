@@ -8,19 +8,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from pipeline.core.errors import DataError, Diverged, JobError, UnsuitableError, UsageError
+from pipeline.core.errors import DataError, DivergenceError, JobError, UnsuitableError, UsageError
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.runs.flags import _cause
 from pipeline.strategies import hash as hash_strategy
 from pipeline.strategies.hash import Hash
 from pipeline.stream.arrivals import Arrivals
-from pipeline.stream.batch import Batch
-from pipeline.stream.buckets import Buckets, Counted
+from pipeline.stream.batch import StreamBatch
+from pipeline.stream.buckets import Buckets, CounterUpdate
 from pipeline.stream.request import StreamRequest
 
 
-@pytest.mark.parametrize("kind", [DataError, UsageError, UnsuitableError, JobError, Diverged])
+@pytest.mark.parametrize("kind", [DataError, UsageError, UnsuitableError, JobError, DivergenceError])
 def test_an_error_of_a_batch_keeps_its_exit_code_through_spark(kind: type[JobError]) -> None:
     trace = (
         f"[STREAM_FAILED] Query terminated:\n  File x\npipeline.core.errors.{kind.__name__}: too many\n\tat org.apache"
@@ -31,7 +31,7 @@ def test_an_error_of_a_batch_keeps_its_exit_code_through_spark(kind: type[JobErr
 def check(window: int, end: int, new: int, old: int = 0, copies_before: int = 0, buckets: int = 3) -> None:
     """Check the limits of a batch that adds copies of its own rows (new) and of earlier ones of its window (old)."""
     before = SimpleNamespace(manifest=Manifest(num_workers=1, workers=[], rows=end - 100, copies=copies_before))
-    batch = Batch(
+    batch = StreamBatch(
         context=cast(Any, None),
         store=cast(Any, None),
         request=StreamRequest("/o", 200, Hash(family="sign", functions=6)),
@@ -41,7 +41,7 @@ def check(window: int, end: int, new: int, old: int = 0, copies_before: int = 0,
         phase=cast(Any, None),
     )
     after = Buckets.none().with_keys(np.arange(buckets))
-    batch._check_limits(Counted(after, [], np.zeros(buckets, np.bool_), new, old), window, end, 1)
+    batch._check_limits(CounterUpdate(after, [], np.zeros(buckets, np.bool_), new, old), window, end, 1)
 
 
 def test_copies_that_more_than_double_the_rows_are_refused() -> None:

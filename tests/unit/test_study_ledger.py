@@ -10,24 +10,24 @@ import pytest
 from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import make_plan, make_records, normal
 from trainer.study.plan.study_plan import Run, StudyPlan
-from trainer.study.run.ledger import Contents, Ledger, dumps, environments, run_of
+from trainer.study.run.ledger import Contents, StudyLedger, dumps, environments, run_of
 from trainer.study.run.runner import batches
 from trainer.study.run.sets import SetKey
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
 
 
-def contents_of(ledger: Ledger) -> Contents:
+def contents_of(ledger: StudyLedger) -> Contents:
     """As a study has it whose shards all change with the seed."""
     return Contents(ledger.records.values(), lambda run: ("given", run.seed))
 
 
-def merge(mine: Ledger, other: Ledger, plan: StudyPlan) -> int:
+def merge(mine: StudyLedger, other: StudyLedger, plan: StudyPlan) -> int:
     return mine.merge(other, plan, contents_of(mine))
 
 
-def filled(path: Path, count: int | None = None, **changes: object) -> Ledger:
-    ledger = Ledger(path)
+def filled(path: Path, count: int | None = None, **changes: object) -> StudyLedger:
+    ledger = StudyLedger(path)
     for record in make_records(make_plan(), DRAW, **changes)[:count]:
         ledger.append(record)
     return ledger
@@ -35,7 +35,7 @@ def filled(path: Path, count: int | None = None, **changes: object) -> Ledger:
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     written = filled(tmp_path / "l")
-    assert Ledger(tmp_path / "l").records == written.records
+    assert StudyLedger(tmp_path / "l").records == written.records
     plan = make_plan(seeds=3)
     assert [str(run_of(record)) for record in written.of_plan(plan)] == [str(run) for run in plan.runs()]
 
@@ -46,7 +46,7 @@ def test_a_line_that_a_killed_process_did_not_finish_is_no_run(cut: int, tmp_pat
     filled(path, 3)
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    ledger = Ledger(path, mine=True)
+    ledger = StudyLedger(path, mine=True)
     assert len(ledger.records) == 2
     record = make_records(make_plan(), DRAW)[2]
     ledger.append(record)
@@ -58,7 +58,7 @@ def test_a_line_that_is_none_is_broken_data(tmp_path: Path) -> None:
     filled(path, 2)
     path.write_bytes(path.read_bytes() + b'{"run": 3}\n')
     with pytest.raises(DataError, match="line 3 is no line of a ledger"):
-        Ledger(path)
+        StudyLedger(path)
 
 
 DAMAGES: list[dict[str, object]] = [
@@ -84,7 +84,7 @@ def test_a_line_with_what_no_run_wrote_is_broken_data(damage: dict[str, object],
     line = dumps(list(whole.records.values())[1] | damage)
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0] + line)
     with pytest.raises(DataError, match="line 2 is no line of a ledger"):
-        Ledger(path)
+        StudyLedger(path)
 
 
 def test_a_line_without_what_every_run_writes_is_broken_data(tmp_path: Path) -> None:
@@ -93,35 +93,35 @@ def test_a_line_without_what_every_run_writes_is_broken_data(tmp_path: Path) -> 
     for key in ("run", "seeds", "data", "shards", "sharding", "wall_s", "failed", "curve", "parameters", "staleness"):
         path.write_bytes(dumps({name: value for name, value in record.items() if name != key}))
         with pytest.raises(DataError, match="line 1 is no line of a ledger"):
-            Ledger(path)
+            StudyLedger(path)
     path.write_bytes(b"[" * 100_000 + b"\n")
     with pytest.raises(DataError, match="line 1 is no line of a ledger"):
-        Ledger(path)
+        StudyLedger(path)
 
 
 def test_a_run_on_real_targets_has_no_accuracy(tmp_path: Path) -> None:
     curve = {"epoch": [1, 2], "accuracy": [None, None], "loss": [2.0, 1.0]}
     nothing = dict.fromkeys(("final_accuracy", "best_accuracy", "train_accuracy"))
     filled(tmp_path / "l", 2, **nothing, curve=curve)
-    for record in Ledger(tmp_path / "l").records.values():
+    for record in StudyLedger(tmp_path / "l").records.values():
         assert (record["final_accuracy"], record["failed"], record["curve"]) == (None, None, curve)
 
 
 def test_two_hosts_ledgers_become_one(tmp_path: Path) -> None:
     whole = filled(tmp_path / "whole")
     records = list(whole.records.values())
-    one, two = Ledger(tmp_path / "one"), Ledger(tmp_path / "two")
+    one, two = StudyLedger(tmp_path / "one"), StudyLedger(tmp_path / "two")
     for at, record in enumerate(records):
         (one if at % 2 else two).append(record)
     two.append(records[1])  # both did it, with the same end
     assert merge(one, two, make_plan()) == len(records) // 2
     assert one.records == whole.records
-    assert Ledger(tmp_path / "one").records == whole.records
+    assert StudyLedger(tmp_path / "one").records == whole.records
     assert merge(one, two, make_plan()) == 0
 
 
 def test_a_run_that_ended_otherwise_elsewhere_is_refused_and_nothing_is_taken(tmp_path: Path) -> None:
-    one, two = filled(tmp_path / "one", 3), Ledger(tmp_path / "two")
+    one, two = filled(tmp_path / "one", 3), StudyLedger(tmp_path / "two")
     for record in make_records(make_plan(), normal({"random": 0.01, "stratified": 0.01}, seed=5)):
         two.append(record)
     before = (tmp_path / "one").read_bytes()
@@ -184,7 +184,7 @@ def test_a_line_that_no_run_wrote_is_broken_data(change: dict[str, object], tmp_
     filled(path, 1)
     path.write_text(path.read_text() + json.dumps(make_records(make_plan(), DRAW)[1] | change) + "\n")
     with pytest.raises(DataError, match="line 2 is no line of a ledger"):
-        Ledger(path)
+        StudyLedger(path)
 
 
 def test_a_run_that_is_there_twice_must_have_ended_alike(tmp_path: Path) -> None:
@@ -192,10 +192,10 @@ def test_a_run_that_is_there_twice_must_have_ended_alike(tmp_path: Path) -> None
     filled(path, 2)
     first = path.read_text().splitlines()[0]
     path.write_text(path.read_text() + first + "\n")
-    assert len(Ledger(path).records) == 2
+    assert len(StudyLedger(path).records) == 2
     path.write_text(path.read_text() + json.dumps(json.loads(first) | {"parameters": "other"}) + "\n")
     with pytest.raises(DataError, match="line 4 has the run made-up/random/cnn/asp/0 again, with another end"):
-        Ledger(path)
+        StudyLedger(path)
 
 
 def test_only_the_owner_of_a_ledger_cuts_an_unfinished_line_off(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_only_the_owner_of_a_ledger_cuts_an_unfinished_line_off(tmp_path: Path) 
     filled(path, 2)
     torn = path.read_bytes() + b'{"run":"made-up/ra'
     path.write_bytes(torn)
-    assert len(Ledger(path).records) == 2
+    assert len(StudyLedger(path).records) == 2
     assert path.read_bytes() == torn
-    assert len(Ledger(path, mine=True).records) == 2
+    assert len(StudyLedger(path, mine=True).records) == 2
     assert len(path.read_bytes()) < len(torn)
 
 
@@ -233,7 +233,7 @@ def test_runs_go_in_their_order_some_sets_at_a_time() -> None:
 
 
 def test_runs_on_real_processes_end_otherwise_on_every_host_and_ones_own_stay(tmp_path: Path) -> None:
-    one, two = filled(tmp_path / "one", 3), Ledger(tmp_path / "two")
+    one, two = filled(tmp_path / "one", 3), StudyLedger(tmp_path / "two")
     for record in make_records(make_plan(backend="processes"), normal({"random": 0.01, "stratified": 0.01}, seed=5)):
         two.append(record)
     before = dict(one.records)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.made_up_study import make_plan
 from trainer.run_files import METRICS
 from trainer.runlog.events import log_event
-from trainer.study.run.progress import UnderWay, cost_class, done_of, duration, remaining_s, under_way_line
+from trainer.study.run.progress import RunProgress, cost_class, done_of, duration, remaining_s, under_way_line
 
 
 def test_the_end_is_told_by_what_runs_of_a_kind_took() -> None:
@@ -23,7 +23,7 @@ def test_the_end_is_told_by_what_runs_of_a_kind_took() -> None:
 
 def test_what_runs_under_way_have_done_is_not_done_again_and_tells_what_the_first_ones_take() -> None:
     runs = list(make_plan(seeds=2).runs())
-    half, begun = UnderWay(30, 0.5), UnderWay(3, 0.0)
+    half, begun = RunProgress(30, 0.5), RunProgress(3, 0.0)
     assert remaining_s(runs, {"made-up/cnn": [100.0]}, 1, {runs[0]: half}) == 350
     assert remaining_s(runs, {}, 2, {runs[0]: half, runs[1]: begun}) == (30 + 3 * 60) / 2
     assert remaining_s(runs, {}, 2, {runs[0]: begun}) == 0  # nobody knows
@@ -46,7 +46,7 @@ def test_the_part_of_a_run_that_is_done_is_that_of_its_last_start(tmp_path: Path
 
 def test_while_no_run_ends_it_is_said_how_far_they_are() -> None:
     def line(*parts: float, left: float = 0) -> str:
-        return under_way_line([UnderWay(60, part) for part in parts], left)
+        return under_way_line([RunProgress(60, part) for part in parts], left)
 
     assert line(0) == "1 run under way, 0% done"
     assert line(0.214, left=600) == "1 run under way, 21% done; about 10 min left"

@@ -30,7 +30,7 @@ from trainer.study.report import figures
 from trainer.study.report.tables import tables, to_csv, to_latex, to_markdown
 from trainer.study.report.write import write_report, written
 from trainer.study.run.folder import claim
-from trainer.study.run.ledger import Ledger, Record, read_beside
+from trainer.study.run.ledger import Record, StudyLedger, read_beside
 
 
 def report_of(plan: StudyPlan, root: Path, records: list[Record]) -> str:
@@ -141,7 +141,7 @@ def test_the_same_runs_of_another_study_stand_beside_ours(tmp_path: Path) -> Non
     draw = normal(dict.fromkeys(WAYS, 0.01))
     plan = make_plan(WAYS, seeds=9, beside="there")
     theirs = [record | {"staleness": {"mean": 8.0, "max": 9}} for record in make_records(plan, draw)]
-    there = Ledger(tmp_path / "there" / "ledger.jsonl")
+    there = StudyLedger(tmp_path / "there" / "ledger.jsonl")
     there.path.parent.mkdir()
     for record in theirs:
         uneven = record["sharding"] | {"mmd_ratio": 7.0, "seconds": 9.0}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
 from tests.support.configs import change, make_config
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.models import MODELS
 from trainer.options import Options, Role, all_roles, parse_roles
 from trainer.plan import describe, plan
@@ -74,7 +74,7 @@ def test_a_role_that_the_run_does_not_have_is_refused() -> None:
 
 def planned(workers: int, rows: int = 50_000, parameters: int = 1000, **values: Any) -> Any:
     config = make_config(**({"epochs": 182} | values))
-    return plan(config, Facts(workers, rows, parameters, 10), cores=8)
+    return plan(config, RunFacts(workers, rows, parameters, 10), cores=8)
 
 
 def test_shares_and_rates_are_those_of_the_papers() -> None:
@@ -122,7 +122,7 @@ def test_threads_are_what_is_left_of_the_cores_unless_given() -> None:
 def test_a_hosts_cores_are_shared_by_its_own_workers() -> None:
     def of(here: int, **values: Any) -> Any:
         config = make_config(epochs=1, batch_size=12, **values)
-        return plan(config, Facts(12, 50_000, 1000, 10), cores=8, workers_here=here)
+        return plan(config, RunFacts(12, 50_000, 1000, 10), cores=8, workers_here=here)
 
     assert [of(here).threads_per_worker for here in (12, 6, 4, 1, 0)] == [1, 1, 2, 8, 8]
     assert of(4, threads=3).threads_per_worker == 3

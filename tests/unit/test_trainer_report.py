@@ -31,7 +31,7 @@ from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_run import MadeUpRun, eventful_run
 from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page
-from trainer.config import Config, Data, Facts, RunSpec
+from trainer.config import Config, Data, RunFacts, RunSpec
 from trainer.launch.ends import try_report
 from trainer.plan import in_words, plan
 from trainer.report import figures, history
@@ -228,7 +228,7 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
 
 
 def test_a_plan_is_shown_in_words_if_this_version_wrote_it() -> None:
-    planned = plan(Config(Data("shards"), RunSpec("out", epochs=2)), Facts(3, 600, 1000, 0), cores=4)
+    planned = plan(Config(Data("shards"), RunSpec("out", epochs=2)), RunFacts(3, 600, 1000, 0), cores=4)
     words = plan_in_words(json.loads(json.dumps(asdict(planned))))
     assert words["run"].startswith("2 epochs, ")
     assert words == dict(in_words(planned))

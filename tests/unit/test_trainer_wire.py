@@ -28,11 +28,11 @@ from pipeline.spark.session import PACKAGE
 from tests.clusters import free_ports
 from tests.support.configs import change, make_config
 from tests.support.trainer_runs import until
-from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
-from trainer.config import Facts, slice_bounds
-from trainer.coordination.orders import Measured
-from trainer.coordination.passes import Seen
+from trainer.config import RunFacts, slice_bounds
+from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.passes import RowSums
 from trainer.launch.control import Control
 from trainer.transport import sockets as transport
 from trainer.transport.addresses import local_addresses
@@ -52,7 +52,7 @@ from trainer.transport.messages import (
     JoinReceipt,
     Load,
     LoadReceipt,
-    Malformed,
+    MalformedMessageError,
     Message,
     Parameters,
     Push,
@@ -75,7 +75,7 @@ from trainer.worker.clients.servers import ServerClient
 ROOT = PACKAGE.parent
 SECRET = Secret("the token of these tests")
 NUMBERS, WORKERS = 1000, 2
-FACTS = Facts(WORKERS, 100, NUMBERS, 0)
+FACTS = RunFacts(WORKERS, 100, NUMBERS, 0)
 # Code and fields of every kind, written down once more: what is on the wire must not change by accident.
 WIRE: dict[type[Message], tuple[int, str]] = {
     Join: (0, "qq"),
@@ -144,7 +144,7 @@ class Served:
         zeros = np.zeros(NUMBERS, np.float32)
         write_slice(root, 0, 1, 0, 0, NUMBERS, NUMBERS, zeros, zeros)
         clocks = dict.fromkeys(range(WORKERS), 0)
-        write_state(root, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, NUMBERS, 0, self.config.identity()))
+        write_state(root, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, NUMBERS, 0, self.config.identity()))
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
         what = [self.config.to_json(), asdict(FACTS), index, self.addresses, SECRET.token]
@@ -203,7 +203,7 @@ class Worker:
             assert self.turn
             self.client.pushed[:] = 1.0
             try:
-                self.turn = self.client.exchange(self.turn, Measured(1, 0.5, 1, 0.01))
+                self.turn = self.client.exchange(self.turn, StepMeasurements(1, 0.5, 1, 0.01))
             except MustRejoin:
                 self.turn = self.client.join()
 
@@ -335,14 +335,17 @@ def test_a_head_carries_the_fields_of_its_kind_and_no_others(kind: type[Message]
     assert unpack(memoryview(pack(message))) == message
     for place, field in enumerate(fields):
         if field == "q":
-            with pytest.raises(Malformed):
+            with pytest.raises(MalformedMessageError):
                 unpack(raw(kind, *values[:place], -1))
 
 
 def test_a_report_is_the_same_on_the_other_side() -> None:
-    for report in (Measured(1, 0.5, 1, 0.01), Measured(7, -1.5, 3, 2.0, 0.25, Seen(2**64 - 1, 3, 1))):
+    for report in (
+        StepMeasurements(1, 0.5, 1, 0.01),
+        StepMeasurements(7, -1.5, 3, 2.0, 0.25, RowSums(2**64 - 1, 3, 1)),
+    ):
         assert unpack_report(pack_report(report)) == report
-    assert pack_report(Measured(1, 0.5, 1, 0.01)) == REPORT
+    assert pack_report(StepMeasurements(1, 0.5, 1, 0.01)) == REPORT
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
@@ -398,7 +401,7 @@ def test_a_heartbeat_that_overtakes_the_join_request_does_not_undo_it(
         assert turn
         time.sleep(0.03)
         client.pushed[:] = 1.0
-        turn = client.exchange(turn, Measured(1, 0.5, 1, 0.01))
+        turn = client.exchange(turn, StepMeasurements(1, 0.5, 1, 0.01))
     client.close()
 
 

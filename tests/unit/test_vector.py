@@ -19,7 +19,7 @@ from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from trainer.data.batches import Batch
 from trainer.models import ModelInput, model_from_json
-from trainer.models.build import Built, build
+from trainer.models.build import NetworkAndTask, build
 from trainer.models.flat_vector import FlatModel
 from trainer.worker.step import Step
 
@@ -32,7 +32,7 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _make(name: str = "cnn", **options: Any) -> Built:
+def _make(name: str = "cnn", **options: Any) -> NetworkAndTask:
     return build(model_from_json({"name": name, **options}), ModelInput(SHAPE, 4), seed=1)
 
 

@@ -12,7 +12,7 @@ from pipeline.core.command_line import Parser, add_config_flag
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.reporting.tables import table
-from pipeline.core.specs import Advanced
+from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
@@ -20,7 +20,7 @@ from pipeline.spark.package import TRAINER
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import ship_package, spark_context
 from trainer.benchmark.experiment import add_experiment_flags, experiment_from_flags
-from trainer.benchmark.results.summary import Summary, judge_goals, summarise
+from trainer.benchmark.results.summary import SystemSummary, judge_goals, summarise
 
 REPORT = "report.html"
 EPILOG = """\
@@ -47,7 +47,7 @@ def flags(description: str | None) -> Parser:
     )
     add_config_flag(run_group, "benchmark")
     run_group.add_argument("--quiet", action="store_true", help="print only results")
-    run_group.add_argument("--debug", action="store_true", help=Advanced("show stack traces and Spark's logs"))
+    run_group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces and Spark's logs"))
     return parser
 
 
@@ -86,7 +86,7 @@ def _check_output(uri: str) -> Path:
     return Path(Store().resolve(uri).removeprefix("file:"))
 
 
-def print_summaries(summaries: Sequence[Summary]) -> None:
+def print_summaries(summaries: Sequence[SystemSummary]) -> None:
     """Print all runs as a table, then the goals."""
     print(table([format_summary(summary) for summary in summaries], COLUMNS, right=NUMBERS))
     for goal in judge_goals(summaries):
@@ -96,7 +96,7 @@ def print_summaries(summaries: Sequence[Summary]) -> None:
         print(f"{goal.text}: {reached} (goal {goal.wanted:g})")
 
 
-def format_summary(summary: Summary) -> list[str]:
+def format_summary(summary: SystemSummary) -> list[str]:
     """Return the cells of one line."""
     first = [summary.model, f"{summary.rows:,}", summary.size, summary.label]
     if not summary.metrics:

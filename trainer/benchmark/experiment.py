@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 
 from pipeline.core.command_line import seed as parse_seed
 from pipeline.core.errors import UsageError
-from pipeline.core.specs import Advanced, Spec, add_flags, option
+from pipeline.core.specs import AdvancedHelp, Spec, add_flags, option
 from trainer.benchmark.configurations import (
     BLOCK_ROWS,
     HYPERPARAMETERS,
@@ -155,7 +155,7 @@ def add_experiment_flags(group: argparse._ArgumentGroup) -> None:
     """Add a flag for each field of Experiment. Absent flags are None, because --quick changes the defaults."""
     add_flags(group, Experiment)
     group.add_argument(
-        "--arms", dest="systems", type=_parse_names(SYSTEMS), metavar="LIST", help=Advanced("alias of --systems")
+        "--arms", dest="systems", type=_parse_names(SYSTEMS), metavar="LIST", help=AdvancedHelp("alias of --systems")
     )
     group.set_defaults(**dict.fromkeys(field.name for field in fields(Experiment)))
 

@@ -17,7 +17,7 @@ from pipeline.spark.store import open_store
 from pipeline.strategies.stratified import Stratified
 from trainer.benchmark.experiment import Experiment
 from trainer.benchmark.problems import Problem, generate, read_csv, write_problem
-from trainer.benchmark.records import Key, RunRecord
+from trainer.benchmark.records import BenchmarkRecord, Key
 from trainer.benchmark.rows import open_rows
 from trainer.benchmark.systems.executors import Executors
 from trainer.benchmark.systems.timing import CpuMeter
@@ -49,7 +49,7 @@ class Execution:
     data: str
     progress: PhaseLog
     meter: CpuMeter
-    finished: Mapping[Key, RunRecord]
+    finished: Mapping[Key, BenchmarkRecord]
     task_metrics: dict[str, dict[str, float]]
     executors: Executors | None
 

@@ -25,7 +25,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Timings:
     """The result of one run of one system. Times are in seconds, and a mini-batch is a global one.
 
     Attributes:
@@ -74,16 +74,16 @@ class PlannedRun:
     def key(self) -> Key:
         return self.record().key
 
-    def record(self, **result: Any) -> RunRecord:
+    def record(self, **result: Any) -> BenchmarkRecord:
         """Return the record of this run. result: further fields of RunRecord."""
         given = self.configuration
-        return RunRecord(
+        return BenchmarkRecord(
             given.model, given.rows, given.batch, given.length, self.system, self.repeat, given.tasks, **result
         )
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class BenchmarkRecord:
     """One run as the files store it.
 
     Attributes:
@@ -114,9 +114,9 @@ class RunRecord:
         return self.model, self.rows, self.batch, self.length, self.system, self.repeat, self.tasks
 
 
-def format_csv(records: Sequence[RunRecord]) -> str:
+def format_csv(records: Sequence[BenchmarkRecord]) -> str:
     """Return a header and one line per run."""
-    names = [field.name for field in fields(Measurement) if field.name != "weights"]
+    names = [field.name for field in fields(Timings) if field.name != "weights"]
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["model", "rows", "batch", "length", "system", "repeat", "tasks", "error", "loss", "gap", *names])
@@ -127,7 +127,7 @@ def format_csv(records: Sequence[RunRecord]) -> str:
     return text.getvalue()
 
 
-def write_results(output: Path, results: Mapping[str, Any], records: Sequence[RunRecord]) -> dict[str, Any]:
+def write_results(output: Path, results: Mapping[str, Any], records: Sequence[BenchmarkRecord]) -> dict[str, Any]:
     """Write results.csv and results.json, and return the content of the latter: ``results`` and the records."""
     everything = {**results, "records": [asdict(record) for record in records]}
     write_durably(output / JSON_FILE, json.dumps(everything, indent=1).encode())
@@ -142,12 +142,12 @@ def read_results(output: Path) -> dict[str, Any]:
     return found
 
 
-def append_record(output: Path, record: RunRecord) -> None:
+def append_record(output: Path, record: BenchmarkRecord) -> None:
     with naming(output / RECORDS_FILE), open(output / RECORDS_FILE, "a") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 
 
-def resume_records(output: Path, identity: Mapping[str, Any]) -> dict[Key, RunRecord]:
+def resume_records(output: Path, identity: Mapping[str, Any]) -> dict[Key, BenchmarkRecord]:
     """Return the measured runs of an earlier start. Failed runs are dropped, so that they run again.
 
     identity: must be the same in both starts; it is the first line of the file. Raises UsageError if OUTPUT holds
@@ -167,10 +167,10 @@ def resume_records(output: Path, identity: Mapping[str, Any]) -> dict[Key, RunRe
     return {record.key: record for record in records}
 
 
-def _parse_record(line: str) -> RunRecord | None:
+def _parse_record(line: str) -> BenchmarkRecord | None:
     """Parse a line. Returns None for a line that was cut off."""
     with suppress(ValueError, TypeError):
-        return RunRecord(**json.loads(line))
+        return BenchmarkRecord(**json.loads(line))
     return None
 
 

@@ -35,8 +35,8 @@ from trainer.benchmark.preparation import (
 )
 from trainer.benchmark.problems import PROBLEMS, Problem, check_exists
 from trainer.benchmark.records import (
+    BenchmarkRecord,
     PlannedRun,
-    RunRecord,
     append_record,
     read_results,
     resume_records,
@@ -69,7 +69,7 @@ def run_experiment(
     for problem in PROBLEMS.values():
         if file := experiment.file(problem):
             check_exists(context, problem, file)  # before hours are spent on the other problem
-    records: list[RunRecord] = []
+    records: list[BenchmarkRecord] = []
     hyperparameters = {model: asdict(given) for model, given in HYPERPARAMETERS.items()}
     results: dict[str, Any] = {
         "made": provenance(),
@@ -89,7 +89,7 @@ def run_experiment(
     return results
 
 
-def _run_problem(execution: Execution, problem: Problem) -> Iterator[RunRecord]:
+def _run_problem(execution: Execution, problem: Problem) -> Iterator[BenchmarkRecord]:
     """Run to convergence, time mini-batches on the same rows, also with many tasks, and then on sets of other sizes."""
     experiment = execution.experiment
     folder = f"{execution.data}/{problem.name}"
@@ -106,7 +106,7 @@ def _run_problem(execution: Execution, problem: Problem) -> Iterator[RunRecord]:
     yield from _run_sizes(execution, problem, folder)
 
 
-def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[RunRecord]:
+def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[BenchmarkRecord]:
     """Time mini-batches on sets of every size. Their rows are deleted afterwards."""
     experiment = execution.experiment
     sizes = choose_sizes(execution.context, problem) if experiment.sizes is None else experiment.sizes
@@ -127,7 +127,7 @@ def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[
         delete_rows(execution, stored)
 
 
-def _run_with_tasks(execution: Execution, stored: StoredRows, model: Model) -> Iterator[RunRecord]:
+def _run_with_tasks(execution: Execution, stored: StoredRows, model: Model) -> Iterator[BenchmarkRecord]:
     """Time the smallest mini-batches with many tasks: on MLlib and, with up to MAX_WORKERS workers, on ps-sync."""
     experiment = execution.experiment
     rows = stored.dataset.rows
@@ -162,7 +162,7 @@ def _are_finished(execution: Execution, planned: Sequence[PlannedRun]) -> bool:
     return all(run.key in execution.finished for run in planned)
 
 
-def _run_all(execution: Execution, stored: StoredRows, planned: Sequence[PlannedRun]) -> Iterator[RunRecord]:
+def _run_all(execution: Execution, stored: StoredRows, planned: Sequence[PlannedRun]) -> Iterator[BenchmarkRecord]:
     """Run one model on one set of rows. Nothing is loaded if an earlier start measured all of the runs."""
     if _are_finished(execution, planned):
         yield from (execution.finished[run.key] for run in planned)
@@ -181,7 +181,7 @@ def _run_all(execution: Execution, stored: StoredRows, planned: Sequence[Planned
             yield record
 
 
-def describe_record(record: RunRecord) -> str:
+def describe_record(record: BenchmarkRecord) -> str:
     """Return one line about the result of a run."""
     if record.error:
         return f"failed: {record.error}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.read import evaluation_of, is_sound, newest, read_state, states_and_names, versions
-from trainer.checkpoints.state import STATE, Evaluated, State, folder_of, rank
+from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
 from trainer.home.place import Place, delete_tree
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def discard_after(root: Place, version: int) -> None:
             _remove(folder_of(root, later))
 
 
-def _best(measured: dict[int, Evaluated], recent: Iterable[State]) -> set[int]:
+def _best(measured: dict[int, EvaluationMark], recent: Iterable[RunState]) -> set[int]:
     """Return the best version, the earliest of equals, up to each of ``recent``.
 
     After a roll-back to one of these, its best version is the best of the run again."""

@@ -11,22 +11,22 @@ from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
 from trainer.checkpoints.generations import GENERATIONS, Generations, read_generations
 from trainer.checkpoints.slice_file import Float32s, StoredSlice, broken, header_of, known_of
-from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name
+from trainer.checkpoints.state import EVALUATED, STATE, EvaluationMark, RunState, folder_of, slice_name
 from trainer.home.place import Place, entries, remembered
 
 Listed = Mapping[str, FileInfo]
 _content = remembered(lambda place, size: place.read_bytes())
 
 
-def read_state(root: Place, version: int) -> State:
+def read_state(root: Place, version: int) -> RunState:
     """Read the state of a version. Raises DataError with the file if it is missing, broken or of another version."""
     return _state(root, version, listed(folder_of(root, version)))
 
 
-def _state(root: Place, version: int, names: Listed) -> State:
+def _state(root: Place, version: int, names: Listed) -> RunState:
     place = folder_of(root, version) / STATE
     try:
-        state = State.from_bytes(_content(place, _entry(place, names)))
+        state = RunState.from_bytes(_content(place, _entry(place, names)))
     except FileNotFoundError:
         raise DataError(f"{place} is missing: the checkpoint was never finished") from None
     except ValueError:
@@ -56,19 +56,19 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
     return StoredSlice(place, known["begin"], known["end"], known["total"], parameters, header)
 
 
-def read_slices(root: Place, version: int) -> tuple[State, list[StoredSlice]]:
+def read_slices(root: Place, version: int) -> tuple[RunState, list[StoredSlice]]:
     """Open the state and all slices of a checkpoint, and check that they fit together. O(servers). Raises DataError."""
     names = listed(folder_of(root, version))
     state = _state(root, version, names)
     return state, _slices(root, state, names)
 
 
-def slices_of(root: Place, state: State) -> list[StoredSlice]:
+def slices_of(root: Place, state: RunState) -> list[StoredSlice]:
     """Open the slices of the checkpoint with a given state. Raises DataError."""
     return _slices(root, state, listed(folder_of(root, state.version)))
 
 
-def _slices(root: Place, state: State, names: Listed) -> list[StoredSlice]:
+def _slices(root: Place, state: RunState, names: Listed) -> list[StoredSlice]:
     folder = folder_of(root, state.version)
     slices = [read_slice(folder / name, state.version, state.generation, names) for name in _slice_names(state)]
     at = 0
@@ -99,7 +99,7 @@ def read_vector(root: Place, version: int) -> Float32s:
     return vector_of(root, read_state(root, version))
 
 
-def vector_of(root: Place, state: State) -> Float32s:
+def vector_of(root: Place, state: RunState) -> Float32s:
     """Read all values of the checkpoint with a given state. Raises DataError if another generation has replaced it."""
     return np.concatenate([part.values(0, part.total) for part in slices_of(root, state)])
 
@@ -130,14 +130,14 @@ def whole(root: Place) -> list[int]:
     return [state.version for state in whole_states(root)]
 
 
-def whole_states(root: Place) -> list[State]:
+def whole_states(root: Place) -> list[RunState]:
     """Return the states of the complete versions in ascending order. Raises OSError if the folder cannot be read.
 
     On a remote store it costs a listing, one more per checkpoint, and a read per new state."""
     return [state for state, _ in states_and_names(root)]
 
 
-def states_and_names(root: Place) -> list[tuple[State, Listed]]:
+def states_and_names(root: Place) -> list[tuple[RunState, Listed]]:
     """Return the states of the complete versions, each with the entries of its folder. Costs as ``whole_states``."""
     names = listed(root)
     found = []
@@ -165,32 +165,32 @@ def newest(root: Place, *, verify: bool = False, warn: Callable[[str], None] | N
     return None
 
 
-def is_whole(root: Place, state: State) -> bool:
+def is_whole(root: Place, state: RunState) -> bool:
     """Return whether the checkpoint with a given state is still there, complete and not void."""
     names = listed(folder_of(root, state.version))
     return _whole_state(root, state.version, read_generations(root), names) == state
 
 
-def marked_states(root: Place) -> list[tuple[State, Evaluated | None]]:
+def marked_states(root: Place) -> list[tuple[RunState, EvaluationMark | None]]:
     """Return the states of complete checkpoints with their evaluations. Costs as ``whole_states``."""
     return [(state, evaluation_of(root, state, names)) for state, names in states_and_names(root)]
 
 
-def unevaluated(root: Place) -> list[State]:
+def unevaluated(root: Place) -> list[RunState]:
     """Return the complete checkpoints that wait for the evaluator, oldest first: ends of epochs and of the run."""
     return waiting_of(marked_states(root))
 
 
-def waiting_of(marked: Iterable[tuple[State, Evaluated | None]]) -> list[State]:
+def waiting_of(marked: Iterable[tuple[RunState, EvaluationMark | None]]) -> list[RunState]:
     """Return the states that wait for the evaluator."""
     return [state for state, mark in marked if state.is_for_evaluation and not mark]
 
 
-def evaluation_of(root: Place, state: State, names: Listed | None = None) -> Evaluated | None:
+def evaluation_of(root: Place, state: RunState, names: Listed | None = None) -> EvaluationMark | None:
     """Return the evaluation of the checkpoint with a given state, or None. names: entries of its folder, if known."""
     folder = folder_of(root, state.version)
     try:
-        found = Evaluated.from_bytes(_content(folder / EVALUATED, (names or listed(folder))[EVALUATED]))
+        found = EvaluationMark.from_bytes(_content(folder / EVALUATED, (names or listed(folder))[EVALUATED]))
     except (FileNotFoundError, KeyError, ValueError):
         return None
     return found if found.is_of(state) else None
@@ -200,14 +200,14 @@ def _generations(root: Place, names: Listed) -> Generations:
     return read_generations(root) if GENERATIONS in names else Generations()
 
 
-def _whole_state(root: Place, version: int, generations: Generations, names: Listed) -> State | None:
+def _whole_state(root: Place, version: int, generations: Generations, names: Listed) -> RunState | None:
     try:
         return _finished_state(root, version, generations, names)
     except DataError:
         return None
 
 
-def _finished_state(root: Place, version: int, generations: Generations, names: Listed) -> State | None:
+def _finished_state(root: Place, version: int, generations: Generations, names: Listed) -> RunState | None:
     """Return the state of a complete checkpoint that is not void, else None. Raises DataError if the state is broken."""
     if STATE not in names:
         return None
@@ -217,7 +217,7 @@ def _finished_state(root: Place, version: int, generations: Generations, names: 
     return state if all(name in names for name in _slice_names(state)) else None
 
 
-def is_sound(root: Place, state: State, names: Listed) -> bool:
+def is_sound(root: Place, state: RunState, names: Listed) -> bool:
     """Return whether the slices of a checkpoint are undamaged. names: entries of its folder."""
     try:
         return bool(_slices(root, state, names))
@@ -225,6 +225,6 @@ def is_sound(root: Place, state: State, names: Listed) -> bool:
         return False
 
 
-def _slice_names(state: State) -> Iterator[str]:
+def _slice_names(state: RunState) -> Iterator[str]:
     """Yield the names of the slices, lazily, because a damaged state may have a huge number of servers."""
     return (slice_name(index, state.num_servers, state.generation) for index in range(state.num_servers))

@@ -22,7 +22,7 @@ LENGTH_BYTES = 8
 ARRAYS = ("values", "momentum")
 
 
-class Header(NamedTuple):
+class SliceHeader(NamedTuple):
     """The header of a slice. about: metadata; arrays: (first byte in the file, elements) by name."""
 
     about: Mapping[str, str]
@@ -42,7 +42,7 @@ def json_header(place: Place) -> tuple[dict[str, Any], int]:
     return parse_object(data[LENGTH_BYTES:begin]), begin
 
 
-def read_header(place: Place, size: int) -> Header:
+def read_header(place: Place, size: int) -> SliceHeader:
     """Read the header of a slice of ``size`` bytes. Raises ValueError or KeyError if it is malformed or truncated."""
     header, begin = json_header(place)
     if not fits(header, dict[str, dict[str, Any]]):
@@ -61,7 +61,7 @@ def read_header(place: Place, size: int) -> Header:
         at = last
     if begin + at != size:
         raise ValueError(f"{size} bytes, not {begin + at}")
-    return Header(header["__metadata__"], arrays)
+    return SliceHeader(header["__metadata__"], arrays)
 
 
 header_of = remembered(read_header)
@@ -76,7 +76,7 @@ class StoredSlice:
     end: int
     total: int
     num_parameters: int
-    header: Header
+    header: SliceHeader
 
     def values(self, begin: int, end: int) -> Float32s:
         """The part of [begin, end) that this slice holds. Raises DataError and OSError."""
@@ -105,6 +105,6 @@ def broken(place: Place, fact: str) -> DataError:
     return DataError(f"{place} {fact}; delete {place.parent} to go on from an older checkpoint")
 
 
-def known_of(header: Header) -> dict[str, Any]:
+def known_of(header: SliceHeader) -> dict[str, Any]:
     """The numbers that a slice tells of itself. Raises ValueError or KeyError."""
     return {name: int(header.about[name]) for name in ("version", "generation", "begin", "end", "total")}

@@ -16,7 +16,7 @@ EVALUATED = "evaluated"
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """The state of a run at one version.
 
     Attributes:
@@ -71,7 +71,7 @@ class State:
         return json.dumps(asdict(self), indent=1, allow_nan=False).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> State:
+    def from_bytes(cls, data: bytes) -> RunState:
         """Parse a state. Raises ValueError if it is malformed."""
         values = parse_object(data)
         clocks = values.get("clocks")
@@ -81,7 +81,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationMark:
     """The evaluation of a checkpoint.
 
     Attributes:
@@ -95,7 +95,7 @@ class Evaluated:
     accuracy: float | None = None
     loss: float | None = None
 
-    def is_of(self, state: State) -> bool:
+    def is_of(self, state: RunState) -> bool:
         """Return whether this evaluates a checkpoint. That of a final one stays valid when the run continues past it."""
         return self.generation == state.generation and self.final >= state.final
 
@@ -103,7 +103,7 @@ class Evaluated:
         return json.dumps(asdict(self), allow_nan=False).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Evaluated:
+    def from_bytes(cls, data: bytes) -> EvaluationMark:
         """Raises ValueError."""
         return build(cls, parse(data))
 

@@ -11,7 +11,7 @@ from safetensors.numpy import save
 
 from trainer.checkpoints.read import read_state
 from trainer.checkpoints.slice_file import Float32s
-from trainer.checkpoints.state import EVALUATED, STATE, Evaluated, State, folder_of, slice_name
+from trainer.checkpoints.state import EVALUATED, STATE, EvaluationMark, RunState, folder_of, slice_name
 from trainer.home.place import Place, make, write_whole
 
 
@@ -46,7 +46,7 @@ def write_slice(
     write_whole(folder / slice_name(index, count, generation), data)
 
 
-def write_state(folder: Place, state: State) -> None:
+def write_state(folder: Place, state: RunState) -> None:
     """Write the state of a checkpoint. Raises OSError.
 
     An evaluation that the folder still contains belongs to another generation."""
@@ -62,10 +62,10 @@ def reopen(root: Place, version: int) -> None:
         write_whole(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
 
 
-def mark_evaluated(root: Place, state: State, accuracy: float | None = None, loss: float | None = None) -> bool:
+def mark_evaluated(root: Place, state: RunState, accuracy: float | None = None, loss: float | None = None) -> bool:
     """Mark a checkpoint as evaluated. False: it was discarded meanwhile, and needs no mark. Raises OSError."""
     if not folder_of(root, state.version).is_dir():
         return False
-    mark = Evaluated(state.generation, state.final, accuracy, loss)
+    mark = EvaluationMark(state.generation, state.final, accuracy, loss)
     write_whole(folder_of(root, state.version) / EVALUATED, mark.to_bytes())
     return True

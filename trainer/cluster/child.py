@@ -8,9 +8,9 @@ import signal
 import sys
 import threading
 
-from trainer.cluster.launcher import Slot
+from trainer.cluster.launcher import PartExecution
 from trainer.cluster.part import run_part
-from trainer.cluster.rendezvous import Lost
+from trainer.cluster.rendezvous import AttemptLostError
 
 
 def main() -> int:
@@ -20,8 +20,8 @@ def main() -> int:
     invitation, slot = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_starter, name="lifeline", daemon=True).start()
     try:
-        run_part(invitation, Slot(**slot))
-    except Lost as error:
+        run_part(invitation, PartExecution(**slot))
+    except AttemptLostError as error:
         print(f"a host's part ends: {error}", file=sys.stderr)
         return 1
     return 0

@@ -28,7 +28,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Slot:
+class PartExecution:
     """The place and attempt of a part's execution.
 
     attempt: grows with every restart of the part; devices: numbers or names of its GPUs, None if they are not assigned;

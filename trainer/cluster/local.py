@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from pipeline.core.import_path import child_variables
-from trainer.cluster.launcher import Invitation, Part, Slot, invited
-from trainer.cluster.watched import Watched
+from trainer.cluster.launcher import Invitation, Part, PartExecution, invited
+from trainer.cluster.watched import WatchingLauncher
 from trainer.plan import usable_cores
 
 
-class LocalLauncher(Watched["subprocess.Popen[bytes]"]):
+class LocalLauncher(WatchingLauncher["subprocess.Popen[bytes]"]):
     """A launcher with one process per part. Each exits with this process, which holds the other end of its stdin."""
 
     def check(self, parts: Sequence[Part]) -> None:
@@ -40,7 +40,9 @@ class LocalLauncher(Watched["subprocess.Popen[bytes]"]):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert process.stdin
         with suppress(BrokenPipeError):  # the process has died; the watcher restarts it
-            process.stdin.write(json.dumps([invited(invitation, part), asdict(Slot(attempt))]).encode() + b"\n")
+            process.stdin.write(
+                json.dumps([invited(invitation, part), asdict(PartExecution(attempt))]).encode() + b"\n"
+            )
             process.stdin.flush()
         return process
 

@@ -20,18 +20,18 @@ from pipeline.core.command_line import unforeseen
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import variables
 from pipeline.core.storage.store import SETTINGS
-from trainer.cluster.launcher import Invitation, Part, Slot, visible
-from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, Line, Lost
-from trainer.config import Config, Facts
+from trainer.cluster.launcher import Invitation, Part, PartExecution, visible
+from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, AttemptLostError, Line
+from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.home.place import Place
-from trainer.home.segments import Superseded
-from trainer.home.work import Work, working
+from trainer.home.segments import SupersededError
+from trainer.home.work import WorkFolder, working
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.overseer import Wanted
 from trainer.launch.processes import FORK_SERVER
 from trainer.launch.run import check, prepare, supervise
-from trainer.launch.supervisor import Interrupted, Supervisor
+from trainer.launch.supervisor import RunInterruptedError, Supervisor
 from trainer.options import Options, parse_roles
 from trainer.report.progress import Status
 from trainer.run_files import CONFIG
@@ -43,7 +43,7 @@ BACKLOG = 4096
 ELSEWHERE = ("192.0.2.1", 9)  # reserved for documentation; a route to it uses the interface to other networks
 
 
-def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
+def run_part(invitation: Invitation, slot: PartExecution) -> tuple[int, str]:
     """Take part until the run is over or another attempt has replaced this one; blocks.
 
     Returns the exit code and, if it is not 0, the error message. Raises Lost if another attempt may succeed: the
@@ -60,7 +60,7 @@ def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
             line.tell(end=(code, text))
             # The starting process needs this report; a new attempt can repeat it.
             if not line.flush():
-                raise Lost("nobody heard how this part ended")
+                raise AttemptLostError("nobody heard how this part ended")
         finally:
             FORK_SERVER.end()
             line.close()
@@ -70,14 +70,14 @@ def run_part(invitation: Invitation, slot: Slot) -> tuple[int, str]:
 def _outcome(host: _Host) -> tuple[int, str]:
     try:
         host.take_part()
-    except Lost:
+    except AttemptLostError:
         raise
     except JobError as error:
         return error.exit_code, str(error)
     except OSError as error:
         host.line.say(f"{' '.join(str(error).split())}; this host is started again")
         host.line.flush()
-        raise Lost(str(error)) from error
+        raise AttemptLostError(str(error)) from error
     except Exception as error:
         text, code = unforeseen(error)
         return code, text
@@ -88,7 +88,7 @@ class _Host:
     def __init__(
         self,
         part: Part,
-        slot: Slot,
+        slot: PartExecution,
         invitation: Invitation,
         secret: Secret,
         held: dict[int, sockets.socket],
@@ -114,7 +114,7 @@ class _Host:
             if answer.wanted in (LEAVE, DONE):
                 return
             if answer.wanted == CHECKPOINT:
-                raise Interrupted("interrupted; --resume goes on from the last checkpoint, where there is one")
+                raise RunInterruptedError("interrupted; --resume goes on from the last checkpoint, where there is one")
             # The first addresses, or new ones after a server has moved; the supervisor with the old ones has ended.
             if answer.wanted == GO and answer.facts and answer.edition > self.edition:
                 self.edition = answer.edition
@@ -131,9 +131,9 @@ class _Host:
             )
         scratch = Path(self.slot.scratch) if self.slot.scratch else None
         with working(home, leads=self.part.leads, scratch=scratch) as work:
-            return self._supervise(answer, Facts(**facts), work)
+            return self._supervise(answer, RunFacts(**facts), work)
 
-    def _supervise(self, answer: Answer, facts: Facts, work: Work) -> bool:
+    def _supervise(self, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
         if self.part.leads:
             prepare(self.config, work.folders, computes=True, write=True)
@@ -150,9 +150,9 @@ class _Host:
         )
         try:
             supervise(supervisor)
-        except Lost:
+        except AttemptLostError:
             raise
-        except Superseded:
+        except SupersededError:
             return False
         return True
 
@@ -180,7 +180,7 @@ class _Caller:
         """Keep the line open, because it outlives the supervisor."""
 
 
-def _environment(invitation: Invitation, slot: Slot) -> AbstractContextManager[None]:
+def _environment(invitation: Invitation, slot: PartExecution) -> AbstractContextManager[None]:
     """Set the environment that the part's processes inherit, and restore it: a cluster may reuse this process."""
     values = {}
     if slot.devices is not None:

@@ -13,10 +13,10 @@ import trainer
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from trainer.cluster.launcher import Invitation, Part, invited
-from trainer.cluster.watched import Watched
+from trainer.cluster.watched import WatchingLauncher
 
 
-class RayLauncher(Watched[Any]):
+class RayLauncher(WatchingLauncher[Any]):
     """A launcher with one task per part, spread over the nodes of the cluster at RAY_ADDRESS, or of this machine's.
 
     cores, gpus: resources per part. Ray sets CUDA_VISIBLE_DEVICES in a task itself."""
@@ -95,10 +95,10 @@ def _task() -> Callable[[dict[str, Any], int, str], None]:
 
         if folder in sys.path:
             sys.path[:] = [*(entry for entry in sys.path if entry != folder), folder]
-        from trainer.cluster.launcher import Slot
+        from trainer.cluster.launcher import PartExecution
         from trainer.cluster.part import run_part
 
-        run_part(invitation, Slot(attempt))
+        run_part(invitation, PartExecution(attempt))
 
     return run
 

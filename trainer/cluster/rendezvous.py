@@ -18,8 +18,8 @@ import zmq
 
 from pipeline.core.errors import UsageError
 from trainer.cluster.roster import LEASE_S, Roster
-from trainer.home.segments import Superseded
-from trainer.transport.messages import Malformed, pack_json, unpack_json
+from trainer.home.segments import SupersededError
+from trainer.transport.messages import MalformedMessageError, pack_json, unpack_json
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 
 BEAT_S = 0.5
@@ -36,12 +36,12 @@ LEAVE = "leave"
 DONE = "done"
 
 
-class Lost(Superseded):
+class AttemptLostError(SupersededError):
     """The loss of this attempt, for example because the starting process is silent. Another attempt may succeed."""
 
 
 @dataclass(frozen=True)
-class End:
+class PartEnd:
     """The end of a part. code: exit code; text: the error message if the code is not 0."""
 
     part: int
@@ -67,7 +67,7 @@ class Rendezvous:
     def __init__(self, num_parts: int, num_servers: int, secret: Secret, bind: str = "0.0.0.0") -> None:
         self.roster = Roster(num_parts, num_servers)
         self.said: SimpleQueue[tuple[int, str]] = SimpleQueue()
-        self.ends: SimpleQueue[End] = SimpleQueue()
+        self.ends: SimpleQueue[PartEnd] = SimpleQueue()
         self.arrivals: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.status: dict[str, Any] = {}
         self.facts: dict[str, Any] | None = None
@@ -110,7 +110,7 @@ class Rendezvous:
             try:
                 identity, body = frames
                 answer = self._answer(identity, unpack_json(body))
-            except (Malformed, ValueError, KeyError, TypeError):
+            except (MalformedMessageError, ValueError, KeyError, TypeError):
                 continue  # not from a part of this version
             self._reaches(identity, answer)
 
@@ -127,7 +127,7 @@ class Rendezvous:
         attempt = int(message["attempt"])
         now = time.monotonic()
         if part not in self.wanted:
-            raise Malformed(f"part {part}")
+            raise MalformedMessageError(f"part {part}")
         with self._lock:
             addresses = {int(index): str(address) for index, address in message["addresses"].items()}
             if self.roster.hello(part, attempt, addresses, now):
@@ -162,7 +162,7 @@ class Rendezvous:
         end = message.get("end")
         if end and (part, attempt) not in self._ended:
             self._ended.add((part, attempt))
-            self.ends.put(End(part, attempt, int(end[0]), str(end[1])[:TEXT_LIMIT]))
+            self.ends.put(PartEnd(part, attempt, int(end[0]), str(end[1])[:TEXT_LIMIT]))
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Line:
         if self._problem:
             raise self._problem
         if self.is_silent():
-            raise Lost("nothing is heard of the process that started the run")
+            raise AttemptLostError("nothing is heard of the process that started the run")
         return self._answer
 
     def is_silent(self) -> bool:
@@ -280,7 +280,7 @@ class Line:
             answer = Answer(values["wanted"], values["edition"], tuple(values["addresses"]), values["facts"])
             number = int(values["heard"])
             said = int(values["said"])
-        except (Malformed, KeyError, TypeError, ValueError):
+        except (MalformedMessageError, KeyError, TypeError, ValueError):
             return
         with self._lock:
             self._said = [entry for entry in self._said if entry[0] > said]

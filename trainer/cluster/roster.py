@@ -10,7 +10,7 @@ CUT_S = 2.0  # a live attempt whose connection broke would have reconnected by t
 
 
 @dataclass
-class Member:
+class RosterEntry:
     """The current attempt of a part. addresses: by server index; heard: time of its last message (seconds)."""
 
     attempt: int
@@ -19,7 +19,7 @@ class Member:
 
 
 @dataclass
-class Replaced:
+class ReplacedAttempt:
     """A replaced attempt. heard: time of its last message; cut: when its connection broke, or None (seconds)."""
 
     heard: float
@@ -55,8 +55,8 @@ class Roster:
     num_parts: int
     num_servers: int
     lease_s: float = LEASE_S
-    members: dict[int, Member] = field(default_factory=dict)
-    replaced: dict[tuple[int, int], Replaced] = field(default_factory=dict)
+    members: dict[int, RosterEntry] = field(default_factory=dict)
+    replaced: dict[tuple[int, int], ReplacedAttempt] = field(default_factory=dict)
     book: Book | None = None
 
     def hello(self, part: int, attempt: int, addresses: Mapping[int, str], now: float) -> bool:
@@ -68,8 +68,8 @@ class Roster:
             self.heard(part, attempt, now)
             return False
         if known:
-            self.replaced[part, known.attempt] = Replaced(known.heard)
-        self.members[part] = Member(attempt, dict(addresses), now)
+            self.replaced[part, known.attempt] = ReplacedAttempt(known.heard)
+        self.members[part] = RosterEntry(attempt, dict(addresses), now)
         return True
 
     def heard(self, part: int, attempt: int, now: float) -> None:
@@ -77,7 +77,7 @@ class Roster:
         if known and known.attempt == attempt:
             known.heard = now
         elif (part, attempt) in self.replaced:
-            self.replaced[part, attempt] = Replaced(now)
+            self.replaced[part, attempt] = ReplacedAttempt(now)
 
     def cut(self, part: int, attempt: int, now: float) -> None:
         """Note that the connection of a replaced attempt is gone: its process has ended, or it will reconnect."""

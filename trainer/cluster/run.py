@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.cluster.launcher import Invitation, Launcher, Part
-from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, End, Rendezvous
-from trainer.config import Config, Facts
+from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, PartEnd, Rendezvous
+from trainer.config import Config, RunFacts
 from trainer.launch.restarts import Restarts
-from trainer.launch.supervisor import Interrupted
+from trainer.launch.supervisor import RunInterruptedError
 from trainer.options import Options
 from trainer.plan import describe, plan
 from trainer.report.progress import ProgressLine
@@ -96,7 +96,7 @@ class ClusterRun:
             self._watch()
             self._raise_if_interrupted()
         if not (self.options.quiet or self.options.silent):
-            print(describe(plan(self.config, Facts(**self.rendezvous.facts))), flush=True)
+            print(describe(plan(self.config, RunFacts(**self.rendezvous.facts))), flush=True)
         return threads
 
     def _threads(self, before: int) -> int:
@@ -113,7 +113,7 @@ class ClusterRun:
 
     def _raise_if_interrupted(self) -> None:
         if self.interrupted:
-            raise Interrupted("interrupted before the run began")
+            raise RunInterruptedError("interrupted before the run began")
 
     def _invitation(self) -> Invitation:
         return {
@@ -181,7 +181,7 @@ class ClusterRun:
         if now - self._over_since > SETTLE_S and self.rendezvous.ends.empty():
             raise JobError("every host's part has ended without a word; see their logs")
 
-    def _raise_for(self, end: End) -> None:
+    def _raise_for(self, end: PartEnd) -> None:
         errors = {error.exit_code: error for error in (UsageError, DataError)}
         if end.code:
             where = "" if self.parts[end.part].leads else f"host {end.part}: "
@@ -242,8 +242,10 @@ class ClusterRun:
                 if found.part == head and not found.code:
                     return  # the run has just ended
                 if found.part == head:
-                    raise Interrupted(found.text)
-        raise Interrupted(f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume goes on from the last")
+                    raise RunInterruptedError(found.text)
+        raise RunInterruptedError(
+            f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume goes on from the last"
+        )
 
     def _wait_for_ends(self) -> None:
         end = time.monotonic() + LEAVE_S

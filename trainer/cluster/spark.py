@@ -16,9 +16,9 @@ from uuid import uuid4
 
 from pipeline.core.errors import UsageError
 from trainer.cluster.attempts import Attempts
-from trainer.cluster.launcher import Invitation, Part, Slot, invited
+from trainer.cluster.launcher import Invitation, Part, PartExecution, invited
 from trainer.cluster.part import run_part
-from trainer.cluster.rendezvous import Lost
+from trainer.cluster.rendezvous import AttemptLostError
 
 Open = Callable[[], tuple[Any, str]]
 STOP_S = 10.0  # how long a cancelled stage may take to end
@@ -125,14 +125,14 @@ def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Itera
     gpus = context.resources().get("gpu")
     devices = tuple(gpus.addresses) if gpus else None
     scratch = os.path.abspath(SparkFiles.getRootDirectory())  # the cluster deletes it, even after a SIGKILL
-    yield run_part(invitations[index], Slot(first + context.attemptNumber(), devices, scratch))
+    yield run_part(invitations[index], PartExecution(first + context.attemptNumber(), devices, scratch))
 
 
 def cause_of(error: str) -> str | None:
     """Return the Python error of a failed task from the text of a job's error; None if the task was lost. Pure."""
     lines: list[str] = re.findall(r"^([A-Za-z_][\w.]*(?:[Ee]rror|Exception|Lost)\b[^\n]*)", error, re.MULTILINE)
     python = [line for line in lines if not line.startswith(("org.apache", "py4j", "java"))]
-    if not python or Lost.__name__ in python[-1].split(":")[0]:
+    if not python or AttemptLostError.__name__ in python[-1].split(":")[0]:
         return None
     return python[-1][:500]
 

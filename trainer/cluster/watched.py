@@ -15,7 +15,7 @@ LOOK_S = 0.1
 H = TypeVar("H")  # the handle of a running part
 
 
-class Watched(ABC, Generic[H]):
+class WatchingLauncher(ABC, Generic[H]):
     """A launcher with a thread that watches all parts and restarts lost ones."""
 
     def __init__(self) -> None:

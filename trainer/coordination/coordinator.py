@@ -13,9 +13,9 @@ from copy import deepcopy
 
 from trainer.coordination.budget import Budget
 from trainer.coordination.epoch_sums import EpochSums
-from trainer.coordination.ledger import Entry, Ledger
-from trainer.coordination.membership import Member, Membership, Phase
-from trainer.coordination.orders import Decision, Measured, Order, Record, Reply, Share, Snapshot
+from trainer.coordination.ledger import Entry, GradientLedger
+from trainer.coordination.membership import Member, Membership, WorkerPhase
+from trainer.coordination.orders import Decision, Order, Record, Reply, Share, Snapshot, StepMeasurements
 from trainer.coordination.passes import Passes
 from trainer.coordination.queues import Queues
 from trainer.coordination.weights import Weights
@@ -25,7 +25,7 @@ from trainer.protocols.base import Gradient, Protocol, Release
 class RunView:
     """The state of a run that a protocol may read (trainer.protocols.base.View)."""
 
-    def __init__(self, budget: Budget, membership: Membership, ledger: Ledger, seconds: float) -> None:
+    def __init__(self, budget: Budget, membership: Membership, ledger: GradientLedger, seconds: float) -> None:
         self.num_workers = budget.num_workers
         self.time = seconds
         self.position = budget.position
@@ -80,7 +80,7 @@ class Coordinator:
         self.epoch_snapshots = epoch_snapshots
         self.membership = Membership(budget.position.clocks, budget.num_workers)
         self.members = self.membership.members
-        self.ledger = Ledger(budget.num_workers, in_worker_order=protocol.in_worker_order)
+        self.ledger = GradientLedger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
         self.size = protocol.update_size(budget.num_workers)
         self._room = budget.room(self.size)  # number of gradients of the next update
@@ -118,11 +118,11 @@ class Coordinator:
         member = self.members[worker]
         if session < member.session:
             return
-        if session > member.session or member.phase is Phase.ABSENT:
+        if session > member.session or member.phase is WorkerPhase.ABSENT:
             self._withdraw(member)
             member.session = session
-            self.membership.move(member, Phase.JOINING)
-        if member.phase is not Phase.JOINING:
+            self.membership.move(member, WorkerPhase.JOINING)
+        if member.phase is not WorkerPhase.JOINING:
             return
         member.held_by.add(server)
         self.membership.hear(worker, now)
@@ -134,31 +134,31 @@ class Coordinator:
             if self.started or self.finished:
                 self._await_turn(member)
             else:  # at the clock of the checkpoint; nobody starts before all are here
-                self.membership.move(member, Phase.READY)
+                self.membership.move(member, WorkerPhase.READY)
 
     def push(
-        self, server: int, worker: int, session: int, clock: int, now: float, measured: Measured | None = None
+        self, server: int, worker: int, session: int, clock: int, now: float, measured: StepMeasurements | None = None
     ) -> bool:
         """Note that a server holds its part of a gradient; server 0 adds the measurements.
 
         Returns False if the gradient does not belong to the worker's current step, but to one before it was lost or to
         an earlier run."""
         member = self.members[worker]
-        if session != member.session or member.phase is not Phase.COMPUTING or clock != member.clock:
+        if session != member.session or member.phase is not WorkerPhase.COMPUTING or clock != member.clock:
             return False
         member.held_by.add(server)
         member.measured = measured or member.measured
         self.membership.hear(worker, now)
         if len(member.held_by) == self.num_servers:
             assert member.measured, "server 0 holds a gradient only with what was measured"
-            self.membership.move(member, Phase.PUSHED)
+            self.membership.move(member, WorkerPhase.PUSHED)
             self._arrive(Gradient(worker, clock, member.pulled), member.measured)
         return True
 
-    def give_up(self, worker: int, session: int, clock: int, now: float, measured: Measured) -> bool:
+    def give_up(self, worker: int, session: int, clock: int, now: float, measured: StepMeasurements) -> bool:
         """Note that a worker has given up its step, whose gradient would come too late. Returns False as ``push``."""
         member = self.members[worker]
-        if session != member.session or member.phase is not Phase.COMPUTING or clock != member.clock:
+        if session != member.session or member.phase is not WorkerPhase.COMPUTING or clock != member.clock:
             return False
         self.membership.hear(worker, now)
         if self.finished:  # after the end nothing is counted, as for a push
@@ -170,9 +170,9 @@ class Coordinator:
     def alive(self, worker: int, session: int, now: float) -> bool:
         """Note a heartbeat. Returns False if the session is not a member, so that its worker must join again."""
         member = self.members[worker]
-        if session != member.session or member.phase is Phase.ABSENT:
+        if session != member.session or member.phase is WorkerPhase.ABSENT:
             return False
-        if member.phase is not Phase.FINISHED:
+        if member.phase is not WorkerPhase.FINISHED:
             self.membership.hear(worker, now)
         return True
 
@@ -180,8 +180,8 @@ class Coordinator:
         """Remove a worker, with its gradient if that is not summed yet. Other workers no longer wait for its clock."""
         member = self.members[worker]
         self._withdraw(member)
-        if member.phase is not Phase.FINISHED:
-            self.membership.move(member, Phase.ABSENT)
+        if member.phase is not WorkerPhase.FINISHED:
+            self.membership.move(member, WorkerPhase.ABSENT)
 
     def lose_silent(self, now: float, timeout_s: float) -> list[int]:
         """Lose and return every worker whose last heartbeat is older than ``timeout_s``."""
@@ -234,7 +234,7 @@ class Coordinator:
         order = Order(self.sequence, self.version, shares, rate, unblocked, stop, cancelled, snapshot is not None)
         return Decision(order, snapshot)
 
-    def _arrive(self, gradient: Gradient, measured: Measured) -> None:
+    def _arrive(self, gradient: Gradient, measured: StepMeasurements) -> None:
         if self.finished:
             self._await_turn(self.members[gradient.worker])
         elif abs(measured.loss) < float("inf"):
@@ -306,7 +306,9 @@ class Coordinator:
         """Return the workers whose step was meant for the update that was just made."""
         if self.protocol.parts_of_a_step() == 1:
             return ()
-        return tuple(m.reply() for m in self.members if m.phase is Phase.COMPUTING and m.pulled == self.version - 1)
+        return tuple(
+            m.reply() for m in self.members if m.phase is WorkerPhase.COMPUTING and m.pulled == self.version - 1
+        )
 
     def _refuse(self, entry: Entry) -> None:
         self.records.append(self._record(entry, self.version, accepted=False))
@@ -330,7 +332,7 @@ class Coordinator:
     # --- release of workers -------------------------------------------------------------------------------------------
 
     def _await_turn(self, member: Member) -> None:
-        self.membership.move(member, Phase.READY)
+        self.membership.move(member, WorkerPhase.READY)
         if not self._is_over(member):
             self._queue(member, self.protocol.release(member.index, self.view))
         else:  # after the last of its gradients is applied
@@ -361,10 +363,10 @@ class Coordinator:
             if member.ticket != ticket:
                 continue
             if self._is_over(member):
-                self.membership.move(member, Phase.FINISHED)
+                self.membership.move(member, WorkerPhase.FINISHED)
                 stop.append(member.reply())
             else:
-                self.membership.move(member, Phase.COMPUTING)
+                self.membership.move(member, WorkerPhase.COMPUTING)
                 member.held_by = set()
                 member.measured = None
                 member.pulled = self.version
@@ -375,19 +377,19 @@ class Coordinator:
         return self.finished or self.budget.is_through(member.clock)
 
     def _is_finished(self, worker: int) -> bool:
-        return self.members[worker].phase is Phase.FINISHED
+        return self.members[worker].phase is WorkerPhase.FINISHED
 
     def _start(self, now: float) -> bool:
         """Start the run once all workers are here, or ``start_wait_s`` after the first one came."""
         waited = now - self._first_join if self._first_join is not None else 0.0
-        if not self.membership.in_phase[Phase.READY] or not (
+        if not self.membership.in_phase[WorkerPhase.READY] or not (
             self.membership.all_are_here() or waited >= self.start_wait_s
         ):
             return False
         self.started = True
         self._started_at = now
         for member in self.members:
-            if member.phase is Phase.READY:
+            if member.phase is WorkerPhase.READY:
                 self._await_turn(member)
         return True
 
@@ -416,7 +418,7 @@ class Coordinator:
 
         Gradients that are in no update yet are computed again; an absent worker rejoins at the current clock."""
         clock = member.clock - member.unapplied
-        is_away = member.phase in (Phase.ABSENT, Phase.JOINING)
+        is_away = member.phase in (WorkerPhase.ABSENT, WorkerPhase.JOINING)
         return self.protocol.clock_on_joining(clock, self.view) if is_away else clock
 
     def _withdraw(self, member: Member) -> None:
@@ -431,9 +433,9 @@ class Coordinator:
         """Release every waiting worker, at the end of the run."""
         self._queues.clear()
         for member in self.members:
-            if member.phase is Phase.PUSHED:
+            if member.phase is WorkerPhase.PUSHED:
                 self._withdraw(member)
-                self.membership.move(member, Phase.READY)
-            if member.phase is Phase.READY:
+                self.membership.move(member, WorkerPhase.READY)
+            if member.phase is WorkerPhase.READY:
                 self.membership.wait_for_version(member, False)
                 self._queues.ready.append((member.index, member.ticket))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.coordination.orders import Measured
+from trainer.coordination.orders import StepMeasurements
 
 
 class EpochSums:
@@ -16,7 +16,7 @@ class EpochSums:
     def __init__(self, held: dict[str, Any]) -> None:
         self.held = held
 
-    def add(self, measured: Measured) -> None:
+    def add(self, measured: StepMeasurements) -> None:
         """Count a gradient that goes into an update."""
         held = self.held
         held["examples"] = held.get("examples", 0) + measured.examples

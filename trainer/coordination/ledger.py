@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from trainer.coordination.orders import Measured
+from trainer.coordination.orders import StepMeasurements
 from trainer.protocols.base import Gradient
 
-Entry = tuple[Gradient, Measured]
+Entry = tuple[Gradient, StepMeasurements]
 
 
-class Ledger:
+class GradientLedger:
     """Gradients that every server holds, identified by worker and clock. O(1) per gradient.
 
     A gradient counts as used once it is in the sum: the loss of its worker no longer matters, and the worker may push the
@@ -25,7 +25,7 @@ class Ledger:
         self._contributors: Counter[int] = Counter()
         self._turn = 0
 
-    def arrive(self, gradient: Gradient, measured: Measured) -> None:
+    def arrive(self, gradient: Gradient, measured: StepMeasurements) -> None:
         self.waiting[gradient.worker] = gradient, measured
 
     def withdraw(self, worker: int) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from trainer.coordination.clocks import Clocks
-from trainer.coordination.orders import Measured, Reply
+from trainer.coordination.orders import Reply, StepMeasurements
 
 
-class Phase(IntEnum):
+class WorkerPhase(IntEnum):
     """The phase of a worker; from COMPUTING on it is a member."""
 
     ABSENT = 0  # not joined yet, or lost
@@ -40,12 +40,12 @@ class Member:
 
     index: int
     clock: int = 0
-    phase: Phase = Phase.ABSENT
+    phase: WorkerPhase = WorkerPhase.ABSENT
     session: int = 0
     pulled: int = 0
     unapplied: int = 0
     held_by: set[int] = field(default_factory=set)
-    measured: Measured | None = None
+    measured: StepMeasurements | None = None
     ticket: int = 0
     waits_for_version: bool = False
     is_through: bool = False
@@ -64,7 +64,7 @@ class Membership:
         self.waiting_for_version = 0
         self._heard: dict[int, float] = {}  # time of the last heartbeat by worker, oldest first
 
-    def move(self, member: Member, phase: Phase) -> None:
+    def move(self, member: Member, phase: WorkerPhase) -> None:
         """Change the phase of a worker, which makes its entries in queues void."""
         before = member.phase
         self.in_phase[before] -= 1
@@ -73,11 +73,11 @@ class Membership:
         member.ticket += 1
         if member.waits_for_version:
             self.wait_for_version(member, False)
-        if phase < Phase.COMPUTING:
+        if phase < WorkerPhase.COMPUTING:
             self.clocks.remove(member.index)
-            if phase is not Phase.JOINING:
+            if phase is not WorkerPhase.JOINING:
                 self._heard.pop(member.index, None)
-        elif before < Phase.COMPUTING:
+        elif before < WorkerPhase.COMPUTING:
             self.clocks.put(member.index, member.clock)
 
     def wait_for_version(self, member: Member, waits: bool) -> None:
@@ -104,12 +104,16 @@ class Membership:
         return found
 
     def all_are_here(self) -> bool:
-        return not (self.in_phase[Phase.ABSENT] or self.in_phase[Phase.JOINING])
+        return not (self.in_phase[WorkerPhase.ABSENT] or self.in_phase[WorkerPhase.JOINING])
 
     def all_wait_for_an_update(self) -> bool:
         """Return whether no worker will push before the next update.
 
         That is the case if none is computing or absent, and all with steps left wait for another version or for the turn
         of their gradient."""
-        busy = self.in_phase[Phase.COMPUTING] + self.in_phase[Phase.ABSENT] + self.in_phase[Phase.JOINING]
-        return not busy and self.in_phase[Phase.READY] == self.waiting_for_version
+        busy = (
+            self.in_phase[WorkerPhase.COMPUTING]
+            + self.in_phase[WorkerPhase.ABSENT]
+            + self.in_phase[WorkerPhase.JOINING]
+        )
+        return not busy and self.in_phase[WorkerPhase.READY] == self.waiting_for_version

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from trainer.coordination.budget import Position
-from trainer.coordination.passes import Seen
+from trainer.coordination.passes import RowSums
 
 
-class Measured(NamedTuple):
+class StepMeasurements(NamedTuple):
     """A worker's measurements of one step.
 
     Attributes:
@@ -26,7 +26,7 @@ class Measured(NamedTuple):
     correct: int
     seconds: float
     read_s: float = 0.0
-    seen: Seen | None = None
+    seen: RowSums | None = None
 
 
 class Record(NamedTuple):
@@ -37,7 +37,7 @@ class Record(NamedTuple):
     clock: int
     version_pulled: int
     staleness: int
-    measured: Measured
+    measured: StepMeasurements
     accepted: bool
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 WORD = 1 << 64
 
 
-class Seen(NamedTuple):
+class RowSums(NamedTuple):
     """The rows of a mini-batch, as sums of their hashes modulo 2^64.
 
     Attributes:
@@ -41,7 +41,7 @@ class Passes:
         for name, empty in (("sums", {}), ("ended", {}), ("at", {}), ("last", [0, 0])):
             held.setdefault(name, empty)
 
-    def use(self, worker: int, seen: Seen) -> None:
+    def use(self, worker: int, seen: RowSums) -> None:
         """Count a gradient that goes into an update."""
         name = str(worker)
         held = self.held
@@ -54,9 +54,9 @@ class Passes:
         if count + 1 == self.num_workers:
             self._end(ended)
 
-    def miss(self, worker: int, seen: Seen) -> None:
+    def miss(self, worker: int, seen: RowSums) -> None:
         """Count a refused gradient, whose rows this pass has not trained."""
-        self.use(worker, Seen(0, 0, seen.passes))
+        self.use(worker, RowSums(0, 0, seen.passes))
 
     def _end(self, number: int) -> None:
         before, sum_before = self.held["last"]

@@ -31,7 +31,7 @@ class Stretch(NamedTuple):
     generation: int
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """A source of additional rows."""
 
     def next(self, now: Stretch, position: int, turn: int) -> Stretch | None:
@@ -54,7 +54,7 @@ class Source(Protocol):
 class Following:
     """The mini-batches of a worker whose rows grow. stretches: the known ones by position; the first begins at 0."""
 
-    def __init__(self, stretches: list[Stretch], source: Source) -> None:
+    def __init__(self, stretches: list[Stretch], source: RowSource) -> None:
         assert stretches, "a worker begins with some rows"
         self.stretches = stretches
         self.source = source

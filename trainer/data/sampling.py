@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
-from trainer.coordination.passes import Seen
+from trainer.coordination.passes import RowSums
 from trainer.data.follow import Following
 from trainer.data.shards import Rows
 
@@ -83,12 +83,12 @@ class Draw(NamedTuple):
     passes: int | None = None
     begun: int = 0
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> RowSums | None:
         """Return the hash sums of the mini-batch. O(B). None if rows are not hashed, or passes are not known."""
         if self.passes is None or not len(self.rows.hashes):
             return None
         hashes = self.rows.hashes[self.places]
-        return Seen(int(hashes.sum()), int(hashes[len(hashes) - self.begun :].sum()), self.passes)
+        return RowSums(int(hashes.sum()), int(hashes[len(hashes) - self.begun :].sum()), self.passes)
 
 
 class Sampler(Protocol):

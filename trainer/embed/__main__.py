@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.extras import require
-from pipeline.core.specs import Advanced, add_flags, from_flags
+from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from trainer.embed.options import Embedding
 
 INTERRUPTED = "the same command continues from the last checkpoint"
@@ -38,7 +38,7 @@ def parser() -> Parser:
     run = made.add_argument_group("run")
     add_flags(run, Embedding, leave_out=(*sources, "format", "image_shape", "channels", "output", *fit))
     command_line.add_config_flag(run, "embed")
-    run.add_argument("--debug", action="store_true", help=Advanced("show stack traces"))
+    run.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return made
 
 

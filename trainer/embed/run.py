@@ -27,7 +27,7 @@ RECIPE = 1  # version of the network, the loss and all else that no flag sets; c
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddingResult:
     """The result of a run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Embedded:
     explained: float
 
 
-def embed(asked: Embedding) -> Embedded:
+def embed(asked: Embedding) -> EmbeddingResult:
     """Make the table, unless an earlier run of the same configuration has made it.
 
     Keeps the training rows (at most 1 GiB), 64 MiB of images and their vectors in memory. The table appears atomically,
@@ -59,7 +59,7 @@ def embed(asked: Embedding) -> Embedded:
     before = table.found()
     if before is not None and before.get("identity") == table.identity:
         table.clear()
-        return Embedded(table.uri, False, dataset.rows, before["length"], before["explained"])
+        return EmbeddingResult(table.uri, False, dataset.rows, before["length"], before["explained"])
     if before is not None and not asked.overwrite:
         raise UsageError(
             f"{table.uri} is there, of another configuration or input: give --overwrite, or another --output"
@@ -82,7 +82,7 @@ def embed(asked: Embedding) -> Embedded:
     explained = round(explained, 6)
     about = {"length": length, "rows": dataset.rows, "explained": explained, "asked": asked.identity()}
     table.finish(spans, length, about)
-    return Embedded(table.uri, True, dataset.rows, length, explained)
+    return EmbeddingResult(table.uri, True, dataset.rows, length, explained)
 
 
 def identity_of(asked: Embedding, dataset: Dataset) -> str:

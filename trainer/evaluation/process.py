@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from pipeline.core.errors import DataError
 from trainer.checkpoints import read as checkpoint
-from trainer.checkpoints.state import State
+from trainer.checkpoints.state import RunState
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config
 from trainer.data.batches import Batch
@@ -129,7 +129,7 @@ class Evaluator:
         self.keep_best()
         return bool(marked) and marked[-1][0].final and all(done)
 
-    def handle(self, state: State) -> bool:
+    def handle(self, state: RunState) -> bool:
         """Evaluate a checkpoint, write its event and its models, then mark it as evaluated. All steps are idempotent.
 
         Returns False if it is no longer a checkpoint of the run."""
@@ -171,7 +171,7 @@ class Evaluator:
         for name in (BEST_OF, BEST):
             (self.home / name).unlink(missing_ok=True)
 
-    def _load(self, state: State) -> Tensor:
+    def _load(self, state: RunState) -> Tensor:
         """Load a checkpoint into the model and return its vector [P+Q], which shares memory with the model."""
         values = torch.from_numpy(checkpoint.vector_of(self.root, state)).to(self.device)
         self.flat.attach(values)
@@ -179,7 +179,7 @@ class Evaluator:
             recalibrate(self.flat.model, self._batches(self.train_rows))
         return values
 
-    def _measure(self, state: State) -> None:
+    def _measure(self, state: RunState) -> None:
         if self._evaluation(state):  # logged before a kill
             return
         train = self._evaluate(self.train_rows)
@@ -204,10 +204,10 @@ class Evaluator:
             final=state.final,
         )
 
-    def _evaluate(self, rows: Rows) -> Measurement:
+    def _evaluate(self, rows: Rows) -> EvaluationResult:
         return evaluate(self.flat.model, self.task, self._batches(rows))
 
-    def _has_learned(self, state: State, train: Measurement) -> bool | None:
+    def _has_learned(self, state: RunState, train: EvaluationResult) -> bool | None:
         """Return whether the model is better than guessing; None if the task has no such baseline.
 
         Warns if it is not after the first epoch."""
@@ -224,14 +224,14 @@ class Evaluator:
             kick()
             yield Batch(images.to(self.device), labels.to(self.device))
 
-    def _keep(self, state: State, values: Tensor) -> None:
+    def _keep(self, state: RunState, values: Tensor) -> None:
         top = best(self._evaluations())
         if top and _is_of(top, state):
             self._save(BEST, state, values)
         if state.final:
             self._save(MODEL, state, values)
 
-    def _save(self, name: str, state: State, values: Tensor) -> None:
+    def _save(self, name: str, state: RunState, values: Tensor) -> None:
         """Write the model with the names of its state_dict(), so that any tool that reads safetensors can use it.
 
         Runs with equal parameters write equal bytes."""
@@ -251,7 +251,7 @@ class Evaluator:
                 self.log.add(event)
         return evaluations_of(self.log.events)
 
-    def _evaluation(self, state: State) -> dict[str, Any] | None:
+    def _evaluation(self, state: RunState) -> dict[str, Any] | None:
         return next((event for event in self._evaluations() if _is_of(event, state)), None)
 
     def _warn(self, message: str, *, kind: str = "") -> None:
@@ -267,12 +267,12 @@ def _key(evaluation: dict[str, Any]) -> tuple[int, int | None]:
     return evaluation["version"], evaluation.get("generation")
 
 
-def _is_of(event: dict[str, Any], state: State) -> bool:
+def _is_of(event: dict[str, Any], state: RunState) -> bool:
     """Return whether an evaluation is of a checkpoint."""
     return _key(event) == (state.version, state.generation)
 
 
-class Measurement(NamedTuple):
+class EvaluationResult(NamedTuple):
     """The result of an evaluation.
 
     loss: mean loss without the L2 term; accuracy: share of correct predictions, None for real targets; noise: standard
@@ -285,7 +285,7 @@ class Measurement(NamedTuple):
 
 @torch.no_grad()
 @one_thread()
-def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Measurement:
+def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> EvaluationResult:
     """Evaluate a model on all rows in eval mode, without changing its parameters or statistics.
 
     On the CPU the result is bit-identical for any number of threads. Raises ValueError without rows."""
@@ -304,7 +304,7 @@ def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Measurem
         raise ValueError("no rows to evaluate")
     mean = loss / rows
     accuracy = right / rows if are_classes else None
-    return Measurement(mean, accuracy, math.sqrt(max(0.0, squares / rows - mean * mean) / rows))
+    return EvaluationResult(mean, accuracy, math.sqrt(max(0.0, squares / rows - mean * mean) / rows))
 
 
 @torch.no_grad()

@@ -69,14 +69,14 @@ def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Ite
 
 
 @dataclass(frozen=True)
-class Held:
+class LeaseNumbers:
     """The numbers of a lease: the highest one, and the highest one with content; 0 for none."""
 
     number: int = 0
     taken: int = 0
 
     @classmethod
-    def of(cls, names: list[FileInfo]) -> Held:
+    def of(cls, names: list[FileInfo]) -> LeaseNumbers:
         numbers = {int(entry.name): entry.bytes for entry in names if entry.name.isdecimal()}
         return cls(max(numbers, default=0), max((number for number, size in numbers.items() if size), default=0))
 
@@ -117,7 +117,7 @@ class Lease:
         except FileExistsError:
             # An empty file does not tell whose it is, so claim() is of no use. The listing tells whether it is another
             # process's, or this one's from an earlier attempt whose reply was lost.
-            if self._look() != Held(self.number + 1, self._first):
+            if self._look() != LeaseNumbers(self.number + 1, self._first):
                 self.number = 0
                 return False
         self.number += 1
@@ -152,7 +152,7 @@ class Lease:
                 self.folder.store.delete(str(self._path(number)))
         return True
 
-    def _watch(self, seen: Held) -> None:
+    def _watch(self, seen: LeaseNumbers) -> None:
         """Wait until the lease has expired. Raises JobError if it is renewed meanwhile."""
         logger.warning(
             f"{self.folder.parent} may still be in use by an earlier start; waiting {EXPIRES_S:.0f} s to see whether it is"
@@ -163,7 +163,7 @@ class Lease:
             if self._look() != seen:
                 raise self._in_use()
 
-    def _is_held(self, seen: Held) -> bool:
+    def _is_held(self, seen: LeaseNumbers) -> bool:
         """Return False if the lease is free, True if that is unknown. Raises JobError if its holder lives."""
         if not seen.taken:
             return bool(seen.number)
@@ -179,8 +179,8 @@ class Lease:
             raise self._in_use()
         return running is None
 
-    def _look(self) -> Held:
-        return Held.of(entries(self.folder))
+    def _look(self) -> LeaseNumbers:
+        return LeaseNumbers.of(entries(self.folder))
 
     def _put(self, number: int, content: dict[str, Any]) -> bool:
         record = json.dumps(content).encode()

@@ -40,11 +40,11 @@ MERGED = 32
 LARGEST = 64 << 20  # bytes of a merged segment, which is built in memory
 
 
-class Superseded(JobError):
+class SupersededError(JobError):
     """The replacement of this start or attempt by a later one: this one must not write any more."""
 
 
-class Segment(NamedTuple):
+class LogSegment(NamedTuple):
     source: str
     offset: int
     file: str
@@ -63,7 +63,7 @@ class Log:
     begun: number of the newest start; settled: the newest start up to which the home's files are complete; names: the
     names of all files."""
 
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[LogSegment, ...] = ()
     begun: int = 0
     settled: int = 0
     names: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Log:
     def of(cls, files: Mapping[str, int]) -> Log:
         """Parse the listing of HOME/segments. files: sizes in bytes by name. Pure."""
         matches = [(match, size) for name, size in files.items() if (match := _SEGMENT.fullmatch(name))]
-        segments = [Segment(match[1], int(match[2]), match[3], match[0], size) for match, size in matches]
+        segments = [LogSegment(match[1], int(match[2]), match[3], match[0], size) for match, size in matches]
         marks = [match for name in files if (match := _MARK.fullmatch(name))]
         begun = max((int(mark[1]) for mark in marks), default=0)
         settled = max((int(mark[1]) for mark in marks if mark[2] == "settled"), default=0)
@@ -82,16 +82,16 @@ class Log:
         """Return the offset up to which a host's file is copied; None if it has no segment."""
         return max((part.end for part in self.of_host(source, file)), default=None)
 
-    def of_host(self, source: str, file: str) -> list[Segment]:
+    def of_host(self, source: str, file: str) -> list[LogSegment]:
         """Return a host's segments of a file, sorted by their first byte."""
         return [part for part in self.segments if (part.source, part.file) == (source, file)]
 
-    def of_leaders(self, file: str) -> list[Segment]:
+    def of_leaders(self, file: str) -> list[LogSegment]:
         """Return the leading hosts' segments that HOME/file may lack, by start and first byte."""
         found = [part for part in self.segments if part.file == file and part.source.isdecimal()]
         return sorted((part for part in found if int(part.source) > self.settled), key=lambda part: int(part.source))
 
-    def of_others(self) -> list[Segment]:
+    def of_others(self) -> list[LogSegment]:
         return [part for part in self.segments if not part.source.isdecimal()]
 
 
@@ -182,7 +182,7 @@ def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
     for _ in range(TRIES):
         log = look(folders.home)
         if folders.leads and log.begun > int(folders.source):
-            raise Superseded(f"{folders.home} is in use by a later start of the run; this one ends")
+            raise SupersededError(f"{folders.home} is in use by a later start of the run; this one ends")
         if all([_copy(folders, file, log) for file in files]):
             return log
     raise OSError(f"{folders.home / SEGMENTS}: others write the same segments all the time")
@@ -214,8 +214,8 @@ def merge(folders: Folders, log: Log) -> None:
     changes only its own segments. Only one process per host may merge at a time."""
     home = folders.home
     for file in APPENDED:
-        mine: list[Segment] = []
-        doubled: list[Segment] = []
+        mine: list[LogSegment] = []
+        doubled: list[LogSegment] = []
         end = -1
         for part in log.of_host(folders.source, file):
             (mine if part.end > end else doubled).append(part)
@@ -235,7 +235,7 @@ def merge(folders: Folders, log: Log) -> None:
             (home / SEGMENTS / part.name).unlink(missing_ok=True)
 
 
-def unread(home: Place, parts: Iterable[Segment], taken: dict[str, int]) -> Iterator[bytes]:
+def unread(home: Place, parts: Iterable[LogSegment], taken: dict[str, int]) -> Iterator[bytes]:
     """Yield the bytes of segments that were not read before, in whole lines. Raises OSError.
 
     A host whose segments are being merged is skipped until the next call.

@@ -16,7 +16,7 @@ from pipeline.core.atomic import naming
 from pipeline.core.errors import JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
-from trainer.home.segments import Log, Superseded, begin, copy, lines_of_others, look, merge, settle
+from trainer.home.segments import Log, SupersededError, begin, copy, lines_of_others, look, merge, settle
 from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
 
 COPY_S = 30.0
@@ -34,7 +34,7 @@ def due(copied: float, heard: float) -> float:
     return max(copied, min(heard, copied + COPY_S)) + COPY_S
 
 
-class Work:
+class WorkFolder:
     """The work folder of a host, with a thread that keeps the home up to date. A no-op if the home is local."""
 
     def __init__(self, folders: Folders) -> None:
@@ -83,7 +83,7 @@ class Work:
         self._end()
         if self.folders.is_local or self._ended or not self._is_reached:
             return
-        with suppress(OSError, Superseded):
+        with suppress(OSError, SupersededError):
             if not self.folders.leads:
                 self.copy()
             self._copy_logs()
@@ -161,7 +161,7 @@ class Work:
 
 
 @contextmanager
-def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterator[Work]:
+def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterator[WorkFolder]:
     """Create a work folder for a run whose home is ready, and remove it at the end. A no-op if the home is local.
 
     Raises DataError if the home's log is damaged, OSError if the home cannot be reached.
@@ -172,11 +172,11 @@ def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterato
         scratch: parent of the work folder of a remote run (default: the system's temporary folder).
     """
     if isinstance(home, Path):
-        yield Work(Folders.of(home))
+        yield WorkFolder(Folders.of(home))
         return
     work = Path(tempfile.mkdtemp(prefix="trainer-", dir=scratch))
     try:
-        found = Work(begin(home, work) if leads else Folders(home, work, f"host-{uuid4().hex[:16]}"))
+        found = WorkFolder(begin(home, work) if leads else Folders(home, work, f"host-{uuid4().hex[:16]}"))
         try:
             yield found
         finally:

@@ -17,9 +17,9 @@ from trainer.checkpoints.read import newest
 from trainer.config import Config
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
-from trainer.home.work import Work
+from trainer.home.work import WorkFolder
 from trainer.options import Options
-from trainer.plan import Plan
+from trainer.plan import RunPlan
 from trainer.report.terminal import ending
 from trainer.run_files import BEST, BEST_OF, METRICS, PUSHES, RESULT
 from trainer.runlog.events import log_event
@@ -58,7 +58,7 @@ def interruptible(subject: Interruptible) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def log_start(config: Config, planned: Plan, folders: Folders, simulated: dict[str, Any] | None = None) -> None:
+def log_start(config: Config, planned: RunPlan, folders: Folders, simulated: dict[str, Any] | None = None) -> None:
     """Log the start of a run.
 
     Args:
@@ -81,7 +81,7 @@ def log_start(config: Config, planned: Plan, folders: Folders, simulated: dict[s
 
 
 def conclude(
-    work: Work, options: Options, status: dict[str, Any], cause: str, error: BaseException | None = None
+    work: WorkFolder, options: Options, status: dict[str, Any], cause: str, error: BaseException | None = None
 ) -> Result:
     """Log the end of a run, write result.json and the report, and print a summary; also for an incomplete run.
 

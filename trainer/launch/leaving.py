@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.core.errors import DataError
 from trainer.checkpoints.read import newest, read_state, whole
-from trainer.config import Facts
+from trainer.config import RunFacts
 from trainer.home.place import Place, StorePlace, entries
 from trainer.launch.control import Control
 from trainer.transport.messages import End
@@ -37,13 +37,13 @@ class Patience:
         return now - self.changed > self.seconds
 
 
-def patience(facts: Facts) -> Patience:
+def patience(facts: RunFacts) -> Patience:
     """Return the patience for a checkpoint of a run, whose size is its values and momentum in float32."""
     size = 4 * (facts.elements + facts.num_parameters)
     return Patience(QUIET_S + size / SLOW_DISK_BYTES_PER_S, time.monotonic())
 
 
-def wait_for_checkpoint(control: Control, root: Place, facts: Facts) -> None:
+def wait_for_checkpoint(control: Control, root: Place, facts: RunFacts) -> None:
     """On server 0's host: have all servers write a checkpoint now, and wait while they do."""
     control.tell(End())
     waits = patience(facts)
@@ -51,7 +51,7 @@ def wait_for_checkpoint(control: Control, root: Place, facts: Facts) -> None:
         _pause(control, root)
 
 
-def wait_for_leader(control: Control, root: Place, facts: Facts) -> None:
+def wait_for_leader(control: Control, root: Place, facts: RunFacts) -> None:
     """On another host with servers: have all servers write a checkpoint now, and stay until server 0 is gone.
 
     Server 0's host may have been interrupted too; without the slices of this host its last checkpoint would stay

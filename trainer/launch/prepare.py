@@ -10,12 +10,12 @@ import numpy as np
 
 from pipeline.core.errors import DataError, UsageError
 from trainer.checkpoints.read import newest, read_state, versions
-from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.data.shards import Shards, open_pinned
 from trainer.home.place import Place
-from trainer.models.build import Built, build
+from trainer.models.build import NetworkAndTask, build
 from trainer.models.devices import pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.normalisation import normalises
@@ -42,13 +42,13 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     check_normalisation(config, built, shards)
     flat = FlatModel(built.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
-    facts = Facts(*sizes, digest(shards), shards.fingerprint, shards.ratios, classifies=not built.targets)
+    facts = RunFacts(*sizes, digest(shards), shards.fingerprint, shards.ratios, classifies=not built.targets)
     if home:
         first_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(_facts(facts))
 
 
-def check_normalisation(config: Config, built: Built, shards: Shards, num_workers: int | None = None) -> None:
+def check_normalisation(config: Config, built: NetworkAndTask, shards: Shards, num_workers: int | None = None) -> None:
     """Raise UsageError if a worker's smallest batch has too few values for BatchNorm.
 
     num_workers: number of workers (default: the number of shards)."""
@@ -88,7 +88,7 @@ def _check_identity(config: Config, root: Place, version: int) -> None:
         )
 
 
-def _facts(facts: Facts) -> bytes:
+def _facts(facts: RunFacts) -> bytes:
     from dataclasses import asdict
 
     from trainer.transport.messages import pack_json
@@ -96,7 +96,7 @@ def _facts(facts: Facts) -> bytes:
     return pack_json(asdict(facts))
 
 
-def first_checkpoint(config: Config, facts: Facts, values: Any, home: Place) -> None:
+def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) -> None:
     """Write a first checkpoint of a model's values [P + Q] if there is none.
 
     If the newest checkpoint is marked final, reopen it so that training can continue. Raises DataError for checkpoints
@@ -123,4 +123,4 @@ def first_checkpoint(config: Config, facts: Facts, values: Any, home: Place) -> 
     write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum)
     clocks = {worker: 0 for worker in range(facts.num_workers)}
     parts: dict[str, Any] = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}
-    write_state(folder, State(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, identity=config.identity(), **parts))
+    write_state(folder, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, identity=config.identity(), **parts))

@@ -120,7 +120,7 @@ class ForkServer:
 FORK_SERVER = ForkServer()
 
 
-class Killed(JobError):
+class ProcessKilledError(JobError):
     """The loss of a process that was killed or could not be forked. A retry may succeed."""
 
 
@@ -247,7 +247,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
             alarm.cancel()
             alarm.join()  # if it has fired, wait until the fork server is dead
             theirs.close()
-    raise Killed(f"{name} could not be started, tried {STARTS} times: {problem}")
+    raise ProcessKilledError(f"{name} could not be started, tried {STARTS} times: {problem}")
 
 
 @contextmanager

@@ -9,18 +9,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.core.errors import DataError, JobError, UsageError
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.home.folders import Folders
 from trainer.home.place import Place
-from trainer.home.segments import Superseded
-from trainer.home.work import Work
+from trainer.home.segments import SupersededError
+from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.open_files import check_limit
-from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, Killed
+from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, ProcessKilledError
 from trainer.launch.processes import context as start_method
 from trainer.launch.restarts import Restarts, pause_s
-from trainer.launch.supervisor import LEADER, POLL_S, Interrupted, Supervisor
+from trainer.launch.supervisor import LEADER, POLL_S, RunInterruptedError, Supervisor
 from trainer.options import Options
 from trainer.plan import describe
 from trainer.run_files import LOGS
@@ -30,7 +30,7 @@ from trainer.transport.messages import unpack_json
 from trainer.transport.sockets import Secret
 
 
-def run(context: RunContext, options: Options, work: Work) -> Result | None:
+def run(context: RunContext, options: Options, work: WorkFolder) -> Result | None:
     """Train on this host until the run is over, and return the result on server 0's host, else None.
 
     On server 0's host the caller has prepared the home and holds its lock.
@@ -66,10 +66,10 @@ def supervise(supervisor: Supervisor) -> Result | None:
             log_start(supervisor.config, supervisor.plan, supervisor.folders)
         supervisor.run()
         cause = "finished"
-    except Superseded:
+    except SupersededError:
         leads = False
         raise
-    except Interrupted:
+    except RunInterruptedError:
         cause = "interrupted"
         raise
     except Exception as error:
@@ -83,7 +83,7 @@ def supervise(supervisor: Supervisor) -> Result | None:
     return result
 
 
-def check(context: RunContext, options: Options) -> Facts:
+def check(context: RunContext, options: Options) -> RunFacts:
     """Return the facts of a run without changing its folder.
 
     Raises UsageError, DataError or JobError if this host cannot compute the run."""
@@ -93,7 +93,7 @@ def check(context: RunContext, options: Options) -> Facts:
         return prepare(context.config, Folders(home, work), computes=options.computes, write=False)
 
 
-def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) -> Facts:
+def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) -> RunFacts:
     """Return the facts of a run, determined in a separate process.
 
     If that process is killed or hangs, it is restarted as often and after the same pauses as a role.
@@ -115,7 +115,7 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
     while True:
         try:
             facts = _prepared(config, log, home, computes)
-        except Killed as error:
+        except ProcessKilledError as error:
             failures = restarts.failed("prepare", 0)
             if failures > limit:
                 where = folders.at_home(log)
@@ -131,7 +131,7 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
             return facts
 
 
-def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> Facts:
+def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> RunFacts:
     """Run one preparing process and return its reply. Raises Killed, or the error with which the process ended."""
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
     mine, theirs = start_method().Pipe(duplex=False)
@@ -142,7 +142,7 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
             while not mine.poll(POLL_S):
                 if child.hangs(config.processes.heartbeat_timeout_s):
                     child.kill()
-            return Facts(**unpack_json(mine.recv_bytes()))
+            return RunFacts(**unpack_json(mine.recv_bytes()))
         except EOFError:
             child.join()
         finally:
@@ -150,7 +150,7 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
     code = child.exit_code() or 1
     cause = child.cause()
     if code < 0 or code == UNKNOWN:
-        raise Killed(cause)
+        raise ProcessKilledError(cause)
     errors = {error.exit_code: error for error in (UsageError, DataError)}
     raise errors.get(code, JobError)(cause)
 

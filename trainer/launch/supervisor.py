@@ -14,17 +14,17 @@ from pathlib import Path
 from socket import socket
 from typing import Any
 
-from pipeline.core.errors import DataError, Diverged, JobError, UsageError
+from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
 from trainer.checkpoints.read import evaluation_of, newest, read_state, whole_states
-from trainer.checkpoints.state import State
-from trainer.config import Config, Facts
+from trainer.checkpoints.state import RunState
+from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
-from trainer.home.segments import Superseded
-from trainer.home.work import Work
+from trainer.home.segments import SupersededError
+from trainer.home.work import WorkFolder
 from trainer.launch.control import Control
 from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_for_leader
 from trainer.launch.overseer import Overseer, Terminal
-from trainer.launch.processes import FORK_SERVER, Child, Killed
+from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
@@ -62,11 +62,11 @@ class Supervisor:
     def __init__(
         self,
         config: Config,
-        facts: Facts,
+        facts: RunFacts,
         options: Options,
         addresses: Sequence[str],
         secret: Secret,
-        work: Work,
+        work: WorkFolder,
         roles: Sequence[Role],
         *,
         held: Mapping[int, socket] | None = None,
@@ -142,7 +142,7 @@ class Supervisor:
         log.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.children[role] = self._child(role, log)
-        except Killed as error:
+        except ProcessKilledError as error:
             pause = pause_s(self._count(f"{role} failed", self._progress_of(role), str(error), log))
             self.overseer.message(f"{error}; tried again{f' in {pause:g} s' if pause else ''}")
             self.waiting[role] = time.monotonic() + pause
@@ -232,7 +232,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         status = self.control.status
         if status["diverged"]:
-            raise Diverged(f"the run diverged: {status['diverged']} (see {self.folders.home / METRICS})")
+            raise DivergenceError(f"the run diverged: {status['diverged']} (see {self.folders.home / METRICS})")
         if status["finished"]:
             return True
         if LEADER in self.roles:
@@ -280,12 +280,12 @@ class Supervisor:
         Always raises a JobError, whose message says how to resume."""
         root = self.folders.checkpoints
         if self._stuck is not None:  # server 0 already keeps trying to write the last checkpoint
-            raise Interrupted(f"interrupted: {self._unwritten(self._disk_trouble() or 'not all was written')}")
+            raise RunInterruptedError(f"interrupted: {self._unwritten(self._disk_trouble() or 'not all was written')}")
         if LEADER in self.roles:
             wait_for_checkpoint(self.control, root, self.facts)
         elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
             wait_for_leader(self.control, root, self.facts)
-        raise Interrupted(f"interrupted{newest_in_words(root)}; the same command with --resume goes on")
+        raise RunInterruptedError(f"interrupted{newest_in_words(root)}; the same command with --resume goes on")
 
     # --- progress and messages ----------------------------------------------------------------------------------------
 
@@ -293,7 +293,7 @@ class Supervisor:
         self.work.check()
         wanted = self.overseer.wanted()
         if wanted == "leave":
-            raise Superseded("this part of the run is not wanted any more")
+            raise SupersededError("this part of the run is not wanted any more")
         self.interrupted |= wanted == "checkpoint"
         fresh = self.control.ask()
         self._tell_of_silence()
@@ -366,7 +366,7 @@ class Supervisor:
         self._told = silent
 
 
-def is_end(state: State, config: Config, facts: Facts) -> bool:
+def is_end(state: RunState, config: Config, facts: RunFacts) -> bool:
     """Return whether a checkpoint is the end of the run at its present length.
 
     After a resume with a larger --epochs the final checkpoint of the shorter run is only the start of the longer
@@ -377,7 +377,7 @@ def is_end(state: State, config: Config, facts: Facts) -> bool:
     return state.final and state.accepted >= steps * facts.num_workers
 
 
-class Interrupted(JobError):
+class RunInterruptedError(JobError):
     """An interruption of the run by Ctrl-C or by a scheduler's SIGTERM."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Work(Protocol):
+class CallQueue(Protocol):
     """Executes calls in order, and then calls done(result) in the owner's thread."""
 
     def submit(self, work: Callable[[], T], done: Callable[[T], None]) -> None: ...

@@ -13,16 +13,16 @@ from pipeline.core.atomic import sync
 from pipeline.core.errors import JobError
 from trainer.checkpoints.prune import WAITING, go_back
 from trainer.checkpoints.read import read_state
-from trainer.checkpoints.state import State
+from trainer.checkpoints.state import RunState
 from trainer.checkpoints.write import WriteOutcome
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator
-from trainer.coordination.membership import Phase
-from trainer.coordination.orders import Measured, Order, Snapshot
+from trainer.coordination.membership import WorkerPhase
+from trainer.coordination.orders import Order, Snapshot, StepMeasurements
 from trainer.home.folders import Folders
 from trainer.home.segments import copy
-from trainer.leader.background import AtOnce, Work
+from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.snapshots import Snapshots
 from trainer.rules import build_coordinator
 from trainer.run_files import NEWS, PUSHES
@@ -75,13 +75,13 @@ class Leader:
     def __init__(
         self,
         config: Config,
-        facts: Facts,
+        facts: RunFacts,
         folders: Folders,
         send_order: Callable[[Sequence[Follower], Order], None],
         send_load: Callable[[Sequence[Follower], int, int], None],
         read: Read,
         microseconds: Callable[[], int] = lambda: time.time_ns() // 1000,
-        work: Work | None = None,
+        work: CallQueue | None = None,
     ) -> None:
         self.config = config
         self.facts = facts
@@ -216,7 +216,7 @@ class Leader:
             self._advance(self.training, now)
 
     def pushed(
-        self, server: int, worker: int, session: int, clock: int, now: float, measured: Measured | None = None
+        self, server: int, worker: int, session: int, clock: int, now: float, measured: StepMeasurements | None = None
     ) -> bool:
         """Note that a server holds a gradient. Returns False if its worker must join again."""
         if not self.training or not self.training.coordinator.push(server, worker, session, clock, now, measured):
@@ -224,7 +224,7 @@ class Leader:
         self._advance(self.training, now)
         return True
 
-    def gave_up(self, worker: int, session: int, clock: int, now: float, measured: Measured) -> bool:
+    def gave_up(self, worker: int, session: int, clock: int, now: float, measured: StepMeasurements) -> bool:
         """Note that a worker has given up a step as told. Returns False as ``pushed``."""
         if not self.training or not self.training.coordinator.give_up(worker, session, clock, now, measured):
             return False
@@ -293,8 +293,10 @@ class Leader:
             "total": coordinator.budget.total,
             "epoch": coordinator.budget.epoch,
             "seconds": journal.seconds(now),
-            "remaining": coordinator.num_workers - members.in_phase[Phase.FINISHED] - members.in_phase[Phase.ABSENT],
-            "alive": coordinator.num_workers - members.in_phase[Phase.ABSENT],
+            "remaining": coordinator.num_workers
+            - members.in_phase[WorkerPhase.FINISHED]
+            - members.in_phase[WorkerPhase.ABSENT],
+            "alive": coordinator.num_workers - members.in_phase[WorkerPhase.ABSENT],
             "num_workers": coordinator.num_workers,
         }
 
@@ -341,9 +343,9 @@ class Leader:
         seconds = training.journal.seconds(now)
         log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
-    def _state(self, snapshot: Snapshot, seconds: float) -> State:
+    def _state(self, snapshot: Snapshot, seconds: float) -> RunState:
         """Return the state of a checkpoint, from its progress and the properties of the run."""
-        return State(
+        return RunState(
             **vars(snapshot.position),
             epoch=snapshot.epoch,
             epoch_boundary=snapshot.epoch_boundary,

@@ -9,11 +9,11 @@ from functools import partial
 from typing import NamedTuple
 
 from trainer.checkpoints.prune import prune
-from trainer.checkpoints.state import State, folder_of
+from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import WriteOutcome, write_state
 from trainer.home.place import Place
-from trainer.home.segments import Superseded
-from trainer.leader.background import Work
+from trainer.home.segments import SupersededError
+from trainer.leader.background import CallQueue
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ SLOW_S = 60.0
 
 
 @dataclass
-class UnderWay:
+class PendingCheckpoint:
     """A checkpoint that is being written.
 
     Attributes:
@@ -31,12 +31,12 @@ class UnderWay:
         missing: servers that have not written their slices yet.
     """
 
-    state: State
+    state: RunState
     begun: float
     missing: set[int]
 
 
-class Completed(NamedTuple):
+class CheckpointCompletion(NamedTuple):
     """The result of completing a checkpoint.
 
     Attributes:
@@ -67,7 +67,7 @@ class Snapshots:
         root: Place,
         secure: Callable[[], object],
         num_servers: int,
-        work: Work,
+        work: CallQueue,
         *,
         log: Callable[[], None],
         is_current: Callable[[], bool],
@@ -82,7 +82,7 @@ class Snapshots:
         self.is_current = is_current
         self.told = told
         self.given_up = given_up
-        self.under_way: dict[int, UnderWay] = {}  # oldest first
+        self.under_way: dict[int, PendingCheckpoint] = {}  # oldest first
         self.is_final_whole = False
         self.broken: str | None = None  # why there is nothing left to checkpoint
         self._trouble: str | None = None
@@ -92,9 +92,9 @@ class Snapshots:
         """Whether a checkpoint must be completed before the next one may begin."""
         return len(self.under_way) >= MOST
 
-    def begin(self, sequence: int, state: State, now: float) -> None:
+    def begin(self, sequence: int, state: RunState, now: float) -> None:
         """Begin a checkpoint, before servers are told to write their slices."""
-        self.under_way[sequence] = UnderWay(state, now, set(range(self.num_servers)))
+        self.under_way[sequence] = PendingCheckpoint(state, now, set(range(self.num_servers)))
 
     def wrote(self, server: int, sequence: int, outcome: WriteOutcome) -> None:
         """Note the result of a server's slice. After the last one the state is written."""
@@ -125,21 +125,21 @@ class Snapshots:
             return f"the checkpoint of version {slow.state.version} is not written after {SLOW_S:g} s"
         return self._trouble
 
-    def _complete(self, state: State) -> Completed:
+    def _complete(self, state: RunState) -> CheckpointCompletion:
         """Complete a checkpoint and delete older ones. Runs in the background, because disks can be slow."""
         if not self.is_current():
-            return Completed()
+            return CheckpointCompletion()
         try:
             self.secure()
             write_state(folder_of(self.root, state.version), state)
             self.told()
-        except (OSError, Superseded) as error:
-            return Completed(f"the checkpoint of version {state.version} was not written: {error}")
+        except (OSError, SupersededError) as error:
+            return CheckpointCompletion(f"the checkpoint of version {state.version} was not written: {error}")
         try:
-            return Completed(given_up=tuple(prune(self.root)))
+            return CheckpointCompletion(given_up=tuple(prune(self.root)))
         except OSError as error:
             logger.warning(f"old checkpoints are not deleted yet: {error}")
-            return Completed()
+            return CheckpointCompletion()
 
     def _make_room(self) -> tuple[int, ...]:
         """Delete all checkpoints but the last, to make room on a full disk for the final one.
@@ -155,7 +155,7 @@ class Snapshots:
         if given_up:
             self.given_up(given_up)
 
-    def _completed(self, sequence: int, completed: Completed) -> None:
+    def _completed(self, sequence: int, completed: CheckpointCompletion) -> None:
         state = self.under_way.pop(sequence).state
         self._trouble = completed.trouble
         if state.final and not completed.trouble:

@@ -14,7 +14,7 @@ from trainer.models.tasks import Task
 
 
 @dataclass(frozen=True)
-class Built:
+class NetworkAndTask:
     """A float32 network on the CPU, in train mode, and its task.
 
     targets: whether it fits real targets instead of labels."""
@@ -24,7 +24,7 @@ class Built:
     targets: bool = False
 
 
-def build(spec: ModelSpec, inputs: ModelInput, seed: int) -> Built:
+def build(spec: ModelSpec, inputs: ModelInput, seed: int) -> NetworkAndTask:
     """Make a network for the images of a shard set.
 
     The same seed gives the same bits, independent of the state of torch's generator, which is not changed. Raises
@@ -37,4 +37,4 @@ def build(spec: ModelSpec, inputs: ModelInput, seed: int) -> Built:
         # Seeds the CPU's generator only: torch.manual_seed would also seed devices, which the fork does not restore.
         torch.default_generator.manual_seed(word(seed, Purpose.INITIALISATION))
         model = spec.make(inputs.shape, 1 if targets else inputs.num_classes)
-    return Built(model, spec.task(), targets)
+    return NetworkAndTask(model, spec.task(), targets)

@@ -14,7 +14,7 @@ from pipeline.core.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Slot:
+class TensorRange:
     """The place of a tensor: elements [begin, end) of the vector, in row-major order of its shape."""
 
     name: str
@@ -105,10 +105,10 @@ def _rest(model: nn.Module) -> dict[str, Tensor]:
     return frozen | {name: t for name, t in model.named_buffers() if t.is_floating_point() and name in saved}
 
 
-def _lay_out(tensors: dict[str, Tensor]) -> tuple[Slot, ...]:
+def _lay_out(tensors: dict[str, Tensor]) -> tuple[TensorRange, ...]:
     bounds = pairwise(accumulate((tensor.numel() for tensor in tensors.values()), initial=0))
     return tuple(
-        Slot(name, tuple(tensor.shape), begin, end)
+        TensorRange(name, tuple(tensor.shape), begin, end)
         for (name, tensor), (begin, end) in zip(tensors.items(), bounds, strict=True)
     )
 

@@ -21,7 +21,7 @@ ENDINGS: Mapping[str | None, tuple[str, str]] = {
 }
 
 
-class Finding(NamedTuple):
+class RunFinding(NamedTuple):
     """A sentence about a run. level: the style sheet's class: better, worse or none."""
 
     level: str
@@ -49,7 +49,7 @@ def describe_incident(incident: Incident) -> dict[str, Any]:
     return {"after": duration(incident.seconds), "epoch": incident.epoch, "what": what, "cause": cause}
 
 
-def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[str, Any]) -> list[Finding]:
+def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[str, Any]) -> list[RunFinding]:
     """Return how the run ended, and everything unusual about it.
 
     Args:
@@ -60,46 +60,51 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
     trains = of_kind(live, "train")
     stands = f" at epoch {trains[-1]['epoch']:.2f}" if trains else ""
-    found = [*_result(summary), Finding(level, f"{ending}{stands} after {duration(summary['seconds'])} of training.")]
+    found = [
+        *_result(summary),
+        RunFinding(level, f"{ending}{stands} after {duration(summary['seconds'])} of training."),
+    ]
     if summary["error"]:
-        found.append(Finding("worse", f"Cause: {summary['error']}"))
+        found.append(RunFinding("worse", f"Cause: {summary['error']}"))
     lost = next((event for event in trains if _is_lost(event)), None)
     if lost:
         text = (
             f"Diverged: the loss is not a finite number from epoch {lost['epoch']:.2f} (version {lost['version']:,})."
         )
-        found.append(Finding("worse", text))
+        found.append(RunFinding("worse", text))
     # None means that this is unknown.
     if summary["learned"] is False:
         found.append(
-            Finding("worse", "Nothing was learned: the loss on training images is no lower than the loss of guessing.")
+            RunFinding(
+                "worse", "Nothing was learned: the loss on training images is no lower than the loss of guessing."
+            )
         )
     counts = Counter(event["role"] for event in of_kind(events, "restart"))
     if counts:
         roles = ", ".join(f"{count} of {'an' if role == 'evaluator' else 'a'} {role}" for role, count in counts.items())
-        found.append(Finding("worse", f"Restarts: {roles}. The table of incidents lists the causes."))
+        found.append(RunFinding("worse", f"Restarts: {roles}. The table of incidents lists the causes."))
     rollbacks = of_kind(events, "rollback")
     if rollbacks:
         undone = sum(event["from_version"] - event["to_version"] for event in rollbacks)
-        found.append(Finding("worse", f"Rollbacks: {len(rollbacks)}, which undid {undone:,} updates."))
+        found.append(RunFinding("worse", f"Rollbacks: {len(rollbacks)}, which undid {undone:,} updates."))
     found += _of_passes(summary)
     if summary["evaluations_given_up"]:
         count = summary["evaluations_given_up"]
         text = f"{count} of the planned evaluations are missing: their checkpoints waited too long for the evaluator."
-        found.append(Finding("worse", text))
+        found.append(RunFinding("worse", text))
     if not of_kind(live, "eval"):
-        found.append(Finding("", "No checkpoint has been evaluated."))
+        found.append(RunFinding("", "No checkpoint has been evaluated."))
     return found
 
 
-def _result(summary: Mapping[str, Any]) -> list[Finding]:
+def _result(summary: Mapping[str, Any]) -> list[RunFinding]:
     """Return the sentence that answers what came out of a run; empty before the first evaluation."""
     epoch = summary["best_epoch"]
     if epoch is None:
         return []
     if summary["final_accuracy"] is None:
         losses = f"{plain(summary['final_loss'])}; the lowest is {plain(summary['best_loss'])}, after epoch {epoch:.4g}"
-        return [Finding("", f"Evaluation loss at the last evaluation: {losses}.")]
+        return [RunFinding("", f"Evaluation loss at the last evaluation: {losses}.")]
     best = "which is the best of the run"
     if summary["best_accuracy"] != summary["final_accuracy"]:
         best = f"the best is {percent(summary['best_accuracy'])}, after epoch {epoch:.4g}"
@@ -108,7 +113,7 @@ def _result(summary: Mapping[str, Any]) -> list[Finding]:
     text = (
         f"Accuracy on evaluation images at the last evaluation: {percent(summary['final_accuracy'])}, {best}.{beside}"
     )
-    return [Finding("", text)]
+    return [RunFinding("", text)]
 
 
 def _is_lost(train: Event) -> bool:
@@ -118,7 +123,7 @@ def _is_lost(train: Event) -> bool:
     return not np.isfinite(train["loss"])
 
 
-def _of_passes(summary: Mapping[str, Any]) -> list[Finding]:
+def _of_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
     passes = summary["passes"]
     rejected = summary["rejected"]
     whole = passes["whole"]
@@ -128,12 +133,12 @@ def _of_passes(summary: Mapping[str, Any]) -> list[Finding]:
     if not missed:
         each = "the pass" if whole == 1 else f"each of the {whole} passes"
         text = f"Data check: in {each} that all workers completed, every row was trained exactly once."
-        return [Finding("better", text)]
+        return [RunFinding("better", text)]
     why = f"{rejected:,} gradients were rejected" if rejected else "a worker that joined late skipped mini-batches"
     text = (
         f"Data check: in {missed} of {whole} passes that all workers completed, not every row was trained once: {why}."
     )
-    return [Finding("worse" if not rejected else "", text)]
+    return [RunFinding("worse" if not rejected else "", text)]
 
 
 def headline(summary: Mapping[str, Any]) -> list[Figure]:

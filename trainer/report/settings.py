@@ -10,14 +10,14 @@ from pipeline.core.reporting.page import plain
 from pipeline.core.specs import Spec
 from trainer.config import Data, Optimiser, Processes, RunSpec
 from trainer.models import MODELS
-from trainer.plan import Plan, in_words
+from trainer.plan import RunPlan, in_words
 from trainer.protocols import PROTOCOLS
 
 PARTS: Mapping[str, type[Spec]] = {"data": Data, "run": RunSpec, "optimiser": Optimiser, "processes": Processes}
 REGISTRIES: Mapping[str, Mapping[str, type[Spec]]] = {"model": MODELS, "protocol": PROTOCOLS}
 
 
-class Setting(NamedTuple):
+class FlagRow(NamedTuple):
     """A flag with its value and its help."""
 
     flag: str
@@ -28,7 +28,7 @@ class Setting(NamedTuple):
 def plan_in_words(plan: Mapping[str, Any] | None) -> dict[str, str]:
     """Return a logged plan as names and sentences; empty for a plan that another version wrote or that is damaged."""
     try:
-        return dict(in_words(Plan(**{key: _frozen(value) for key, value in (plan or {}).items()})))
+        return dict(in_words(RunPlan(**{key: _frozen(value) for key, value in (plan or {}).items()})))
     except (TypeError, ValueError, ArithmeticError):
         return {}
 
@@ -45,9 +45,9 @@ def compact(value: object) -> object:
     return ", ".join(f"{count} x {plain(entry)}" if count > 1 else plain(entry) for entry, count in runs) or "none"
 
 
-def flags_in_words(config: Mapping[str, Mapping[str, Any]], simulated: Mapping[str, Any]) -> list[Setting]:
+def flags_in_words(config: Mapping[str, Mapping[str, Any]], simulated: Mapping[str, Any]) -> list[FlagRow]:
     """Return every flag of a logged configuration that has a value, then the settings of the virtual cluster."""
-    rows: list[Setting] = []
+    rows: list[FlagRow] = []
     for part, values in config.items():
         kind = PARTS.get(part) or REGISTRIES.get(part, {}).get(str(values.get("name")))
         # A log of another version may name members and fields that this one lacks.
@@ -56,11 +56,11 @@ def flags_in_words(config: Mapping[str, Mapping[str, Any]], simulated: Mapping[s
             if value is None:
                 continue
             if key == "name":
-                rows.append(Setting(_flag(part), plain(value), getattr(kind, "summary", "") or f"name of the {part}"))
+                rows.append(FlagRow(_flag(part), plain(value), getattr(kind, "summary", "") or f"name of the {part}"))
             else:
-                rows.append(Setting(_flag(key), str(plain(compact(value))), meanings.get(key, "")))
+                rows.append(FlagRow(_flag(key), str(plain(compact(value))), meanings.get(key, "")))
     virtual = "of the virtual cluster"
-    return rows + [Setting(_flag(key), plain(value), virtual) for key, value in simulated.items() if value is not None]
+    return rows + [FlagRow(_flag(key), plain(value), virtual) for key, value in simulated.items() if value is not None]
 
 
 def _flag(name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.coordination.coordinator import Coordinator
-from trainer.coordination.orders import Measured, Record
+from trainer.coordination.orders import Record, StepMeasurements
 from trainer.coordination.passes import WORD, Whole
 from trainer.runlog.events import log_event, log_pushes
 
@@ -126,7 +126,7 @@ class Journal:
 
     def _workers(self, recent: list[Record]) -> list[Mapping[str, float]]:
         """Return an entry per worker that pushed recently: its clock, images and mean seconds per step."""
-        steps: dict[int, list[Measured]] = {}
+        steps: dict[int, list[StepMeasurements]] = {}
         for record in recent:
             steps.setdefault(record.worker, []).append(record.measured)
         return [

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pipeline.core.errors import DataError
 from pipeline.core.json_values import build, parse, parse_object
 from trainer.checkpoints.slice_file import json_header
-from trainer.checkpoints.state import State
+from trainer.checkpoints.state import RunState
 from trainer.home.place import Place
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, RESULT
 from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes, surviving
@@ -95,7 +95,7 @@ def read_result(output: Place) -> Result:
         raise DataError(f"{output / RESULT} is damaged ({error}); train with --resume to write it again") from None
 
 
-def best_of(state: State, model: bytes) -> bytes:
+def best_of(state: RunState, model: bytes) -> bytes:
     """Return the content of best.json, which names the checkpoint of best.safetensors and is written after it.
 
     model: the content of best.safetensors. Its digest reveals a kill between the two writes."""

@@ -13,7 +13,7 @@ MOST_WORKERS = 512  # ``train`` events that keep their entries of workers, which
 INCIDENTS = ("restart", "rollback", "warning")
 
 
-class Numbered(NamedTuple):
+class NumberedEvent(NamedTuple):
     """A ``train`` event with its number among all of them. is_pinned: whether it is kept regardless of its number."""
 
     number: int
@@ -39,7 +39,7 @@ class Stride:
             self.every *= 2
 
 
-class Thinned(Surviving):
+class ThinnedLog(Surviving):
     """``Surviving`` with at most about ``most`` ``train`` events: the first, the newest, and evenly spaced others.
 
     The last one before each incident is kept too, because it shows the state of training then. At most ``most_workers``
@@ -48,7 +48,7 @@ class Thinned(Surviving):
     def __init__(self, most: int = MOST, most_workers: int = MOST_WORKERS) -> None:
         super().__init__()
         self._number = -1
-        self._trains: dict[int, Numbered] = {}  # by id() of the event
+        self._trains: dict[int, NumberedEvent] = {}  # by id() of the event
         self._events = Stride(most)
         self._workers = Stride(most_workers)
         self._with_workers = 0
@@ -57,7 +57,7 @@ class Thinned(Surviving):
         super().add(event)
         if event["event"] == "train" and self.events and self.events[-1] is event:
             self._number += 1
-            self._trains[id(event)] = Numbered(self._number, event)
+            self._trains[id(event)] = NumberedEvent(self._number, event)
             self._with_workers += 1
             if len(self._trains) > self._events.most:
                 self._thin()
@@ -86,7 +86,7 @@ class Thinned(Surviving):
         live = {id(event) for event in self.events}
         self._trains = {key: train for key, train in self._trains.items() if key in live}
 
-    def _keep(self, is_kept: Callable[[Numbered], bool]) -> None:
+    def _keep(self, is_kept: Callable[[NumberedEvent], bool]) -> None:
         dropped = {key for key, train in self._trains.items() if not is_kept(train)}
         self.events = [event for event in self.events if id(event) not in dropped]
         self._trains = {key: train for key, train in self._trains.items() if key not in dropped}
@@ -99,7 +99,7 @@ class Thinned(Surviving):
 
 def thinned(events: Iterable[Event], most: int = MOST) -> list[Event]:
     """Return the events that count, with ``train`` events thinned to ``most``. Modifies the given events."""
-    found = Thinned(most)
+    found = ThinnedLog(most)
     for event in events:
         found.add(event)
     return found.events

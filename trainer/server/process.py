@@ -12,8 +12,8 @@ from typing import Any
 import zmq
 
 from trainer.checkpoints.write import WriteOutcome
-from trainer.config import Config, Facts, slice_bounds
-from trainer.coordination.orders import Measured, Order
+from trainer.config import Config, RunFacts, slice_bounds
+from trainer.coordination.orders import Order, StepMeasurements
 from trainer.home.folders import Folders
 from trainer.leader.background import Background
 from trainer.leader.leader import Follower, Leader
@@ -32,7 +32,7 @@ from trainer.transport.messages import (
     JoinReceipt,
     Load,
     LoadReceipt,
-    Malformed,
+    MalformedMessageError,
     Message,
     Push,
     Refusal,
@@ -62,7 +62,7 @@ class Server:
     def __init__(
         self,
         config: Config,
-        facts: Facts,
+        facts: RunFacts,
         index: int,
         addresses: Sequence[str],
         secret: Secret,
@@ -173,17 +173,17 @@ class Server:
                 return
             try:
                 self._receive([frame.buffer for frame in frames], from_leader=socket is self.to_leader)
-            except Malformed as error:
+            except MalformedMessageError as error:
                 self.malformed += 1
                 logger.warning(f"dropped a malformed message: {error}")
 
     def _receive(self, frames: Frames, *, from_leader: bool) -> None:
         parts = frames if from_leader else frames[1:]
         if len(parts) < 2:
-            raise Malformed(f"{len(frames)} frames")
+            raise MalformedMessageError(f"{len(frames)} frames")
         message = unpack(parts[0])
         if len(parts) != num_frames(message):
-            raise Malformed(f"{len(frames)} frames of {type(message).__name__}")
+            raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
         if from_leader:
             self._follow(message, parts[-1])
         else:
@@ -210,7 +210,7 @@ class Server:
             case _ if self.leader:
                 self._lead(self.leader, identity, message, first, now)
             case _:
-                raise Malformed(f"{type(message).__name__} to server {self.index}")
+                raise MalformedMessageError(f"{type(message).__name__} to server {self.index}")
 
     def _is_introduced(self, identity: bytes, message: Message, body: memoryview) -> bool:
         """Return whether a peer is of a host that agrees about the run.
@@ -222,7 +222,7 @@ class Server:
             self.send(identity, Refusal(getattr(message, "session", 0)), self.agreement.refusal())
         return False
 
-    def _hold(self, identity: bytes, message: Push, report: Measured, now: float) -> None:
+    def _hold(self, identity: bytes, message: Push, report: StepMeasurements, now: float) -> None:
         """Count a gradient that this server holds."""
         worker = message.worker
         session = message.session
@@ -244,7 +244,7 @@ class Server:
                 self._held(leader, message, now)
             case WriteReceipt():
                 if message.outcome not in set(WriteOutcome):
-                    raise Malformed(str(message))
+                    raise MalformedMessageError(str(message))
                 outcome = WriteOutcome(message.outcome)
                 leader.wrote(self._server(message.server), message.generation, message.order, outcome)
             case Heartbeat():
@@ -262,7 +262,7 @@ class Server:
                 self.send(identity, EndReply(), pack_json(self._status(leader, now)))
                 leader.end(now)
             case _:
-                raise Malformed(f"{type(message).__name__} to server 0")
+                raise MalformedMessageError(f"{type(message).__name__} to server 0")
 
     def _held(self, leader: Leader, message: JoinReceipt | GradientReceipt, now: float) -> None:
         """Count what another server holds. Messages of an earlier generation are void."""
@@ -281,12 +281,12 @@ class Server:
 
     def _worker(self, index: int) -> int:
         if index >= self.slice_server.facts.num_workers:
-            raise Malformed(f"worker {index}")
+            raise MalformedMessageError(f"worker {index}")
         return index
 
     def _server(self, index: int) -> int:
         if not 0 < index < self.slice_server.config.processes.servers:
-            raise Malformed(f"server {index}")
+            raise MalformedMessageError(f"server {index}")
         return index
 
     def _follow(self, message: Message, body: memoryview) -> None:
@@ -306,12 +306,12 @@ def _order(body: memoryview) -> Order:
     try:
         return Order.from_json(unpack_json(body))
     except (TypeError, KeyError):
-        raise Malformed("an order") from None
+        raise MalformedMessageError("an order") from None
 
 
 def main(
     config: Config,
-    facts: Facts,
+    facts: RunFacts,
     index: int,
     addresses: Sequence[str],
     secret: Secret,

@@ -14,16 +14,16 @@ from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import folder_of
 from trainer.checkpoints.write import WriteOutcome, write_slice
-from trainer.config import Config, Facts, slice_bounds
+from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.orders import Order, Reply
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.home.place import Place
-from trainer.leader.background import AtOnce, Work
+from trainer.leader.background import AtOnce, CallQueue
 from trainer.rules import build_slice
 from trainer.transport.messages import (
     Cancel,
     Join,
-    Malformed,
+    MalformedMessageError,
     Message,
     Parameters,
     Push,
@@ -72,11 +72,11 @@ class SliceServer:
     def __init__(
         self,
         config: Config,
-        facts: Facts,
+        facts: RunFacts,
         index: int,
         root: Place,
         send: Send,
-        work: Work | None = None,
+        work: CallQueue | None = None,
         wrote: Wrote = lambda generation, sequence, outcome: None,
     ) -> None:
         self.config = config
@@ -112,7 +112,7 @@ class SliceServer:
         """Handle a worker's join request, with or without a handle to its shared memory. Raises Malformed."""
         worker = message.worker
         if worker >= self.facts.num_workers:
-            raise Malformed(f"worker {worker}")
+            raise MalformedMessageError(f"worker {worker}")
         known = self.peers.get(worker)
         if known and message.session < known.session:  # started on a host whose clock is behind
             answer = Rejoin(worker, message.session, later_session=known.session, joined=False)
@@ -135,11 +135,11 @@ class SliceServer:
             return False
         if message.in_memory:
             if not peer.memory:
-                raise Malformed("a gradient in memory that was never opened")
+                raise MalformedMessageError("a gradient in memory that was never opened")
             peer.pushed = message.clock, peer.memory.pushed[self.begin : self.end]
         else:
             if len(body) != 4 * (self.end - self.begin):
-                raise Malformed(f"a gradient of {len(body)} bytes")
+                raise MalformedMessageError(f"a gradient of {len(body)} bytes")
             peer.pushed = message.clock, np.frombuffer(body, np.float32)
         return True
 

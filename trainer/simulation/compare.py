@@ -24,7 +24,7 @@ from trainer.protocols import PROTOCOLS, Protocol
 from trainer.report.progress import number
 from trainer.report.terminal import duration
 from trainer.runlog.run_folder import resolve_output
-from trainer.simulation.options import Simulated
+from trainer.simulation.options import SimulationSettings
 from trainer.simulation.run import drawn_ratios, run_in, size_of
 
 PICTURE = "comparison.png"
@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Compared:
+class ProtocolMeasurements:
     """The measurements of one protocol's simulated run. All times are virtual.
 
     Attributes:
@@ -91,13 +91,13 @@ def _value(part: str, text: str, hint: Any) -> Any:
 
 def compare(
     config: Config,
-    simulated: Simulated,
+    simulated: SimulationSettings,
     protocols: dict[str, Protocol],
     options: Options,
     *,
     optimiser: Optimiser | None = None,
     loss: float | None = None,
-) -> list[Compared]:
+) -> list[ProtocolMeasurements]:
     """Simulate each protocol in its own subfolder of the output, and write a table and a figure beside them.
 
     A finished run in a subfolder is not simulated again. Raises UsageError and JobError.
@@ -135,12 +135,12 @@ def compare(
     return runs
 
 
-def _measure(label: str, result: Any) -> Compared:
+def _measure(label: str, result: Any) -> ProtocolMeasurements:
     pushes = result.pushes()
     used = pushes[pushes["accepted"] == 1]
     loss = used["loss"].rolling(result.num_workers).mean().to_numpy()
     known = ~np.isnan(loss) & bool(np.nansum(loss))  # all False if no losses were computed: they are all 0 then
-    return Compared(
+    return ProtocolMeasurements(
         label,
         result.images_per_second,
         result.updates,
@@ -153,18 +153,18 @@ def _measure(label: str, result: Any) -> Compared:
     )
 
 
-def _reached_by_all(runs: Sequence[Compared]) -> float | None:
+def _reached_by_all(runs: Sequence[ProtocolMeasurements]) -> float | None:
     if any(not len(run.loss) for run in runs):
         return None
     return float(max(run.loss.min() for run in runs))
 
 
-def _time_to(run: Compared, goal: float | None) -> float | None:
+def _time_to(run: ProtocolMeasurements, goal: float | None) -> float | None:
     below = np.flatnonzero(run.loss <= (np.nan if goal is None else goal))
     return float(run.seconds[below[0]]) if len(below) else None
 
 
-def describe(runs: Sequence[Compared], goal: float | None) -> str:
+def describe(runs: Sequence[ProtocolMeasurements], goal: float | None) -> str:
     """Return the comparison as a text table."""
     to_loss = f"s to loss {goal:.4g}" if goal is not None else "s to loss"
     header = ("protocol", "images/s", "updates", "refused", "staleness", "most", "virtual time", to_loss)
@@ -185,14 +185,14 @@ def describe(runs: Sequence[Compared], goal: float | None) -> str:
     return table(rows, header, right=range(1, len(header)), indent="  ")
 
 
-def _write(output: Path, runs: Sequence[Compared], goal: float | None) -> None:
+def _write(output: Path, runs: Sequence[ProtocolMeasurements], goal: float | None) -> None:
     output.mkdir(parents=True, exist_ok=True)
     plain = [{name: value for name, value in vars(run).items() if not isinstance(value, np.ndarray)} for run in runs]
     write_durably(output / TABLE, (json.dumps({"loss": goal, "runs": plain}, indent=1) + "\n").encode())
     write_durably(output / PICTURE, _picture(runs, goal))
 
 
-def _picture(runs: Sequence[Compared], goal: float | None) -> bytes:
+def _picture(runs: Sequence[ProtocolMeasurements], goal: float | None) -> bytes:
     import io
 
     from pipeline.core.reporting.plots import canvas, number_decades, style

@@ -11,14 +11,14 @@ import numpy.typing as npt
 
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.ratios import Ratios
-from trainer.config import Facts
+from trainer.config import RunFacts
 from trainer.context import RunContext
-from trainer.coordination.passes import Seen
+from trainer.coordination.passes import RowSums
 
 Floats = npt.NDArray[np.float32]
 
 
-class Computed(NamedTuple):
+class MiniBatchResult(NamedTuple):
     """The result of a mini-batch.
 
     Attributes:
@@ -33,7 +33,7 @@ class Computed(NamedTuple):
     examples: int
     loss: float
     correct: int
-    seen: Seen | None = None
+    seen: RowSums | None = None
 
 
 class Compute:
@@ -57,13 +57,13 @@ class Compute:
         return np.zeros(self.num_parameters + self.num_buffers, np.float32)
 
     @abstractmethod
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
+    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
         """Return the gradient of a mini-batch at ``parameters``, which are one array per server."""
 
     def set_threads(self, count: int) -> None:
         """Use ``count`` threads from now on. No-op if threads cannot change the rounding of gradients."""
 
-    def seen(self, worker: int, clock: int) -> Seen | None:
+    def seen(self, worker: int, clock: int) -> RowSums | None:
         """Return the rows of a mini-batch that was not computed, or None if there are no rows."""
         return None
 
@@ -77,8 +77,8 @@ class NoCompute(Compute):
     def __init__(self, context: RunContext, num_workers: int) -> None:
         self.sizes = context.config.worker_batches(num_workers)
 
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
-        return Computed(self._NOTHING, self.sizes[worker], 0.0, 0)
+    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
+        return MiniBatchResult(self._NOTHING, self.sizes[worker], 0.0, 0)
 
 
 class Quadratic(Compute):
@@ -96,14 +96,14 @@ class Quadratic(Compute):
     def start(self) -> Floats:
         return np.ones(self.num_parameters, np.float32)
 
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
+    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
         values = parameters[0] if len(parameters) == 1 else np.concatenate(parameters)
         with np.errstate(over="ignore"):  # the coordinator detects runs that diverge
             slope = self.curvature * values
             loss = 0.5 * float(slope @ values)
         size = self.sizes[worker]
         noise = generator(self.seed, Purpose.TOY, worker, clock).standard_normal(len(values), np.float32)
-        return Computed(slope + noise * np.float32(size**-0.5), size, loss, 0)
+        return MiniBatchResult(slope + noise * np.float32(size**-0.5), size, loss, 0)
 
 
 class RealCompute(Compute):
@@ -147,16 +147,16 @@ class RealCompute(Compute):
     def start(self) -> Floats:
         return self._start
 
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> Computed:
+    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
         from trainer.worker.step import step_seed
 
         batch, draw, _ = self.batches[worker].make(clock)
         np.concatenate(parameters, out=self.pulled)
         outcome = self.model_step(batch, step_seed(self.config.run.seed, worker, clock))
         assert outcome, "nobody cancels it"
-        return Computed(self.pushed.copy(), len(batch.labels), *outcome, draw.seen())
+        return MiniBatchResult(self.pushed.copy(), len(batch.labels), *outcome, draw.seen())
 
-    def seen(self, worker: int, clock: int) -> Seen | None:
+    def seen(self, worker: int, clock: int) -> RowSums | None:
         return self.batches[worker].sampler.draw(clock).seen()
 
 
@@ -167,8 +167,8 @@ COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {
 }
 
 
-def facts_of(compute: Compute, num_workers: int, rows: int) -> Facts:
-    return Facts(
+def facts_of(compute: Compute, num_workers: int, rows: int) -> RunFacts:
+    return RunFacts(
         num_workers,
         rows,
         compute.num_parameters,

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from trainer.checkpoints.write import WriteOutcome
-from trainer.config import Config, Facts
-from trainer.coordination.orders import Measured, Order
+from trainer.config import Config, RunFacts
+from trainer.coordination.orders import Order, StepMeasurements
 from trainer.home.folders import Folders
 from trainer.leader.leader import Follower, Leader
 from trainer.run_files import METRICS, PUSHES
@@ -24,7 +24,7 @@ from trainer.runlog.read import iter_events, read_pushes
 from trainer.server.slice_server import SliceServer
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.network import Network
-from trainer.simulation.options import Simulated
+from trainer.simulation.options import SimulationSettings
 from trainer.transport.messages import Cancel, Join, Message, Parameters, Push
 
 KEEP_S = 0.2  # virtual seconds between checks for due checkpoints and log lines
@@ -65,7 +65,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Worker:
+class VirtualWorker:
     """The state of a virtual worker. All times are virtual seconds.
 
     Attributes:
@@ -95,8 +95,8 @@ class Engine:
     def __init__(
         self,
         config: Config,
-        facts: Facts,
-        simulated: Simulated,
+        facts: RunFacts,
+        simulated: SimulationSettings,
         compute: Compute,
         folders: Folders,
         observe: Callable[[Engine], None],
@@ -118,7 +118,7 @@ class Engine:
         self.queue: list[Event] = []
         count = config.processes.servers
         nothing = np.empty(0, np.float32)
-        self.workers = [Worker([nothing] * count) for _ in range(facts.num_workers)]
+        self.workers = [VirtualWorker([nothing] * count) for _ in range(facts.num_workers)]
         self.has_snapshot = False  # True after an order for a snapshot, until the observer resets it
         self.down = False
         checkpoints = self.folders.checkpoints
@@ -207,7 +207,7 @@ class Engine:
         mine = self.workers[worker]
         turn = mine.turn
         vector, examples, loss, correct, seen = self.compute.step(worker, turn.clock, mine.parts)
-        measured = Measured(examples, loss, correct, mine.ends - mine.begun, seen=seen)
+        measured = StepMeasurements(examples, loss, correct, mine.ends - mine.begun, seen=seen)
         message = Push(worker, mine.session, turn.generation, turn.clock, in_memory=False)
         mine.attempt += 1
         for server in self.servers:
@@ -219,7 +219,7 @@ class Engine:
         mine = self.workers[worker]
         mine.attempt += 1
         seen = self.compute.seen(worker, mine.turn.clock)
-        measured = Measured(0, 0.0, 0, self.now - mine.begun, seen=seen)
+        measured = StepMeasurements(0, 0.0, 0, self.now - mine.begun, seen=seen)
         self.leader.gave_up(worker, mine.session, mine.turn.clock, self.now, measured)
 
     def _die(self, worker: int, away_s: float) -> None:
@@ -271,7 +271,7 @@ class Engine:
         elif isinstance(message, Cancel):
             self._cancel(self.workers[message.worker], message.worker)
 
-    def _begin(self, mine: Worker, turn: Parameters) -> None:
+    def _begin(self, mine: VirtualWorker, turn: Parameters) -> None:
         """Start a step of a worker, as soon as the parameters that were just sent have reached it."""
         mine.turn = turn
         mine.attempt += 1
@@ -284,7 +284,7 @@ class Engine:
         ordinary_s = simulated.step_ms / 1000 * self.shares[worker]
         return simulated.profile.seconds(ordinary_s, self.schedule_seed, worker, clock)
 
-    def _cancel(self, mine: Worker, worker: int) -> None:
+    def _cancel(self, mine: VirtualWorker, worker: int) -> None:
         """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
         part_s = (mine.ends - mine.begun) / self.config.protocol.parts_of_a_step()
         told = max(self.now + (self.network.latency_s if self.network else 0.0), mine.begun)
@@ -307,7 +307,7 @@ def _begin_at(root: Path) -> tuple[float, int]:
     return now, int(generations.max()) + 1 if len(generations) else 0
 
 
-def _network(config: Config, facts: Facts, simulated: Simulated) -> Network | None:
+def _network(config: Config, facts: RunFacts, simulated: SimulationSettings) -> Network | None:
     """Return the network of the run, or None if messages take no time."""
     if not simulated.latency_ms and simulated.bandwidth_mbps is None:
         return None

@@ -15,7 +15,7 @@ STEP_TIMES = ("profile", "step_ms", "schedule_seed")  # fields
 
 
 @dataclass(frozen=True)
-class Simulated(Spec):
+class SimulationSettings(Spec):
     """The settings of a run in virtual time: computation, workers, step times, network and scripted failures."""
 
     compute: Literal["none", "quadratic", "real"] = option(

@@ -76,7 +76,7 @@ class OneSlow(Profile):
         return step_s * (self.number("F") if worker == 0 else 1.0)
 
 
-class Mixed(Profile):
+class MixedCluster(Profile):
     """A heterogeneous cluster: workers are assigned to the nine machines of C2_CORES in turn."""
 
     name = "mixed"
@@ -143,7 +143,7 @@ class Trace(Profile):
 
 
 PROFILES: dict[str, type[Profile]] = {
-    kind.name: kind for kind in (Homogeneous, OneSlow, Mixed, Exponential, LogNormal, Trace)
+    kind.name: kind for kind in (Homogeneous, OneSlow, MixedCluster, Exponential, LogNormal, Trace)
 }
 
 

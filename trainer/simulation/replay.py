@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_vector
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.home.place import Place
 from trainer.rules import build_slice, build_weights, worker_rate
@@ -25,7 +25,7 @@ USED = ("version", "worker", "clock", "version_pulled", "examples")  # the colum
 
 
 @dataclass(frozen=True)
-class Replayed:
+class ReplayResult:
     """The result of a replay.
 
     Attributes:
@@ -46,7 +46,7 @@ class Replayed:
         return self.replayed.tobytes() == self.logged.tobytes()
 
 
-def replay(run: Place, *, quiet: bool = True) -> Replayed:
+def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     """Compute the gradients of a real or virtual run again, in the order of its log, up to its newest checkpoint.
 
     Keeps the parameters of every version at which a later gradient was computed. Each gradient is computed once, in
@@ -66,7 +66,7 @@ def replay(run: Place, *, quiet: bool = True) -> Replayed:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
     updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
     values = _replay(spans, facts, compute, updates, used)
-    return Replayed(version, len(used), values, read_vector(run / CHECKPOINTS, version))
+    return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
 
 def main(run: Place, *, quiet: bool = False) -> int:
@@ -146,7 +146,7 @@ def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]
 
 def _replay(
     spans: Sequence[tuple[int, Config]],
-    facts: Facts,
+    facts: RunFacts,
     compute: Compute,
     updates: Iterator[list[tuple[int, ...]]],
     used: pd.DataFrame,

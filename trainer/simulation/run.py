@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import Diverged, JobError, UsageError
+from pipeline.core.errors import DivergenceError, JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.home.folders import Folders
-from trainer.home.work import Work
+from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import check_normalisation, first_checkpoint
-from trainer.launch.supervisor import Interrupted
+from trainer.launch.supervisor import RunInterruptedError
 from trainer.models.build import build
 from trainer.models.devices import pick_device
 from trainer.options import Options
@@ -32,7 +32,7 @@ from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, settled, unchecked
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
-from trainer.simulation.options import Simulated
+from trainer.simulation.options import SimulationSettings
 
 if TYPE_CHECKING:
     from trainer.evaluation.process import Evaluator
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 SHOW_S = 0.5
 
 
-def run(config: Config, simulated: Simulated, options: Options) -> Result:
+def run(config: Config, simulated: SimulationSettings, options: Options) -> Result:
     """Simulate a run to its end and return its result. Raises UsageError, DataError and JobError."""
     output = resolve_output(config.run.output)
     return run_in(RunContext.of(config, output), simulated, options)
 
 
-def run_in(context: RunContext, simulated: Simulated, options: Options) -> Result:
+def run_in(context: RunContext, simulated: SimulationSettings, options: Options) -> Result:
     """Simulate a run whose home is a local folder, to its end. Raises as ``run``."""
     config = context.config
     output = context.home
@@ -83,12 +83,12 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     return record
 
 
-def drawn_ratios(context: RunContext, simulated: Simulated, num_workers: int) -> Ratios:
+def drawn_ratios(context: RunContext, simulated: SimulationSettings, num_workers: int) -> Ratios:
     """Return the ratios in which virtual workers draw rows of the set; empty if shares are equal or without rows."""
     return context.shards.ratios_of(num_workers) if simulated.compute == "real" else ()
 
 
-def size_of(context: RunContext, simulated: Simulated) -> tuple[int, int, str]:
+def size_of(context: RunContext, simulated: SimulationSettings) -> tuple[int, int, str]:
     """Return the numbers of workers and rows, and the digest of the shards. Raises UsageError if they are unknown."""
     if context.config.data.shards:
         shards = context.shards
@@ -101,7 +101,12 @@ def size_of(context: RunContext, simulated: Simulated) -> tuple[int, int, str]:
 
 
 def _run(
-    context: RunContext, facts: Facts, simulated: Simulated, compute: Compute, options: Options, folders: Folders
+    context: RunContext,
+    facts: RunFacts,
+    simulated: SimulationSettings,
+    compute: Compute,
+    options: Options,
+    folders: Folders,
 ) -> Result:
     config = context.config
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
@@ -122,17 +127,17 @@ def _run(
         watcher.evaluate(engine)
         status = engine.status()
         if status["diverged"]:
-            raise Diverged(f"the run diverged: {status['diverged']} (see {folders.home})")
+            raise DivergenceError(f"the run diverged: {status['diverged']} (see {folders.home})")
         if not status["finished"]:
             idle = "the virtual run stands still: nobody has anything to do, and it has not ended"
             raise JobError(engine.leader.trouble(engine.now) or idle)
         cause = "finished"
-    except Interrupted:
+    except RunInterruptedError:
         cause = "interrupted"
         if not engine.down:
             engine.leader.end(engine.now)
         at = engine.status()
-        raise Interrupted(
+        raise RunInterruptedError(
             f"interrupted at version {at['version']} (epoch {at['epoch']:.2f}); the same command with --resume goes on"
         ) from None
     except Exception as error:
@@ -140,7 +145,7 @@ def _run(
         raise
     finally:
         watcher.close()
-        result = conclude(Work(folders), options, engine.status(), cause, failure)
+        result = conclude(WorkFolder(folders), options, engine.status(), cause, failure)
         CLOCK.reset(token)
     return result
 
@@ -165,7 +170,7 @@ class _Watcher:
 
     def __call__(self, engine: Engine) -> None:
         if self.interrupted:
-            raise Interrupted
+            raise RunInterruptedError
         if engine.has_snapshot:
             self.evaluate(engine)
         if time.monotonic() - self._shown >= SHOW_S:

@@ -21,7 +21,7 @@ from trainer.runlog.run_folder import locked, resolve_output
 from trainer.study.plan.cases import check
 from trainer.study.plan.study_plan import Run, StudyPlan, read_plan, seeds_of
 from trainer.study.run.folder import PLAN, claim, refuse_foreign, refuse_other_plan
-from trainer.study.run.ledger import LEDGER, Ledger
+from trainer.study.run.ledger import LEDGER, StudyLedger
 from trainer.study.run.runner import Runner
 
 PROG = "python -m trainer.study"
@@ -153,15 +153,15 @@ def shared(plan: StudyPlan, part: int, parts: int) -> list[Run]:
     return list(replace(plan, seeds=seeds).runs())
 
 
-def _other_study(plan: StudyPlan, folder: Path) -> Ledger:
+def _other_study(plan: StudyPlan, folder: Path) -> StudyLedger:
     """Return the ledger of another study of this plan, which may be running. Raises UsageError, DataError."""
     if not (folder / LEDGER).is_file():
         raise UsageError(f"--merge {folder} contains no {LEDGER}; give the folder of a study")
     refuse_other_plan(plan, folder)
-    return Ledger(folder / LEDGER)
+    return StudyLedger(folder / LEDGER)
 
 
-def _report(plan: StudyPlan, root: Path, ledger: Ledger) -> None:
+def _report(plan: StudyPlan, root: Path, ledger: StudyLedger) -> None:
     from trainer.study.report.write import write_report  # loads pandas, matplotlib and statsmodels
 
     print(write_report(plan, root, ledger))

@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.extras import require
 from trainer.study.__main__ import find_plan, shipped
 from trainer.study.report.write import analysis_of, written
-from trainer.study.run.ledger import LEDGER, Contents, Ledger
+from trainer.study.run.ledger import LEDGER, Contents, StudyLedger
 from trainer.study.run.sets import Sets
 
 RESULTS = Path(str(CONF)) / "study" / "results"
@@ -39,7 +39,7 @@ def recomputed(folder: Path) -> dict[str, str]:
     if folder.name not in shipped():
         raise UsageError(f"{folder}: no plan is named {folder.name}; plans are {', '.join(shipped())}")
     plan = find_plan(folder.name)
-    ledger = Ledger(folder / LEDGER)
+    ledger = StudyLedger(folder / LEDGER)
     analysis = analysis_of(plan, folder, ledger)
     Contents(ledger.of_plan(plan), Sets(plan, folder).owner)
     return written(analysis)

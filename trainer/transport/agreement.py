@@ -9,8 +9,8 @@ from hashlib import sha256
 from typing import Any
 
 from pipeline.core.errors import UsageError
-from trainer.config import Config, Facts
-from trainer.transport.messages import Malformed, pack_json, unpack_json
+from trainer.config import Config, RunFacts
+from trainer.transport.messages import MalformedMessageError, pack_json, unpack_json
 
 KEY = "run"
 SHARDS = ("worker count", "shard digest")  # decided by --shards
@@ -25,7 +25,7 @@ class Agreement:
     essentials: Mapping[str, Any]
 
     @classmethod
-    def of(cls, config: Config, facts: Facts) -> Agreement:
+    def of(cls, config: Config, facts: RunFacts) -> Agreement:
         about = dict(zip(SHARDS, (facts.num_workers, facts.shards), strict=True))
         model = {"parameters of the model": facts.elements}
         return cls(about | config.essentials() | {"--servers": config.processes.servers} | model)
@@ -42,7 +42,7 @@ class Agreement:
         """Return whether the host of an introduced process agrees. Raises Malformed if it is not an introduction."""
         digest = introduction.get(KEY)
         if not isinstance(digest, str):
-            raise Malformed("no introduction")
+            raise MalformedMessageError("no introduction")
         return digest == self.digest
 
     def refusal(self) -> bytes:

@@ -9,8 +9,8 @@ import json
 import struct
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from trainer.coordination.orders import Measured
-from trainer.coordination.passes import Seen
+from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.passes import RowSums
 
 MAGIC = b"PS2"
 JSON_LIMIT_BYTES = 1 << 20
@@ -246,10 +246,10 @@ _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _FORMATS = {int: "q", bool: "?"}
 _HEADS = [struct.Struct("<3sB" + "".join(map(_FORMATS.__getitem__, get_type_hints(kind).values()))) for kind in KINDS]
 _REPORT = struct.Struct("<iidddQQi")
-_NO_PASSES = Seen(0, 0, -1)  # stands for None on the wire
+_NO_PASSES = RowSums(0, 0, -1)  # stands for None on the wire
 
 
-class Malformed(ValueError):
+class MalformedMessageError(ValueError):
     """A message that no peer of this version sends."""
 
 
@@ -262,18 +262,18 @@ def pack(message: Message) -> bytes:
 def unpack(head: bytes | memoryview) -> Message:
     """Parse the head of a message. No field is negative. Raises Malformed."""
     if len(head) < 4 or bytes(head[:3]) != MAGIC:
-        raise Malformed(f"a head of {len(head)} bytes")
+        raise MalformedMessageError(f"a head of {len(head)} bytes")
     code = head[3]
     if code >= len(KINDS):
-        raise Malformed(f"kind {code}")
+        raise MalformedMessageError(f"kind {code}")
     kind = KINDS[code]
     if len(head) != _HEADS[code].size:
-        raise Malformed(f"a head of {len(head)} bytes for {kind.__name__}")
+        raise MalformedMessageError(f"a head of {len(head)} bytes for {kind.__name__}")
     _, _, *values = _HEADS[code].unpack(head)
     message = kind(*values)
     # Numbers, sessions and generations count up from 0, so that receivers need to check upper bounds only.
     if min(values, default=0) < 0:
-        raise Malformed(str(message))
+        raise MalformedMessageError(str(message))
     return message
 
 
@@ -282,7 +282,7 @@ def num_frames(message: Message) -> int:
     return 3 if isinstance(message, Push) else 2
 
 
-def pack_report(report: Measured) -> bytes:
+def pack_report(report: StepMeasurements) -> bytes:
     """Return a report as the body of a message."""
     return _REPORT.pack(
         report.examples,
@@ -294,13 +294,13 @@ def pack_report(report: Measured) -> bytes:
     )
 
 
-def unpack_report(body: bytes | memoryview) -> Measured:
+def unpack_report(body: bytes | memoryview) -> StepMeasurements:
     """Parse a report. Raises Malformed."""
     if len(body) != _REPORT.size:
-        raise Malformed(f"a report of {len(body)} bytes")
+        raise MalformedMessageError(f"a report of {len(body)} bytes")
     examples, correct, loss, seconds, read_s, *hashes = _REPORT.unpack(body)
-    seen = Seen(*hashes)
-    return Measured(examples, loss, correct, seconds, read_s, seen if seen.passes >= 0 else None)
+    seen = RowSums(*hashes)
+    return StepMeasurements(examples, loss, correct, seconds, read_s, seen if seen.passes >= 0 else None)
 
 
 def pack_json(value: Any) -> bytes:
@@ -310,11 +310,11 @@ def pack_json(value: Any) -> bytes:
 def unpack_json(data: bytes | memoryview) -> dict[str, Any]:
     """Parse a JSON object of at most JSON_LIMIT_BYTES. Raises Malformed."""
     if len(data) > JSON_LIMIT_BYTES:
-        raise Malformed(f"{len(data)} bytes of JSON")
+        raise MalformedMessageError(f"{len(data)} bytes of JSON")
     try:
         value = json.loads(bytes(data))
     except (ValueError, RecursionError):
-        raise Malformed("no JSON") from None
+        raise MalformedMessageError("no JSON") from None
     if not isinstance(value, dict):
-        raise Malformed("no JSON object")
+        raise MalformedMessageError("no JSON object")
     return value

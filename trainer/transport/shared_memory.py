@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.transport.messages import Malformed
+from trainer.transport.messages import MalformedMessageError
 
 NONCE_BYTES = 64
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL if hasattr(fcntl, "F_SEAL_SHRINK") else 0
@@ -62,7 +62,7 @@ def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
         descriptor = int(handle["descriptor"])
         nonce = str(handle["nonce"]).encode()
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise Malformed("a handle to shared memory") from None
+        raise MalformedMessageError("a handle to shared memory") from None
     size = NONCE_BYTES + 8 * elements
     try:
         # A handle from another host may lead to a terminal or a device of this one. The flags prevent that the open

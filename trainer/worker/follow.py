@@ -59,7 +59,7 @@ def _parse(place: Place, text: bytes) -> Stretch:
         raise DataError(f"{place} is damaged ({error}); choose another --output, or --overwrite") from None
 
 
-class Appended:
+class GrowingRows:
     """The rows of a worker in a growing set; implements trainer.data.follow.Source.
 
     Args:
@@ -134,7 +134,7 @@ def last_generation(shards: Shards) -> int:
 def follow(
     home: Place, work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
 ) -> Following | None:
-    """Return the passes over a growing set, or None for a set that was made at once. See ``Appended``."""
+    """Return the passes over a growing set, or None for a set that was made at once. See ``GrowingRows``."""
     if not generations(shards):
         return None
     if looks and isinstance(home, Path) and not (home / CONFIG).exists():
@@ -142,6 +142,6 @@ def follow(
             f"--follow: {home} is no folder that this host shares with server 0, where a run keeps what its workers have"
             " followed; give all hosts one folder, hdfs:// or s3://"
         )
-    source = Appended(home, work, worker, shards, rows, targets=targets, looks=looks)
+    source = GrowingRows(home, work, worker, shards, rows, targets=targets, looks=looks)
     made = source.following()
     return made if looks or len(made.stretches) > 1 else None

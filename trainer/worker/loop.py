@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from trainer.coordination.orders import Measured
+from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import MiniBatch
 from trainer.data.prefetch import Prefetch
 from trainer.watchdog import kick
@@ -31,13 +31,13 @@ def train(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: i
         outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.is_cancelled, turn))
         seconds = time.monotonic() - begun
         if outcome:
-            report = Measured(len(batch.labels), *outcome, seconds, read_s, draw.seen())
+            report = StepMeasurements(len(batch.labels), *outcome, seconds, read_s, draw.seen())
         else:  # cancelled between two micro-batches: no example counts
-            report = Measured(0, 0.0, 0, seconds, read_s, draw.seen())
+            report = StepMeasurements(0, 0.0, 0, seconds, read_s, draw.seen())
         turn = _next(client, turn, report, is_cancelled=outcome is None)
 
 
-def _next(client: Client, turn: Turn, report: Measured, *, is_cancelled: bool) -> Turn | None:
+def _next(client: Client, turn: Turn, report: StepMeasurements, *, is_cancelled: bool) -> Turn | None:
     try:
         return client.give_up(turn, report) if is_cancelled else client.exchange(turn, report)
     except MustRejoin:

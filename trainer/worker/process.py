@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.data.batches import build_batches
 from trainer.data.prefetch import Prefetch
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned
 from trainer.home.folders import Folders
-from trainer.models.build import Built, build
+from trainer.models.build import NetworkAndTask, build
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
 from trainer.transport.sockets import Secret
@@ -26,7 +26,7 @@ from trainer.worker.step import Step
 
 def main(
     config: Config,
-    facts: Facts,
+    facts: RunFacts,
     worker: int,
     addresses: Sequence[str],
     secret: Secret,
@@ -67,7 +67,7 @@ def main(
     client.close()
 
 
-def _load(work: Path, shards: Shards, worker: int, built: Built) -> Rows:
+def _load(work: Path, shards: Shards, worker: int, built: NetworkAndTask) -> Rows:
     """Load the worker's rows, and log how long that took."""
     begun = time.monotonic()
     rows = load_worker(shards, worker, targets=built.targets)

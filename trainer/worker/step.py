@@ -11,7 +11,7 @@ import torch
 from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.batches import Batch
-from trainer.models.build import Built
+from trainer.models.build import NetworkAndTask
 from trainer.models.flat_vector import FlatModel
 from trainer.watchdog import kick
 
@@ -26,7 +26,7 @@ class Step:
     def __init__(
         self,
         config: Config,
-        built: Built,
+        built: NetworkAndTask,
         pulled: np.ndarray,
         pushed: np.ndarray,
         device: torch.device,

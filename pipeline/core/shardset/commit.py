@@ -177,7 +177,7 @@ def sweep(attempt: Attempt) -> int:
 
 
 @dataclass(frozen=True)
-class Owned:
+class OwnFile:
     """A file that this program wrote.
 
     Attributes:
@@ -193,11 +193,11 @@ class Owned:
     attempt: str = ""
 
 
-def owned(store: Store, output: str) -> tuple[list[Owned], list[str]]:
+def owned(store: Store, output: str) -> tuple[list[OwnFile], list[str]]:
     """Return the files that this program wrote in a set's folders, and the folders, deepest first.
 
     Symbolic links are not followed. Costs one listing per folder."""
-    files: list[Owned] = []
+    files: list[OwnFile] = []
     folders: list[str] = []
 
     def look(folder: str, relative: str) -> None:
@@ -206,18 +206,18 @@ def owned(store: Store, output: str) -> tuple[list[Owned], list[str]]:
             if entry.is_dir and not entry.is_link:
                 look(entry.path, path)
             elif match := OWNED_FILE.fullmatch(path) or OWNED_MODEL.fullmatch(path):
-                files.append(Owned(entry.path, path, int(match["version"] or 0), match["attempt"]))
+                files.append(OwnFile(entry.path, path, int(match["version"] or 0), match["attempt"]))
         folders.append(folder)
 
     for entry in store.list(output):
         if entry.is_dir and not entry.is_link and OWNED_FOLDER.fullmatch(entry.name):
             look(entry.path, entry.name)
         elif DERIVED_PART.fullmatch(entry.name):
-            files.append(Owned(entry.path, entry.name))
+            files.append(OwnFile(entry.path, entry.name))
     return files, folders
 
 
-def unlisted(files: Iterable[Owned], committed: ShardSet | None, alive: Callable[[str], bool]) -> list[Owned]:
+def unlisted(files: Iterable[OwnFile], committed: ShardSet | None, alive: Callable[[str], bool]) -> list[OwnFile]:
     """Return the files that neither the set nor a live run owns. alive(id) is called once per attempt."""
     keep = committed.paths() if committed else set()
     stray = [file for file in files if file.relative not in keep]

@@ -41,7 +41,7 @@ def unstamped(path: str) -> str:
 
 
 @dataclass(frozen=True)
-class Taken:
+class VersionNumbers:
     """The version numbers in use.
 
     Attributes:
@@ -55,7 +55,7 @@ class Taken:
     older: tuple[str, ...] = ()
 
 
-def taken(store: Store, uri: str) -> Taken:
+def taken(store: Store, uri: str) -> VersionNumbers:
     """List the version numbers in use. Costs one listing, and does not read manifest.json: see ``last_taken``."""
     files = {}
     for entry in store.list(f"{uri}/{FOLDER}"):
@@ -63,7 +63,9 @@ def taken(store: Store, uri: str) -> Taken:
         if (match := _FILE.fullmatch(entry.name)) and entry.name == path_of("", int(match[1])).rpartition("/")[2]:
             files[int(match[1])] = entry
     newest = max((number for number, entry in files.items() if entry.bytes), default=0)
-    return Taken(max(files, default=0), newest, tuple(entry.path for number, entry in files.items() if number < newest))
+    return VersionNumbers(
+        max(files, default=0), newest, tuple(entry.path for number, entry in files.items() if number < newest)
+    )
 
 
 def last_taken(store: Store, uri: str) -> int:

@@ -10,7 +10,7 @@ from pipeline.input.dataset import Dataset, discover
 from pipeline.runs.request import Request
 from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.images import run_on
-from pipeline.spark.source import Source, scanned
+from pipeline.spark.source import ScannedInput, scanned
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class ScannedInputs:
 
     source: the rows to shard; evaluation: the evaluation rows, or None."""
 
-    source: Source
-    evaluation: Source | None = None
+    source: ScannedInput
+    evaluation: ScannedInput | None = None
 
     def fingerprints(self) -> tuple[str, str | None]:
         return self.source.fingerprint(), self.evaluation.fingerprint() if self.evaluation else None

@@ -14,8 +14,8 @@ from pipeline.output.entries import describe_neighbourhoods
 from pipeline.output.placement import Dealing, Placement
 from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.images import Images
-from pipeline.spark.source import Source
-from pipeline.strategies import Context, Fitted
+from pipeline.spark.source import ScannedInput
+from pipeline.strategies import Context, FitResult
 from pipeline.strategies.base import Grouping
 
 MOST_SHARES = 1 << 24  # limit of workers x groups that the driver sums: 128 MiB
@@ -42,7 +42,7 @@ class PlacedRows:
     shares: Ints | None = None
 
 
-def fitting_context(run: ShardingRun, source: Source, folder: str) -> Context:
+def fitting_context(run: ShardingRun, source: ScannedInput, folder: str) -> Context:
     """Return the inputs and tools of a fit. folder: of the attempt, for files that tasks keep until the run ends."""
     return Context(
         Images(run.context, source.dataset),
@@ -56,7 +56,7 @@ def fitting_context(run: ShardingRun, source: Source, folder: str) -> Context:
     )
 
 
-def deal(fitted: Fitted, num_workers: int, ratios: Sequence[int] | None) -> PlacedRows:
+def deal(fitted: FitResult, num_workers: int, ratios: Sequence[int] | None) -> PlacedRows:
     """Deal the groups of a fit to workers. ratios: shares of the workers; None: equal."""
     grouping = fitted.grouping
     table = group_table(

@@ -19,17 +19,17 @@ from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan
-from pipeline.output.assignment import AssignmentFile, Tally
+from pipeline.output.assignment import AssignmentFile, WorkerTotals
 from pipeline.output.entries import check_empty
 from pipeline.output.placement import Placement
-from pipeline.output.spill import Spilled, SpillJob
+from pipeline.output.spill import SpillFiles, SpillJob
 from pipeline.output.writer import SHARD_FOLDER, ChunkJob, WrittenChunk
 from pipeline.runs.steps.inputs import ScannedInputs
 from pipeline.runs.steps.place import PlacedRows, deal
 from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.images import run_on
-from pipeline.spark.source import Source
-from pipeline.strategies import Fitted
+from pipeline.spark.source import ScannedInput
+from pipeline.strategies import FitResult
 from pipeline.strategies.base import OneGroup
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class WrittenFiles:
 
     chunks: list[WrittenChunk]
     assignment: list[AssignmentFile]
-    tally: Tally | None = None
+    tally: WorkerTotals | None = None
 
     def moves(self) -> list[Move]:
         moves = [(file.staged, file.path) for chunk in self.chunks for file in chunk.files]
@@ -90,23 +90,23 @@ def write_rows(run: ShardingRun, scans: ScannedInputs, placed: PlacedRows, stagi
     return WrittenSet(scans, placed, rows, evaluation)
 
 
-def _write_and_verify(context: SparkContext, staging: str, source: Source, placed: PlacedRows) -> WrittenFiles:
+def _write_and_verify(context: SparkContext, staging: str, source: ScannedInput, placed: PlacedRows) -> WrittenFiles:
     written = write_all(context, staging, source, placed.placement)
     verify(written.chunks, source.scan, placed.copies)
     return written
 
 
-def _assign_and_verify(context: SparkContext, staging: str, source: Source, placed: PlacedRows) -> WrittenFiles:
+def _assign_and_verify(context: SparkContext, staging: str, source: ScannedInput, placed: PlacedRows) -> WrittenFiles:
     written = write_assignment(context, staging, source, placed.placement)
     assert written.tally, "of all chunks"
     verify_counts(int(written.tally.rows.sum()), int(written.tally.copies.sum()), source.scan, placed.copies)
     return written
 
 
-def _write_evaluation(context: SparkContext, staging: str, evaluation: Source) -> WrittenFiles:
+def _write_evaluation(context: SparkContext, staging: str, evaluation: ScannedInput) -> WrittenFiles:
     """Write the evaluation rows as one shard beside the others."""
     counts = np.array([[high - low] for low, high in evaluation.bounds], np.int64)
-    placement = deal(Fitted(OneGroup(), counts), 1, None).placement
+    placement = deal(FitResult(OneGroup(), counts), 1, None).placement
     written = write_all(context, staging, evaluation, placement, folder="_eval")
     verify(written.chunks, evaluation.scan, 0)
     return written
@@ -115,7 +115,7 @@ def _write_evaluation(context: SparkContext, staging: str, evaluation: Source) -
 def write_all(
     context: SparkContext,
     staging: str,
-    source: Source,
+    source: ScannedInput,
     placement: Placement,
     folder: str = SHARD_FOLDER,
     first: int = 0,
@@ -145,14 +145,14 @@ def write_all(
     return WrittenFiles(chunks, [piece.assignment for piece in spilled if piece.assignment])
 
 
-def write_assignment(context: SparkContext, staging: str, source: Source, placement: Placement) -> WrittenFiles:
+def write_assignment(context: SparkContext, staging: str, source: ScannedInput, placement: Placement) -> WrittenFiles:
     """Write the assignment alone, one file per chunk."""
     job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes)
     made = run_on(context)(with_retries(partial(_one_try, job, job.assign)), list(range(len(job.bounds))))
     return WrittenFiles([], [chunk.file for chunk in made], reduce(add, [chunk.tally for chunk in made]))
 
 
-def _gather(job: SpillJob, spilled: list[Spilled], where: tuple[int, int], task: str) -> WrittenChunk:
+def _gather(job: SpillJob, spilled: list[SpillFiles], where: tuple[int, int], task: str) -> WrittenChunk:
     return job.gather(spilled, *where, task)
 
 

@@ -12,7 +12,7 @@ from pipeline.core.reporting import plots
 from pipeline.core.reporting.page import EmbeddedFigure, embed_figure
 from trainer.benchmark.configurations import HYPERPARAMETERS, SYSTEMS, System
 from trainer.benchmark.results import published
-from trainer.benchmark.results.summary import Summary
+from trainer.benchmark.results.summary import SystemSummary
 
 STYLES: dict[System, tuple[str, str, str]] = {  # colour, hatch, marker
     "mllib": (plots.ORANGE, "//", "s"),
@@ -23,12 +23,12 @@ STYLES: dict[System, tuple[str, str, str]] = {  # colour, hatch, marker
 }
 
 
-def find_published(summary: Summary) -> int | None:
+def find_published(summary: SystemSummary) -> int | None:
     """Return the thesis's number of mini-batches to convergence, or None."""
     return published.MINI_BATCHES.get((summary.model, summary.size), {}).get(summary.system)
 
 
-def draw_convergence(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
+def draw_convergence(summaries: Sequence[SystemSummary]) -> list[EmbeddedFigure]:
     """Draw seconds and mini-batches to convergence; empty if every run failed."""
     if not any(each.metrics for each in summaries):
         return []
@@ -41,7 +41,7 @@ def draw_convergence(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
         ]
 
 
-def draw_mini_batches(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
+def draw_mini_batches(summaries: Sequence[SystemSummary]) -> list[EmbeddedFigure]:
     """Draw the times of computing and reading against the size of a mini-batch; empty if every run failed."""
     if not any(each.metrics for each in summaries):
         return []
@@ -54,7 +54,7 @@ def draw_mini_batches(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
         ]
 
 
-def draw_sizes(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
+def draw_sizes(summaries: Sequence[SystemSummary]) -> list[EmbeddedFigure]:
     """Draw the time of a mini-batch against the number of rows.
 
     Empty if no model was timed on several numbers of rows."""
@@ -65,7 +65,7 @@ def draw_sizes(summaries: Sequence[Summary]) -> list[EmbeddedFigure]:
         return [embed_figure(draw_over_rows(timed), "Milliseconds of a mini-batch against the number of rows")]
 
 
-def draw_bars(summaries: Sequence[Summary], metric: str, label: str, *, marks: bool = False) -> Figure:
+def draw_bars(summaries: Sequence[SystemSummary], metric: str, label: str, *, marks: bool = False) -> Figure:
     """Draw a group of bars per configuration, one bar per system, with minimum and maximum, on a log scale.
 
     Args:
@@ -97,14 +97,14 @@ def draw_bars(summaries: Sequence[Summary], metric: str, label: str, *, marks: b
     return figure
 
 
-def _mark_published(ax: Any, summaries: Sequence[Summary], at: Sequence[float], height: float) -> None:
+def _mark_published(ax: Any, summaries: Sequence[SystemSummary], at: Sequence[float], height: float) -> None:
     """Draw a line across each bar at the thesis's number."""
     for summary, place in zip(summaries, at, strict=True):
         if number := find_published(summary):
             ax.plot([number, number], [place - height / 2, place + height / 2], color=plots.BLACK, lw=2.2)
 
 
-def draw_over_batches(summaries: Sequence[Summary], metric: str, label: str) -> Figure:
+def draw_over_batches(summaries: Sequence[SystemSummary], metric: str, label: str) -> Figure:
     """Draw milliseconds against mini-batch sizes, a panel per model, on log scales."""
     figure, panels = _open_panels(summaries)
     for model, ax in panels.items():
@@ -124,7 +124,7 @@ def draw_over_batches(summaries: Sequence[Summary], metric: str, label: str) -> 
     return figure
 
 
-def draw_over_rows(summaries: Sequence[Summary]) -> Figure:
+def draw_over_rows(summaries: Sequence[SystemSummary]) -> Figure:
     """Draw milliseconds against the number of rows, a panel per model.
 
     Solid lines are mini-batches of all rows, dashed lines of a hundredth."""
@@ -146,7 +146,7 @@ def draw_over_rows(summaries: Sequence[Summary]) -> Figure:
     return figure
 
 
-def _open_panels(summaries: Sequence[Summary]) -> tuple[Figure, dict[str, Any]]:
+def _open_panels(summaries: Sequence[SystemSummary]) -> tuple[Figure, dict[str, Any]]:
     models = [model for model in HYPERPARAMETERS if any(each.model == model and each.metrics for each in summaries)]
     figure, axes = plots.canvas(3.4, len(models))
     return figure, dict(zip(models, axes, strict=True))

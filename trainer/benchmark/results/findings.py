@@ -7,10 +7,10 @@ from statistics import fmean, median
 
 from trainer.benchmark.configurations import HYPERPARAMETERS, Model, System
 from trainer.benchmark.results import published
-from trainer.benchmark.results.summary import SMALL_BATCH, Key, Summary, best_server_speedups, read_throughput
+from trainer.benchmark.results.summary import SMALL_BATCH, Key, SystemSummary, best_server_speedups, read_throughput
 
 
-def write_findings(summaries: Sequence[Summary]) -> list[str]:
+def write_findings(summaries: Sequence[SystemSummary]) -> list[str]:
     """Return sentences on the main results, from runs with one task per core.
 
     They cover the speedup including the start, reading, the cases in which MLlib is faster, Spark's gain without one
@@ -26,7 +26,7 @@ def write_findings(summaries: Sequence[Summary]) -> list[str]:
     return [text for text in found if text]
 
 
-def _describe_start(summaries: Sequence[Summary]) -> str:
+def _describe_start(summaries: Sequence[SystemSummary]) -> str:
     """Return a sentence on the speedup including the start."""
     best = best_server_speedups(summaries, "speedup_with_start")
     if not best:
@@ -37,7 +37,7 @@ def _describe_start(summaries: Sequence[Summary]) -> str:
     )
 
 
-def _describe_reading(summaries: Sequence[Summary], model: Model) -> str:
+def _describe_reading(summaries: Sequence[SystemSummary], model: Model) -> str:
     speeds = read_throughput(summaries, model)
     if not {"mllib", "ps-sync"} <= speeds.keys():
         return ""
@@ -50,7 +50,7 @@ def _describe_reading(summaries: Sequence[Summary], model: Model) -> str:
     return f"Rows read into memory per second, {model}: {rates}."
 
 
-def _describe_wins(summaries: Sequence[Summary]) -> str:
+def _describe_wins(summaries: Sequence[SystemSummary]) -> str:
     """Return a sentence on the configurations in which MLlib is faster than every parameter server."""
     best: dict[Key, float] = {}
     for each in summaries:
@@ -70,7 +70,7 @@ def _describe_wins(summaries: Sequence[Summary]) -> str:
     )
 
 
-def _describe_all_reduce(summaries: Sequence[Summary]) -> str:
+def _describe_all_reduce(summaries: Sequence[SystemSummary]) -> str:
     """Return a sentence on the part of the gap that Spark can close by itself."""
     tasks, server = (
         [each.mini_batch_speedup for each in summaries if each.system == system and each.mini_batch_speedup]
@@ -84,7 +84,7 @@ def _describe_all_reduce(summaries: Sequence[Summary]) -> str:
     )
 
 
-def _describe_small_batches(summaries: Sequence[Summary], model: Model) -> str:
+def _describe_small_batches(summaries: Sequence[SystemSummary], model: Model) -> str:
     """Return a sentence on the speedup of a small mini-batch over all rows, beside the thesis's figures.
 
     It also contains the mini-batch that converges first."""

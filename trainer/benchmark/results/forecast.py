@@ -18,7 +18,7 @@ from trainer.benchmark.results.cost_model import (
     fit_server,
     fit_spark,
 )
-from trainer.benchmark.results.summary import Summary
+from trainer.benchmark.results.summary import SystemSummary
 
 ROWS_TO_FIT = 100_000  # with fewer, the fixed cost of a job hides the cost per row
 MASTER_CORES = published.CORES_A_NODE  # the thesis's master is a node like the others
@@ -157,13 +157,13 @@ class Timings:
         ]
 
 
-def fit_cost_models(summaries: Sequence[Summary], cores: int) -> list[CostModel]:
+def fit_cost_models(summaries: Sequence[SystemSummary], cores: int) -> list[CostModel]:
     """Return a cost model per model with sufficient measurements, see Timings.suffice."""
     timings = [collect_timings(summaries, model, cores) for model in HYPERPARAMETERS]
     return [_fit_cost_model(each) for each in timings if each.suffice()]
 
 
-def collect_timings(summaries: Sequence[Summary], model: Model, cores: int) -> Timings:
+def collect_timings(summaries: Sequence[SystemSummary], model: Model, cores: int) -> Timings:
     """Collect one model's measurements from the summaries."""
     spark, server = (_select_samples(summaries, model, system, cores) for system in ("mllib", "ps-sync"))
     memory_server = _select_samples([each for each in summaries if not each.tasks], model, "ps-sync", cores)
@@ -173,7 +173,7 @@ def collect_timings(summaries: Sequence[Summary], model: Model, cores: int) -> T
     return Timings(model, cores, spark, server, memory_server, task, memory_push or 0.0, socket_push)
 
 
-def _select_samples(summaries: Sequence[Summary], model: Model, system: System, cores: int) -> Samples:
+def _select_samples(summaries: Sequence[SystemSummary], model: Model, system: System, cores: int) -> Samples:
     return [
         TimedMiniBatch(each.rows, each.batch, each.tasks or cores, each.metrics["compute_s"].median)
         for each in summaries
@@ -181,7 +181,7 @@ def _select_samples(summaries: Sequence[Summary], model: Model, system: System, 
     ]
 
 
-def _measure_driver_task(summaries: Sequence[Summary], model: Model, cores: int, most: int) -> float:
+def _measure_driver_task(summaries: Sequence[SystemSummary], model: Model, cores: int, most: int) -> float:
     """Return the driver's CPU seconds per additional task.
 
     This is the difference between jobs with one task per core and jobs with the most tasks. 0 if no job has more tasks
@@ -201,7 +201,7 @@ def _measure_driver_task(summaries: Sequence[Summary], model: Model, cores: int,
     return max(0.0, median(many) - median(few)) / (most - cores) if few and many else 0.0
 
 
-def _measure_pushes(summaries: Sequence[Summary], model: Model) -> tuple[float | None, float | None]:
+def _measure_pushes(summaries: Sequence[SystemSummary], model: Model) -> tuple[float | None, float | None]:
     """Return the server's CPU seconds per push over shared memory and over sockets; None if not measured.
 
     Taken from the run with the most workers, whose coordinator has the most to do. Among equals the longest run counts,

@@ -10,7 +10,7 @@ from trainer.benchmark.configurations import HYPERPARAMETERS
 from trainer.benchmark.results import figures, published
 from trainer.benchmark.results.findings import write_findings
 from trainer.benchmark.results.forecast import average_gaps, fit_cost_models
-from trainer.benchmark.results.summary import Spread, Summary, judge_goals, read_throughput, summarise
+from trainer.benchmark.results.summary import Spread, SystemSummary, judge_goals, read_throughput, summarise
 from trainer.benchmark.systems.descent import LOCAL_STEPS
 
 LIBRARIES = ("python", "java", "pyspark", "numpy", "pyarrow", "torch", "pyzmq")  # keys of results["machine"]
@@ -52,7 +52,7 @@ def render(results: Mapping[str, Any]) -> str:
     return page
 
 
-def write_headline(summaries: Sequence[Summary]) -> str:
+def write_headline(summaries: Sequence[SystemSummary]) -> str:
     """Return a line with the number of configurations, systems and failures."""
     failed = sum(bool(each.errors) for each in summaries)
     configurations = len({each.configuration for each in summaries})

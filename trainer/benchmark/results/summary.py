@@ -47,7 +47,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Summary:
+class SystemSummary:
     """One system on one configuration, over all repeats. A speedup is None if MLlib or the system has no measurements.
 
     Attributes:
@@ -91,7 +91,7 @@ class Summary:
         return f"{self.system}, {self.tasks} {units}" if self.tasks else self.system
 
 
-def summarise(records: Sequence[Record]) -> list[Summary]:
+def summarise(records: Sequence[Record]) -> list[SystemSummary]:
     """Return one summary per configuration and system, in the order of the records."""
     groups: dict[Key, list[Record]] = {}
     for record in records:
@@ -101,7 +101,7 @@ def summarise(records: Sequence[Record]) -> list[Summary]:
     return [_compare(summary, mllib.get(summary.configuration)) for summary in summaries]
 
 
-def _summarise_group(key: Key, group: Sequence[Record]) -> Summary:
+def _summarise_group(key: Key, group: Sequence[Record]) -> SystemSummary:
     measured = [record["measurement"] for record in group if record["measurement"]]
     values = {name: [each[name] for each in measured if each[name] is not None] for name in METRICS}
     values |= {name: [record[name] for record in group if record[name] is not None] for name in ("loss", "gap")}
@@ -109,10 +109,10 @@ def _summarise_group(key: Key, group: Sequence[Record]) -> Summary:
     errors = tuple(dict.fromkeys(record["error"] for record in group if record["error"]))
     converged = bool(measured) and all(each["converged"] for each in measured)
     model, rows, batch, length, tasks, system = key
-    return Summary(model, rows, batch, length, tasks, system, metrics, converged, errors)
+    return SystemSummary(model, rows, batch, length, tasks, system, metrics, converged, errors)
 
 
-def _compare(summary: Summary, mllib: Summary | None) -> Summary:
+def _compare(summary: SystemSummary, mllib: SystemSummary | None) -> SystemSummary:
     """Add the speedups to a summary."""
     if not mllib or not mllib.metrics or not summary.metrics:
         return summary
@@ -134,7 +134,7 @@ class Goal:
         return None if self.reached is None else self.reached >= self.wanted
 
 
-def judge_goals(summaries: Sequence[Summary]) -> list[Goal]:
+def judge_goals(summaries: Sequence[SystemSummary]) -> list[Goal]:
     """Return the thesis's goals: MLlib's seconds to converge over the better server's, if both converged."""
     best = best_server_speedups(summaries, "speedup")
     small = [speedup for (_, _, batch, *_), speedup in best.items() if batch == SMALL_BATCH]
@@ -154,7 +154,7 @@ def judge_goals(summaries: Sequence[Summary]) -> list[Goal]:
 
 
 def best_server_speedups(
-    summaries: Sequence[Summary], speedup: Literal["speedup", "speedup_with_start"]
+    summaries: Sequence[SystemSummary], speedup: Literal["speedup", "speedup_with_start"]
 ) -> dict[Key, float]:
     """Return the better server's speedup by configuration.
 
@@ -170,7 +170,7 @@ def best_server_speedups(
     return best
 
 
-def read_throughput(summaries: Sequence[Summary], model: Model) -> dict[System, float]:
+def read_throughput(summaries: Sequence[SystemSummary], model: Model) -> dict[System, float]:
     """Return the examples per second read into memory on all cores, by system.
 
     Measured on the largest set that all systems read."""

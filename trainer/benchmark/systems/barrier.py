@@ -13,10 +13,10 @@ from pyspark import SparkContext
 
 from pipeline.input.dataset import Dataset, ranges
 from trainer.benchmark.configurations import Configuration, System
-from trainer.benchmark.records import Measurement
+from trainer.benchmark.records import Timings
 from trainer.benchmark.rows import read_arrays
 from trainer.benchmark.systems.all_gather import start_all_gather
-from trainer.benchmark.systems.descent import Descent, Floats, Part, descend
+from trainer.benchmark.systems.descent import Descent, Floats, TaskRows, descend
 from trainer.benchmark.systems.timing import CpuMeter
 
 
@@ -41,7 +41,7 @@ def run_barrier_job(
     start: Floats,
     seed: int,
     meter: CpuMeter,
-) -> Measurement:
+) -> Timings:
     """Run one configuration with one task per core.
 
     Args:
@@ -62,7 +62,7 @@ def run_barrier_job(
         [span] = own  # read to the end, otherwise Spark replaces the Python worker, which takes a second
         x, y = read_arrays(dataset, *span, real=real)
         read_s = time.perf_counter() - began
-        part = Part(configuration, x, y, np.random.default_rng([seed, index]))
+        part = TaskRows(configuration, x, y, np.random.default_rng([seed, index]))
         with exchange.connect(index) as rank:
             rank.all_gather(np.zeros(1))  # wait until all tasks have read their rows
             begun = time.time()
@@ -74,7 +74,7 @@ def run_barrier_job(
     descent = results[0].descent
     seconds = first.ended - first.began
     read_s = max(result.read_s for result in results)
-    return Measurement(
+    return Timings(
         mini_batches=descent.mini_batches,
         updates=descent.updates,
         examples=sum(result.descent.examples for result in results),

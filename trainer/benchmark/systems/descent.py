@@ -20,7 +20,7 @@ Gather = Callable[[Floats], Floats]  # takes a rank's row [k], returns the rows 
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskRows:
     """The rows of one task, x [rows, d] and y [rows], and the generator that samples them."""
 
     configuration: Configuration
@@ -58,7 +58,7 @@ class Descent:
     converged: bool = False
 
 
-def reduce_gradients(part: Part, weights: Floats, gather: Gather) -> Iterator[Descent]:
+def reduce_gradients(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[Descent]:
     """Yield the state of all-reduce after every mini-batch."""
     examples = 0
     for number in range(1, part.configuration.max_mini_batches + 1):
@@ -69,7 +69,7 @@ def reduce_gradients(part: Part, weights: Floats, gather: Gather) -> Iterator[De
         yield Descent(weights, number, number, examples)
 
 
-def average_models(part: Part, weights: Floats, gather: Gather) -> Iterator[Descent]:
+def average_models(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[Descent]:
     """Yield the state of averaging after every LOCAL_STEPS mini-batches, and at the end.
 
     A model's weight in the average is the number of examples that it has used since the last average."""
@@ -89,13 +89,13 @@ def average_models(part: Part, weights: Floats, gather: Gather) -> Iterator[Desc
 
 
 # Each method, and its mini-batches per update.
-METHODS: dict[str, tuple[Callable[[Part, Floats, Gather], Iterator[Descent]], int]] = {
+METHODS: dict[str, tuple[Callable[[TaskRows, Floats, Gather], Iterator[Descent]], int]] = {
     "averaging": (average_models, LOCAL_STEPS),
     "all-reduce": (reduce_gradients, 1),
 }
 
 
-def descend(system: str, part: Part, start: Floats, gather: Gather) -> Descent:
+def descend(system: str, part: TaskRows, start: Floats, gather: Gather) -> Descent:
     """Run one task to its end.
 
     MLlib's stop rule is applied to the common model after each update except the first. For an update of K

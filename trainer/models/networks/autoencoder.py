@@ -27,7 +27,7 @@ def code_length(shape: tuple[int, int, int]) -> int:
     return CODE * halved(height, HALVINGS) * halved(width, HALVINGS)
 
 
-class _Normalised(nn.Module):
+class _NormalisedConv(nn.Module):
     """A convolution, BatchNorm and ReLU."""
 
     def __init__(self, conv: nn.Module, channels: int) -> None:
@@ -44,7 +44,7 @@ class _Residual(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first = _Normalised(_conv(channels, channels, 1), channels)
+        self.first = _NormalisedConv(_conv(channels, channels, 1), channels)
         self.conv = _conv(channels, channels, 1)
         self.norm = nn.BatchNorm2d(channels)
 
@@ -63,7 +63,7 @@ def _enlarging(before: int, channels: int, size: tuple[int, int], *, bias: bool 
 
 
 def _stage(conv: nn.Module, channels: int, residuals: int) -> nn.Sequential:
-    return nn.Sequential(_Normalised(conv, channels), *(_Residual(channels) for _ in range(residuals)))
+    return nn.Sequential(_NormalisedConv(conv, channels), *(_Residual(channels) for _ in range(residuals)))
 
 
 class AutoEncoder(nn.Module):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer.study.analysis import statistics
-from trainer.study.analysis.statistics import LEVEL, Comparison, Floats, Summary, compare, summarise
+from trainer.study.analysis.statistics import LEVEL, Comparison, Floats, MeasureSummary, compare, summarise
 from trainer.study.analysis.twins import Twins, twins_of
 from trainer.study.plan.study_plan import Cell, StudyPlan
 from trainer.study.run.ledger import Record, environments, run_of
@@ -48,7 +48,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Member:
+class ComparisonSide:
     """One side of comparisons.
 
     Attributes:
@@ -71,7 +71,7 @@ class Member:
     name: str
     records: list[Record] = field(repr=False)
     diverged: int
-    summaries: dict[str, Summary]
+    summaries: dict[str, MeasureSummary]
     comparisons: dict[str, Comparison | None]
     curves: Curves | None = field(repr=False)
     curve_ratio: float
@@ -85,12 +85,12 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StudySetting:
     """The members of one setting. name: the names of everything that they share."""
 
     name: str
     dataset: str
-    members: dict[str, Member]
+    members: dict[str, ComparisonSide]
 
 
 class Correlation(NamedTuple):
@@ -159,7 +159,7 @@ class Analysis:
     baseline: str
     margin: float
     compared: str
-    settings: list[Setting]
+    settings: list[StudySetting]
     family: int
     seeds: int
     smallest_ratio: float | None
@@ -202,7 +202,7 @@ def analyse(
         begun: the baseline, the margin and the number of seeds at the start of the study; None for the plan's.
         left_out: see Analysis.
     """
-    settings: dict[str, Setting] = {}
+    settings: dict[str, StudySetting] = {}
     for name, cells in _settings(plan).items():
         by_cell = {cell: [record for record in records if run_of(record).cell == cell] for cell in cells.values()}
         some = {member: by_cell[cell] for member, cell in cells.items() if by_cell[cell]}
@@ -211,7 +211,7 @@ def analyse(
             members = {
                 member: _member_of(member, found, some.get(plan.baseline), plan) for member, found in some.items()
             }
-            settings[name] = Setting(name, dataset, members)
+            settings[name] = StudySetting(name, dataset, members)
     found = _adjusted(list(settings.values()))
     compared = [c for s in found for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
     # Power matters where nothing was found, and the comparison with the fewest pairs is the weakest.
@@ -248,7 +248,7 @@ def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
     return found
 
 
-def _member_of(name: str, records: list[Record], baseline: list[Record] | None, plan: StudyPlan) -> Member:
+def _member_of(name: str, records: list[Record], baseline: list[Record] | None, plan: StudyPlan) -> ComparisonSide:
     whole = _whole(records)
     against = _whole(baseline) if baseline is not None and name != plan.baseline else {}
     # Tests are paired, so both sides need the seeds that ended with a model in both.
@@ -262,7 +262,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
     paired = curves_of(theirs), curves_of(mine)
     if paired[0] and paired[1] and paired[0].epochs == paired[1].epochs and len(common) > 2:
         curve_ratio, curve_p = statistics.curve_spread(paired[0].accuracy, paired[1].accuracy)
-    return Member(
+    return ComparisonSide(
         name=name,
         records=records,
         diverged=len(records) - len(whole),
@@ -303,7 +303,7 @@ def curves_of(records: Sequence[Record]) -> Curves | None:
     return Curves(tuple(curves[0]["epoch"]), np.array([curve["accuracy"] for curve in curves], float))
 
 
-def _adjusted(settings: list[Setting]) -> list[Setting]:
+def _adjusted(settings: list[StudySetting]) -> list[StudySetting]:
     """Adjust the p-values of each measure over all comparisons of the study, in place.
 
     Spread, means, equivalence and whole curves are separate families."""
@@ -323,12 +323,12 @@ def _adjusted(settings: list[Setting]) -> list[Setting]:
     return settings
 
 
-def _twins_of(plan: StudyPlan, setting: Setting, beside: Sequence[Record]) -> list[Twins]:
+def _twins_of(plan: StudyPlan, setting: StudySetting, beside: Sequence[Record]) -> list[Twins]:
     members = {name: member.records for name, member in setting.members.items()}
     return twins_of(setting.name, members, {record["run"]: record for record in beside}, PRIMARY, plan.margin)
 
 
-def _quality_tests(setting: Setting) -> list[QualityTest]:
+def _quality_tests(setting: StudySetting) -> list[QualityTest]:
     tests = []
     for quality in QUALITIES:
         pairs = {
@@ -349,7 +349,7 @@ def _quality_tests(setting: Setting) -> list[QualityTest]:
     return tests
 
 
-def _with_distance(member: Member, quality: str) -> tuple[Floats, Floats]:
+def _with_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats]:
     """Return a measure of each run's shards, and the distance of its final accuracy from the median: [runs] each."""
     pairs = [
         (record["sharding"][quality], record[PRIMARY])
@@ -373,7 +373,7 @@ def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
     return tests
 
 
-def _member(member: Member) -> dict[str, Any]:
+def _member(member: ComparisonSide) -> dict[str, Any]:
     said = asdict(replace(member, records=[], curves=None))
     for key, found in said["comparisons"].items():
         if found and "accuracy" not in key:  # the margin is a difference of accuracies

@@ -15,7 +15,7 @@ from typing import NamedTuple
 RUNS = 5
 
 
-class Printed(NamedTuple):
+class PublishedFigures(NamedTuple):
     """Means and standard deviations over runs, on the evaluation images at the final epoch. NaN: not known here."""
 
     accuracy: float
@@ -35,7 +35,7 @@ class PublishedTable(NamedTuple):
     """
 
     title: str
-    rows: dict[str, Printed]
+    rows: dict[str, PublishedFigures]
     whiskers: tuple[int, int] | None = None
     sparse: Mapping[str, tuple[int, int, int]] = {}
 
@@ -44,11 +44,11 @@ TABLES = {
     "cifar10": PublishedTable(
         "Table II, CIFAR-10",
         {
-            "random": Printed(0.935489, 0.000863, 0.4424, 0.0062),
-            "stratified": Printed(0.935396, 0.000284, 0.4441, 0.0054),
-            "distribution_aware-k20": Printed(0.935291, 0.000648, 0.445127, 0.004059),
-            "distribution_aware-k30": Printed(0.935885, 0.000550, 0.4421, 0.0034),
-            "distribution_aware-k40": Printed(0.935127, 0.001358, 0.441692, 0.011402),
+            "random": PublishedFigures(0.935489, 0.000863, 0.4424, 0.0062),
+            "stratified": PublishedFigures(0.935396, 0.000284, 0.4441, 0.0054),
+            "distribution_aware-k20": PublishedFigures(0.935291, 0.000648, 0.445127, 0.004059),
+            "distribution_aware-k30": PublishedFigures(0.935885, 0.000550, 0.4421, 0.0034),
+            "distribution_aware-k40": PublishedFigures(0.935127, 0.001358, 0.441692, 0.011402),
         },
         sparse={
             "distribution_aware-k20": (2, 1, 3),
@@ -59,22 +59,22 @@ TABLES = {
     "cifar100-coarse": PublishedTable(
         "Table IV, CIFAR-100, coarse classes",
         {
-            "random": Printed(0.805993, 0.004452, 1.2165, 0.0101),
-            "stratified": Printed(0.805841, 0.000728, 1.2328, 0.0061),
-            "distribution_aware-k30": Printed(0.806072, 0.000931, 1.219970, 0.009967),
-            "distribution_aware-k40": Printed(0.806237, 0.002374, 1.2116, 0.0087),
-            "distribution_aware-k60": Printed(0.805775, 0.003009, 1.209313, 0.021793),
+            "random": PublishedFigures(0.805993, 0.004452, 1.2165, 0.0101),
+            "stratified": PublishedFigures(0.805841, 0.000728, 1.2328, 0.0061),
+            "distribution_aware-k30": PublishedFigures(0.806072, 0.000931, 1.219970, 0.009967),
+            "distribution_aware-k40": PublishedFigures(0.806237, 0.002374, 1.2116, 0.0087),
+            "distribution_aware-k60": PublishedFigures(0.805775, 0.003009, 1.209313, 0.021793),
         },
         whiskers=(180, 230),
     ),
     "cifar100-fine": PublishedTable(
         "Table V, CIFAR-100, fine classes",
         {
-            "random": Printed(0.704707, 0.002222, 1.8413, 0.0261),
-            "stratified": Printed(0.708432, 0.001225, 1.8174, 0.0116),
-            "distribution_aware-k50": Printed(0.707048, 0.004526, 1.835961, 0.019680),
-            "distribution_aware-k100": Printed(0.703488, 0.003561, 1.851682, 0.015945),
-            "distribution_aware-k200": Printed(0.708234, 0.002264, 1.8392, 0.0134),
+            "random": PublishedFigures(0.704707, 0.002222, 1.8413, 0.0261),
+            "stratified": PublishedFigures(0.708432, 0.001225, 1.8174, 0.0116),
+            "distribution_aware-k50": PublishedFigures(0.707048, 0.004526, 1.835961, 0.019680),
+            "distribution_aware-k100": PublishedFigures(0.703488, 0.003561, 1.851682, 0.015945),
+            "distribution_aware-k200": PublishedFigures(0.708234, 0.002264, 1.8392, 0.0134),
         },
     ),
 }

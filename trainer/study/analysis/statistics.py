@@ -47,7 +47,7 @@ class Interval(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Summary:
+class MeasureSummary:
     """One measure over seeds.
 
     Attributes:
@@ -117,20 +117,20 @@ class Comparison:
         return less if less == (self.sd_ratio > 1) else None
 
 
-def summarise(values: Sequence[float]) -> Summary:
+def summarise(values: Sequence[float]) -> MeasureSummary:
     """Return the summary of at least one value. Fields that need two values are NaN for one."""
     x = np.asarray(values, float)
     n = len(x)
     mean = float(x.mean())
     if n < 2:
         nothing = Interval(math.nan, math.nan)
-        return Summary(n, mean, nothing, math.nan, nothing, math.nan, mean, mean)
+        return MeasureSummary(n, mean, nothing, math.nan, nothing, math.nan, mean, mean)
     sd = _sd(x)
     half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * sd / math.sqrt(n)
     low, high = stats.chi2.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1)
     sd_interval = Interval(sd * math.sqrt((n - 1) / low), sd * math.sqrt((n - 1) / high))
     interval = Interval(mean - half, mean + half)
-    return Summary(n, mean, interval, sd, sd_interval, sd**2, float(x.min()), float(x.max()))
+    return MeasureSummary(n, mean, interval, sd, sd_interval, sd**2, float(x.min()), float(x.max()))
 
 
 def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -> Comparison | None:

@@ -20,7 +20,7 @@ from trainer.flags import flags as trainer_flags
 from trainer.models.own import OwnModel, is_reference
 from trainer.options import Options
 from trainer.plan import check_shares
-from trainer.simulation.options import Simulated
+from trainer.simulation.options import SimulationSettings
 from trainer.study.plan.study_plan import TABLES, Cell, Run, StudyPlan, argv_of, without_places
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Case:
     """The configuration of one run. simulated: the virtual cluster; None on real processes."""
 
     config: Config
-    simulated: Simulated | None
+    simulated: SimulationSettings | None
 
 
 def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
@@ -71,7 +71,7 @@ def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
     # One thread per run in virtual time, because a study has one run per core.
     argv += [] if any("threads" in keys for keys in own) else ["--threads=1"]
     args = command_line.parse(parser, argv)
-    return Case(config_of(args), from_flags(Simulated, args))
+    return Case(config_of(args), from_flags(SimulationSettings, args))
 
 
 def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
 from pipeline.core.reporting.plots import ABOVE, GREY, PALETTE, canvas, name_rows
-from trainer.study.analysis.analyse import PRIMARY, Curves, Member, Setting
+from trainer.study.analysis.analyse import PRIMARY, ComparisonSide, Curves, StudySetting
 from trainer.study.analysis.published import published_of
 from trainer.study.analysis.statistics import Interval
 from trainer.study.report.words import QUALITIES_IN_FULL
@@ -20,7 +20,7 @@ DECADE = 10.0
 MAX_LINES = 60  # runs drawn one by one
 
 
-def learning(setting: Setting) -> Figure | None:
+def learning(setting: StudySetting) -> Figure | None:
     """Draw accuracy over epochs, a panel per member: every run and the median.
 
     Shows how far two trainings may end apart, which the paper's figure 1 shows for random shards."""
@@ -41,7 +41,7 @@ def learning(setting: Setting) -> Figure | None:
     return figure
 
 
-def spread_over_epochs(setting: Setting) -> Figure | None:
+def spread_over_epochs(setting: StudySetting) -> Figure | None:
     """Draw the standard deviation over seeds at every epoch (the paper's figure 8)."""
     drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.accuracy) > 1]
     if not drawn or any(len(curves.epochs) < 2 for _, curves in drawn):
@@ -64,7 +64,7 @@ def spread_over_epochs(setting: Setting) -> Figure | None:
     return figure
 
 
-def ratios(setting: Setting, baseline: str) -> Figure | None:
+def ratios(setting: StudySetting, baseline: str) -> Figure | None:
     """Draw the baseline's standard deviation over each member's, with its intervals, and the published ratio."""
     rows = [(name, c) for name, m in setting.members.items() if (c := m.comparisons[PRIMARY]) and _drawable(c.sd_ratio)]
     if not rows:
@@ -98,7 +98,7 @@ def ratios(setting: Setting, baseline: str) -> Figure | None:
     return figure
 
 
-def finals(setting: Setting) -> Figure | None:
+def finals(setting: StudySetting) -> Figure | None:
     """Draw the final accuracy of every run, and the mean with its interval."""
     rows = [(name, m) for name, m in setting.members.items() if PRIMARY in m.summaries]
     if not rows:
@@ -119,7 +119,7 @@ def finals(setting: Setting) -> Figure | None:
     return figure
 
 
-def class_counts(setting: Setting) -> Figure | None:
+def class_counts(setting: StudySetting) -> Figure | None:
     """Draw the rows of a class in a shard: minimum, quartiles and maximum over all runs (the paper's figure 7)."""
     rows = [(name, counts) for name, m in setting.members.items() if (counts := _class_counts(m)) is not None]
     if not rows:
@@ -146,7 +146,7 @@ def class_counts(setting: Setting) -> Figure | None:
     return figure
 
 
-def quality(setting: Setting) -> Figure | None:
+def quality(setting: StudySetting) -> Figure | None:
     """Draw the unevenness of each run's shards against its distance from its member's median."""
     rows = [
         (name, m)
@@ -182,7 +182,7 @@ def quality(setting: Setting) -> Figure | None:
     return figure
 
 
-def staleness(setting: Setting) -> Figure | None:
+def staleness(setting: StudySetting) -> Figure | None:
     """Draw the mean staleness and training time of every member."""
     rows = [(name, m) for name, m in setting.members.items() if not math.isnan(m.staleness)]
     if not rows:
@@ -202,7 +202,7 @@ def _colours(count: int) -> Sequence[str]:
     return [PALETTE[at % len(PALETTE)] for at in range(count)]
 
 
-def _class_counts(member: Member) -> list[float] | None:
+def _class_counts(member: ComparisonSide) -> list[float] | None:
     counts = [record["sharding"]["class_counts"] for record in member.records if "class_counts" in record["sharding"]]
     if not counts:
         return None

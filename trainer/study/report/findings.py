@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-from trainer.study.analysis.analyse import PRIMARY, Analysis, Member, Setting
+from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.statistics import LEVEL, Comparison, Interval
 from trainer.study.report import remarks
 from trainer.study.report.words import POINTS, hours, interval, listed, named, number, p_value
@@ -18,7 +18,7 @@ FEW_SEEDS = 3
 NO_ACCURACY = "real targets have no accuracy; the tables compare their losses"
 
 
-class Finding(NamedTuple):
+class StudyFinding(NamedTuple):
     """A sentence of the report. level: decides its colour. part: the section of the page that shows it."""
 
     level: Level
@@ -26,12 +26,12 @@ class Finding(NamedTuple):
     part: Part = "note"
 
 
-def findings(analysis: Analysis) -> list[Finding]:
+def findings(analysis: Analysis) -> list[StudyFinding]:
     """Return the first lines of the report: the answer, its basis, then every comparison of the final accuracy."""
-    said = [Finding("plain", text, "answer") for text in _answer(analysis)]
-    said += [Finding("plain", text) for text in (_basis(analysis), *remarks.unlike(analysis))]
-    said += [Finding("plain", text) for text in remarks.seeds_chosen(analysis)]
-    said += [Finding("worse", text, "answer") for text in remarks.chosen_later(analysis)]
+    said = [StudyFinding("plain", text, "answer") for text in _answer(analysis)]
+    said += [StudyFinding("plain", text) for text in (_basis(analysis), *remarks.unlike(analysis))]
+    said += [StudyFinding("plain", text) for text in remarks.seeds_chosen(analysis)]
+    said += [StudyFinding("worse", text, "answer") for text in remarks.chosen_later(analysis)]
     for setting in analysis.settings:
         for member in setting.members.values():
             comparison = member.comparisons[PRIMARY]
@@ -41,14 +41,16 @@ def findings(analysis: Analysis) -> list[Finding]:
                 # Members without a comparison are listed with the reason, so that none is silently missing.
                 few = f"fewer than {FEW_SEEDS} seeds in common with {analysis.baseline}"
                 why = NO_ACCURACY if _has_no_accuracy(member) else few
-                said.append(Finding("plain", f"{named(analysis, setting, member)}: not compared: {why}.", "comparison"))
-            said += [Finding("worse", text, "answer") for text in remarks.reservations(analysis, setting, member)]
+                said.append(
+                    StudyFinding("plain", f"{named(analysis, setting, member)}: not compared: {why}.", "comparison")
+                )
+            said += [StudyFinding("worse", text, "answer") for text in remarks.reservations(analysis, setting, member)]
         more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.paper)
-        said += [Finding("plain", text) for about in more for text in about(analysis, setting)]
+        said += [StudyFinding("plain", text) for about in more for text in about(analysis, setting)]
     return said
 
 
-def _has_no_accuracy(member: Member) -> bool:
+def _has_no_accuracy(member: ComparisonSide) -> bool:
     """True if the member has runs that ended with a model, but with real targets."""
     return PRIMARY not in member.summaries and member.diverged < len(member.records)
 
@@ -104,7 +106,7 @@ def _answer(analysis: Analysis) -> list[str]:
     return lines
 
 
-def _of_those_left(member: Member) -> str:
+def _of_those_left(member: ComparisonSide) -> str:
     """Return a note on the number of runs behind an answer, if some of them diverged."""
     runs = len(member.records)
     return f" (in the {runs - member.diverged} of {runs} runs that did not diverge)" if member.diverged else ""
@@ -132,7 +134,7 @@ def _basis(analysis: Analysis) -> str:
     return " ".join(filter(None, said))
 
 
-def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparison) -> Finding:
+def _about(analysis: Analysis, setting: StudySetting, member: ComparisonSide, found: Comparison) -> StudyFinding:
     """Return the finding of one comparison.
 
     It is "better" only if nothing is worse, including the number of diverged runs."""
@@ -143,7 +145,7 @@ def _about(analysis: Analysis, setting: Setting, member: Member, found: Comparis
         shown.append(False)
     level: Level = "plain" if not shown else "better" if all(shown) else "worse"
     text = f"{named(analysis, setting, member)}: {_spread_words(analysis, found)} {_mean_words(analysis, found)}"
-    return Finding(level, text, "comparison")
+    return StudyFinding(level, text, "comparison")
 
 
 def _spread_words(analysis: Analysis, found: Comparison) -> str:

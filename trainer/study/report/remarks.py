@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, Member, Setting
+from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.published import RUNS, published_of
 from trainer.study.analysis.statistics import LEVEL, f_interval
 from trainer.study.analysis.twins import ALL, Twins
@@ -74,7 +74,7 @@ def seeds_chosen(analysis: Analysis) -> list[str]:
     return said
 
 
-def same_shards(analysis: Analysis, setting: Setting) -> list[str]:
+def same_shards(analysis: Analysis, setting: StudySetting) -> list[str]:
     """Return a remark on the ways of sharding whose shards are the same for every seed."""
     shards = {name: [record["shards"] for record in member.records] for name, member in setting.members.items()}
     same = [name for name, digests in shards.items() if len(digests) > 1 == len(set(digests))]
@@ -84,7 +84,7 @@ def same_shards(analysis: Analysis, setting: Setting) -> list[str]:
     return [f"{text}: only the other effects of a seed cause their spread."]
 
 
-def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[str]:
+def reservations(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> list[str]:
     """Return warnings about runs of a member that diverged, learned nothing or repeated another run."""
     runs = len(member.records)
     about = named(analysis, setting, member)
@@ -100,7 +100,7 @@ def reservations(analysis: Analysis, setting: Setting, member: Member) -> list[s
     return said
 
 
-def evenness(analysis: Analysis, setting: Setting) -> list[str]:
+def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
     """Return sentences on the correlation of shard measures with spread, among runs that differ in nothing else."""
     lines = []
     for test in analysis.qualities if analysis.compared == "sharding" else []:
@@ -116,7 +116,7 @@ def evenness(analysis: Analysis, setting: Setting) -> list[str]:
     return lines
 
 
-def twins(analysis: Analysis, setting: Setting) -> list[str]:
+def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
     """Return sentences on the same runs in the study beside this one, and on other differences between the two."""
     other = analysis.beside
     found = [twins for twins in analysis.twins if twins.setting == setting.name]
@@ -160,7 +160,7 @@ def _differ(twins: Twins, key: str) -> bool:
     return bool(here and there) and here != there
 
 
-def paper(analysis: Analysis, setting: Setting) -> list[str]:
+def paper(analysis: Analysis, setting: StudySetting) -> list[str]:
     """Return a sentence with the published ratios of standard deviations and their overlap with the ratios here."""
     printed = published_of(setting.dataset)
     if not printed or (analysis.compared, analysis.baseline) != ("sharding", "random"):

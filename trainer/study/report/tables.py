@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, Member, Setting
-from trainer.study.analysis.published import RUNS, Printed, PublishedTable, published_of
+from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, ComparisonSide, StudySetting
+from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
 from trainer.study.analysis.statistics import f_interval
 from trainer.study.analysis.twins import ALL
 from trainer.study.report.findings import findings
@@ -52,7 +52,7 @@ def tables(analysis: Analysis) -> list[Table]:
     return [table for setting in analysis.settings for table in setting_tables(analysis, setting)]
 
 
-def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
+def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     measured = [key for key in PRINTED if any(key in m.summaries for m in setting.members.values())]
     made = [table for key in measured for table in _measure(analysis, setting, key)]
     made += [_curve(analysis, setting), _work(setting)]
@@ -62,7 +62,7 @@ def setting_tables(analysis: Analysis, setting: Setting) -> list[Table]:
     return [*made, *_beside(analysis, setting), *_published(analysis, setting)]
 
 
-def _measure(analysis: Analysis, setting: Setting, key: str) -> list[Table]:
+def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]:
     """Return the table of a measure's values, and the table of its comparisons with the baseline."""
     values = []
     compared = []
@@ -90,7 +90,7 @@ def _measure(analysis: Analysis, setting: Setting, key: str) -> list[Table]:
     return made
 
 
-def _curve(analysis: Analysis, setting: Setting) -> Table:
+def _curve(analysis: Analysis, setting: StudySetting) -> Table:
     header = (
         analysis.compared,
         "ratio of distances",
@@ -111,7 +111,7 @@ def _curve(analysis: Analysis, setting: Setting) -> Table:
     return Table(f"Spread over the whole curve (mean distance from the median curve): {setting.name}", header, rows)
 
 
-def _work(setting: Setting) -> Table:
+def _work(setting: StudySetting) -> Table:
     header = ("", "staleness, mean, in updates", "training time, s", "updates", "rejected gradients", "restarts")
     rows = []
     for member in setting.members.values():
@@ -125,7 +125,7 @@ def _work(setting: Setting) -> Table:
     return Table(f"Staleness and time: {setting.name}", header, rows)
 
 
-def _quality(setting: Setting) -> Table:
+def _quality(setting: StudySetting) -> Table:
     header = (
         "sharding",
         *QUALITIES_IN_FULL.values(),
@@ -142,7 +142,7 @@ def _quality(setting: Setting) -> Table:
     return Table(f"Evenness of the shards: {setting.name}", header, rows)
 
 
-def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
+def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
     """Return the table of correlations between shards and the distance of runs from their way's median."""
     header = (
         "measure",
@@ -167,7 +167,7 @@ def _predicts(analysis: Analysis, setting: Setting) -> list[Table]:
     return [Table(caption, header, rows)] if rows else []
 
 
-def _beside(analysis: Analysis, setting: Setting) -> list[Table]:
+def _beside(analysis: Analysis, setting: StudySetting) -> list[Table]:
     """Return the comparison with the same runs in another study."""
     other = analysis.beside
     header = (
@@ -188,7 +188,7 @@ def _beside(analysis: Analysis, setting: Setting) -> list[Table]:
     return [Table(f"The same runs in {other}: {setting.name}", header, rows)] if rows else []
 
 
-def _published(analysis: Analysis, setting: Setting) -> list[Table]:
+def _published(analysis: Analysis, setting: StudySetting) -> list[Table]:
     """Return the paper's table beside this study's numbers, if the paper has one for the data set."""
     printed = published_of(setting.dataset) if analysis.compared == "sharding" else None
     if not printed:
@@ -208,7 +208,7 @@ def _published(analysis: Analysis, setting: Setting) -> list[Table]:
     return made
 
 
-def _ours(analysis: Analysis, member: Member | None) -> tuple[str, ...]:
+def _ours(analysis: Analysis, member: ComparisonSide | None) -> tuple[str, ...]:
     """Return a member's final accuracy and loss, in the order of the published columns."""
     if not member or PRIMARY not in member.summaries:
         return ("-",) * 6
@@ -221,7 +221,7 @@ def _ours(analysis: Analysis, member: Member | None) -> tuple[str, ...]:
     return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
 
 
-def _theirs(row: Printed | None, base: Printed) -> tuple[str, ...]:
+def _theirs(row: PublishedFigures | None, base: PublishedFigures) -> tuple[str, ...]:
     if not row:
         return ("-",) * 6
     ratio = base.accuracy_sd / row.accuracy_sd
@@ -233,7 +233,7 @@ def _with_sd(mean: float, sd: float) -> str:
     return "-" if math.isnan(mean) else f"{mean:.4f} ({_short(sd)})"
 
 
-def _sparse(setting: Setting, printed: PublishedTable) -> Table:
+def _sparse(setting: StudySetting, printed: PublishedTable) -> Table:
     rows = []
     for name in filter(setting.members.__contains__, printed.sparse):
         counts = [record["sharding"]["sparse"] for record in setting.members[name].records]
@@ -256,7 +256,7 @@ def to_csv(analysis: Analysis) -> str:
     return buffer.getvalue()
 
 
-def _numbers(member: Member, key: str) -> list[str]:
+def _numbers(member: ComparisonSide, key: str) -> list[str]:
     s = member.summaries[key]
     c = member.comparisons[key]
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]

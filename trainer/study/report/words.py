@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from trainer.study.analysis.analyse import Analysis, Member, Setting
+from trainer.study.analysis.analyse import Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.statistics import Interval
 
 POINTS = 100  # percentage points of an accuracy
@@ -12,11 +12,11 @@ QUALITIES = {"mmd_ratio": "MMD2", "chi_square": "chi-square of classes"}
 QUALITIES_IN_FULL = QUALITIES | {"mmd_ratio": "MMD2 / that of a random split"}
 
 
-def named(analysis: Analysis, setting: Setting, member: Member) -> str:
+def named(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> str:
     return f"{member.name}{where(analysis, setting)}"
 
 
-def where(analysis: Analysis, setting: Setting) -> str:
+def where(analysis: Analysis, setting: StudySetting) -> str:
     """Return a setting's name in parentheses, or nothing if there is only one setting."""
     return f" ({setting.name})" if len(analysis.settings) > 1 else ""
 

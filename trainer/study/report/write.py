@@ -8,14 +8,14 @@ from pathlib import Path
 from pipeline.core.atomic import write_durably
 from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, origin, template
 from pipeline.core.reporting.plots import style
-from trainer.study.analysis.analyse import Analysis, Setting, analyse, dumps
+from trainer.study.analysis.analyse import Analysis, StudySetting, analyse, dumps
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 from trainer.study.report import figures
 from trainer.study.report.findings import findings
 from trainer.study.report.tables import makers, setting_tables, to_csv, to_latex, to_markdown
 from trainer.study.report.words import hours
 from trainer.study.run.folder import tests_begun
-from trainer.study.run.ledger import Ledger, Record, read_beside
+from trainer.study.run.ledger import Record, StudyLedger, read_beside
 
 REPORT = "report.html"
 
@@ -30,7 +30,7 @@ def written(analysis: Analysis) -> dict[str, str]:
     }
 
 
-def write_report(plan: StudyPlan, root: Path, ledger: Ledger) -> str:
+def write_report(plan: StudyPlan, root: Path, ledger: StudyLedger) -> str:
     """Write all files, and return the findings and the path of the report for a terminal."""
     records = ledger.of_plan(plan)
     analysis = analysis_of(plan, root, ledger)
@@ -40,7 +40,7 @@ def write_report(plan: StudyPlan, root: Path, ledger: Ledger) -> str:
     return "\n".join([*(finding.text for finding in findings(analysis)), f"report: {root / REPORT}"])
 
 
-def analysis_of(plan: StudyPlan, root: Path, ledger: Ledger) -> Analysis:
+def analysis_of(plan: StudyPlan, root: Path, ledger: StudyLedger) -> Analysis:
     """Analyse the content of a study's folder, and of the study beside it."""
     records = ledger.of_plan(plan)
     left_out = len(ledger.records) - len(records)
@@ -93,7 +93,7 @@ def origin_of(records: Sequence[Record]) -> dict[str, str] | None:
     return {"time": time, "host": ", ".join(sorted({made["host"] for made in known})), "command": known[-1]["command"]}
 
 
-def draw(setting: Setting, analysis: Analysis) -> dict[str, EmbeddedFigure]:
+def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]:
     """Draw the figures of a setting, by name. Figures for which there are too few data are left out."""
     made = {
         "finals": (figures.finals(setting), "The final accuracy of every run"),

@@ -28,7 +28,7 @@ PROMISED = ("seeds", "shards")
 OUTCOME = (*PROMISED, "parameters", "failed", "final_accuracy")
 
 
-class Ledger:
+class StudyLedger:
     """The lines of a study's folder.
 
     Only the process that holds the folder's lock may append, and passes ``mine``. It cuts off the incomplete last line
@@ -52,7 +52,7 @@ class Ledger:
             os.fsync(file.fileno())
         self.records[record["run"]] = record
 
-    def merge(self, other: Ledger, plan: StudyPlan, contents: Contents) -> int:
+    def merge(self, other: StudyLedger, plan: StudyPlan, contents: Contents) -> int:
         """Add the lines of another host's ledger of this plan, and return the number of new ones.
 
         Raises UsageError for a run that the plan does not contain. Raises DataError if both have a run with different
@@ -134,7 +134,7 @@ class Contents:
 def read_beside(plan: StudyPlan, root: Path) -> list[Record]:
     """Return the plan's runs in the study beside a folder; empty if there is no such study."""
     path = root.parent / plan.beside / LEDGER
-    return Ledger(path).of_plan(plan) if plan.beside and path.is_file() else []
+    return StudyLedger(path).of_plan(plan) if plan.beside and path.is_file() else []
 
 
 def _differing(mine: Record, other: Record, keys: Sequence[str] = OUTCOME) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.core.atomic import write_durably
 from pipeline.core.command_line import DISTRIBUTION
-from pipeline.core.errors import Diverged, JobError
+from pipeline.core.errors import DivergenceError, JobError
 from pipeline.core.storage.store import Store
 from trainer.options import Options
 from trainer.runlog.result import Result
@@ -51,7 +51,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
     result = None
     try:
         result = _train(case)
-    except Diverged as error:
+    except DivergenceError as error:
         failed = str(error).partition(" (see ")[0]  # drop the path of the folder, which is deleted
     return {
         "run": str(run),

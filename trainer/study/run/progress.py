@@ -11,7 +11,7 @@ from trainer.runlog.thinned import thinned_log
 from trainer.study.plan.study_plan import Run
 
 
-class UnderWay(NamedTuple):
+class RunProgress(NamedTuple):
     """The progress of a running run. seconds: since its start; done: fraction of its updates."""
 
     seconds: float
@@ -37,7 +37,7 @@ def done_of(folder: Path) -> float:
 
 
 def remaining_s(
-    waiting: Sequence[Run], took: Mapping[str, Sequence[float]], jobs: int, under_way: Mapping[Run, UnderWay]
+    waiting: Sequence[Run], took: Mapping[str, Sequence[float]], jobs: int, under_way: Mapping[Run, RunProgress]
 ) -> float:
     """Return the estimated seconds until the end of the study.
 
@@ -65,7 +65,7 @@ def duration(seconds: float) -> str:
     return f"about {minutes} min" if minutes else "less than a minute"
 
 
-def under_way_line(under_way: Sequence[UnderWay], left_s: float) -> str:
+def under_way_line(under_way: Sequence[RunProgress], left_s: float) -> str:
     """Return the line that is printed while no run ends. left_s: 0 if it is unknown."""
     least, most = (f"{end(now.done for now in under_way):.0%}" for end in (min, max))
     done = least if least == most else f"{least} to {most}"

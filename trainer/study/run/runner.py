@@ -19,8 +19,8 @@ from trainer.report.terminal import percent
 from trainer.study.plan.cases import READY, open_ready
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import Child, run_child
-from trainer.study.run.ledger import LEDGER, Contents, Ledger, Record
-from trainer.study.run.progress import UnderWay, cost_class, done_of, duration, remaining_s, under_way_line
+from trainer.study.run.ledger import LEDGER, Contents, Record, StudyLedger
+from trainer.study.run.progress import RunProgress, cost_class, done_of, duration, remaining_s, under_way_line
 from trainer.study.run.sets import SETS, SetKey, Sets, identity_of
 
 RUNS = "runs"
@@ -49,7 +49,7 @@ class Runner:
         self.jobs = jobs
         self.say = say
         self.keep_sets = keep_sets
-        self.ledger = Ledger(root / LEDGER, mine=True)
+        self.ledger = StudyLedger(root / LEDGER, mine=True)
         self.sets = Sets(plan, root)
         self.contents = Contents(self.ledger.of_plan(plan), self.sets.owner)
         self.took: dict[str, list[float]] = {}  # seconds of the runs of this start, by cost class
@@ -204,12 +204,12 @@ class Runner:
     def _folder(self, run: Run) -> Path:
         return self.root / RUNS / str(run).replace("/", ",")
 
-    def _under_way(self) -> dict[Run, UnderWay]:
+    def _under_way(self) -> dict[Run, RunProgress]:
         began = dict(self.began)  # a copy, because the threads of the runs change it
         now = time.monotonic()
-        return {run: UnderWay(now - start, done_of(self._folder(run))) for run, start in began.items()}
+        return {run: RunProgress(now - start, done_of(self._folder(run))) for run, start in began.items()}
 
-    def _left_s(self, waiting: Sequence[Run], under_way: Mapping[Run, UnderWay]) -> float:
+    def _left_s(self, waiting: Sequence[Run], under_way: Mapping[Run, RunProgress]) -> float:
         left = [run for run in waiting if run not in self.ledger and run not in self.failures]
         return remaining_s(left, self.took, self.jobs, under_way)
 

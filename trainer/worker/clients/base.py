@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trainer.coordination.orders import Measured
+from trainer.coordination.orders import StepMeasurements
 
 Vector = npt.NDArray[np.float32]
 
@@ -46,7 +46,7 @@ class Client(Protocol):
         Raises UsageError if this host does not belong to the run."""
         ...
 
-    def exchange(self, turn: Turn, report: Measured) -> Turn | None:
+    def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         """Exchange the gradient of a turn and return the next turn; blocks until it is due. None ends the worker.
 
         Raises MustRejoin."""
@@ -56,7 +56,7 @@ class Client(Protocol):
         """Return whether the gradient of this turn would be refused. Called between two micro-batches, so it is cheap."""
         ...
 
-    def give_up(self, turn: Turn, report: Measured) -> Turn | None:
+    def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         """Report a cancelled turn that has no gradient, and return the next turn, as ``exchange`` does."""
         ...
 

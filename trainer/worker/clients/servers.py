@@ -10,15 +10,15 @@ import numpy as np
 import zmq
 
 from pipeline.core.errors import JobError
-from trainer.config import Config, Facts, slice_bounds
-from trainer.coordination.orders import Measured
+from trainer.config import Config, RunFacts, slice_bounds
+from trainer.coordination.orders import StepMeasurements
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
     Cancel,
     GiveUp,
     Heartbeat,
     Join,
-    Malformed,
+    MalformedMessageError,
     Parameters,
     Push,
     Refusal,
@@ -37,7 +37,7 @@ RESEND_S = 1.0
 HEARTBEAT_S = 1.0
 
 
-def open_client(config: Config, facts: Facts, worker: int, addresses: Sequence[str], secret: Secret) -> ServerClient:
+def open_client(config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret) -> ServerClient:
     """Return the client of a worker. addresses: of the servers."""
     use_memory = config.processes.same_host == "memory"
     return ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
@@ -51,7 +51,7 @@ class ServerClient:
     def __init__(
         self,
         agreement: Agreement,
-        facts: Facts,
+        facts: RunFacts,
         worker: int,
         addresses: list[str],
         secret: Secret,
@@ -94,7 +94,7 @@ class ServerClient:
             self._takes_part = True
             return turn
 
-    def exchange(self, turn: Turn, report: Measured) -> Turn | None:
+    def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         """Push the gradient in ``pushed`` and wait for the next turn, or None at the end. Raises MustRejoin."""
         measured = pack_report(report)
         for index, socket in enumerate(self.sockets):
@@ -122,7 +122,7 @@ class ServerClient:
                     return True
         return False
 
-    def give_up(self, turn: Turn, report: Measured) -> Turn | None:
+    def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         """Report that the step of this turn was given up, and wait for the next turn, as ``exchange`` does."""
         head = pack(GiveUp(self.worker, self.session, turn.clock))
         if self._outdated.is_set() or not offer(self.sockets[0], head, pack_report(report)):
@@ -206,7 +206,7 @@ class ServerClient:
             while socket.poll(0):
                 try:
                     message = unpack(socket.recv_multipart()[0])
-                except Malformed:
+                except MalformedMessageError:
                     continue
                 if isinstance(message, Rejoin) and message.session == self.session and message.joined:
                     self._outdated.set()
