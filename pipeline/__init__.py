@@ -15,7 +15,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core.import_path import leave_working_folder, without_zips
+from pipeline.core.import_path import drop_zips, leave_working_folder
 
 if TYPE_CHECKING:
     from pipeline.assignment.speeds import measured_ratios
@@ -28,7 +28,7 @@ if sys.platform == "win32":
     raise ImportError("sharding runs on Linux; on Windows, install it in WSL")
 leave_working_folder(__name__, __file__)
 if "pyspark" not in sys.modules:
-    sys.path[:] = without_zips(sys.path)
+    sys.path[:] = drop_zips(sys.path)
 
 __version__ = "0.1.0"
 __all__ = ["ShardSet", "ShardingResult", "assign", "materialize", "measured_ratios", "open_shards", "reshard", "shard"]

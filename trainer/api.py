@@ -43,7 +43,7 @@ def train(
             resumes it.
     """
     options = options or Options()
-    context = RunContext.of(config).pinned(overwrite=options.overwrite)
+    context = RunContext.from_config(config).pinned(overwrite=options.overwrite)
     if launcher:
         return _train_on(launcher, hosts, context, options)
     raise_limit()  # before the fork server starts, because its children inherit its limit
@@ -96,7 +96,7 @@ def _settled(
         roles = options.roles_of(config.processes.servers, shards.num_workers)
         check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
-    record = RunRecord.of(config, shards)
+    record = RunRecord.from_config(config, shards)
     check = check or partial(_check, context, options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:
         if start is Start.FINISHED and not options.silent:

@@ -34,7 +34,7 @@ class RunContext:
     newest: Callable[[], Shards]
 
     @classmethod
-    def of(cls, config: Config, home: Place | None = None) -> RunContext:
+    def from_config(cls, config: Config, home: Place | None = None) -> RunContext:
         """Resolve the places of a run. Raises UsageError for an invalid --output.
 
         home: the run's folder (default: --output)."""
@@ -50,9 +50,9 @@ class RunContext:
     @property
     def shards(self) -> Shards:
         """The shard set at the generation to which the run is pinned, if any. Raises UsageError and DataError."""
-        from trainer.data.shards import at_generation
+        from trainer.data.shards import pin_generation
 
-        return at_generation(self.newest(), self.config.data.generation)
+        return pin_generation(self.newest(), self.config.data.generation)
 
     def pinned(self, *, overwrite: bool = False) -> RunContext:
         """Return the context of a run on a growing set, pinned to the generation at which it begins.

@@ -162,10 +162,10 @@ def usable_cores() -> int:
 
 def describe(plan: RunPlan) -> str:
     """Return the plan as a short table, which is printed before the run."""
-    return aligned(in_words(plan))
+    return aligned(describe_plan(plan))
 
 
-def in_words(plan: RunPlan) -> list[tuple[str, str]]:
+def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
     """Return the plan as names and sentences."""
     statistics = f" and {plan.num_buffers:,} BatchNorm statistics" if plan.num_buffers else ""
     return [

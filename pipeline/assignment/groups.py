@@ -94,4 +94,4 @@ def _uneven(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry
     up = np.zeros((len(sizes), len(ratios)), np.bool_)
     for kind in (sparse, ~sparse):
         up[kind] = rounded_up(sizes[kind], ratios, carry=carry)
-    return RatioDeal.of(ratios, sizes, up)
+    return RatioDeal.from_bits(ratios, sizes, up)

@@ -68,7 +68,7 @@ class KeptGroups:
 
 
 @lru_cache(maxsize=8192)  # a block has rows of every class
-def _of_class(store: Store, path: str) -> npt.NDArray[np.int32]:
+def _read_class_column(store: Store, path: str) -> npt.NDArray[np.int32]:
     return np.frombuffer(store.read(path), "<i4")
 
 
@@ -86,5 +86,5 @@ class KeptByRank:
         found = np.empty(len(groups), np.int64)
         for group in np.unique(groups).tolist():
             rows = groups == group
-            found[rows] = _of_class(self.store, self.paths[group])[ranks[rows]]
+            found[rows] = _read_class_column(self.store, self.paths[group])[ranks[rows]]
         return found

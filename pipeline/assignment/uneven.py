@@ -64,7 +64,7 @@ class RatioDeal:
     up: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, ratios: Ratios, sizes: Ints, up: npt.NDArray[np.bool_]) -> RatioDeal:
+    def from_bits(cls, ratios: Ratios, sizes: Ints, up: npt.NDArray[np.bool_]) -> RatioDeal:
         """Return the deal from unpacked bits. up: bool [groups, workers]."""
         return cls(ratios, sizes, np.packbits(up, axis=1))
 

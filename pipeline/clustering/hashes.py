@@ -184,7 +184,7 @@ def multipliers(values: Sequence[int], seed: int) -> npt.NDArray[np.uint64]:
     return draw.integers(1 << 64, size=len(values), dtype=np.uint64) | np.uint64(1)
 
 
-def _on_grid(direction: Floats, sample: Rows) -> tuple[Ints, int]:
+def _round_to_grid(direction: Floats, sample: Rows) -> tuple[Ints, int]:
     """Return a direction as integers in units of 2^-exponent, and the exponent."""
     norm = 255 * math.sqrt(len(direction)) if sample.dtype == np.uint8 else POINT_NORM
     length = math.sqrt(math.fsum(np.square(direction)))  # fsum, because the rounding of a BLAS norm varies
@@ -197,7 +197,7 @@ def _normal(sample: Rows, draw: np.random.Generator) -> Floats:
 
 
 def _steps(sample: Rows, draw: np.random.Generator, width: float) -> _Function:
-    weights, exponent = _on_grid(_normal(sample, draw), sample)
+    weights, exponent = _round_to_grid(_normal(sample, draw), sample)
     steps = max(1, min(SIDES, round(width * 2.0**exponent)))
     offset = int(draw.integers(steps))
     if sample.dtype == np.uint8:
@@ -216,13 +216,13 @@ def _side(weights: Ints, threshold: int) -> _Function:
 
 
 def _side_of_mean(sample: Rows, draw: np.random.Generator) -> _Function:
-    weights, _ = _on_grid(_normal(sample, draw), sample)
+    weights, _ = _round_to_grid(_normal(sample, draw), sample)
     total = sample.sum(axis=0, dtype=np.int64).astype(object)  # Python's integers: their products pass 64 bits
     return _side(weights, int(total @ weights.astype(object)) // len(sample))
 
 
 def _sides_of_medians(sample: Rows, directions: Floats) -> list[_Function]:
-    weights = [_on_grid(direction, sample)[0] for direction in directions]
+    weights = [_round_to_grid(direction, sample)[0] for direction in directions]
     middle = (len(sample) - 1) // 2
     found = products(sample, np.column_stack(weights).astype(np.float64))
     medians = np.partition(found, middle, axis=0)[middle].tolist()

@@ -121,7 +121,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         fitted = column.repartition(1).mapInArrow(fit, "fitted binary").first()
         assert fitted is not None
         with np.load(io.BytesIO(fitted.fitted), allow_pickle=False) as arrays:
-            return self._of_dual(dict(arrays))
+            return self._from_dual(dict(arrays))
 
     def fit_blocks(self, blocks: RDD[npt.NDArray[np.uint8]], pixels: int, rows: int | None = None) -> BlockPCAModel:
         """Fit uint8 [rows, pixels] blocks without a table.
@@ -134,7 +134,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         """
         if rows is not None and gram.rows_are_fewer(rows, pixels):
             wanted = self.getOrDefault(self.components)
-            return self._of_dual(
+            return self._from_dual(
                 blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_dual_arrays(part, wanted)]).first()
             )
         return self.fit_partials(blocks.mapPartitions(lambda part: [gram.local(part, pixels)]), pixels)
@@ -153,7 +153,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         mean = total.total / total.count + gram.SHIFT
         return self._copyValues(BlockPCAModel(projection, spectrum, mean, total.count))
 
-    def _of_dual(self, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
+    def _from_dual(self, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
         spectrum = gram.Spectrum(arrays["components"], arrays["variances"], float(arrays["total_variance"]))
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         return self._copyValues(BlockPCAModel(projection, spectrum, arrays["mean"], int(arrays["rows"])))

@@ -105,7 +105,7 @@ def hiding_file(error: BaseException) -> str | None:
     return f"{os.path.realpath(file)} hides the installed module {name}: rename it, or run from another folder"
 
 
-def without_zips(path: Sequence[str]) -> list[str]:
+def drop_zips(path: Sequence[str]) -> list[str]:
     """Return the path without a Spark's zip files whose packages are also on the path as installed folders."""
     real = {os.path.realpath(entry) for entry in path}
     return [entry for entry in path if not _is_twin(Path(entry), real)]

@@ -42,10 +42,10 @@ def command(argv: list[str] | None = None) -> str:
         ]
     else:
         words = [path.name]
-    return shlex.join([*words, *_without_secrets(arguments)])
+    return shlex.join([*words, *_hide_secrets(arguments)])
 
 
-def _without_secrets(arguments: list[str]) -> list[str]:
+def _hide_secrets(arguments: list[str]) -> list[str]:
     """Hide the values of arguments whose text names a secret, and credentials in URIs."""
     shown: list[str] = []
     for argument in arguments:

@@ -124,7 +124,7 @@ class Dice:
         words = np.asarray(self._bits.random_raw((size + 7) // 8), dtype="<u8")
         return words.view(np.uint8)[:size].reshape(shape)
 
-    def below(self, limit: int, *shape: int) -> Ints:
+    def draw_below(self, limit: int, *shape: int) -> Ints:
         """Return integers in [0, limit); the bias of the remainder is below 2^-40."""
         raw = np.asarray(self._bits.random_raw(int(np.prod(shape))), dtype=np.uint64).reshape(shape)
         return (raw % np.uint64(limit)).astype(np.int64)
@@ -273,7 +273,7 @@ def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> SampleRows:
         images[groups == spec.scenes + pattern] = isolated_pattern(pattern)
     images += _lighting(dice, rows)[:, None]
     # The order of draws (lighting, corners, noise) is part of the pinned bytes.
-    corners = dice.below(SIDE - OBJECT_SIDE + 1, 2, rows)
+    corners = dice.draw_below(SIDE - OBJECT_SIDE + 1, 2, rows)
     for label in range(spec.classes):
         chosen = np.flatnonzero((labels == label) & (groups < spec.scenes))
         dy, dx = np.nonzero(object_mask(label))

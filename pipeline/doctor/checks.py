@@ -51,7 +51,7 @@ def as_json(checks: Sequence[Check]) -> str:
     return json.dumps({"failed": has_failed(checks), "checks": [check._asdict() for check in checks]}, indent=1)
 
 
-def by_value(values: Sequence[tuple[str, str]]) -> str:
+def group_by_value(values: Sequence[tuple[str, str]]) -> str:
     """Return (owner, value) pairs as text that names each value once: ``17 (driver), 21 (a, b)``, or ``17`` if all agree."""
     owners: dict[str, list[str]] = {}
     for owner, value in values:

@@ -12,7 +12,7 @@ from pipeline.core.errors import JobError
 from pipeline.core.shardset.attempt import Attempt, tried
 from pipeline.core.storage.hdfs import UMASK, parse_umask
 from pipeline.core.storage.objects import is_object
-from pipeline.core.storage.retries import within
+from pipeline.core.storage.retries import call_within
 from pipeline.core.storage.store import Store, configured_store
 from pipeline.doctor.checks import FAILED, OK, Check, has_failed, some
 from pipeline.doctor.clocks import Reading, check_clocks, closest
@@ -64,7 +64,7 @@ class Examination:
             spark = spark_context(master=master)
             # A cluster without free resources could block the start forever.
             try:
-                context = within(self.wait_s, spark.__enter__)
+                context = call_within(self.wait_s, spark.__enter__)
             except TimeoutError:
                 self.checks.append(
                     Check("master", FAILED, f"{master}: Spark did not start in {self.wait_s:g} s", NOT_UP)
@@ -136,7 +136,7 @@ class Examination:
 
     def _check_input(self, store: Store, uri: str) -> Check:
         try:
-            check: Check = within(self.wait_s, lambda: check_input(store, uri))
+            check: Check = call_within(self.wait_s, lambda: check_input(store, uri))
             return check
         except TimeoutError:
             return Check("input", FAILED, f"{uri}: no answer in {self.wait_s:g} s", NOT_UP)
@@ -146,7 +146,7 @@ class Examination:
         try:
             output = store.resolve(uri)
             # Unlike a write, this request is not retried, so that an unreachable store is reported quickly.
-            within(self.wait_s, lambda: store.exists(output))
+            call_within(self.wait_s, lambda: store.exists(output))
             attempt = stack.enter_context(tried(store, output))
         except TimeoutError:
             self.checks.append(Check("output", FAILED, f"{uri}: no answer in {self.wait_s:g} s", NOT_UP))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.doctor.checks import FAILED, OK, WARNING, Check, by_value, some
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, group_by_value, some
 from pipeline.doctor.facts import ProcessFacts
 
 # A task that writes for 256 workers has a file open for each, in addition to its libraries and connections.
@@ -17,7 +17,9 @@ GIB = 1 << 30
 
 def check_open_files(facts: Sequence[ProcessFacts]) -> Check:
     """Fail if the limit of open files is lower than the number that a task writes at once."""
-    text = by_value([(each.where, "unlimited" if each.open_files < 0 else f"{each.open_files:,}") for each in facts])
+    text = group_by_value(
+        [(each.where, "unlimited" if each.open_files < 0 else f"{each.open_files:,}") for each in facts]
+    )
     few = [each for each in facts if 0 <= each.open_files < ENOUGH_FILES]
     if not few:
         return Check("open files", OK, text)
@@ -49,7 +51,7 @@ def check_umask(facts: Sequence[ProcessFacts], store_umask: int | None) -> Check
 
     store_umask: the umask of HDFS; None if the output is elsewhere, so that the processes' own umask applies."""
     values = [("HDFS", store_umask)] if store_umask is not None else [(each.where, each.umask) for each in facts]
-    text = by_value([(where, f"{umask:03o}") for where, umask in values])
+    text = group_by_value([(where, f"{umask:03o}") for where, umask in values])
     if any(umask & 0o044 for _, umask in values):
         setting = "umask" if store_umask is None else "fs.permissions.umask-mode"
         return Check(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from pipeline.core.extras import EXTRAS
-from pipeline.doctor.checks import FAILED, OK, WARNING, Check, by_value, some
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, group_by_value, some
 from pipeline.doctor.facts import LIBJPEG, ProcessFacts
 
 OLDEST_JAVA = 17
@@ -28,7 +28,7 @@ def check_versions(facts: Sequence[ProcessFacts]) -> list[Check]:
 
 def check_python(facts: Sequence[ProcessFacts]) -> Check:
     """Fail if executors have another minor version of Python than the driver, which Spark refuses."""
-    text = by_value([(each.where, each.python) for each in facts])
+    text = group_by_value([(each.where, each.python) for each in facts])
     if len({each.python.rpartition(".")[0] for each in facts}) > 1:
         return Check(
             "python", FAILED, text, "set the same Python for driver and executors by PYSPARK_PYTHON or --archives"
@@ -48,8 +48,8 @@ def check_java(facts: Sequence[ProcessFacts]) -> Check:
         )
     old = [where for where, version in known if major_version(version) < OLDEST_JAVA]
     if old:
-        return Check("java", FAILED, by_value(known), f"Spark needs Java {OLDEST_JAVA} or newer on {some(old)}")
-    return Check("java", OK, by_value(known))
+        return Check("java", FAILED, group_by_value(known), f"Spark needs Java {OLDEST_JAVA} or newer on {some(old)}")
+    return Check("java", OK, group_by_value(known))
 
 
 def major_version(version: str) -> int:
@@ -61,7 +61,7 @@ def major_version(version: str) -> int:
 
 def check_spark(facts: Sequence[ProcessFacts]) -> Check:
     """Fail if executors have another version of Spark than the driver, because their classes may be incompatible."""
-    text = by_value([(each.where, each.packages.get("pyspark") or "none") for each in facts])
+    text = group_by_value([(each.where, each.packages.get("pyspark") or "none") for each in facts])
     if len({each.packages.get("pyspark") for each in facts}) > 1:
         return Check(
             "spark", FAILED, text, "install the driver's release of Spark on the cluster, or pip's of the cluster"
@@ -78,7 +78,7 @@ def check_packages(facts: Sequence[ProcessFacts]) -> list[Check]:
         if lacking := [where for where, version in values if version == "missing"]:
             problems.append(Check(name, FAILED, f"missing on {some(lacking)}", SAME))
         elif len({version for _, version in values}) > 1 and name in WHY_SAME:
-            problems.append(Check(name, WARNING, f"{by_value(values)}: another version {WHY_SAME[name]}", SAME))
+            problems.append(Check(name, WARNING, f"{group_by_value(values)}: another version {WHY_SAME[name]}", SAME))
     shown = ", ".join(f"{name} {facts[0].packages[name]}" for name in WHY_SAME if facts[0].packages.get(name))
     return problems or [Check("packages", OK, shown)]
 

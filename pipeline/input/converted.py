@@ -24,13 +24,13 @@ def with_channels(file: DataFile, layout: Layout, channels: int | None) -> tuple
         )
     # The decoder converts each image by itself, because one Parquet file may hold grey and RGB image files.
     stored = channels if file.encoded else layout.shape[0]
-    return replace(file, channels=stored), _of(layout, channels)
+    return replace(file, channels=stored), _with_channels(layout, channels)
 
 
 def stored_layout(file: DataFile, layout: Layout) -> Layout:
     """Return the layout of a file's rows before their conversion. layout: the layout after it."""
     # A column of vectors (input/vectors.py) is read instead of the images, and has no channels.
-    return _of(layout, file.channels) if file.channels and not layout.column else layout
+    return _with_channels(layout, file.channels) if file.channels and not layout.column else layout
 
 
 def read_converted(
@@ -56,5 +56,5 @@ def read_converted(
             yield replace(columns, images=pixels.reshape(len(pixels), -1))
 
 
-def _of(layout: Layout, channels: int) -> Layout:
+def _with_channels(layout: Layout, channels: int) -> Layout:
     return replace(layout, shape=(channels, *layout.shape[1:]))

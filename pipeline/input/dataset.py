@@ -209,7 +209,7 @@ def discover(
             )
         file, layout = with_channels(file, layout, read_options.channels)
         files.append(file)
-        layouts.append((entry, layout.without_labels() if read_options.unlabelled else layout))
+        layouts.append((entry, layout.drop_labels() if read_options.unlabelled else layout))
     if not files:
         raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
     first_entry, merged = layouts[0]

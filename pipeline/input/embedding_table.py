@@ -120,7 +120,7 @@ def _opened(file: object, path: str) -> pq.ParquetFile:
     return parquet
 
 
-def in_order(parts: Sequence[tuple[Ints, Vectors]], low: int, high: int, length: int) -> tuple[Vectors, str | None]:
+def sort_vectors(parts: Sequence[tuple[Ints, Vectors]], low: int, high: int, length: int) -> tuple[Vectors, str | None]:
     """Return the vectors of rows low..high-1, float32 [rows, length], in id order, and an error text or None.
 
     It is an error if a row has no vector or several.

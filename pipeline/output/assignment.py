@@ -56,7 +56,7 @@ class WorkerTotals:
 
 def lines_of(what: BlockDeliveries) -> pa.RecordBatch:
     """Return the assignment lines of a block, by row, then copy."""
-    order = what.by_row
+    order = what.row_order
     rows = what.rows[order]
     columns = (what.block.ids[rows], what.workers[order], what.copies[order], what.groups[rows])
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]

@@ -34,7 +34,7 @@ class BlockDeliveries(NamedTuple):
     copies: npt.NDArray[np.int32]
 
     @property
-    def by_row(self) -> Ints:
+    def row_order(self) -> Ints:
         """The order of deliveries by row, then copy: int64 [deliveries]."""
         order: Ints = np.lexsort((self.copies, self.rows))
         return order

@@ -73,7 +73,7 @@ class SpillJob:
         files: dict[int, HashingFile] = {}
         streams: dict[int, pa.RecordBatchStreamWriter] = {}
         for window in windows(self._rows(piece, schema, lines), self.job.dataset.record_bytes):
-            rows = by_worker(window)
+            rows = sort_by_worker(window)
             for at, part in slices(rows, rows.column("worker").to_numpy() // self.width):
                 # Opened at the first row, so that ranges without rows have no file.
                 if at not in streams:
@@ -112,7 +112,7 @@ class SpillJob:
         sources = [f"{spilled[index].folder}/{at:05d}.arrow" for index in pieces if at in spilled[index].ranges]
         writers: dict[int, ShardWriter] = {}
         for window in windows(self._read(sources), self.job.dataset.record_bytes):
-            rows = by_worker(window)
+            rows = sort_by_worker(window)
             for worker, mine in slices(rows.drop_columns(["worker"]), rows.column("worker").to_numpy()):
                 if worker not in writers:
                     writers[worker] = self.job.open(worker, part, task, self.job.schema)
@@ -143,7 +143,7 @@ def windows(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[pa
         yield pa.Table.from_batches(held)
 
 
-def by_worker(rows: pa.Table) -> pa.Table:
+def sort_by_worker(rows: pa.Table) -> pa.Table:
     """Return the rows sorted by worker; the order of a worker's rows does not change."""
     order = np.argsort(rows.column("worker").to_numpy(), kind="stable")
     return rows.combine_chunks().take(pa.array(order))

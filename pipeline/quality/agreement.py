@@ -21,7 +21,7 @@ class Cells:
     counts: Ints
 
     @classmethod
-    def of(cls, left: Ints, right: Ints, right_groups: int) -> Cells:
+    def from_groups(cls, left: Ints, right: Ints, right_groups: int) -> Cells:
         """Return the cells of some rows from their groups, int64 [rows]."""
         return cls(*np.unique(left * right_groups + right, return_counts=True))
 
@@ -49,7 +49,7 @@ class PairSums:
     right_sizes: Ints
 
     @classmethod
-    def of(cls, cells: Cells, right_groups: int) -> PairSums:
+    def from_cells(cls, cells: Cells, right_groups: int) -> PairSums:
         left, right = np.divmod(cells.keys, right_groups)
         _, places = np.unique(left, return_inverse=True)
         left_sizes = np.zeros(len(left), np.int64)

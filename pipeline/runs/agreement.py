@@ -72,10 +72,10 @@ def look(store: Store, near: int, slices: int, sides: tuple[Side, Side]) -> Iter
     (ids, workers, groups), (other_ids, _, neighbourhoods) = (owners(store, *side) for side in sides)
     if not np.array_equal(ids, other_ids):
         raise DataError(f"{sides[0][0]} and {sides[1][0]} hold other rows; make one again with --overwrite")
-    cells = Cells.of(groups, neighbourhoods, near)
+    cells = Cells.from_groups(groups, neighbourhoods, near)
     for number in range(slices):
         yield number, cells.some(np.flatnonzero(cells.keys // near % slices == number))
-    yield slices, Cells.of(workers, neighbourhoods, near)
+    yield slices, Cells.from_groups(workers, neighbourhoods, near)
 
 
 def owners(store: Store, uri: str, file: ShardFile) -> tuple[Ints, Ints, Ints]:
@@ -92,4 +92,4 @@ def sum_up(near: int, parts: Iterable[tuple[int, Cells]]) -> Iterator[PairSums]:
     """Yield the pair sums of one slice, all of whose cells are in ``parts``; nothing for an empty slice."""
     cells = [part for _, part in parts]
     if cells:
-        yield PairSums.of(Cells.total(cells), near)
+        yield PairSums.from_cells(Cells.total(cells), near)

@@ -141,7 +141,7 @@ def _frame(spark: SparkSession, job: ChunkJob, *, own_ids: bool) -> DataFrame:
                 for placed in job.placed(chunk, images=job.placement.reads_images):
                     lines = lines_of(placed)
                     if own_ids:
-                        ids = _ids(job.dataset, placed.block.ids)[placed.rows[placed.by_row]]
+                        ids = _ids(job.dataset, placed.block.ids)[placed.rows[placed.row_order]]
                         lines = lines.set_column(0, SCHEMA.field("id"), pa.array(ids, pa.int64()))
                     yield lines
 

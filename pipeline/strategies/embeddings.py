@@ -25,9 +25,9 @@ from pipeline.input.embedding_table import (
     KeptVectors,
     Vectors,
     embedded,
-    in_order,
     is_table,
     open_embeddings,
+    sort_vectors,
     vector_layout,
 )
 from pipeline.input.vectors import vector_view
@@ -168,7 +168,7 @@ def _keep(
             yield part
             return
         parts.append(part)
-    vectors, problem = in_order(parts, low, high, table.length)
+    vectors, problem = sort_vectors(parts, low, high, table.length)
     if problem:
         yield f"{table.uri}: {problem}"
         return

@@ -60,7 +60,7 @@ class BucketSizes:
     sizes: Ints
 
     @classmethod
-    def of(cls, keys: Iterable[Ints]) -> BucketSizes:
+    def from_keys(cls, keys: Iterable[Ints]) -> BucketSizes:
         """Return the buckets of some rows, from the rows' keys."""
         found, sizes = np.unique(np.concatenate([np.empty(0, np.int64), *keys]), return_counts=True)
         return cls(found[: MOST_BUCKETS + 1], sizes[: MOST_BUCKETS + 1])
@@ -196,7 +196,9 @@ class Hash(EmbeddingStrategy):
         with keyed(context, images, hashes, grid) as rows:
             with context.phase("buckets"):
                 # The whole key table goes to every task below, so its size is checked first.
-                buckets = reduced(rows.mapPartitions(lambda part: [BucketSizes.of(row.keys for row in part)]), add)
+                buckets = reduced(
+                    rows.mapPartitions(lambda part: [BucketSizes.from_keys(row.keys for row in part)]), add
+                )
                 number = len(buckets.keys)
                 check_bucket_number(number, len(context.bounds) + rows.getNumPartitions(), self.family)
                 few = int((buckets.sizes <= context.num_workers).sum())

@@ -47,7 +47,7 @@ class Parts:
     key: int
 
     @classmethod
-    def of(cls, sizes: Ints, most: int, key: int) -> Parts:
+    def from_sizes(cls, sizes: Ints, most: int, key: int) -> Parts:
         """Divide each class into as few parts as have at most ``most`` rows on average, at least one."""
         return cls(np.concatenate([[0], np.cumsum(np.maximum(1, -(-sizes // most)))]), key)
 
@@ -121,7 +121,7 @@ class GroupTask:
     store: Store
     scratch: str
 
-    def by_group(self, blocks: Iterable[LabelledPoints]) -> Iterator[tuple[int, Points]]:
+    def split_by_group(self, blocks: Iterable[LabelledPoints]) -> Iterator[tuple[int, Points]]:
         """Yield the rows of each group in some blocks, with the group's position in the order."""
         places = {group: place for place, group in enumerate(self.order)}
         for block in blocks:
@@ -219,7 +219,7 @@ class Submodular(EmbeddingStrategy):
         space = fit_space(
             context, embedding=self.vectors, components=components, whiten=False, fit_rows=self.fit_rows, seed=self.seed
         )
-        parts = Parts.of(sizes, self.part_rows, word(self.seed, Purpose.CLASS_PARTS))
+        parts = Parts.from_sizes(sizes, self.part_rows, word(self.seed, Purpose.CLASS_PARTS))
         with projected(context, space) as points:
             counts = context.scan.label_counts
             if not parts.whole:
@@ -231,7 +231,7 @@ class Submodular(EmbeddingStrategy):
                 self._tell_memory(context, counts.sum(axis=0), space.projection.dimensions)
             with context.phase("blocks"):
                 # Keyed by position in the order of sizes, so that the largest groups start first.
-                moved = points.mapPartitions(task.by_group).partitionBy(min(len(task.order), MOST_TASKS), int)
+                moved = points.mapPartitions(task.split_by_group).partitionBy(min(len(task.order), MOST_TASKS), int)
                 paths = dict(moved.mapPartitions(task.place).collect())
                 context.report(f"{len(paths)} groups placed by {self.function}")
         grouping = OwnedByRank(parts, KeptByRank(context.images.dataset.store, paths))

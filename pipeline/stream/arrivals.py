@@ -111,7 +111,7 @@ class Arrivals(Dataset):
         """Return the index of the segment that contains a row."""
         return bisect_right(self.firsts, row) - 1
 
-    def without(self, broken: Iterable[tuple[int, int]]) -> Arrivals:
+    def leave_out(self, broken: Iterable[tuple[int, int]]) -> Arrivals:
         """Return the data set without some rows, each (first id, end); later ids move down to close the gaps."""
         segments = []
         cuts = sorted(broken)
@@ -219,7 +219,7 @@ def _look(
     if not file.rows:
         return "", None, None, broken
     if read_options.unlabelled:
-        layout = layout.without_labels()
+        layout = layout.drop_labels()
     problem = None
     if not layout.labelled and not read_options.unlabelled:
         problem = f"{entry.path} has no labels, and --unlabelled is not given"

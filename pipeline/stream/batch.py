@@ -111,7 +111,7 @@ class StreamBatch:
             records = entry.end - entry.first
             whole = records > 1 and not entry.decoded
             broken.append(Broken(file.path, None if whole else record, entry.reason, records))
-        self.dataset = self.dataset.without((entry.first, entry.end) for entry in seen.broken)
+        self.dataset = self.dataset.leave_out((entry.first, entry.end) for entry in seen.broken)
 
     def _settle(self, seen: BatchScan) -> BatchScan:
         """Fix the number of classes with the first batch."""
@@ -240,7 +240,7 @@ class StreamBatch:
         context = self.context
         num_workers = self.request.num_workers
         number = len(counted.after)
-        dataset = SomeBuckets.of(committed_dataset(before), counted.pending)
+        dataset = SomeBuckets.from_dataset(committed_dataset(before), counted.pending)
         rows = total_rows(before) - window
         parts, bounds, width = bounds_of(window, rows, num_workers, dataset)
 
@@ -254,10 +254,10 @@ class StreamBatch:
         by_chunk = np.array(run_on(context)(tally, bounds))
         buckets = counted.after
         held = load_state(before).buckets.with_keys(buckets.keys)
-        copied = buckets.by_number(held.copied)
+        copied = buckets.order_by_number(held.copied)
         placement = Copies(
             num_workers,
-            buckets.by_number(starts(buckets.keys, self.request.seed, num_workers)),
+            buckets.order_by_number(starts(buckets.keys, self.request.seed, num_workers)),
             copied + np.cumsum(by_chunk, axis=0) - by_chunk,
         )
         none = Scan(0, np.zeros((len(bounds), self.num_classes), np.int64), np.zeros(1, np.int64), 0)
@@ -281,8 +281,8 @@ class StreamBatch:
         whole = replace(source, scan=replace(scan, rows=end, channel_sums=after.sums))
         image = describe_image(whole)
         buckets = after.buckets
-        sizes = buckets.by_number(buckets.counts).tolist()
-        copied = buckets.by_number(buckets.copied).tolist()
+        sizes = buckets.order_by_number(buckets.counts).tolist()
+        copied = buckets.order_by_number(buckets.copied).tolist()
         return Manifest(
             strategy=request.strategy.name,
             params={**request.strategy.params(), **resolved(hashes), "buckets": len(after.buckets)},

@@ -62,7 +62,7 @@ class Buckets:
         """Return the positions of keys that all exist, int64 [keys]."""
         return np.searchsorted(self.keys, keys)
 
-    def by_number(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def order_by_number(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values [K] reordered by bucket number."""
         ordered = np.empty_like(values)
         ordered[self.numbers] = values
@@ -155,7 +155,7 @@ def count(
     new = np.where(everywhere, running - known.counts, 0)
     done = Buckets(known.keys, known.numbers, running, np.where(everywhere, running, known.copied))
     beside = num_workers - 1
-    return CounterUpdate(done, chunks, known.by_number(old > 0), int(new.sum()) * beside, int(old.sum()) * beside)
+    return CounterUpdate(done, chunks, known.order_by_number(old > 0), int(new.sum()) * beside, int(old.sum()) * beside)
 
 
 @dataclass(frozen=True, eq=False)

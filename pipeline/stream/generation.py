@@ -29,7 +29,7 @@ from pipeline.stream.batch import StreamBatch, total_rows
 from pipeline.stream.lateness import latest_believable_ms
 from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, put_aside
 from pipeline.stream.request import StreamRequest
-from pipeline.stream.topic import partition_of, record_bytes, without_servers
+from pipeline.stream.topic import drop_servers, partition_of, record_bytes
 
 LINE_RECORDS = 1000  # at most, of a topic, in a line of the quarantine
 
@@ -213,7 +213,7 @@ class GenerationRun:
 def check_source(before: ShardSet | None, uri: str) -> None:
     """Raise UsageError if earlier rows came from another source, whose files would be in the set twice."""
     held = before.manifest.input.uri if before else uri
-    if without_servers(held) != without_servers(uri):
+    if drop_servers(held) != drop_servers(uri):
         raise UsageError(
             f"{before.uri if before else uri} was streamed from {held}: rows of {uri} would be in it again; give that"
             " --source, or choose another --output"

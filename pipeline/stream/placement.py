@@ -76,7 +76,7 @@ class SomeBuckets(CommittedDataset):
     wanted: Flags
 
     @classmethod
-    def of(cls, dataset: CommittedDataset, wanted: Flags) -> SomeBuckets:
+    def from_dataset(cls, dataset: CommittedDataset, wanted: Flags) -> SomeBuckets:
         return cls(**{item.name: getattr(dataset, item.name) for item in fields(dataset)}, wanted=wanted)
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:

@@ -26,7 +26,7 @@ def address(uri: str) -> tuple[str, str]:
     return match["servers"], match["topic"]
 
 
-def without_servers(uri: str) -> str:
+def drop_servers(uri: str) -> str:
     """Return the part of a source that stays when its servers move: a topic's name, or the whole folder."""
     return f"kafka:{address(uri)[1]}" if is_topic(uri) else uri
 

@@ -18,7 +18,7 @@ READERS = 16  # files read at once
 MANY = 20  # lines of damage that are printed
 
 
-def in_threads(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+def map_in_threads(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
     """Map a function over items in threads; see ``Run``. Hashing and reading release the GIL."""
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(fn, items))
@@ -26,7 +26,7 @@ def in_threads(fn: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
 
 def verify(shards: ShardSet, *, deep: bool) -> list[str]:
     """Return the damage of a set's files, one line each, by names and sizes, or by content if ``deep``."""
-    return all_damage(shards, in_threads) if deep else missing_files(shards)
+    return all_damage(shards, map_in_threads) if deep else missing_files(shards)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ def trainer_worker(
     config: Config, facts: RunFacts, worker: int, addresses: list[str], secret: Secret, use_memory: bool, counts: Counts
 ) -> None:
     """The trainer's own client to the trainer's own servers."""
-    client = ServerClient(Agreement.of(config, facts), facts, worker, addresses, secret, use_memory=use_memory)
+    client = ServerClient(Agreement.from_config(config, facts), facts, worker, addresses, secret, use_memory=use_memory)
     client.pushed[:] = GRADIENT
     turn = client.join()
     while turn:

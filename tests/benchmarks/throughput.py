@@ -99,7 +99,7 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     with Prefetch(Batches(sampler, shards.mean, seed=0, worker=number, augment=True).make) as ahead:
         print("ready", flush=True)
         input()
-        ended = train_plainly(built, lambda clock: ahead.at(clock).tensors, steps)
+        ended = train_plainly(built, lambda clock: ahead.get(clock).tensors, steps)
     first = int(SKIP * steps)
     print(batch * (steps - 1 - first) / (ended[-1] - ended[first]))
 

@@ -64,7 +64,7 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
             addresses,
             SECRET,
             None,
-            Folders.of(folder),
+            Folders.from_home(folder),
         )
         for index in range(case.servers)
     ]

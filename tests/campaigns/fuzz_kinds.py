@@ -433,7 +433,7 @@ def read_log(folder: Path) -> None:
         history.marks(happened, axis)
         for value in ("loss", "accuracy"):
             history.curves(live, axis, value)
-    history.clock_table(history.of_kind(live, "train"), workers)
+    history.clock_table(history.select_kind(live, "train"), workers)
     history.throughput_table(pushes, workers)
     history.staleness_spread(pushes[pushes["accepted"] == 1], workers)
     history.worker_rows(live, pushes, workers)
@@ -442,7 +442,7 @@ def read_log(folder: Path) -> None:
     assert title(summary, workers)
     for incident in happened:
         describe_incident(incident)
-    for start in history.of_kind(events, "start"):
+    for start in history.select_kind(events, "start"):
         flags_in_words(start.get("config", {}), {})
         for value in (start.get("plan") or {}).values():
             compact(value)
@@ -526,7 +526,7 @@ def make_study(folder: Path) -> None:
 def read_study(folder: Path) -> None:
     plan = make_plan(seeds=3)
     refuse_other_plan(plan, folder)
-    records = StudyLedger(folder / "ledger.jsonl").of_plan(plan)
+    records = StudyLedger(folder / "ledger.jsonl").records_of_plan(plan)
     environments(records)
     assert all(0 <= (record["final_accuracy"] or 0) <= 1 for record in records)
 

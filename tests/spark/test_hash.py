@@ -188,11 +188,11 @@ def test_the_saved_functions_give_every_row_its_neighbourhood(
 @given(st.lists(st.lists(st.integers(-3, 3), max_size=30), min_size=1, max_size=5))
 @settings(max_examples=100, deadline=None)
 def test_sizes_of_buckets_add_up_whatever_is_merged_first(parts: list[list[int]]) -> None:
-    found = [BucketSizes.of([np.array(part, np.int64)]) for part in parts]
+    found = [BucketSizes.from_keys([np.array(part, np.int64)]) for part in parts]
     total = found[0]
     for part in found[1:]:
         total = part + total
-    whole = BucketSizes.of(np.array(part, np.int64) for part in parts)
+    whole = BucketSizes.from_keys(np.array(part, np.int64) for part in parts)
     assert (total.keys.tolist(), total.sizes.tolist()) == (whole.keys.tolist(), whole.sizes.tolist())
     keys = np.array([key for part in parts for key in part], np.int64)
     if len(keys):
@@ -283,7 +283,7 @@ def test_of_very_many_buckets_as_many_are_counted_as_show_that_there_are_too_man
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hash_strategy, "MOST_BUCKETS", 10)
-    many = BucketSizes.of([np.arange(100)]) + BucketSizes.of([np.arange(50, 200)])
+    many = BucketSizes.from_keys([np.arange(100)]) + BucketSizes.from_keys([np.arange(50, 200)])
     assert len(many.keys) == 11
 
 

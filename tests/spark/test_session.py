@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import UsageError
-from pipeline.core.import_path import without_zips
+from pipeline.core.import_path import drop_zips
 from pipeline.datasets.synthetic import SampleSpec, files_of, write
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_context, spark_defaults
 from tests.clusters import ROOT, spark_submit
@@ -157,10 +157,10 @@ def test_the_zip_of_another_spark_stays_on_the_path(tmp_path: Path) -> None:
         (installed / package / "__init__.py").touch()
     own = [f"{installed}/pyspark/python/lib/{name}" for name in ("pyspark.zip", "py4j-0.10.9.9-src.zip")]
     others = [f"{theirs}/python/lib/pyspark.zip", "/elsewhere/pyspark/python/lib/pyspark.zip", "", "jobs.zip"]
-    assert without_zips([*own, *others, str(installed)]) == [*others, str(installed)]
-    assert without_zips([*own, *others]) == [*own, *others]
+    assert drop_zips([*own, *others, str(installed)]) == [*others, str(installed)]
+    assert drop_zips([*own, *others]) == [*own, *others]
     (installed / "py4j" / "__init__.py").unlink()
-    assert without_zips([*own, str(installed)]) == [own[1], str(installed)]
+    assert drop_zips([*own, str(installed)]) == [own[1], str(installed)]
 
 
 def test_the_defaults_hold_where_neither_spark_submit_nor_a_configuration_of_ones_own_says_otherwise(

@@ -92,7 +92,7 @@ def test_a_bucket_keeps_its_number_when_others_come_up() -> None:
     second = first.with_keys(np.array([2, 9, 11]))
     assert second.keys.tolist() == [2, 4, 9, 11]
     assert second.numbers.tolist() == [2, 0, 1, 3]
-    assert second.by_number(second.keys).tolist() == [4, 9, 2, 11]
+    assert second.order_by_number(second.keys).tolist() == [4, 9, 2, 11]
 
 
 def test_counters_come_back_from_their_file() -> None:

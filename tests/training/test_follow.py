@@ -111,13 +111,13 @@ def test_a_run_sees_the_set_as_of_its_generation(growing: Path) -> None:
 
 def test_a_run_is_pinned_to_its_own_or_the_newest_generation(growing: Path, tmp_path: Path) -> None:
     config = make_config(growing, tmp_path)
-    context = RunContext.of(config).pinned()
+    context = RunContext.from_config(config).pinned()
     assert (context.config.data.generation, context.shards.rows) == (3, 900)
-    earlier = RunContext.of(change(config, generation=1))
-    (tmp_path / CONFIG).write_text(json.dumps(RunRecord.of(earlier.config, earlier.shards).to_json()))
-    resumed = RunContext.of(config).pinned()
+    earlier = RunContext.from_config(change(config, generation=1))
+    (tmp_path / CONFIG).write_text(json.dumps(RunRecord.from_config(earlier.config, earlier.shards).to_json()))
+    resumed = RunContext.from_config(config).pinned()
     assert (resumed.config.data.generation, resumed.shards.rows) == (1, 300)
-    assert RunContext.of(config).pinned(overwrite=True).config == context.config
+    assert RunContext.from_config(config).pinned(overwrite=True).config == context.config
 
 
 def labels_of(sampler: Sampler, clocks: int) -> np.ndarray:

@@ -175,7 +175,7 @@ def test_a_host_with_another_token_is_told_so_in_one_line(
 
 
 def _supervisor(config: Config, facts: RunFacts, options: Options, output: Path) -> Supervisor:
-    work = WorkFolder(Folders.of(output))
+    work = WorkFolder(Folders.from_home(output))
     roles = options.roles or ()
     return Supervisor(config, facts, options, options.addresses, Secret("0123456789abcdef"), work, roles)
 

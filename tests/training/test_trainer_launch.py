@@ -163,7 +163,7 @@ def test_a_preparation_is_tried_as_often_as_a_role_after_the_same_pauses(
 
     monkeypatch.setattr("trainer.launch.run._prepared", fail)
     with pytest.raises(JobError, match=r"prepare failed 5 times in a row, last: killed by SIGKILL; see .*prepare\.log"):
-        prepare(config, Folders.of(tmp_path), computes=True, write=False)
+        prepare(config, Folders.from_home(tmp_path), computes=True, write=False)
     assert pauses == [pause_s(failures) for failures in (1, 2, 3, 4)]
 
 

@@ -114,13 +114,13 @@ def test_under_bernoulli_sampling_updates_stay_means_and_single_gradients_count_
     assert usual_batch(make_config(batch_size=61, epochs=1, worker_batch="exact"), equal) == 61 / 4
     assert usual_batch(make_config(batch_size=64, epochs=1, worker_batch="exact"), equal) is None
     several = Weights(BSP(), 4, by_examples=True, usual=61 / 4)
-    assert several.of([0] * 4, [30, 10, 10, 10]) == [2.0, 2 / 3, 2 / 3, 2 / 3], "the mean over all"
-    assert Weights(ASP(), 4, by_examples=True, usual=10.0).of([0], [25]) == [2.5]
+    assert several.factors([0] * 4, [30, 10, 10, 10]) == [2.0, 2 / 3, 2 / 3, 2 / 3], "the mean over all"
+    assert Weights(ASP(), 4, by_examples=True, usual=10.0).factors([0], [25]) == [2.5]
 
 
 @pytest.mark.parametrize("protocol", [ASP(), BSP()])
 def test_every_gradient_counts_by_its_examples(protocol: Any) -> None:
     weights = Weights(protocol, 4, by_examples=False, usual=16.0)
     examples = [32, 16, 8, 8]
-    assert weights.of([0] * 4, examples) == [2.0, 1.0, 0.5, 0.5]
+    assert weights.factors([0] * 4, examples) == [2.0, 1.0, 0.5, 0.5]
     assert (weights.correction(examples), weights.holds) == (1.0, False)

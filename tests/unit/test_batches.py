@@ -207,7 +207,7 @@ def test_a_mini_batch_depends_on_its_clock_alone_however_it_is_reached(clocks: l
     fresh = batches(make(50))
     with Prefetch(batches(make(50)).make, depth=depth) as jumping:
         for clock in clocks:
-            found, expected = jumping.at(clock).tensors, fresh.make(clock).tensors
+            found, expected = jumping.get(clock).tensors, fresh.make(clock).tensors
             assert torch.equal(found.images_BCHW, expected.images_BCHW)
             assert torch.equal(found.labels, expected.labels)
 
@@ -215,7 +215,7 @@ def test_a_mini_batch_depends_on_its_clock_alone_however_it_is_reached(clocks: l
 def test_the_next_items_are_made_while_the_caller_computes(opened: list[Prefetch[Any]]) -> None:
     done = {clock: threading.Event() for clock in range(3)}
     opened.append(Prefetch(lambda clock: done[clock].set(), depth=2))
-    opened[0].at(0)
+    opened[0].get(0)
     assert done[1].wait(30)  # nobody asked for it
     assert done[2].wait(30)
 
@@ -223,7 +223,7 @@ def test_the_next_items_are_made_while_the_caller_computes(opened: list[Prefetch
 def test_after_a_jump_only_what_follows_is_made(opened: list[Prefetch[Any]]) -> None:
     made: list[int] = []
     opened.append(Prefetch(lambda clock: made.append(clock) or clock, depth=1))  # type: ignore[func-returns-value]
-    assert [opened[0].at(clock) for clock in (5, 6, 2, 3, 3)] == [5, 6, 2, 3, 3]
+    assert [opened[0].get(clock) for clock in (5, 6, 2, 3, 3)] == [5, 6, 2, 3, 3]
     opened[0].close()
     assert set(made) - {7} <= {2, 3, 4, 5, 6}
 
@@ -234,16 +234,16 @@ def test_what_goes_wrong_in_the_background_is_raised_at_its_clock(opened: list[P
     opened.append(Prefetch(Batches(sampler, two_means, seed=0, worker=0, augment=True).make))
     for clock in (0, 1, 0):
         with pytest.raises(ValueError, match="broadcast"):
-            opened[0].at(clock)
+            opened[0].get(clock)
 
 
 def test_closing_ends_the_thread_and_refuses_more() -> None:
     before = set(threading.enumerate())
     with Prefetch(batches(make(50)).make) as closing:
-        closing.at(0)
+        closing.get(0)
         mine = set(threading.enumerate()) - before
         assert len(mine) == 1
     assert not any(thread.is_alive() for thread in mine)
     closing.close()
     with pytest.raises(RuntimeError):
-        closing.at(1)
+        closing.get(1)

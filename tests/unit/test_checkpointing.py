@@ -74,11 +74,11 @@ class Slow:
     def __init__(self, output: Path, observe: Callable[[Slow], None] = lambda _: None, **values: Any) -> None:
         config = make_config("", output, **TOY | {"epoch_checkpoints": False} | values)
         machines = SimulationSettings(compute="quadratic", workers=WORKERS, rows=ROWS)
-        compute = Quadratic(RunContext.of(config, output), WORKERS)
+        compute = Quadratic(RunContext.from_config(config, output), WORKERS)
         facts = facts_of(compute, WORKERS, ROWS)
         first_checkpoint(config, facts, compute.start(), output)
         self.root = output / CHECKPOINTS
-        self.engine = Engine(config, facts, machines, compute, Folders.of(output), lambda _: observe(self))
+        self.engine = Engine(config, facts, machines, compute, Folders.from_home(output), lambda _: observe(self))
         self.disks = [SlowDisk() for _ in self.engine.servers]
         for server, disk in zip(self.engine.servers, self.disks, strict=True):
             server.work = disk

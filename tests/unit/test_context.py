@@ -30,7 +30,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_context_opens_its_shards_once(tmp_path: Path, opened: list[str]) -> None:
     """Also if it is pinned, and if other contexts of the same set are derived from it."""
     folder = write_shards(tmp_path / "shards", [rows_of(10, 1), rows_of(10, 2)], None)
-    context = RunContext.of(make_config(folder, tmp_path / "run"))
+    context = RunContext.from_config(make_config(folder, tmp_path / "run"))
     assert context.home == tmp_path / "run"
     assert opened == []
     pinned = context.pinned()
@@ -42,5 +42,5 @@ def test_a_context_opens_its_shards_once(tmp_path: Path, opened: list[str]) -> N
 
 
 def test_a_context_without_shards_opens_none(tmp_path: Path, opened: list[str]) -> None:
-    assert RunContext.of(make_config("", tmp_path)).home == tmp_path
+    assert RunContext.from_config(make_config("", tmp_path)).home == tmp_path
     assert opened == []

@@ -16,7 +16,7 @@ import pytest
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.attempt import task_folder, tried
 from pipeline.core.shardset.schema import broken_is_data_error
-from pipeline.doctor.checks import FAILED, OK, WARNING, Check, as_json, by_value, has_failed, screen, some
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, as_json, group_by_value, has_failed, screen, some
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.command import seconds
 from pipeline.doctor.facts import ExecutorAccess, Folder, ProcessFacts, folder, has_ticket, look, view_from_task
@@ -66,8 +66,8 @@ def test_the_screen_has_a_line_per_check_and_a_count() -> None:
 
 
 def test_values_are_named_once_with_their_owners() -> None:
-    assert by_value([("driver", "17"), ("a", "17")]) == "17"
-    assert by_value([("driver", "17"), ("a", "21"), ("b", "21"), ("b", "21")]) == "17 (driver), 21 (a, b)"
+    assert group_by_value([("driver", "17"), ("a", "17")]) == "17"
+    assert group_by_value([("driver", "17"), ("a", "21"), ("b", "21"), ("b", "21")]) == "17 (driver), 21 (a, b)"
     assert some([f"h{number}" for number in range(9)]) == "h0, h1, h2, h3, 5 more"
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.input.embedding_table import in_order, is_table
+from pipeline.input.embedding_table import is_table, sort_vectors
 from tests.support.sharding_runs import vectors_in_parquet
 
 ROWS, LENGTH = 200, 5
@@ -51,7 +51,7 @@ def test_a_path_is_a_table_and_a_name_a_column(text: str | None, expected: bool)
 def test_rows_come_in_order_if_each_is_there_once(ids: list[int], cuts: int) -> None:
     values = np.array(ids, np.int64)
     parts = [(part, part[:, None].astype(np.float32)) for part in np.array_split(values, cuts)]
-    found, problem = in_order(parts, 0, 10, 1)
+    found, problem = sort_vectors(parts, 0, 10, 1)
     if sorted(ids) == list(range(10)):
         assert problem is None
         assert found.ravel().tolist() == list(range(10))

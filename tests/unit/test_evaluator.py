@@ -59,7 +59,7 @@ CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")
 
 def main(config: Config, output: Path, *, stop: threading.Event | None = None) -> None:
     """The evaluator's process on the run of a local folder."""
-    evaluator.main(config, Folders.of(output), stop=stop)
+    evaluator.main(config, Folders.from_home(output), stop=stop)
 
 
 @pytest.fixture(autouse=True)
@@ -409,7 +409,7 @@ def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path: Path, shar
 
 
 def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path: Path, shards: Path) -> None:
-    found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.of(tmp_path))
+    found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.from_home(tmp_path))
     assert not found.catch_up()
     write(tmp_path, 10, boundary=1)
     assert not found.catch_up()
@@ -559,7 +559,7 @@ def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path:
     write(tmp_path, 10, boundary=1)
     evaluate_what_is_there(tmp_path, shards)
     write(tmp_path, 20, boundary=2)
-    work = WorkFolder(Folders.of(tmp_path))
+    work = WorkFolder(Folders.from_home(tmp_path))
     conclude(work, QUIET, {}, "interrupted")
     assert (tmp_path / BEST).exists()
     log_event(tmp_path, "eval", version=20, generation=0, epoch=2, seconds=2.0, loss=0.1, accuracy=1.0, final=False)
@@ -589,7 +589,7 @@ def test_a_checkpoint_that_is_given_up_while_it_waits_is_passed_over_without_a_w
 
 def test_what_was_read_of_the_log_is_not_read_again(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
-    found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.of(tmp_path))
+    found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.from_home(tmp_path))
     found.catch_up()
     log = tmp_path / METRICS
     log.write_bytes(b" " * (log.stat().st_size - 1) + b"\n")  # nobody would know of version 10 who reads it now

@@ -29,12 +29,13 @@ import json, sys
 from pathlib import Path
 from trainer.config import Config
 from trainer.home.folders import Folders
-from trainer.home.work import Work
+from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude
 from trainer.options import Options
 
 config = Config.from_json(json.loads(Path(sys.argv[1]).read_text()))
-conclude(Work(Folders.of(Path(config.run.output))), Options(silent=True), {"seconds": 86400.0, "version": 5}, "finished")
+home = Folders.from_home(Path(config.run.output))
+conclude(WorkFolder(home), Options(silent=True), {"seconds": 86400.0, "version": 5}, "finished")
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 print(1024 * int(status["VmHWM"].split()[0]))
 """

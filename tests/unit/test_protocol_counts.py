@@ -301,6 +301,6 @@ def test_by_examples_an_update_is_the_mean_over_all_examples_however_its_gradien
     """Of Bernoulli sampling's mini-batches of 2, 0 and 7: each gradient, a mean, counts by its size."""
     examples = [2, 0, 7]
     weights = Weights(protocol, 3, by_examples=True)
-    factors = np.array(weights.of([0, 0, 0], examples)) * weights.correction(examples)
+    factors = np.array(weights.factors([0, 0, 0], examples)) * weights.correction(examples)
     np.testing.assert_allclose(factors / 3, np.array(examples) / 9)
     assert weights.holds is (protocol == BSP())

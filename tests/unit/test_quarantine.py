@@ -74,7 +74,7 @@ def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path,
     assert f"{files[1]}, row 3: {whole}" in found[-2].reason
     assert found[-2].reason.endswith("; more than 100 records cannot be decoded, so all of the file is left out")
     assert found[-1] == SkippedRows(650, 950, f"{files[2]}, row 0: label 13 is not in 0..9", decoded=True)
-    again = data.without((entry.first, entry.end) for entry in found)
+    again = data.leave_out((entry.first, entry.end) for entry in found)
     assert look(LookJob(again, 10, None), [(50, 50 + again.rows)], pieces, serial).broken == []
 
 
@@ -150,7 +150,7 @@ def test_rows_are_left_out_of_files_wherever_they_are(lengths: list[int], bad: s
         ends = [row + 1 for row in rows if row + 1 not in rows]
         ranges = [(100 + low, 100 + high) for low, high in zip(starts_at, ends, strict=True)]
     every = [(segment.file.path, record) for segment in segments for record in range(segment.start, segment.stop)]
-    left = data.without(reversed(ranges)).segments
+    left = data.leave_out(reversed(ranges)).segments
     kept = [(segment.file.path, record) for segment in left for record in range(segment.start, segment.stop)]
     assert kept == [place for row, place in enumerate(every) if row not in bad]
 

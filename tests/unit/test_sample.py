@@ -57,7 +57,7 @@ def test_the_default_sample_has_these_very_bytes_on_every_machine() -> None:
 
 def test_dice_follow_the_raw_stream_that_numpy_keeps_stable() -> None:
     raw = np.random.PCG64(np.random.SeedSequence([7, 1])).random_raw(4)
-    assert Dice(7, 1).below(1000, 4).tolist() == [int(word) % 1000 for word in raw]
+    assert Dice(7, 1).draw_below(1000, 4).tolist() == [int(word) % 1000 for word in raw]
     assert Dice(7, 1).bytes(11).tobytes() == b"".join(int(word).to_bytes(8, "little") for word in raw)[:11]
     assert sorted(Dice(7, 1).shuffled(100).tolist()) == list(range(100))
 

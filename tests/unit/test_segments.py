@@ -53,15 +53,15 @@ def test_the_segments_of_starts_are_in_their_order_and_settled_ones_do_not_count
         "host-0a-000000000000.metrics.jsonl": 4,
         ".000010-000000000005.metrics.jsonl.0123abcd.tmp": 4,
     }
-    log = Log.of(names)
-    assert [(part.source, part.offset) for part in log.of_leaders(METRICS)] == [
+    log = Log.from_listing(names)
+    assert [(part.source, part.offset) for part in log.leader_segments(METRICS)] == [
         ("000009", 0),
         ("000009", 7),
         ("000010", 0),
     ]
     assert (log.begun, log.settled) == (10, 8)
     assert (log.end("000009", METRICS), log.end("000009", PUSHES)) == (10, None)
-    assert [part.source for part in log.of_others()] == ["host-0a"]
+    assert [part.source for part in log.foreign_segments()] == ["host-0a"]
     assert all(OWNED.fullmatch(f"{SEGMENTS}/{name}") for name in names)
 
 
@@ -282,7 +282,7 @@ def test_a_segment_that_is_being_merged_is_read_at_the_next_look(near: StorePlac
     for line in "abcd":
         add(lead, METRICS, line)
         copy(lead)
-    listed, taken = look(near).of_leaders(METRICS), dict[str, int]()
+    listed, taken = look(near).leader_segments(METRICS), dict[str, int]()
     first, second, third, fourth = listed
     write_whole(near / SEGMENTS / first.name, b"a\nb\nc\n")
     (near / SEGMENTS / second.name).unlink()
@@ -291,7 +291,7 @@ def test_a_segment_that_is_being_merged_is_read_at_the_next_look(near: StorePlac
     taken = {first.source: 2}
     assert list(unread(near, [second, third, fourth], taken)) == []
     assert list(unread(near, [third, fourth], taken)) == []
-    assert b"".join(unread(near, look(near).of_leaders(METRICS), taken)) == b"b\nc\nd\n"
+    assert b"".join(unread(near, look(near).leader_segments(METRICS), taken)) == b"b\nc\nd\n"
 
 
 def failing(left: list[int], change: Callable[..., Any]) -> Callable[..., Any]:
@@ -411,7 +411,7 @@ def test_a_work_folder_goes_with_its_run_and_its_logs_stay(near: StorePlace, tmp
     with working(near, leads=True, scratch=folder(tmp_path, "scratch")) as work:
         (work.folders.work / "logs").mkdir()
         (work.folders.work / "logs" / "server-0.log").write_text("said\n")
-        assert str(work.folders.at_home(work.folders.work / "logs" / "server-0.log")) == f"{near}/logs/server-0.log"
+        assert str(work.folders.home_place(work.folders.work / "logs" / "server-0.log")) == f"{near}/logs/server-0.log"
         work.settle()
     assert list((tmp_path / "scratch").iterdir()) == []
     assert (near / "logs" / "server-0.log").read_bytes() == b"said\n"

@@ -24,7 +24,7 @@ from pipeline.core.storage import hdfs as storage
 from pipeline.core.storage.hdfs import PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
 from pipeline.core.storage.local import DurableWriter
 from pipeline.core.storage.objects import ObjectWriter
-from pipeline.core.storage.retries import is_transient, within
+from pipeline.core.storage.retries import call_within, is_transient
 from pipeline.core.storage.store import Store
 from pipeline.spark.store import submitted_for
 from tests.support.places import STORE, files_below, put
@@ -33,10 +33,10 @@ DENIED = 'Permission denied: user=alice, access=WRITE, inode="/":root:supergroup
 
 
 def test_work_that_ends_in_time_gives_its_result_or_its_error() -> None:
-    assert within(10, lambda: 42) == 42
-    assert within(10, lambda: None) is None
+    assert call_within(10, lambda: 42) == 42
+    assert call_within(10, lambda: None) is None
     with pytest.raises(ZeroDivisionError):
-        within(10, lambda: 1 // 0)
+        call_within(10, lambda: 1 // 0)
 
 
 PROGRAM = """
@@ -44,7 +44,7 @@ import sys, time
 from hdfs_native import Client
 from pipeline.core.command_line import execute
 from pipeline.core.errors import DataError
-from pipeline.core.storage.retries import within
+from pipeline.core.storage.retries import call_within
 
 class Late:
     def __del__(self, sleep=time.sleep):
@@ -54,7 +54,7 @@ sys.late = Late()
 
 def main():
     try:
-        within(2, lambda: Client(sys.argv[1]).get_file_info("/x"))
+        call_within(2, lambda: Client(sys.argv[1]).get_file_info("/x"))
     except TimeoutError:
         print("left behind", flush=True)
         raise DataError("it did not answer") from None

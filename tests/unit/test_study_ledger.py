@@ -37,7 +37,7 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     written = filled(tmp_path / "l")
     assert StudyLedger(tmp_path / "l").records == written.records
     plan = make_plan(seeds=3)
-    assert [str(run_of(record)) for record in written.of_plan(plan)] == [str(run) for run in plan.runs()]
+    assert [str(run_of(record)) for record in written.records_of_plan(plan)] == [str(run) for run in plan.runs()]
 
 
 @pytest.mark.parametrize("cut", [1, 5, 200])

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.made_up_study import make_plan
 from trainer.run_files import METRICS
 from trainer.runlog.events import log_event
-from trainer.study.run.progress import RunProgress, cost_class, done_of, duration, remaining_s, under_way_line
+from trainer.study.run.progress import RunProgress, cost_class, done_of, duration, progress_line, remaining_s
 
 
 def test_the_end_is_told_by_what_runs_of_a_kind_took() -> None:
@@ -46,7 +46,7 @@ def test_the_part_of_a_run_that_is_done_is_that_of_its_last_start(tmp_path: Path
 
 def test_while_no_run_ends_it_is_said_how_far_they_are() -> None:
     def line(*parts: float, left: float = 0) -> str:
-        return under_way_line([RunProgress(60, part) for part in parts], left)
+        return progress_line([RunProgress(60, part) for part in parts], left)
 
     assert line(0) == "1 run under way, 0% done"
     assert line(0.214, left=600) == "1 run under way, 21% done; about 10 min left"

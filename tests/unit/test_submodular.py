@@ -449,7 +449,7 @@ def test_a_class_in_parts_is_nearly_as_evenly_placed(name: FunctionName) -> None
 )
 @settings(max_examples=100, deadline=None)
 def test_parts_hold_what_the_class_holds(sizes: list[int], ratios: list[int], most: int) -> None:
-    parts = Parts.of(np.array(sizes), most, 1)
+    parts = Parts.from_sizes(np.array(sizes), most, 1)
     assert parts.number == sum(max(1, math.ceil(size / most)) for size in sizes)
     labels = np.repeat(np.arange(len(sizes)), sizes)
     groups = parts(labels, np.arange(len(labels)))

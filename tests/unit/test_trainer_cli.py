@@ -229,7 +229,7 @@ def test_a_run_that_is_there_stays_as_it_is_when_the_next_start_is_refused(
 ) -> None:
     more = ["--steps", "30", "--device", "cuda"]
     config, _ = parsed("--shards", shards, "--output", finished, *more)
-    (finished / "config.json").write_text(json.dumps(RunRecord.of(config, open_shards(str(shards))).to_json()))
+    (finished / "config.json").write_text(json.dumps(RunRecord.from_config(config, open_shards(str(shards))).to_json()))
     before = content(finished)
     with pytest.raises(UsageError, match="no GPU"):
         main(["--shards", str(shards), "--output", str(finished), *more, "--steps", "40", flag])

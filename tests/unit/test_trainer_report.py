@@ -33,7 +33,7 @@ from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page
 from trainer.config import Config, Data, RunFacts, RunSpec
 from trainer.launch.ends import try_report
-from trainer.plan import in_words, plan
+from trainer.plan import describe_plan, plan
 from trainer.report import figures, history
 from trainer.report.page import write_report
 from trainer.report.progress import ProgressLine, line
@@ -231,7 +231,7 @@ def test_a_plan_is_shown_in_words_if_this_version_wrote_it() -> None:
     planned = plan(Config(Data("shards"), RunSpec("out", epochs=2)), RunFacts(3, 600, 1000, 0), cores=4)
     words = plan_in_words(json.loads(json.dumps(asdict(planned))))
     assert words["run"].startswith("2 epochs, ")
-    assert words == dict(in_words(planned))
+    assert words == dict(describe_plan(planned))
     assert plan_in_words({"model": "cnn"}) == plan_in_words(None) == {}
 
 

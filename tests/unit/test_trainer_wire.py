@@ -106,19 +106,19 @@ EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
 import json, sys
 from pathlib import Path
-from trainer.config import Config, Facts
+from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
 from trainer.server.process import main
 from trainer.transport.sockets import Secret
 config, facts, index, addresses, token = json.loads(sys.argv[1])
-folders = Folders.of(Path(config["run"]["output"]))
-main(Config.from_json(config), Facts(**facts), index, addresses, Secret(token), None, folders)
+folders = Folders.from_home(Path(config["run"]["output"]))
+main(Config.from_json(config), RunFacts(**facts), index, addresses, Secret(token), None, folders)
 """
 
 
 def agreement(servers: int = 1, **values: Any) -> Agreement:
     """Of a host of such a run."""
-    return Agreement.of(make_config("", "o", servers=servers, **RUN | values), FACTS)
+    return Agreement.from_config(make_config("", "o", servers=servers, **RUN | values), FACTS)
 
 
 INTRODUCTION = agreement().introduction()
@@ -658,7 +658,7 @@ def test_hosts_agree_on_what_decides_the_result_and_on_nothing_else(theirs: dict
 
 def test_hosts_of_other_shards_do_not_agree() -> None:
     config = make_config("", "o", **RUN)
-    mine, other = (Agreement.of(config, replace(FACTS, shards=digest)) for digest in ("f00d", "beef"))
+    mine, other = (Agreement.from_config(config, replace(FACTS, shards=digest)) for digest in ("f00d", "beef"))
     assert mine.digest != other.digest
     assert str(mine.refused(other.refusal())) == (
         "shard digest is f00d here and beef on the host of server 0: give every host the same shards"

@@ -25,7 +25,7 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Timings:
+class RunTimings:
     """The result of one run of one system. Times are in seconds, and a mini-batch is a global one.
 
     Attributes:
@@ -116,7 +116,7 @@ class BenchmarkRecord:
 
 def format_csv(records: Sequence[BenchmarkRecord]) -> str:
     """Return a header and one line per run."""
-    names = [field.name for field in fields(Timings) if field.name != "weights"]
+    names = [field.name for field in fields(RunTimings) if field.name != "weights"]
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["model", "rows", "batch", "length", "system", "repeat", "tasks", "error", "loss", "gap", *names])

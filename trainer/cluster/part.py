@@ -106,7 +106,7 @@ class _Host:
     def take_part(self) -> None:
         """Take part in the run until its end. Raises JobError."""
         FORK_SERVER.ensure()
-        context = RunContext.of(self.config)
+        context = RunContext.from_config(self.config)
         if self.part.leads:
             self.line.tell(facts=asdict(check(context, self.options)))
         while True:

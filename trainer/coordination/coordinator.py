@@ -264,7 +264,7 @@ class Coordinator:
     def _shares(self, entries: list[Entry]) -> tuple[Share, ...]:
         """Return the gradients that are added to the sum now with their factors."""
         version = self.version
-        factors = self.weights.of(
+        factors = self.weights.factors(
             [version - gradient.version for gradient, _ in entries], [measured.examples for _, measured in entries]
         )
         return tuple(

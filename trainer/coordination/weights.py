@@ -29,7 +29,7 @@ class Weights:
         self.usual = None if self._counts else usual
         self.holds = self._counts and protocol.in_worker_order
 
-    def of(self, staleness: Sequence[int], examples: Sequence[int]) -> list[float]:
+    def factors(self, staleness: Sequence[int], examples: Sequence[int]) -> list[float]:
         """Return the factor of each gradient, from its staleness and number of examples."""
         factors = [self.protocol.weight(value, self.num_workers) for value in staleness]
         if self.usual is not None:

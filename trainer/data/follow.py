@@ -59,7 +59,7 @@ class Following:
         self.stretches = stretches
         self.source = source
 
-    def at(self, position: int) -> Stretch:
+    def find(self, position: int) -> Stretch:
         """Return the stretch of an example. At the start of a pass in the last stretch, the source may add another."""
         place = bisect_right(self.stretches, position, key=lambda stretch: stretch.position) - 1
         now = self.stretches[place]
@@ -86,7 +86,7 @@ class Following:
         generation = 0
         # A mini-batch may cross ends of passes and of stretches.
         while position < stop:
-            now = self.at(position)
+            now = self.find(position)
             turns, inside = divmod(position - now.position, now.rows)
             count = min(now.rows - inside, stop - position)
             parts.append(order(now.rows, now.turn + turns)[inside : inside + count])

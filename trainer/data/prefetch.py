@@ -25,7 +25,7 @@ class Prefetch(Generic[T]):
         self._thread = ThreadPoolExecutor(1, "prefetch")
         self._ahead: dict[int, Future[T]] = {}
 
-    def at(self, clock: int) -> T:
+    def get(self, clock: int) -> T:
         """Return the item at a clock. Raises the errors of ``make``, and RuntimeError after ``close``."""
         wanted = range(clock, clock + self.depth + 1)
         # Items outside the next clocks, as after a roll-back, would never be used.

@@ -173,11 +173,11 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
 def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
     """Open the set of a run, as it was at the generation that the run is pinned to, if any.
 
-    Raises as ``open_shards`` and ``at_generation``."""
-    return at_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
+    Raises as ``open_shards`` and ``pin_generation``."""
+    return pin_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
 
 
-def at_generation(shards: Shards, generation: int | None) -> Shards:
+def pin_generation(shards: Shards, generation: int | None) -> Shards:
     """Return a set as it was at a generation; unchanged for None.
 
     Raises UsageError for a generation that the set lacks, or that has a worker without rows."""

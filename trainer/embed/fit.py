@@ -112,9 +112,11 @@ class Fitting:
     def restore(self, data: bytes) -> None:
         found = load(data)
         self.done = int(found[STEP])
-        self.model.load_state_dict(_below("model", found))
+        self.model.load_state_dict(_strip_prefix("model", found))
         whole = self.optimiser.state_dict()
-        whole["state"] = {number: _below(f"adam.{number}", found) for number in whole["param_groups"][0]["params"]}
+        whole["state"] = {
+            number: _strip_prefix(f"adam.{number}", found) for number in whole["param_groups"][0]["params"]
+        }
         self.optimiser.load_state_dict(whole)
 
 
@@ -127,6 +129,6 @@ def _prefixed(prefix: str, tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def _below(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _strip_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     start = f"{prefix}/"
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

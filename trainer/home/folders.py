@@ -27,7 +27,7 @@ class Folders:
     begins: tuple[tuple[str, int], ...] = ()
 
     @classmethod
-    def of(cls, home: Path) -> Folders:
+    def from_home(cls, home: Path) -> Folders:
         """Return the folders of a run in a local folder. A remote run gets its work folder from ``working`` instead."""
         return cls(home, home)
 
@@ -44,7 +44,7 @@ class Folders:
         """Return whether server 0 runs on this host."""
         return self.is_local or self.source.isdecimal()
 
-    def at_home(self, path: Path) -> Place:
+    def home_place(self, path: Path) -> Place:
         """Return the place in the home to which a file of the work folder is copied by the end of the run."""
         place = self.home
         for part in path.relative_to(self.work).parts if path.is_relative_to(self.work) else ():

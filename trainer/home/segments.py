@@ -69,7 +69,7 @@ class Log:
     names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, files: Mapping[str, int]) -> Log:
+    def from_listing(cls, files: Mapping[str, int]) -> Log:
         """Parse the listing of HOME/segments. files: sizes in bytes by name. Pure."""
         matches = [(match, size) for name, size in files.items() if (match := _SEGMENT.fullmatch(name))]
         segments = [LogSegment(match[1], int(match[2]), match[3], match[0], size) for match, size in matches]
@@ -80,24 +80,24 @@ class Log:
 
     def end(self, source: str, file: str) -> int | None:
         """Return the offset up to which a host's file is copied; None if it has no segment."""
-        return max((part.end for part in self.of_host(source, file)), default=None)
+        return max((part.end for part in self.host_segments(source, file)), default=None)
 
-    def of_host(self, source: str, file: str) -> list[LogSegment]:
+    def host_segments(self, source: str, file: str) -> list[LogSegment]:
         """Return a host's segments of a file, sorted by their first byte."""
         return [part for part in self.segments if (part.source, part.file) == (source, file)]
 
-    def of_leaders(self, file: str) -> list[LogSegment]:
+    def leader_segments(self, file: str) -> list[LogSegment]:
         """Return the leading hosts' segments that HOME/file may lack, by start and first byte."""
         found = [part for part in self.segments if part.file == file and part.source.isdecimal()]
         return sorted((part for part in found if int(part.source) > self.settled), key=lambda part: int(part.source))
 
-    def of_others(self) -> list[LogSegment]:
+    def foreign_segments(self) -> list[LogSegment]:
         return [part for part in self.segments if not part.source.isdecimal()]
 
 
 def look(home: Place) -> Log:
     """List HOME/segments. Costs one operation. Raises OSError."""
-    return Log.of({entry.name: entry.bytes for entry in entries(home / SEGMENTS)})
+    return Log.from_listing({entry.name: entry.bytes for entry in entries(home / SEGMENTS)})
 
 
 def joined(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
@@ -126,7 +126,7 @@ def whole_log(home: Place, file: str, log: Log) -> bytes:
         base = b""
     try:
         return joined(
-            base, ((part.offset, (home / SEGMENTS / part.name).read_bytes()) for part in log.of_leaders(file))
+            base, ((part.offset, (home / SEGMENTS / part.name).read_bytes()) for part in log.leader_segments(file))
         )
     except ValueError as error:
         raise DataError(f"{home / file} is damaged: {error}; choose another --output, or --overwrite") from None
@@ -217,7 +217,7 @@ def merge(folders: Folders, log: Log) -> None:
         mine: list[LogSegment] = []
         doubled: list[LogSegment] = []
         end = -1
-        for part in log.of_host(folders.source, file):
+        for part in log.host_segments(folders.source, file):
             (mine if part.end > end else doubled).append(part)
             end = max(end, part.end)
         if len(mine) + len(doubled) <= MOST:
@@ -263,7 +263,7 @@ def unread(home: Place, parts: Iterable[LogSegment], taken: dict[str, int]) -> I
 
 def lines_of_others(home: Place, log: Log, taken: dict[str, int]) -> Iterator[bytes]:
     """Yield the events of hosts that do not lead which were not read before. Raises OSError. taken: see ``unread``."""
-    for data in unread(home, [part for part in log.of_others() if part.file == METRICS], taken):
+    for data in unread(home, [part for part in log.foreign_segments() if part.file == METRICS], taken):
         yield from data.splitlines(keepends=True)
 
 

@@ -140,7 +140,7 @@ class WorkFolder:
         path = self.folders.work / METRICS
         if self._known is None:
             self._known = set()
-            if log.of_others() and path.exists():
+            if log.foreign_segments() and path.exists():
                 self._known = set(path.read_bytes().splitlines(keepends=True))
         lines = [line for line in lines_of_others(self.folders.home, log, self._taken) if line not in self._known]
         if lines:
@@ -172,7 +172,7 @@ def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterato
         scratch: parent of the work folder of a remote run (default: the system's temporary folder).
     """
     if isinstance(home, Path):
-        yield WorkFolder(Folders.of(home))
+        yield WorkFolder(Folders.from_home(home))
         return
     work = Path(tempfile.mkdtemp(prefix="trainer-", dir=scratch))
     try:

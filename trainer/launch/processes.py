@@ -78,7 +78,7 @@ class ForkServer:
                 return
             self.losses.append(_cause(os.waitstatus_to_exitcode(status)))
             self._forget()
-        with _without_warnings(), handed_on(), _short_socket_folder():
+        with _silence_warnings(), handed_on(), _short_socket_folder():
             forkserver.ensure_running()
 
     def settle(self) -> None:
@@ -236,7 +236,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
         alarm.daemon = True
         alarm.start()
         try:
-            with _without_main(), _without_warnings(), handed_on():
+            with _hide_main(), _silence_warnings(), handed_on():
                 process.start()
             return mine, process
         except (OSError, EOFError) as error:
@@ -251,7 +251,7 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
 
 
 @contextmanager
-def _without_warnings() -> Iterator[None]:
+def _silence_warnings() -> Iterator[None]:
     """Suppress multiprocessing's warning that its resource tracker was killed: it is restarted, and not needed here."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -275,7 +275,7 @@ def _short_socket_folder() -> Iterator[None]:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def _hide_main() -> Iterator[None]:
     """Hide the caller's program from multiprocessing, which would import it in every child.
 
     A role needs nothing of it, and a script without ``if __name__ == "__main__"``, or one that loads Spark, would run

@@ -118,7 +118,7 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
         except ProcessKilledError as error:
             failures = restarts.failed("prepare", 0)
             if failures > limit:
-                where = folders.at_home(log)
+                where = folders.home_place(log)
                 raise JobError(f"prepare failed {failures} times in a row, last: {error}; see {where}") from None
             time.sleep(pause_s(failures))
         except (UsageError, DataError):

@@ -83,7 +83,7 @@ class Supervisor:
         self.held = [given[i].dup() if i in given else hold(address) for i, address in enumerate(addresses)]
         self.output = self.folders.work
         self.roles = list(roles)
-        self.control = Control(addresses[0], secret, Agreement.of(config, facts))
+        self.control = Control(addresses[0], secret, Agreement.from_config(config, facts))
         self.children: dict[Role, Child] = {}
         self.waiting: dict[Role, float] = {}  # when each failed role is restarted (monotonic seconds)
         self.restarts = Restarts()
@@ -205,7 +205,7 @@ class Supervisor:
         """Count a failure and return how many there were in a row without progress. Raises JobError if too many."""
         failures = self.restarts.failed(what, progress)
         if failures > self.config.processes.max_restarts:
-            where = self.folders.at_home(log)
+            where = self.folders.home_place(log)
             raise JobError(f"{what} {failures} times in a row without progress, last: {cause}; see {where}")
         return failures
 

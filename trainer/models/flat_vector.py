@@ -22,7 +22,7 @@ class TensorRange:
     begin: int
     end: int
 
-    def of(self, vector: Tensor) -> Tensor:
+    def view(self, vector: Tensor) -> Tensor:
         return vector[self.begin : self.end].view(self.shape)
 
 
@@ -58,7 +58,7 @@ class FlatModel:
         self.model.to(values.device)
         tensors = _trained(self.model) | _rest(self.model)
         for slot in self.slots:
-            tensors[slot.name].data = slot.of(values)
+            tensors[slot.name].data = slot.view(values)
         self.values = values
         if gradients is not None:
             self._attach_gradients(gradients)
@@ -67,7 +67,7 @@ class FlatModel:
         _check_length("gradients", gradients, self.num_parameters)
         trained = _trained(self.model)
         for slot in self.slots[: len(trained)]:
-            trained[slot.name].grad = slot.of(gradients)
+            trained[slot.name].grad = slot.view(gradients)
         # Weight decay leaves out biases and normalisations, which have one dimension.
         matrices = [slot for slot in self.slots[: len(trained)] if len(slot.shape) > 1]
         self._decayed = [(self.values[m.begin : m.end], gradients[m.begin : m.end]) for m in matrices]

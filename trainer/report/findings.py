@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.core.reporting.page import plain
-from trainer.report.history import Incident, of_kind
+from trainer.report.history import Incident, select_kind
 from trainer.report.terminal import duration, percent
 from trainer.runlog.read import Event
 
@@ -58,7 +58,7 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
         summary: of trainer.runlog.result.
     """
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
-    trains = of_kind(live, "train")
+    trains = select_kind(live, "train")
     stands = f" at epoch {trains[-1]['epoch']:.2f}" if trains else ""
     found = [
         *_result(summary),
@@ -79,20 +79,20 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
                 "worse", "Nothing was learned: the loss on training images is no lower than the loss of guessing."
             )
         )
-    counts = Counter(event["role"] for event in of_kind(events, "restart"))
+    counts = Counter(event["role"] for event in select_kind(events, "restart"))
     if counts:
         roles = ", ".join(f"{count} of {'an' if role == 'evaluator' else 'a'} {role}" for role, count in counts.items())
         found.append(RunFinding("worse", f"Restarts: {roles}. The table of incidents lists the causes."))
-    rollbacks = of_kind(events, "rollback")
+    rollbacks = select_kind(events, "rollback")
     if rollbacks:
         undone = sum(event["from_version"] - event["to_version"] for event in rollbacks)
         found.append(RunFinding("worse", f"Rollbacks: {len(rollbacks)}, which undid {undone:,} updates."))
-    found += _of_passes(summary)
+    found += _describe_passes(summary)
     if summary["evaluations_given_up"]:
         count = summary["evaluations_given_up"]
         text = f"{count} of the planned evaluations are missing: their checkpoints waited too long for the evaluator."
         found.append(RunFinding("worse", text))
-    if not of_kind(live, "eval"):
+    if not select_kind(live, "eval"):
         found.append(RunFinding("", "No checkpoint has been evaluated."))
     return found
 
@@ -123,7 +123,7 @@ def _is_lost(train: Event) -> bool:
     return not np.isfinite(train["loss"])
 
 
-def _of_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
+def _describe_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
     passes = summary["passes"]
     rejected = summary["rejected"]
     whole = passes["whole"]

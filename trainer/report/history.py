@@ -29,7 +29,7 @@ class Incident(NamedTuple):
     epoch: float
 
 
-def of_kind(events: Iterable[Event], kind: str) -> list[Event]:
+def select_kind(events: Iterable[Event], kind: str) -> list[Event]:
     return [event for event in events if event["event"] == kind]
 
 
@@ -62,7 +62,7 @@ def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
     sources = (("train", value), ("epoch", value), ("eval", f"train_{value}"), ("eval", value))
     found = []
     for name, (kind, key) in zip(figures.CURVE_LOOKS, sources, strict=True):
-        events = of_kind(live, kind)
+        events = select_kind(live, kind)
         points = np.stack([column(events, axis), column(events, key)])
         points = points[:, np.argsort(points[0], kind="stable")]
         if np.isfinite(points[1]).any():
@@ -113,7 +113,7 @@ def staleness_spread(accepted: pd.DataFrame, num_workers: int) -> Floats:
 
 def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int) -> list[dict[str, Any]]:
     """Return a table row per worker; None for values that a worker without accepted pushes lacks."""
-    restarts = Counter(event["index"] for event in of_kind(events, "restart") if event["role"] == "worker")
+    restarts = Counter(event["index"] for event in select_kind(events, "restart") if event["role"] == "worker")
     accepted, images, stale, losses, loss_sums = np.zeros((5, num_workers))
     pushed, stalest = np.zeros((2, num_workers), np.int64)
     # All sums by worker are gathered in one pass over bounded parts of the pushes.
@@ -129,7 +129,7 @@ def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int)
         has_loss = part["loss"].notna().to_numpy()
         losses += np.bincount(workers[has_loss], minlength=num_workers)
         loss_sums += np.bincount(workers[has_loss], weights=part["loss"].to_numpy()[has_loss], minlength=num_workers)
-    steps = step_seconds(of_kind(events, "train"))
+    steps = step_seconds(select_kind(events, "train"))
     return [
         {
             "images": int(images[worker]) if accepted[worker] else None,

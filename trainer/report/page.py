@@ -23,7 +23,7 @@ from trainer.report.history import (
     curves,
     incidents,
     marks,
-    of_kind,
+    select_kind,
     staleness_spread,
     throughput_table,
     worker_rows,
@@ -45,7 +45,7 @@ def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[s
         if losses or accuracies:
             figure = figures.learning_curves(losses, accuracies, marks(happened, axis), axis)
             drawn[place] = embed_figure(figure, f"Loss and accuracy {place}")
-    trains = of_kind(live, "train")
+    trains = select_kind(live, "train")
     if len(trains) > 1:
         figure = figures.learning_rate(column(trains, "epoch"), column(trains, "learning_rate"))
         drawn["learning rate"] = embed_figure(figure, "Learning rate over epochs")
@@ -53,7 +53,7 @@ def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[s
 
 
 def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
-    trains = of_kind(live, "train")
+    trains = select_kind(live, "train")
     if len(trains) < 2:
         return {}
     figure = figures.throughput(column(trains, "seconds"), column(trains, "images_per_s"), marks(happened, "seconds"))
@@ -65,10 +65,10 @@ def draw_workers(
 ) -> dict[str, EmbeddedFigure]:
     """Return the figures that compare workers over time."""
     drawn: dict[str, EmbeddedFigure] = {}
-    trains = [event for event in of_kind(live, "train") if event["workers"]]
+    trains = [event for event in select_kind(live, "train") if event["workers"]]
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
-        plan = of_kind(live, "start")[-1]["plan"]
+        plan = select_kind(live, "start")[-1]["plan"]
         table = clock_table(trains, num_workers)
         # The bound of a synchronous protocol is no staleness bound, so it is not drawn.
         bound = None if plan["synchronous"] else plan["clock_bound"]
@@ -95,7 +95,7 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
     events: at least one ``start``."""
     summary = summarise(list(events), pushes)
     live = surviving(events)
-    start = of_kind(events, "start")[-1]
+    start = select_kind(events, "start")[-1]
     num_workers = max(summary["num_workers"], 1)
     if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row can look valid
         pushes = pushes[pushes["worker"] < num_workers]
@@ -158,7 +158,7 @@ def write_report(output: Place, read: Read | None = None) -> Place:
 
     read: the events of ``thinned_log`` and the columns ``REPORTED`` of the pushes, if the caller has read them."""
     events, pushes = read or (thinned_log(output / METRICS), None)
-    starts = of_kind(events, "start")
+    starts = select_kind(events, "start")
     if starts and not starts[-1].keys() >= {"config", "plan", "versions"}:
         raise DataError(f"{output / METRICS} is damaged: its last start event lacks what the run was told")
     if not starts:

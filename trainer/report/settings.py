@@ -10,7 +10,7 @@ from pipeline.core.reporting.page import plain
 from pipeline.core.specs import Spec
 from trainer.config import Data, Optimiser, Processes, RunSpec
 from trainer.models import MODELS
-from trainer.plan import RunPlan, in_words
+from trainer.plan import RunPlan, describe_plan
 from trainer.protocols import PROTOCOLS
 
 PARTS: Mapping[str, type[Spec]] = {"data": Data, "run": RunSpec, "optimiser": Optimiser, "processes": Processes}
@@ -28,7 +28,7 @@ class FlagRow(NamedTuple):
 def plan_in_words(plan: Mapping[str, Any] | None) -> dict[str, str]:
     """Return a logged plan as names and sentences; empty for a plan that another version wrote or that is damaged."""
     try:
-        return dict(in_words(RunPlan(**{key: _frozen(value) for key, value in (plan or {}).items()})))
+        return dict(describe_plan(RunPlan(**{key: _frozen(value) for key, value in (plan or {}).items()})))
     except (TypeError, ValueError, ArithmeticError):
         return {}
 

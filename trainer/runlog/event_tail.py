@@ -53,7 +53,7 @@ class HomeTail:
         if self._taken is None:
             self._taken = {}
             yield from iter_events(self.home / METRICS)
-        for data in unread(self.home, log.of_leaders(METRICS), self._taken):
+        for data in unread(self.home, log.leader_segments(METRICS), self._taken):
             lines = data.decode(errors="replace").split("\n")
             yield from (event for line in lines if (event := parse_event(line)) is not None)
         yield from self.own.new()

@@ -91,7 +91,7 @@ class RunRecord:
     threads: int = 0
 
     @classmethod
-    def of(cls, config: Config, shards: Shards) -> RunRecord:
+    def from_config(cls, config: Config, shards: Shards) -> RunRecord:
         return cls(config, shards.num_workers, shards.rows, digest(shards))
 
     @property
@@ -206,7 +206,7 @@ def settled(
         raise UsageError(f"--output {output} is not a folder; choose another")
     if overwrite or not (output / CONFIG).exists():
         _refuse_foreign(output, listing(output))
-    with _without_trace(output), locked(output, lost):
+    with _undo_refused_start(output), locked(output, lost):
         names = listing(output)
         is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
         start = Start.NEW
@@ -227,7 +227,7 @@ def settled(
 
 
 @contextmanager
-def _without_trace(output: Place) -> Iterator[None]:
+def _undo_refused_start(output: Place) -> Iterator[None]:
     """Leave the folder as it was, absent or empty, if a start is refused before it has written its configuration."""
     missing = [folder for folder in _with_parents(output) if not folder.exists()]
     try:

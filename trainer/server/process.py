@@ -72,7 +72,7 @@ class Server:
         self.folders = folders
         self.index = index
         self.session = time.time_ns()
-        self.agreement = Agreement.of(config, facts)
+        self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
         self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), held)

@@ -112,7 +112,7 @@ def compare(
         loss: the goal of "time to loss"; default: the lowest loss that all runs reach.
     """
     output = resolve_output(config.run.output)
-    context = RunContext.of(config, output)
+    context = RunContext.from_config(config, output)
     num_workers = size_of(context, simulated)[0]
     for protocol in protocols.values():  # before the first run, which may take long
         check_shares(replace(config, protocol=protocol), num_workers, drawn_ratios(context, simulated, num_workers))

@@ -144,7 +144,7 @@ class Engine:
             if self.now and failure.at_s <= self.now:
                 continue  # it happened before the run was resumed
             kind = Kind.CRASH if failure.worker is None else Kind.DIE
-            self._at(failure.at_s, -1 if failure.worker is None else failure.worker, kind, away_s=failure.away_s)
+            self._schedule(failure.at_s, -1 if failure.worker is None else failure.worker, kind, away_s=failure.away_s)
         self._recover(first=True)
         due = 0.0
         while self.queue and not self.is_over():
@@ -169,7 +169,7 @@ class Engine:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _at(self, time: float, worker: int, kind: Kind, away_s: float = 0.0) -> None:
+    def _schedule(self, time: float, worker: int, kind: Kind, away_s: float = 0.0) -> None:
         attempt = self.workers[worker].attempt if worker >= 0 else 0
         heapq.heappush(self.queue, Event(time, worker, kind, attempt, away_s))
 
@@ -186,7 +186,7 @@ class Engine:
         elif event.attempt != self.workers[worker].attempt or self.down:
             return  # the step was cancelled, or the worker or servers died meanwhile
         elif event.kind is Kind.FINISH and self.network:
-            self._at(self.network.push(self.now), worker, Kind.ARRIVE)
+            self._schedule(self.network.push(self.now), worker, Kind.ARRIVE)
         elif event.kind is Kind.GIVE_UP:
             self._give_up(worker)
         else:
@@ -228,12 +228,12 @@ class Engine:
         if not self.down:
             self.leader.lost(worker, self.now)
         log_event(self.root, "restart", role="worker", index=worker, cause=SCRIPTED)
-        self._at(self.now + away_s, worker, Kind.JOIN)
+        self._schedule(self.now + away_s, worker, Kind.JOIN)
 
     def _crash(self, away_s: float) -> None:
         self.down = True
         log_event(self.root, "restart", role="server", index=0, cause=SCRIPTED)
-        self._at(self.now + away_s, -1, Kind.RECOVER)
+        self._schedule(self.now + away_s, -1, Kind.RECOVER)
 
     def _recover(self, *, first: bool = False) -> None:
         """Let all servers load the newest checkpoint, and all workers join that are not dead."""
@@ -277,7 +277,7 @@ class Engine:
         mine.attempt += 1
         mine.begun = self.network.reply(self.now) if self.network else self.now
         mine.ends = mine.begun + self._step_s(turn.worker, turn.clock)
-        self._at(mine.ends, turn.worker, Kind.FINISH)
+        self._schedule(mine.ends, turn.worker, Kind.FINISH)
 
     def _step_s(self, worker: int, clock: int) -> float:
         simulated = self.simulated
@@ -291,7 +291,7 @@ class Engine:
         # The worker only notices between two micro-batches. Half a part of slack absorbs rounding errors.
         stops = mine.begun + part_s * math.ceil((told - mine.begun) / part_s) if part_s else mine.ends
         if stops < mine.ends - part_s / 2:
-            self._at(max(stops, self.now), worker, Kind.GIVE_UP)
+            self._schedule(max(stops, self.now), worker, Kind.GIVE_UP)
 
 
 def _begin_at(root: Path) -> tuple[float, int]:

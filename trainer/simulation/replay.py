@@ -54,7 +54,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     Another machine may round differently too. Raises DataError if the folder has no such run, UsageError if the run
     followed a stream, or had an exchange that is not computed here."""
     config, simulated, num_workers, rows, spans = _read(run)
-    compute = COMPUTES[simulated](RunContext.of(config, run), num_workers)
+    compute = COMPUTES[simulated](RunContext.from_config(config, run), num_workers)
     facts = facts_of(compute, num_workers, rows)
     version = newest(run / CHECKPOINTS)
     if version is None:
@@ -174,7 +174,7 @@ def _replay(
         version = update[0][0]
         examples = [row[4] for row in update]
         rate = worker_rate(config, facts, accepted / per_epoch) * weights.correction(examples)
-        part.apply(vectors, rate, weights.of([version - 1 - row[3] for row in update], examples))
+        part.apply(vectors, rate, weights.factors([version - 1 - row[3] for row in update], examples))
         accepted += len(update)
         if wanted[version]:
             held[version] = part.values.copy()

@@ -43,7 +43,7 @@ SHOW_S = 0.5
 def run(config: Config, simulated: SimulationSettings, options: Options) -> Result:
     """Simulate a run to its end and return its result. Raises UsageError, DataError and JobError."""
     output = resolve_output(config.run.output)
-    return run_in(RunContext.of(config, output), simulated, options)
+    return run_in(RunContext.from_config(config, output), simulated, options)
 
 
 def run_in(context: RunContext, simulated: SimulationSettings, options: Options) -> Result:
@@ -71,7 +71,7 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         compute = COMPUTES[simulated.compute](context, num_workers)
         facts = facts_of(compute, num_workers, rows)
         first_checkpoint(config, facts, compute.start(), output)
-        return _run(context, facts, simulated, compute, options, Folders.of(output))
+        return _run(context, facts, simulated, compute, options, Folders.from_home(output))
 
 
 def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecord:

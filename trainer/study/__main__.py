@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 runner.run(runs)
             except JobError:
-                if runner.ledger.of_plan(plan):  # report the finished runs despite the error
+                if runner.ledger.records_of_plan(plan):  # report the finished runs despite the error
                     _report(plan, root, runner.ledger)
                 raise
         _report(plan, root, runner.ledger)

@@ -41,7 +41,7 @@ def recomputed(folder: Path) -> dict[str, str]:
     plan = find_plan(folder.name)
     ledger = StudyLedger(folder / LEDGER)
     analysis = analysis_of(plan, folder, ledger)
-    Contents(ledger.of_plan(plan), Sets(plan, folder).owner)
+    Contents(ledger.records_of_plan(plan), Sets(plan, folder).owner)
     return written(analysis)
 
 

@@ -25,7 +25,7 @@ class Agreement:
     essentials: Mapping[str, Any]
 
     @classmethod
-    def of(cls, config: Config, facts: RunFacts) -> Agreement:
+    def from_config(cls, config: Config, facts: RunFacts) -> Agreement:
         about = dict(zip(SHARDS, (facts.num_workers, facts.shards), strict=True))
         model = {"parameters of the model": facts.elements}
         return cls(about | config.essentials() | {"--servers": config.processes.servers} | model)

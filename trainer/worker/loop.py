@@ -27,7 +27,7 @@ def train(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: i
     while turn:
         kick()
         begun = time.monotonic()
-        batch, draw, read_s = mini_batches.at(turn.clock)
+        batch, draw, read_s = mini_batches.get(turn.clock)
         outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.is_cancelled, turn))
         seconds = time.monotonic() - begun
         if outcome:

@@ -45,5 +45,5 @@ class Layout:
         beside = " with coarse labels" * bool(self.coarse) + " with targets" * self.targets
         return f"{size} {kind}{classes if self.labelled else ' without labels'}{beside}"
 
-    def without_labels(self) -> Layout:
+    def drop_labels(self) -> Layout:
         return replace(self, num_classes=1, coarse=None, labelled=False)

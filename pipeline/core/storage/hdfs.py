@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo, RemoteReader
-from pipeline.core.storage.retries import STALL_S, within
+from pipeline.core.storage.retries import STALL_S, call_within
 from pipeline.core.storage.uri import split_uri
 
 # Defaults for settings that are not configured. hdfs-native's own take three minutes to report an unreachable NameNode, and
@@ -204,14 +204,14 @@ class HdfsWriter(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         with self.files._errors(self.path):
-            return int(within(STALL_S, lambda: self.inner.write(data)))
+            return int(call_within(STALL_S, lambda: self.inner.write(data)))
 
     def close(self) -> None:
         if self.closed:
             return
         try:
             with self.files._errors(self.path):
-                within(STALL_S, self.inner.close)
+                call_within(STALL_S, self.inner.close)
         finally:
             super().close()
 

@@ -89,7 +89,7 @@ class ObjectFiles:
     def _folder(self, key: str) -> FileInfo:
         return FileInfo(f"{self.root}/{key}", 0, 0, True)
 
-    def _below(self, key: str) -> bool:
+    def _any_below(self, key: str) -> bool:
         """Return whether there is any object under a prefix. Costs one listing of up to 1,000 objects."""
         return any(map(bool, self.api.list(self.client, key or None, chunk_size=1)))
 
@@ -99,7 +99,7 @@ class ObjectFiles:
             if key:
                 with suppress(FileNotFoundError):
                     return self._info(self.api.head(self.client, key))
-            if self._below(key) or not key:
+            if self._any_below(key) or not key:
                 return self._folder(key)
             raise FileNotFoundError(path)
 
@@ -194,7 +194,7 @@ class ObjectFiles:
         parent = self._key(path).rpartition("/")[0]
         if parent and time.monotonic() - self._parents.get(parent, -PARENT_S) >= PARENT_S:
             with self._errors(path):
-                if not self._below(parent):
+                if not self._any_below(parent):
                     raise FileNotFoundError(path)
             self._parents = {parent: time.monotonic()}  # a task only uses one
 

@@ -242,7 +242,7 @@ class ParquetImages(Format):
             if low < high:
                 # One row group at a time: groups outside of the range are never read.
                 batches = parquet.iter_batches(step, [group], columns=names)
-                for at, part in _between(batches, low, high):
+                for at, part in _slice_batches(batches, low, high):
                     record = first + at
                     yield Columns(
                         labels=_whole(part.column(label), label, file.path, record)
@@ -373,7 +373,7 @@ def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.f
     return values
 
 
-def _between(batches: Iterator[pa.RecordBatch], low: int, high: int) -> Iterator[tuple[int, pa.Table]]:
+def _slice_batches(batches: Iterator[pa.RecordBatch], low: int, high: int) -> Iterator[tuple[int, pa.Table]]:
     """Yield the rows low <= r < high of a row group by batch, with the position of each batch's first row.
 
     Rows before ``low`` are decoded, rows after ``high`` are not read, and only one batch is held at a time."""

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 
 from pipeline.input.dataset import Dataset, ranges
 from trainer.benchmark.configurations import Configuration, System
-from trainer.benchmark.records import Timings
+from trainer.benchmark.records import RunTimings
 from trainer.benchmark.rows import read_arrays
 from trainer.benchmark.systems.all_gather import start_all_gather
 from trainer.benchmark.systems.descent import Descent, Floats, TaskRows, descend
@@ -41,7 +41,7 @@ def run_barrier_job(
     start: Floats,
     seed: int,
     meter: CpuMeter,
-) -> Timings:
+) -> RunTimings:
     """Run one configuration with one task per core.
 
     Args:
@@ -74,7 +74,7 @@ def run_barrier_job(
     descent = results[0].descent
     seconds = first.ended - first.began
     read_s = max(result.read_s for result in results)
-    return Timings(
+    return RunTimings(
         mini_batches=descent.mini_batches,
         updates=descent.updates,
         examples=sum(result.descent.examples for result in results),

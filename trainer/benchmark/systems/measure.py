@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from trainer.benchmark.configurations import Configuration, System
 from trainer.benchmark.preparation import Execution, StoredRows
-from trainer.benchmark.records import BenchmarkRecord, PlannedRun, Timings
+from trainer.benchmark.records import BenchmarkRecord, PlannedRun, RunTimings
 from trainer.benchmark.rows import compute_objective, find_optimum
 from trainer.benchmark.systems import mllib, parameter_server
 from trainer.benchmark.systems.barrier import run_barrier_job
@@ -124,7 +124,7 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
     return planned.record(measurement=figures, loss=loss, gap=gap)
 
 
-def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> Timings:
+def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> RunTimings:
     """Run once. Raises any error of the system."""
     configuration = planned.configuration
     system = planned.system
@@ -150,7 +150,7 @@ def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> Timin
     return run_barrier_job(execution.context, system, stored.dataset, configuration, real, setup.start, seed, meter)
 
 
-def _run_mllib(execution: Execution, configuration: Configuration, setup: Setup) -> Timings:
+def _run_mllib(execution: Execution, configuration: Configuration, setup: Setup) -> RunTimings:
     if isinstance(setup.cached, Exception):
         raise setup.cached
     if isinstance(setup.cached, mllib.CachedTable):

@@ -22,7 +22,7 @@ from pipeline.core.errors import JobError
 from pipeline.spark.jvm import jvm_of, scala_context
 from trainer.benchmark import arithmetic
 from trainer.benchmark.configurations import BLOCK_ROWS, Configuration
-from trainer.benchmark.records import Timings
+from trainer.benchmark.records import RunTimings
 from trainer.benchmark.systems.spark_metrics import count_jobs, driver_cpu_s
 from trainer.benchmark.systems.timing import CpuMeter, time_call
 
@@ -94,7 +94,7 @@ def _check_cached(context: SparkContext, rdd: int) -> None:
         time.sleep(0.1)
 
 
-def warm_up(run: Callable[[], Timings]) -> None:
+def warm_up(run: Callable[[], RunTimings]) -> None:
     """Repeat a short run until two successive ones take nearly the same time, at most WARM_UP_RUNS times."""
     before = run().compute_s
     for _ in range(WARM_UP_RUNS):
@@ -104,7 +104,7 @@ def warm_up(run: Callable[[], Timings]) -> None:
         before = now
 
 
-def run_regression(points: CachedPoints, configuration: Configuration, meter: CpuMeter) -> Timings:
+def run_regression(points: CachedPoints, configuration: Configuration, meter: CpuMeter) -> RunTimings:
     """Run a regression from zero weights."""
     limit = configuration.max_mini_batches
     learner, start = _build_learner(points, configuration)
@@ -118,7 +118,7 @@ def run_regression(points: CachedPoints, configuration: Configuration, meter: Cp
     # for the loss, unless the stop rule ended the run before the limit.
     passes = count_jobs(points.context) - jobs - 2
     mini_batches = min(passes, limit)
-    return Timings(
+    return RunTimings(
         mini_batches=mini_batches,
         updates=mini_batches,
         examples=round(mini_batches * configuration.rows * configuration.fraction),
@@ -178,7 +178,7 @@ def cache_table(spark: SparkSession, folder: str, features: int) -> Iterator[Cac
 
 def run_perceptron(
     rows: CachedTable, configuration: Configuration, start: np.ndarray[Any, Any], meter: CpuMeter
-) -> Timings:
+) -> RunTimings:
     """Run the perceptron.
 
     Args:
@@ -203,7 +203,7 @@ def run_perceptron(
     # totalIterations excludes the last pass, which only computes the loss or ends the run.
     passes = int(model.summary().totalIterations) + 1
     mini_batches = min(passes, limit)
-    return Timings(
+    return RunTimings(
         mini_batches=mini_batches,
         updates=mini_batches,
         examples=mini_batches * configuration.rows,

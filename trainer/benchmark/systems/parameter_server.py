@@ -12,7 +12,7 @@ import pandas as pd
 
 from trainer.benchmark import arithmetic
 from trainer.benchmark.configurations import Configuration, Model, System
-from trainer.benchmark.records import Timings
+from trainer.benchmark.records import RunTimings
 from trainer.benchmark.systems.executors import Executors
 from trainer.benchmark.systems.timing import CpuMeter
 from trainer.benchmark.systems.training import train_once
@@ -74,7 +74,7 @@ def run_server(
     features: int,
     meter: CpuMeter,
     executors: Executors | None,
-) -> Timings:
+) -> RunTimings:
     """Train once. Raises JobError.
 
     Args:
@@ -90,7 +90,7 @@ def run_server(
     run = train_once(make_config(configuration, system, seed, shards, output), executors)
     # A global mini-batch is one push per worker.
     mini_batches = len(run.pushes) // run.num_workers
-    return Timings(
+    return RunTimings(
         mini_batches=mini_batches,
         updates=run.updates,
         examples=int(run.pushes.examples.sum()),

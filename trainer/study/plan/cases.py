@@ -21,7 +21,7 @@ from trainer.models.own import OwnModel, is_reference
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.simulation.options import SimulationSettings
-from trainer.study.plan.study_plan import TABLES, Cell, Run, StudyPlan, argv_of, without_places
+from trainer.study.plan.study_plan import TABLES, Cell, Run, StudyPlan, argv_of, drop_places
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards
@@ -98,7 +98,7 @@ def sources(plan: StudyPlan) -> dict[str, str]:
     for table in (*TABLES, "training", "virtual"):
         members = getattr(plan, table)
         for owner, keys in members.items() if table in TABLES else [("", members)]:
-            for key, value in without_places(keys).items():
+            for key, value in drop_places(keys).items():
                 path = _file_of(value)
                 if path:
                     found[".".join(filter(None, (table, owner, key)))] = sha256(path.read_bytes()).hexdigest()[:16]
@@ -143,11 +143,11 @@ def check(plan: StudyPlan) -> None:
             if key:
                 raise UsageError(f"{_place(table, owner)}: {key} is what the study itself chooses; leave it out")
     for name in plan.shardings:
-        _at(_place("shardings", name), _check_sharding, plan, name)
+        _check_at(_place("shardings", name), _check_sharding, plan, name)
     for name in plan.datasets:
-        _at(_place("datasets", name), _check_dataset, plan, name)
+        _check_at(_place("datasets", name), _check_dataset, plan, name)
     for cell in plan.cells():
-        _at(str(cell), _check_cell, plan, cell)
+        _check_at(str(cell), _check_cell, plan, cell)
 
 
 def open_ready(plan: StudyPlan, name: str) -> Shards:
@@ -258,7 +258,7 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
         case.simulated.check(plan.workers)
 
 
-def _at(place: str, check: Callable[..., None], *what: Any) -> None:
+def _check_at(place: str, check: Callable[..., None], *what: Any) -> None:
     """Run a check, and prefix the message of its UsageError with a place in the plan."""
     try:
         check(*what)

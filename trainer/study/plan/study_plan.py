@@ -167,9 +167,7 @@ class StudyPlan:
         """Return the part of the plan that must not change within a study's folder, apart from added members.
 
         Seeds, paths of data, title, skipped cells, and the choice of comparisons and tests are not part of it."""
-        tables = {
-            table: {name: without_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES
-        }
+        tables = {table: {name: drop_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES}
         scalars = {"workers": self.workers, "backend": self.backend, "vary": sorted(self.vary)}
         return tables | scalars | {"training": dict(self.training), "virtual": dict(self.virtual)}
 
@@ -244,7 +242,7 @@ def argv_of(keys: Table, flags: Container[str]) -> list[str]:
     return argv
 
 
-def without_places(keys: Table) -> dict[str, Any]:
+def drop_places(keys: Table) -> dict[str, Any]:
     """Return a table without paths of data.
 
     A data set or a ready shard set may have another path on another host; its content is compared instead."""

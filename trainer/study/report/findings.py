@@ -59,7 +59,7 @@ def _answer(analysis: Analysis) -> list[str]:
     """Return sentences on members whose spread or mean differs from the baseline's, and on undecided comparisons."""
     base = analysis.baseline
     found = [
-        (named(analysis, s, m) + _of_those_left(m), c)
+        (named(analysis, s, m) + _count_note(m), c)
         for s in analysis.settings
         for m in s.members.values()
         if (c := m.comparisons[PRIMARY])
@@ -106,7 +106,7 @@ def _answer(analysis: Analysis) -> list[str]:
     return lines
 
 
-def _of_those_left(member: ComparisonSide) -> str:
+def _count_note(member: ComparisonSide) -> str:
     """Return a note on the number of runs behind an answer, if some of them diverged."""
     runs = len(member.records)
     return f" (in the {runs - member.diverged} of {runs} runs that did not diverge)" if member.diverged else ""

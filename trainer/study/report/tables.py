@@ -59,7 +59,7 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
         made += [_quality(setting), *_predicts(analysis, setting)]
-    return [*made, *_beside(analysis, setting), *_published(analysis, setting)]
+    return [*made, *_compare_studies(analysis, setting), *_published(analysis, setting)]
 
 
 def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]:
@@ -167,7 +167,7 @@ def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
     return [Table(caption, header, rows)] if rows else []
 
 
-def _beside(analysis: Analysis, setting: StudySetting) -> list[Table]:
+def _compare_studies(analysis: Analysis, setting: StudySetting) -> list[Table]:
     """Return the comparison with the same runs in another study."""
     other = analysis.beside
     header = (

@@ -32,7 +32,7 @@ def written(analysis: Analysis) -> dict[str, str]:
 
 def write_report(plan: StudyPlan, root: Path, ledger: StudyLedger) -> str:
     """Write all files, and return the findings and the path of the report for a terminal."""
-    records = ledger.of_plan(plan)
+    records = ledger.records_of_plan(plan)
     analysis = analysis_of(plan, root, ledger)
     for name, text in written(analysis).items():
         write_durably(root / name, text.encode())
@@ -42,7 +42,7 @@ def write_report(plan: StudyPlan, root: Path, ledger: StudyLedger) -> str:
 
 def analysis_of(plan: StudyPlan, root: Path, ledger: StudyLedger) -> Analysis:
     """Analyse the content of a study's folder, and of the study beside it."""
-    records = ledger.of_plan(plan)
+    records = ledger.records_of_plan(plan)
     left_out = len(ledger.records) - len(records)
     return analyse(plan, records, read_beside(plan, root), tests_begun(plan, root), left_out)
 
@@ -57,7 +57,7 @@ def render(plan: StudyPlan, analysis: Analysis, records: Sequence[Record]) -> st
         figures=drawn,
         tables={setting.name: setting_tables(analysis, setting) for setting in analysis.settings},
         makers=makers(analysis),
-        settings=in_words(plan),
+        settings=describe_plan(plan),
         origin=origin(origin_of(records), max(analysis.environments, key=lambda made: made[1], default=({}, 0))[0]),
         wall_hours=sum(record["wall_s"] for record in records) / 3600,
         hours=hours,
@@ -65,7 +65,7 @@ def render(plan: StudyPlan, analysis: Analysis, records: Sequence[Record]) -> st
     return page
 
 
-def in_words(plan: StudyPlan) -> dict[str, str]:
+def describe_plan(plan: StudyPlan) -> dict[str, str]:
     """Return the settings of a plan by name, as text."""
     backend = "a simulated cluster in virtual time" if plan.backend == "virtual" else "real processes"
     rows = {"runs": f"{len(plan.seeds)} seeds of {len(plan.cells())} combinations on {plan.workers} workers, {backend}"}

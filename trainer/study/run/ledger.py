@@ -78,7 +78,7 @@ class StudyLedger:
             self.append(record)
         return len(fresh)
 
-    def of_plan(self, plan: StudyPlan) -> list[Record]:
+    def records_of_plan(self, plan: StudyPlan) -> list[Record]:
         """Return the finished runs of the plan, in its order. Seeds that the plan does not have are left out."""
         return [self.records[str(run)] for run in plan.runs() if run in self]
 
@@ -134,7 +134,7 @@ class Contents:
 def read_beside(plan: StudyPlan, root: Path) -> list[Record]:
     """Return the plan's runs in the study beside a folder; empty if there is no such study."""
     path = root.parent / plan.beside / LEDGER
-    return StudyLedger(path).of_plan(plan) if plan.beside and path.is_file() else []
+    return StudyLedger(path).records_of_plan(plan) if plan.beside and path.is_file() else []
 
 
 def _differing(mine: Record, other: Record, keys: Sequence[str] = OUTCOME) -> str | None:

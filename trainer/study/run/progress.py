@@ -65,7 +65,7 @@ def duration(seconds: float) -> str:
     return f"about {minutes} min" if minutes else "less than a minute"
 
 
-def under_way_line(under_way: Sequence[RunProgress], left_s: float) -> str:
+def progress_line(under_way: Sequence[RunProgress], left_s: float) -> str:
     """Return the line that is printed while no run ends. left_s: 0 if it is unknown."""
     least, most = (f"{end(now.done for now in under_way):.0%}" for end in (min, max))
     done = least if least == most else f"{least} to {most}"

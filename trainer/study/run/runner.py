@@ -20,7 +20,7 @@ from trainer.study.plan.cases import READY, open_ready
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import Child, run_child
 from trainer.study.run.ledger import LEDGER, Contents, Record, StudyLedger
-from trainer.study.run.progress import RunProgress, cost_class, done_of, duration, remaining_s, under_way_line
+from trainer.study.run.progress import RunProgress, cost_class, done_of, duration, progress_line, remaining_s
 from trainer.study.run.sets import SETS, SetKey, Sets, identity_of
 
 RUNS = "runs"
@@ -51,7 +51,7 @@ class Runner:
         self.keep_sets = keep_sets
         self.ledger = StudyLedger(root / LEDGER, mine=True)
         self.sets = Sets(plan, root)
-        self.contents = Contents(self.ledger.of_plan(plan), self.sets.owner)
+        self.contents = Contents(self.ledger.records_of_plan(plan), self.sets.owner)
         self.took: dict[str, list[float]] = {}  # seconds of the runs of this start, by cost class
         self.began: dict[Run, float] = {}  # start times of running runs
         self.children: set[Child] = set()
@@ -107,8 +107,8 @@ class Runner:
             while pending:
                 done, pending = wait(pending, SILENCE_S, FIRST_COMPLETED)
                 if not done:
-                    under_way = self._under_way()
-                    self.say(under_way_line(list(under_way.values()), self._left_s(waiting, under_way)))
+                    under_way = self._running()
+                    self.say(progress_line(list(under_way.values()), self._left_s(waiting, under_way)))
                 # Record finished runs before an error is raised.
                 for future in sorted(done, key=lambda future: future.exception() is not None):
                     run = futures[future]
@@ -198,13 +198,13 @@ class Runner:
 
     def _line(self, run: Run, record: Record, total: int, waiting: Sequence[Run]) -> str:
         outcome = "diverged" if record["failed"] else percent(record["final_accuracy"])
-        left = duration(self._left_s(waiting, self._under_way()))
+        left = duration(self._left_s(waiting, self._running()))
         return f"[{total - self.left}/{total}] {run}: {outcome} in {record['wall_s']:.0f} s; {left} left"
 
     def _folder(self, run: Run) -> Path:
         return self.root / RUNS / str(run).replace("/", ",")
 
-    def _under_way(self) -> dict[Run, RunProgress]:
+    def _running(self) -> dict[Run, RunProgress]:
         began = dict(self.began)  # a copy, because the threads of the runs change it
         now = time.monotonic()
         return {run: RunProgress(now - start, done_of(self._folder(run))) for run, start in began.items()}

@@ -40,7 +40,9 @@ HEARTBEAT_S = 1.0
 def open_client(config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret) -> ServerClient:
     """Return the client of a worker. addresses: of the servers."""
     use_memory = config.processes.same_host == "memory"
-    return ServerClient(Agreement.of(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory)
+    return ServerClient(
+        Agreement.from_config(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory
+    )
 
 
 class ServerClient:
