@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -62,8 +62,8 @@ class CommittedDataset(Dataset):
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
         """Yield the owners (copy 0) in id order.
 
-        The files of all workers are merged by id, one window at a time; row groups outside of the window are skipped by
-        their statistics. Raises DataError if an id is missing or occurs twice."""
+        The files of all workers are merged by id, one window at a time; row groups outside of the window are
+        skipped. Raises DataError if an id is missing or occurs twice."""
         window = WINDOW_ROWS * self.num_workers
         for chunk, (first, last) in enumerate(self.chunks):
             low = max(start, first)
@@ -74,68 +74,20 @@ class CommittedDataset(Dataset):
             if not files:
                 raise DataError(f"{self.uri}: no file has the ids {low}..{high - 1}; the set is damaged")
             # A merge of all workers by windows of ids, so that memory does not grow with the chunk.
-            kept = {file.path: self._open(file) for file in files[:MOST_OPEN]}
+            readers = [ShardReader(self, file, keep=number < MOST_OPEN) for number, file in enumerate(files)]
             for begin in range(low, high, window):
                 end = min(begin + window, high)
-                table = pa.concat_tables([self._window(file, kept, begin, end, images) for file in files])
+                table = pa.concat_tables([reader.owners(begin, end, images) for reader in readers])
                 ids = table.column("id").to_numpy()
                 order = np.argsort(ids)
                 if not np.array_equal(ids[order], np.arange(begin, end)):
                     raise DataError(f"{self.uri}: ids {begin}..{end - 1} are not each there once; the set is damaged")
                 yield from self._blocks(table.take(pa.array(order)), images)
 
-    def _open(self, file: DataFile) -> pq.ParquetFile:
-        try:
-            with broken_is_data_error(file.path):
-                parquet = pq.ParquetFile(self.store.open(file.path))
-        except FileNotFoundError as error:
-            raise DataError(f"{file.path}: {str(error).splitlines()[0]}") from None
-        found = parquet.schema_arrow
-        for field in self._schema:
-            if found.names.count(field.name) != 1 or found.field(field.name).type != field.type:
-                raise DataError(f"{file.path} has no column {field.name} of {field.type}; the set is damaged")
-        return parquet
-
     @property
-    def _schema(self) -> pa.Schema:
+    def schema(self) -> pa.Schema:
+        """The columns of the files."""
         return record_schema(self.layout, neighbourhood=self.neighbourhoods)
-
-    def _window(
-        self, file: DataFile, kept: Mapping[str, pq.ParquetFile], begin: int, end: int, images: bool
-    ) -> pa.Table:
-        """Return one file's owners with begin <= id < end.
-
-        Args:
-            file: the file.
-            kept: the files that stay open, by path.
-            begin: the first id.
-            end: the id after the last.
-            images: whether to read images.
-        """
-        parquet = kept.get(file.path) or self._open(file)
-        try:
-            return self._owners(file, parquet, begin, end, images)
-        finally:
-            if file.path not in kept:
-                parquet.close(force=True)
-
-    def _owners(self, file: DataFile, parquet: pq.ParquetFile, begin: int, end: int, images: bool) -> pa.Table:
-        names = [name for name in self._schema.names if images or name != "image"]
-        groups = []
-        for group in range(parquet.num_row_groups):
-            statistics = parquet.metadata.row_group(group).column(0).statistics
-            if statistics is None or (statistics.min < end and statistics.max >= begin):
-                groups.append(group)
-        with broken_is_data_error(file.path):
-            table = parquet.read_row_groups(groups, columns=names).select(names)
-        for name in names:
-            if table.column(name).null_count:
-                raise DataError(f"{file.path}: column {name} holds nulls; the set is damaged")
-        # Foreign files may declare their columns nullable.
-        table = pa.Table.from_arrays(table.columns, schema=pa.schema([self._schema.field(name) for name in names]))
-        ids = table.column("id")
-        inside = pc.and_(pc.greater_equal(ids, begin), pc.less(ids, end))
-        return table.filter(pc.and_(inside, pc.equal(table.column("copy"), 0)))
 
     def _blocks(self, table: pa.Table, images: bool) -> Iterator[Block]:
         def column(part: pa.Table, name: str) -> Any:
@@ -155,6 +107,72 @@ class CommittedDataset(Dataset):
                     column(part, "target"),
                 ),
             )
+
+
+class ShardReader:
+    """Reads one shard file of a set by ranges of ids. keep: whether the file stays open between two ranges."""
+
+    def __init__(self, dataset: CommittedDataset, file: DataFile, *, keep: bool) -> None:
+        self._dataset = dataset
+        self._path = file.path
+        self._keep = keep
+        self._kept: pq.ParquetFile | None = None
+        self._ranges: list[tuple[int, int]] | None = None
+
+    def owners(self, begin: int, end: int, images: bool) -> pa.Table:
+        """Return the rows of copy 0 with begin <= id < end. images: whether to read images. Raises DataError."""
+        parquet = self._kept or self._open()
+        if self._keep:
+            self._kept = parquet
+        try:
+            return self._read(parquet, begin, end, images)
+        finally:
+            if not self._keep:
+                parquet.close(force=True)
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            with broken_is_data_error(self._path):
+                parquet = pq.ParquetFile(self._dataset.store.open(self._path))
+        except FileNotFoundError as error:
+            raise DataError(f"{self._path}: {str(error).splitlines()[0]}") from None
+        found = parquet.schema_arrow
+        for field in self._dataset.schema:
+            if found.names.count(field.name) != 1 or found.field(field.name).type != field.type:
+                raise DataError(f"{self._path} has no column {field.name} of {field.type}; the set is damaged")
+        return parquet
+
+    def _read(self, parquet: pq.ParquetFile, begin: int, end: int, images: bool) -> pa.Table:
+        schema = self._dataset.schema
+        names = [name for name in schema.names if images or name != "image"]
+        if self._ranges is None:
+            self._ranges = self._id_ranges(parquet)
+        groups = [group for group, (least, most) in enumerate(self._ranges) if least < end and most >= begin]
+        with broken_is_data_error(self._path):
+            table = parquet.read_row_groups(groups, columns=names).select(names)
+        for name in names:
+            if table.column(name).null_count:
+                raise DataError(f"{self._path}: column {name} holds nulls; the set is damaged")
+        # Foreign files may declare their columns nullable.
+        table = pa.Table.from_arrays(table.columns, schema=pa.schema([schema.field(name) for name in names]))
+        ids = table.column("id")
+        inside = pc.and_(pc.greater_equal(ids, begin), pc.less(ids, end))
+        return table.filter(pc.and_(inside, pc.equal(table.column("copy"), 0)))
+
+    def _id_ranges(self, parquet: pq.ParquetFile) -> list[tuple[int, int]]:
+        """Return the least and the largest id of each row group.
+
+        They are computed from the ids. pyarrow ends the process when it is asked for the statistics of a damaged file."""
+        if parquet.num_row_groups == 1:
+            return [(0, self._dataset.total)]
+        ranges = []
+        for group in range(parquet.num_row_groups):
+            with broken_is_data_error(self._path):
+                ids = parquet.read_row_group(group, columns=["id"]).column("id")
+            found = pc.min_max(ids).as_py()
+            # A group without ids is empty, or holds nulls, which are refused when it is read.
+            ranges.append((0, self._dataset.total) if found["min"] is None else (found["min"], found["max"]))
+        return ranges
 
 
 def committed_dataset(shards: ShardSet) -> CommittedDataset:

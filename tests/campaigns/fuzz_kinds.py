@@ -275,7 +275,7 @@ def seal(folder: Path) -> None:
             file |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             try:
                 file["rows"] = pq.read_metadata(pa.BufferReader(data)).num_rows
-            except (pa.ArrowException, OSError):
+            except (pa.ArrowException, OSError, ValueError):
                 continue
     for copy in (path, folder / "_manifests/000001.json"):
         copy.write_text(json.dumps(manifest))

@@ -26,6 +26,20 @@ def test_damaged_files_are_refused_in_a_line_or_read(name: str, files: int) -> N
     assert not failures, "\n".join(map(str, failures))
 
 
+@pytest.mark.parametrize(
+    ("name", "seed", "number"),
+    [
+        ("cifar-pickle", 1795629465, 2117),  # an error of pickle quoted all of a string
+        ("manifest", 1795626571, 3886),  # chunks left a row out
+        ("shards", 1795629465, 3812),  # statistics without a minimum
+        ("shards-sealed", 1795629465, 3859),  # pyarrow ended the process at a column's metadata
+    ],
+)
+def test_a_file_that_was_a_fault_once(name: str, seed: int, number: int) -> None:
+    failures = fuzz.fuzz(name, [number], seed).failures
+    assert not failures, "\n".join(map(str, failures))
+
+
 def reads(end: Any) -> Kind:
     """A kind of one file, whose damaged file is read by a function of its path."""
 

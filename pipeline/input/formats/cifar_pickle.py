@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
-from pipeline.core.shardset.schema import no_labels
+from pipeline.core.shardset.schema import no_labels, words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
@@ -101,7 +101,8 @@ def load(data: bytes, path: str) -> dict[bytes, Any]:
         _refuse_opcodes(data)
         batch = CifarUnpickler(data).load()
     except Exception as error:  # a broken pickle raises almost anything
-        raise DataError(f"{path} is not a CIFAR pickle: {error or type(error).__name__}; it was not loaded") from None
+        words = words_of(error) or type(error).__name__
+        raise DataError(f"{path} is not a CIFAR pickle: {words}; it was not loaded") from None
     if not isinstance(batch, dict):
         raise DataError(f"{path} is not a CIFAR pickle: it holds a {type(batch).__name__}, not a dict")
     batch = {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
