@@ -51,7 +51,7 @@ class Environment:
         python = str(self.python)
         with locked(cache_folder()):
             if not ready.exists():
-                shutil.rmtree(self.folder, ignore_errors=True)
+                remove_predecessors(self.folder)
                 venv.create(self.folder, symlinks=True, with_pip=not uv)
                 install = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install"]
                 print(f"installing {self.requirements.name} into {self.folder}", file=sys.stderr, flush=True)
@@ -92,7 +92,7 @@ class DemoEnvironment:
         """Return its interpreter. It is made where it is not there yet. Raises JobError."""
         with locked(cache_folder()):
             if not (self.folder / "ready").exists():
-                shutil.rmtree(self.folder, ignore_errors=True)
+                remove_predecessors(self.folder)
                 self._set_up()
                 (self.folder / "ready").touch()
             # env.sh reads two settings from these files, so they follow the checkout.
@@ -129,6 +129,13 @@ class DemoEnvironment:
         """Run a program of the environment as a user does after `. .venv/env.sh`."""
         settings = {**foreign_environment(), **self.variables, "SPARK_LOCAL_IP": HOST, **(env or {})}
         return run_program(self.venv, *command, cwd=cwd, env=settings)
+
+
+def remove_predecessors(folder: Path) -> None:
+    """Delete an unfinished environment, and those of earlier lists of packages: one with torch has gigabytes."""
+    name = folder.name.rpartition("-")[0]
+    for old in folder.parent.glob(f"{name}-*"):
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pipeline.core.errors import JobError, UsageError
 from tests.clusters import ROOT, Hdfs, free_ports
 from tests.clusters.artifacts import MINICLUSTER, fetch_jar, find_java, hadoop_classpath
 from tests.clusters.command import read_running
+from tests.clusters.environments import remove_predecessors
 from tests.clusters.interpreter import executor_python
 from tests.clusters.machine import cache_folder, port_is_free
 from tests.clusters.processes import is_alive
@@ -122,6 +123,13 @@ def test_the_executors_python_has_the_packages_and_finds_no_checkout() -> None:
 
     assert imported("numpy", "pyspark", "hdfs_native").returncode == 0
     assert imported("pipeline").stderr.endswith("ModuleNotFoundError: No module named 'pipeline'\n")
+
+
+def test_an_environment_replaces_its_predecessors(tmp_path: Path) -> None:
+    for name in ("demo-old", "demo-new", "moto-old"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+    remove_predecessors(tmp_path / "demo-new")
+    assert [path.name for path in tmp_path.iterdir()] == ["moto-old"]
 
 
 def test_java_home_comes_before_path_and_path_before_the_environments_own(tmp_path: Path) -> None:

@@ -99,10 +99,10 @@ class Lease:
             self._watch(seen)
         self._renewed = self.clock()
         if not self._put(seen.number + 1, whoami() | {"token": self._token}):
-            raise self._in_use_error()
+            raise self._held_error()
         self.number = self._first = seen.number + 1
         if not self._keeps():
-            raise self._in_use_error()
+            raise self._held_error()
         _mine.add(self._token)
 
     def renew(self) -> bool:
@@ -161,7 +161,7 @@ class Lease:
         while self.clock() - since < EXPIRES_S:
             time.sleep(LOOK_S)
             if self._look() != seen:
-                raise self._in_use_error()
+                raise self._held_error()
 
     def _is_held(self, seen: LeaseNumbers) -> bool:
         """Return False if the lease is free, True if that is unknown. Raises JobError if its holder lives."""
@@ -176,7 +176,7 @@ class Lease:
         mine = {key: owner.get(key) for key in whoami()} == whoami()
         running = owner.get("token") in _mine if mine else is_running(owner)
         if running:
-            raise self._in_use_error()
+            raise self._held_error()
         return running is None
 
     def _look(self) -> LeaseNumbers:
@@ -189,7 +189,7 @@ class Lease:
     def _path(self, number: int) -> StorePlace:
         return self.folder / f"{number:06d}"
 
-    def _in_use_error(self) -> JobError:
+    def _held_error(self) -> JobError:
         return JobError(
             f"{self.folder.parent} is in use by a run that has not ended; wait for it, or choose another --output"
         )
