@@ -21,6 +21,7 @@ def main() -> int:
         help="committed set whose assignment is used, or a Parquet or CSV table with the columns id (the position of a row"
         " in the input, from 0), worker, and optionally copy",
     )
+    # The assignment has already decided the shares and every random choice, so there is no --ratios and no --seed.
     cli.add_output_flags(
         flags, workers="number of shards, a shard per worker (default: that of the assignment)", ratios=False
     )

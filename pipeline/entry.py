@@ -1,6 +1,6 @@
 """``sharding COMMAND``: the commands of ``python -m pipeline``, ``train`` and ``simulate``, wherever it is installed.
 
-Neither Spark nor torch is imported before the command is known. Exit codes are those of the commands.
+Neither Spark nor torch is imported before the command is known. The command decides the exit code.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: floa
 def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
     """Return the centres of a short fit of the sample, without clusters of a few rows.
 
-    Those may be a far group that happens to be in the sample, and far.py must find it like any other."""
+    A cluster of a few rows may be a far group of which rows were drawn, and far.py must find it like any other."""
     start = plus_plus(drawn.points, min(settings.k, ROUGH_CLUSTERS), settings.seed)
     few = replace(settings, max_iter=ROUGH_ITERATIONS)
     rough = iterate(Pass(drawn.points, len(start)), start, few, drawn.mean_variance)

@@ -222,6 +222,7 @@ def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             bounds.append(np.abs(features).max(axis=0))
             values += features.size
     if bounds:
+        # NaN and infinity survive the maxima, so one check per partition finds them in any row.
         largest = np.max(bounds, axis=0)
         if not np.isfinite(largest).all():
             raise DataError("a point holds NaN or infinity; clean the features before clustering")

@@ -26,8 +26,8 @@ def naming(path: Path | str) -> Iterator[None]:
 def write_durably(path: Path, data: bytes) -> None:
     """Replace the content of a file. After a crash it has the complete old or new content.
 
-    Raises OSError, for instance if the disk is full, and leaves no temporary file. One that a killed process left is
-    removed by the next call."""
+    Raises OSError, for instance if the disk is full, and leaves no temporary file. The next call removes a
+    temporary file that a killed process left."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         leftover.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -35,11 +35,13 @@ def write_durably(path: Path, data: bytes) -> None:
         with naming(path), open(temporary, "xb") as file:
             file.write(data)
             file.flush()
+            # Without this, the rename could reach the disk before the content, and a crash would leave an empty file.
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    # The new name is stored in the folder, which has to be made durable too.
     sync(path.parent)
 
 

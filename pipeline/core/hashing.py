@@ -48,6 +48,8 @@ def row_hashes(
     The sum modulo 2^64 is the fingerprint of a set. It is equal for equal sets in any order and partitioning, and differs
     if a row is lost, duplicated, relabelled or altered. images: [rows, ...]."""
     with np.errstate(over="ignore"):
+        # Chained, not summed: values that change places between columns or rows change the hash. The constants tell a
+        # coarse label from a target with the same bits.
         seeds = splitmix64(ids.astype(np.uint64))
         seeds = splitmix64(seeds + labels.astype(np.uint64))
         if coarse_labels is not None:

@@ -106,7 +106,7 @@ def hiding_file(error: BaseException) -> str | None:
 
 
 def drop_zips(path: Sequence[str]) -> list[str]:
-    """Return the path without a Spark's zip files whose packages are also on the path as installed folders."""
+    """Return the import path without Spark's zip files whose packages are also installed in a folder on the path."""
     real = {os.path.realpath(entry) for entry in path}
     return [entry for entry in path if not _is_twin(Path(entry), real)]
 

@@ -42,10 +42,12 @@ def fits(value: object, hint: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(fits(value, kind) for kind in args)
     if origin is Literal:
+        # In Python, True equals 1 and is an int; in JSON they are different values.
         return any(type(value) is type(arg) and value == arg for arg in args)
     if hint is int:
         return type(value) is int and -MOST <= value < MOST
     if hint is float:
+        # Other writers of JSON write 1.0 as 1.
         return fits(value, int) or (type(value) is float and math.isfinite(value))
     if origin in (dict, Mapping):
         return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in value.items())

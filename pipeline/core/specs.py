@@ -252,6 +252,7 @@ def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.
                 having = [known for known, kind in members.items() if item.name in kind.__dataclass_fields__]
                 said = _said(item, getattr(args, item.name))
                 raise UsageError(f"{flag} {name} has no {said}: leave it out, or use {', '.join(having)}")
+    # The flags of members have the default None, so that each member keeps its own default.
     values = {key: getattr(args, key) for key in own if getattr(args, key, None) is not None}
     for item, _ in _options(member):
         if item.default is MISSING and item.name not in values:
@@ -298,6 +299,7 @@ def _add(group: argparse._ActionsContainer, item: Field[Any], hint: Any, text: s
     settings |= {"required": True} if default is MISSING else {"default": default}
     kind = _plain(hint)
     choices = _choices(hint)
+    # A switch that is off by default needs no --no-X.
     if kind is bool:
         settings["action"] = "store_true" if item.default is False else argparse.BooleanOptionalAction
     elif choices:

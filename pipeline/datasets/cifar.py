@@ -250,6 +250,7 @@ def target_of(uri: str, webhdfs: str | None) -> Target:
     if not parts.path.strip("/"):
         raise UsageError(f"{uri} names no folder; write hdfs://host:port/folder")
     conf = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
+    # Without a host, the address would be http://:9870, and its connection error would not say what is missing.
     if not (webhdfs or parts.netloc or conf.get("fs.defaultFS")):
         raise UsageError(f"{uri} names no host and HADOOP_CONF_DIR sets none; write hdfs://host:port/folder")
     kerberos = conf.get("hadoop.security.authentication") == "kerberos"
@@ -350,6 +351,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--base-url", default=HOME_PAGE, metavar="URL", help="home page or mirror (default: %(default)s)"
     )
+    # Archives are kept outside of --to, so that a second copy of the data set downloads nothing.
     parser.add_argument(
         "--cache",
         type=Path,

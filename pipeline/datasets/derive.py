@@ -173,6 +173,7 @@ def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout,
     labels = []
     coarse = []
     images = []
+    # Shrunk block by block, so that memory never holds all images in full size.
     for block in dataset.read(0, count):
         labels.append(block.labels)
         if block.columns.coarse_labels is not None:

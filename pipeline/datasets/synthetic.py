@@ -183,6 +183,7 @@ def object_mask(label: int) -> Ints:
     middle = OBJECT_SIDE // 2
     y, x = np.mgrid[-middle : middle + 1, -middle : middle + 1].astype(np.int64)
     square = np.maximum(np.abs(x), np.abs(y))
+    # Integer comparisons have the same result on every platform, and so the set has the same bytes.
     shapes = (
         x * x + y * y <= 18,
         square <= 3,
@@ -357,6 +358,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "",
     )
     parser.add_argument("--to", required=True, metavar="DIR", help="local folder to create")
+    # The ranges are checked by SampleSpec, which programs construct without this parser.
     parser.add_argument(
         "--rows", type=int, default=SampleSpec.rows, metavar="INT", help="training rows (default: %(default)s)"
     )

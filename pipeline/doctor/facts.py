@@ -100,6 +100,7 @@ def look(where: str, java: str = "") -> ProcessFacts:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ProcessFacts(
         where=where,
+        # Each executor has a working folder of its own, which tells executors on one machine apart.
         key=f"{socket.gethostname()}:{os.getcwd()}",
         python=platform.python_version(),
         java=java,

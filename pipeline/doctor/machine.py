@@ -33,6 +33,7 @@ def check_folders(facts: Sequence[ProcessFacts]) -> list[Check]:
     """Fail for each folder of temporary files that cannot be written or is full; warn if there is little room."""
     problems = []
     folders = [(each.where, folder) for each in facts for folder in each.folders]
+    # Executors on one machine may share their folders: report each problem once.
     for where, folder in dict.fromkeys(folders):
         text = f"{folder.path} on {where}: {folder.free / GIB:.1f} GiB free"
         if not folder.writable:

@@ -113,6 +113,7 @@ def check_input(store: Store, uri: str) -> Check:
     try:
         path = store.resolve(uri)
         entries = named(store, path)
+        # The right to list a folder does not include the right to read its files, so read a byte of the first.
         for entry in entries[:1]:
             files = (
                 [each for each in store.files(path).list(entry.path) if not each.is_dir] if entry.is_dir else [entry]

@@ -41,6 +41,7 @@ def open_table(store: Store, uri: str) -> AssignmentTable:
     uri = store.resolve(uri)
     found = named(store, uri, flag="--assignment")
     if len(found) == 1 and found[0].is_dir and (committed := read_committed(store, uri)):
+        # The folder of a set also holds shards and leftovers of killed runs, so read only the listed files.
         files = tuple(f"{committed.uri}/{file.path}" for file in committed.assignment_files())
         if not files:
             raise DataError(

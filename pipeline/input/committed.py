@@ -93,6 +93,7 @@ class CommittedDataset(Dataset):
         def column(part: pa.Table, name: str) -> Any:
             return part.column(name).to_numpy() if name in table.schema.names else None
 
+        # The table holds a window of all workers; a block must fit into a task's memory and Arrow's offsets.
         step = block_rows(self.record_bytes)
         for low in range(0, len(table), step):
             part = table.slice(low, step).combine_chunks()

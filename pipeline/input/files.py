@@ -63,6 +63,7 @@ def named(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
         DataError: there is none, or it may not be read.
     """
     try:
+        # The name of an existing folder may contain brackets, so it is tried as a path before it is matched.
         if not is_pattern(uri) or store.exists(uri):
             return [store.info(uri)]
         if matched := sorted(_matched(store, uri), key=lambda entry: entry.path):

@@ -50,6 +50,7 @@ def record_batch(
         values["target"] = block.columns.targets[take]
     arrays = []
     for field in schema:
+        # pa.array would need a bytes object per image; binary_array passes the buffer on.
         if field.name == "image":
             arrays.append(binary_array(block.images[take]))
         else:

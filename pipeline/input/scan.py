@@ -81,6 +81,7 @@ def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
 def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
     """Return the first row whose label or image is invalid, as (id, error line)."""
     columns = block.columns
+    # If the number of classes is unknown, a single stray label could make the dense histograms arbitrarily long.
     limit = dataset.layout.num_classes or MAX_CLASSES
     checks = [(columns.labels, limit, "label")]
     if columns.coarse_labels is not None:
@@ -92,6 +93,7 @@ def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
             value = labels[bad[0]]
             return row, f"{dataset.where(row)}: {name} {value} is not in 0..{classes - 1}"
     if dataset.layout.dtype == "float32":
+        # A NaN would spread through the sums of the PCA to the points of all rows.
         broken = np.flatnonzero(~np.isfinite(block.numbers(dataset.layout)).all(axis=(1, 2)))
         if len(broken):
             row = int(block.ids[broken[0]])

@@ -34,6 +34,7 @@ def describe_workers(
         UsageError: a worker has no files, and allow_empty is False.
     """
     by_worker: list[list[WrittenFile]] = [[] for _ in range(num_workers)]
+    # Chunks are in the order of ids, and so are the files of each worker in the manifest.
     for chunk in written:
         for file in chunk.files:
             by_worker[file.worker].append(file)

@@ -105,6 +105,7 @@ def draw_figures(
 def render(manifest: Manifest, measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]) -> str:
     """Return the report as one HTML page without external links. About 2 s for 12 workers on one core."""
     settings, fitted = split_params(manifest)
+    # Another version may have made the set, by a strategy that this one lacks: only the summary is then missing.
     kind = STRATEGIES.get(manifest.strategy)
     page: str = template("pipeline.quality", "report.html").render(
         manifest=manifest,
@@ -148,6 +149,7 @@ def comparison_row(manifest: Manifest, measured: Quality) -> dict[str, Any]:
 
     Values that need another set for comparison are None."""
     return {
+        # Only the comparison knows the reference set, and fills these in.
         "adjusted_rand": None,
         "cluster_chi_square_per_dof": None,
         "name": manifest.strategy,
@@ -158,6 +160,7 @@ def comparison_row(manifest: Manifest, measured: Quality) -> dict[str, Any]:
         "copies": measured.copies,
         "max_rows": measured.max_rows,
         "min_rows": measured.min_rows,
+        # Rows without labels or neighbourhoods have no such test, and ``and`` keeps its None.
         "class_chi_square_per_dof": measured.classes and measured.classes.per_dof,
         "neighbourhood_chi_square_per_dof": measured.neighbourhoods and measured.neighbourhoods.per_dof,
         "mmd_ratio": measured.mmd_ratio,

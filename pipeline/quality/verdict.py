@@ -18,6 +18,7 @@ class Verdict(NamedTuple):
 
 def verdict(measured: Quality) -> list[Verdict]:
     """Return one verdict per topic: sizes, duplicates, classes, neighbourhoods, images."""
+    # A single shard is the whole set, for which a comparison with a random split says nothing.
     if len(measured.shards) == 1:
         return [Verdict("note", f"One worker holds all {measured.rows:,} examples: nothing was divided.")]
     sizes = f"{len(measured.shards)} shards hold {measured.min_rows:,} to {measured.max_rows:,} rows"
@@ -27,6 +28,7 @@ def verdict(measured: Quality) -> list[Verdict]:
     findings = [Verdict("note", f"{sizes}{ratio}.")]
     if measured.min_rows == 0:
         findings.append(Verdict("worse", "At least one shard is empty: its worker has nothing to train on."))
+    # A note and not a fault: the strategy copies sparse groups on purpose.
     if measured.copies:
         share = measured.duplicate_share
         text = f"{measured.copies:,} rows are copies ({share:.2%}): every worker has the sparse groups, as intended."
@@ -52,6 +54,7 @@ def spread_finding(test: ChiSquare, what: str) -> Verdict:
 
 def distance_finding(ratio: float, sd: float | None) -> Verdict:
     """Compare the mean MMD ratio with two standard deviations of a random split."""
+    # Two standard deviations contain about 95 % of random splits.
     band = 2 * (sd or 0.0)
     aside = f"distance ratio {ratio:.2f}, random split 1.00\u00a0±\u00a0{band:.2f}"
     if ratio < 1 - band:

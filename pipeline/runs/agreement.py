@@ -60,8 +60,8 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> S
 
 
 def look(store: Store, near: int, slices: int, sides: tuple[Side, Side]) -> Iterator[tuple[int, Cells]]:
-    """Yield (slice, cells) of one chunk: the cells of the groups of each slice, and under the number ``slices`` those
-    of workers.
+    """Yield (slice, cells) of one chunk: the cells of the groups of each slice, and under the number ``slices`` the
+    cells of workers.
 
     Args:
         store: reaches both sets.

@@ -66,8 +66,8 @@ def shard(
         overwrite: replace a committed set of another configuration.
         allow_empty: allow workers without rows.
         interval: {"ds": ...} or {"run_id": ...} of a batch run.
-        ratios: shares of the workers, such as (4, 2, 1, 1); None: equal. ``pipeline.measured_ratios`` returns those of
-            a training run.
+        ratios: shares of the workers, such as (4, 2, 1, 1); None: equal. ``pipeline.measured_ratios`` derives them
+            from a training run.
         assignment_only: write the worker of every row and no shards (``materialize`` makes them).
         report: also write report.html and quality.json, which takes about 2 s for 12 workers.
         quiet: print no progress.
@@ -75,6 +75,7 @@ def shard(
     Raises:
         UsageError, DataError, JobError: see pipeline.core.errors.
     """
+    # The command line makes the same Request, so both entries share all checks and give equal runs equal identities.
     request = Request(
         input=input,
         output=output,

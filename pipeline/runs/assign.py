@@ -109,6 +109,7 @@ def assign(
 def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
     """Return an empty folder for this call. Raises UsageError."""
     if scratch is None:
+        # A temporary folder of the driver does not exist on the machines of a cluster.
         if not str(context.master).startswith("local"):
             raise UsageError(f"scratch is needed on {context.master}: a folder that all executors reach")
         made = tempfile.mkdtemp(prefix="assignment-")
@@ -117,6 +118,7 @@ def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
     folder = store.resolve(scratch)
     if is_object(folder):
         raise UsageError(f"scratch {folder}: Spark writes rows there, which reaches no object store here; use hdfs://")
+    # Spark refuses to write into folders that exist, and the caller deletes this one with everything in it.
     if store.list(folder):
         raise UsageError(f"scratch {folder} is not empty; name a folder of its own")
     store.makedirs(folder)

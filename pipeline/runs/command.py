@@ -81,6 +81,7 @@ def print_result(result: ShardingResult) -> int:
     print(aligned(describe(shards)))
     share = shards.manifest.copies / shards.manifest.rows
     if share > MANY_COPIES:
+        # The number of groups follows from another flag if hash functions define them.
         fewer = "--functions" if "functions" in shards.manifest.params else "--clusters"
         print(
             f"note: copies of sparse groups on every worker add {share:.1%} rows; give fewer {fewer} for fewer copies, or"

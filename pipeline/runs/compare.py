@@ -64,6 +64,7 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
         help="further strategies with options of their own, each committed to OUTPUT/NAME, such as 'coarse=hash"
         " --functions 4; learned=submodular --embedding build/embeddings'",
     )
+    # Submodular and hash have these parameters too, and argparse accepts each flag only once.
     shared = ("embedding", "fit_rows")
     add_flags(group, NeighbourhoodStrategy, only=shared)
     group = flags.add_argument_group("distribution_aware and class_cluster")
@@ -82,6 +83,7 @@ def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
             name, strategy = read_variant(text, args)
         except UsageError as error:
             raise UsageError(f"--variants: {shlex.join(text)}: {error}") from None
+        # The name is also the output folder, so a second strategy would replace the set of the first.
         if name in found:
             raise UsageError(f"--variants: {shlex.join(text)} has a name that is already used; choose another name")
         found[name] = strategy
@@ -94,6 +96,7 @@ def split_variants(text: str) -> list[list[str]]:
     """Return the words of each variant, with quotes as in a shell. Raises UsageError."""
     words = shlex.shlex(text, posix=True, punctuation_chars=";")
     words.whitespace_split = True
+    # shlex takes # for the start of a comment, but it may be part of a path.
     words.commenters = ""
     variants: list[list[str]] = [[]]
     try:

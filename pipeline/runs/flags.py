@@ -47,6 +47,7 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
 
 def add_layout_flags(flags: argparse._ActionsContainer) -> None:
     """Add the flags that describe rows, for files that do not contain their layout."""
+    # Most files describe their layout, so --help shows only the format and --help-all the rest.
     flags.add_argument("--format", choices=sorted(FORMATS), help="format of the input (default: detected)")
     flags.add_argument(
         "--image-shape",
@@ -83,6 +84,7 @@ def add_output_flags(
     group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
     group.add_argument("--workers", type=int, metavar="INT", help=workers)
     if ratios:
+        # Both flags set the shares of the workers, so only one may be given.
         either = group.add_mutually_exclusive_group()
         either.add_argument("--ratios", metavar="INT:INT:...", help="unequal shares of the workers, such as 4:2:1:1")
         either.add_argument(
@@ -151,6 +153,7 @@ def sharding_parser(
         )
     add_run_flags(flags)
     if strategy:
+        # COMMON is left out because add_run_flags has added it.
         specs.add_flags(flags.add_argument_group("strategy"), strategy, leave_out=COMMON)
     return flags
 
@@ -234,7 +237,7 @@ def _ratios(args: argparse.Namespace) -> Ratios | None:
     """Return the ratios from the flags, or from the measurements of a training run. Raises UsageError."""
     given = getattr(args, "ratios", None)
     run = getattr(args, "ratios_from", None)
-    if given is not None and run is not None:  # argparse does not see one that comes from the configuration file
+    if given is not None and run is not None:  # argparse does not check flags set in a TOML file
         raise UsageError(f"--ratios {given} and --ratios-from {run} exclude each other; leave one of them out")
     if run is None:
         return None if given is None else parse_ratios(given)

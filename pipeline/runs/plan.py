@@ -81,7 +81,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """One phase of a run.
+    """The cost of a phase.
 
     Attributes:
         name: name of the phase.
@@ -232,11 +232,13 @@ def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
     m = shape.functions
     k = shape.clusters
     fitted = rows_to_sample(shape.fit_rows, n, d)
+    # The fit uses the smaller product matrix, of the rows or of the values per image.
     small = rows_are_fewer(fitted, d)
     held = 3 * fitted * d + (20 * fitted**2 if small else 12 * d * d)
     flop = float(fitted) * d * (fitted if small else d)
     yield PhaseCost("functions", 1, 8 * d * m, PYTHON_TASK + held, min(n * d, fitted * (d + NEAR_BYTES)), 0, flop)
     keys = 16 * n
+    # Keys stay cached until rows are assigned, so their size can demand more tasks.
     counted += point_pieces(pieces, keys) - pieces
     pieces = point_pieces(pieces, keys)
     held = PYTHON_TASK + 8 * BLOCK_ROWS * (d + m)
@@ -251,6 +253,7 @@ def warnings(made: CostEstimate, memory_a_task: int) -> list[str]:
     memory_a_task: bytes that an executor has for each task."""
     shape = made.shape
     lines = []
+    # The number of buckets is only known after all rows are hashed, so the run itself would fail late.
     if shape.functions and shape.clusters > MOST_BUCKETS:
         lines.append(f"{shape.clusters:,} buckets exceed the limit of {MOST_BUCKETS:,}")
     if not shape.functions and shape.clusters > MOST_CLUSTERS:

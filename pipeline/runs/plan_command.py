@@ -147,6 +147,7 @@ def show(made: CostEstimate, rates: Rates, memory_a_task: int) -> str:
         ("manifest", amount(made.manifest_bytes)),
         ("local disk", f"{decoded} on all executors together, if images are pickled, encoded or in large row groups"),
         ("driver", f"{amount(made.driver_bytes)} in addition to its libraries"),
+        # Phases run one after another, so their times add up; Spark starts once.
         ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as those of this machine"),
     ]
     found = warnings(made, memory_a_task)
@@ -172,6 +173,7 @@ def main(argv: Sequence[str]) -> None:
         metavar="NAME",
         help=f"strategy, from {names} (default: %(default)s)",
     )
+    # The defaults depend on --strategy and --classes, so they are resolved after parsing.
     flags.add_argument(
         "--clusters",
         type=number,
@@ -208,6 +210,7 @@ def main(argv: Sequence[str]) -> None:
 
     def run() -> int:
         args = command_line.parse(flags, argv)
+        # The plan makes no strategy, so it repeats the checks that a strategy makes of its own parameters.
         if args.strategy not in STRATEGIES:
             raise UsageError(f"--strategy {args.strategy!r} is unknown; choose one of {names}")
         if not is_fit_rows(args.fit_rows):

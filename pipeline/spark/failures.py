@@ -13,6 +13,7 @@ def cluster_failure(text: str) -> str | None:
 
     text: the report, with its stack traces."""
     if match := re.search(r"No module named '([\w.]+)'", text):
+        # The project's own packages can be shipped with the job; other packages must be installed on the executors.
         if match[1].partition(".")[0] in ("pipeline", "trainer"):
             return f"executors lack {match[1]}: ship it by --py-files (python -m pipeline zip makes the file)"
         return f"the executors' Python lacks {match[1]}: {PYTHON}"

@@ -52,10 +52,12 @@ class PhaseLog:
             with self._named_jobs(name):
                 yield
         finally:
+            # The watcher ends before the phase is reported, so that no progress line follows the result.
             stop.set()
             if watcher.is_alive():
                 watcher.join()
         spent = time.perf_counter() - began
+        # A phase may run several times; the manifest has the sum.
         self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
         self._say(name, f"{spent:6.2f} s  {self._note}")
 

@@ -54,6 +54,7 @@ def fit_classes(
         settings = estimator.settings()
 
         def fit_all(parts: Iterable[LabelledPoints]) -> list[dict[int, Fit]]:
+            # Every class reads all parts, but the iterator can be consumed only once.
             parts = list(parts)
             return [{label: fit_gathered(select_class(label, parts), settings) for label in present}]
 

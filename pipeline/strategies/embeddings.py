@@ -165,6 +165,7 @@ def _keep(
     parts: list[Part] = []
     for _, part in found:
         if isinstance(part, str):
+            # A value, because Spark retries a task that raises.
             yield part
             return
         parts.append(part)
@@ -173,6 +174,7 @@ def _keep(
         yield f"{table.uri}: {problem}"
         return
     kept = KeptVectors(low, high, f"{folder}/{uuid4().hex}")
+    # A task that outlives its driver must not make the deleted folder of the attempt again.
     task_folder(store, folder)
     store.write_new(kept.path, vectors.astype("<f4").tobytes())
     yield kept

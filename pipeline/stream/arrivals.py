@@ -150,7 +150,7 @@ def survey(
         entries: the files in order of arrival.
         run: maps a function over the files.
         first: id of the first row.
-        read_options: how the files are read; without a format, it is that of the first readable file.
+        read_options: how the files are read; the default format is the format of the first readable file.
         expected: layout of the set's rows; None before the first batch, which takes it from its first readable file.
 
     Returns:

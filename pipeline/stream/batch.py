@@ -48,7 +48,7 @@ from pipeline.stream.request import StreamRequest
 
 @dataclass
 class StreamBatch:
-    """One batch in progress; each method is a step.
+    """A batch in progress; each method is a step.
 
     Attributes:
         context: runs the tasks.
@@ -56,7 +56,7 @@ class StreamBatch:
         request: configuration of the stream.
         staging: folder of the attempt.
         before: the committed set, or None for the first batch.
-        dataset: the rows that are not left out so far, or None.
+        dataset: the rows that have passed all checks so far, or None.
         phase: context manager that times a named phase.
     """
 
@@ -180,7 +180,7 @@ class StreamBatch:
         return replace(manifest, stream=stream, generations=[generation]), written.moves() + models
 
     def _total_fingerprint(self, source: ScannedInput) -> str:
-        """Return the fingerprint of all rows of the set, those of this batch included."""
+        """Return the fingerprint of all rows of the set, including this batch."""
         before = self.before.manifest.input.fingerprint if self.before else None
         return sum_of_fingerprints([*filter(None, [before]), source.fingerprint()])
 
@@ -314,8 +314,8 @@ def bounds_of(
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int | None]:
     """Split ``rows`` rows from id ``first`` on, as for a batch job (see Source).
 
-    Returns the id ranges of files, those of tasks, and the workers per range if rows are spilled by ranges of workers,
-    else None."""
+    Returns the id ranges of files, the id ranges of tasks, and the number of workers per range if rows are spilled by
+    ranges of workers, else None."""
     parts = chunk_bounds(rows, num_workers, dataset.record_bytes)
     width = workers_a_task(num_workers, dataset.record_bytes)
     spills = num_workers > width

@@ -46,7 +46,7 @@ class Buckets:
         return len(self.keys)
 
     def with_keys(self, keys: Ints) -> Buckets:
-        """Return the buckets with those of new keys added, which have no rows yet. keys: ascending and unique."""
+        """Return these buckets and an empty bucket for each new key. keys: ascending and unique."""
         fresh = np.setdiff1d(keys, self.keys, assume_unique=True)
         zeros = np.zeros(len(fresh), np.int64)
         merged = np.concatenate([self.keys, fresh])

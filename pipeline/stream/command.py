@@ -113,6 +113,7 @@ def stream_parser(prog: str, description: str | None) -> Parser:
     )
     cli.add_run_flags(flags)
     group = flags.add_argument_group("strategy")
+    # A stream has rules of its own for first workers, sparse buckets and the sample that functions are fitted to.
     add_flags(group, Hash, only=("family", "functions", "width"))
     group.add_argument(
         "--model",

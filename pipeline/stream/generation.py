@@ -1,4 +1,4 @@
-"""One batch of a stream, from the files that arrived to a committed generation.
+"""The commit of a stream's batch: from the files that arrived to a committed generation.
 
 The number of the batch is committed with its rows. A batch that is repeated after a kill is recognised by it and
 skipped."""
@@ -41,7 +41,7 @@ class IncomingBatch(NamedTuple):
         uri: the source.
         files: in order of arrival.
         source: digest that identifies the batch's files or messages.
-        aside: records quarantined on the way here.
+        aside: records that the source has already quarantined.
         newest_ms: time of the newest record, in ms since 1970.
         ignored: number of files that contain no training rows.
         lost: planned records that no longer exist.
@@ -231,6 +231,8 @@ def check_stream(before: ShardSet | None, request: StreamRequest, query: str) ->
             f"{before.uri} holds a stream of another configuration; repeat its own (`sharding inspect` shows it),"
             " or choose another --output"
         )
+    # The id belongs to Spark's checkpoint, which alone knows the files that were read: a new checkpoint would read them
+    # again, and commit their rows twice.
     if before.manifest.stream.query != query:
         raise UsageError(
             f"{before.uri} was written with another checkpoint: this one does not know which files are in it;"

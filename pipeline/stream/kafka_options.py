@@ -27,7 +27,7 @@ _SPACE = " \t\f"
 
 
 def consumer_options(given: Sequence[str], path: str | None) -> dict[str, str]:
-    """Return the properties of a file, overridden by those of the command line.
+    """Return the properties of a file, overridden by properties from the command line.
 
     Args:
         given: KEY=VALUE each, with or without Spark's prefix "kafka.".

@@ -21,8 +21,8 @@ from pipeline.stream.buckets import ChunkBuckets, Flags
 class ByBucket:
     """A Placement by bucket. chunks: the buckets of each chunk.
 
-    Row k of a bucket goes to the k-th worker after that of its first row, so a bucket's rows per worker differ by at
-    most one."""
+    Row k of a bucket goes to the k-th worker after the worker of its first row, so a bucket's rows per worker differ
+    by at most one."""
 
     hashes: Hashes
     num_workers: int

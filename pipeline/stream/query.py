@@ -107,6 +107,7 @@ class Running:
         elif done.seconds:
             self.say(f"batch {batch}: no rows to commit, {done.quarantined:,} quarantined")
         else:
+            # A batch that took no time was committed before a restart, after which Spark has delivered it again.
             tally.skipped += 1
             self.say(f"batch {batch}: committed already")
 

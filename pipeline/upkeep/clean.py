@@ -62,6 +62,7 @@ def main(argv: Sequence[str]) -> None:
     def run() -> int:
         args = command_line.parse(flags, argv)
         store = configured_store()
+        # Listed before the deletion, which leaves nothing to list.
         found = leftovers(store, args.uri)
         if args.yes and (found.attempts or found.files or found.behind):
             clean(store, args.uri)

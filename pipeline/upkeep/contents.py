@@ -21,6 +21,7 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
     rows = [worker.rows for worker in manifest.workers]
     size = sum(file.bytes for file in shards.files())
     only = manifest.assignment_only
+    # All commands that make or show a set print these lines; ``details`` has the lines that only inspect shows.
     lines = [
         ("strategy", f"{manifest.strategy}, seed {manifest.seed}"),
         ("input", f"{manifest.rows:,} rows of {manifest.input.uri}"),
@@ -47,6 +48,7 @@ def details(shards: ShardSet) -> list[tuple[str, str]]:
     """Return further facts from the manifest about how the set was made, as (name, text)."""
     manifest = shards.manifest
     image = manifest.image
+    # As JSON, so that the text "4" and the number 4 look different.
     asked = ", ".join(f"{key} {json.dumps(value)}" for key, value in manifest.params.items())
     lines = [
         ("images", f"{'x'.join(map(str, image.shape))} {image.dtype}, means {image.mean}"),
@@ -76,6 +78,7 @@ def workers_table(shards: ShardSet) -> str:
     labelled = "label" in shards.manifest.labels.columns
     rows = []
     for worker in shown:
+        # A worker without files has an empty histogram.
         counts = worker.label_histogram or [0]
         size = sum(file.bytes for file in worker.files) / 1e6
         cells = (worker.index, f"{worker.rows:,}", f"{worker.copies:,}", len(worker.files), f"{size:.1f}")

@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> None:
             print(f"{shards.uri}: intact, every byte of {files:,} files is as committed")
         else:
             print(f"{shards.uri}: all {files:,} files exist and have the right size; --deep reads every byte")
+        # Leftovers are no damage: readers only use files that the manifest lists.
         if has_leftovers(shards.store, shards):
             print(f"killed runs have left files beside the set: {as_typed('python -m pipeline clean')} {shards.uri}")
         return 0

@@ -23,7 +23,7 @@ class EmbeddedFigure(NamedTuple):
     alt: str
 
     def __html__(self) -> str:
-        """Return the figure as HTML: an image in a box of its own, which scrolls on narrow screens."""
+        """Return the figure as HTML: an image in a separate box, which scrolls on narrow screens."""
         return f'<div class="scroll"><img class="figure" src="{escape(self.uri)}" alt="{escape(self.alt)}"></div>'
 
 

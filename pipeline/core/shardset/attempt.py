@@ -152,8 +152,10 @@ class Attempt:
         probe = f"{self.folder}/probe"
         self.store.write_new(probe, b"")
         try:
+            # A commit is a rename that must fail if the target exists, so try such a rename inside the attempt.
             self.store.rename(probe, f"{probe}-2")
         except OSError as error:
+            # Other errors, such as a full disk, have nothing to do with support and keep their own message.
             if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP):
                 raise
             raise UsageError(
@@ -168,7 +170,7 @@ class Attempt:
         self._stop.set()
         if self._heartbeat.is_alive():
             self._heartbeat.join()
-        with suppress(OSError):  # what cannot be removed now is the next run's to remove
+        with suppress(OSError):  # the next run removes the files that are left
             self.store.delete(self.folder)
         self.store.remove_empty(f"{self.output}/{ATTEMPTS}")
         if self._made_output:  # a run that failed leaves no empty folder behind
@@ -181,7 +183,7 @@ class Attempt:
 
     def _send_heartbeats(self) -> None:
         while not self._stop.wait(self.heartbeat_s):
-            with suppress(OSError):  # a missed heartbeat is what the lease is for
+            with suppress(OSError):  # the lease allows for missed heartbeats
                 self._send_heartbeat()
 
     def alive(self, attempt_id: str) -> bool:
@@ -206,7 +208,7 @@ class Attempt:
         self._stop.set()  # a heartbeat under way would deny it
         if self._heartbeat.is_alive():
             self._heartbeat.join()
-        with suppress(FileNotFoundError):  # taken for dead: nobody waits for it
+        with suppress(FileNotFoundError):  # another run took this one for dead, and deleted its folder
             self._send_heartbeat()
 
     def may_commit(self, attempt_id: str) -> bool:
@@ -274,6 +276,7 @@ def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
         seen = store.info(folder).modified_ms
         owner = {}
         with suppress(FileNotFoundError, ValueError):
+            # A run makes its folder before its first heartbeat: until then, the age of the folder decides.
             owner = parse_object(store.read(f"{folder}/beat"))
             seen = store.info(f"{folder}/beat").modified_ms
     except FileNotFoundError:

@@ -46,7 +46,7 @@ from pipeline.core.shardset.versions import (
 from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
 
-# What a sweep may delete; everything else under OUTPUT is somebody else's.
+# What a sweep may delete; everything else under OUTPUT may belong to other programs.
 OWNED_FOLDER = re.compile(r"worker=\d+|_eval|_assignment|_model")
 OWNED_FILE = re.compile(rf"(worker=\d+|_eval|_assignment)/part-\d+-{STAMP}\.parquet")
 OWNED_MODEL = re.compile(rf"_model/{STAMP}/[\w-]+/(metadata/(part-00000|_SUCCESS)|arrays\.npz)")
@@ -97,7 +97,7 @@ def publish(
     undo = True
     try:
         while True:
-            # Read before the set: who commits in between takes the next number.
+            # Read before the set: a run that commits in between takes the next number, and the put below fails.
             last = with_retries(last_taken)(store, output)
             current = with_retries(read_committed)(store, output)
             changed = (current.manifest if current else None) != (before.manifest if before else None)
@@ -121,7 +121,7 @@ def publish(
             undo = True
     except BaseException as error:
         if undo:
-            with suppress(OSError, DataError):  # what cannot be deleted now is the next run's to delete
+            with suppress(OSError, DataError):  # the next run deletes the files that are left
                 _delete(store, moved - _listed(read_committed(store, output)))
         if isinstance(error, FileNotFoundError):
             raise JobError(
@@ -129,7 +129,7 @@ def publish(
             ) from error
         raise
     try:
-        with_retries(attempt.finish)()  # before the set is read again: who replaces it from here on deletes these files
+        with_retries(attempt.finish)()  # before tidy: a run that replaces this set may now delete its files
         with_retries(tidy)(attempt)
     except OSError as error:
         raise JobError(f"{output}: committed, but not tidied up: {error}; run it again") from error
@@ -168,6 +168,8 @@ def sweep(attempt: Attempt) -> int:
         current = read_committed(store, output)
         doomed = [*unlisted(files, current, attempt.may_commit)]
         late = max((file.version for file in doomed), default=0)
+        # A run that was suspended in its commit could still put a version up to ``late``. If a run commits under that
+        # number first, its manifest may list some of these files: look again.
         if late <= last or withhold(store, output, late, attempt.folder):
             break
     _delete(store, {file.path for file in doomed})
@@ -207,6 +209,7 @@ def owned(store: Store, output: str) -> tuple[list[OwnFile], list[str]]:
                 look(entry.path, path)
             elif match := OWNED_FILE.fullmatch(path) or OWNED_MODEL.fullmatch(path):
                 files.append(OwnFile(entry.path, path, int(match["version"] or 0), match["attempt"]))
+        # A folder comes after its subfolders: the caller removes folders in this order, if they are empty.
         folders.append(folder)
 
     for entry in store.list(output):
@@ -257,7 +260,7 @@ def _move_one(store: Store, origin: str, target: str) -> None:
             return store.rename(origin, target, overwrite=True)
         except FileNotFoundError:
             if not store.exists(origin):
-                if store.exists(target):  # a lost answer: the name is this run's alone
+                if store.exists(target):  # moved by an earlier try whose answer was lost: only this run uses the name
                     return None
                 raise
             store.makedirs(target.rpartition("/")[0])  # another run's sweep found the folder empty

@@ -1,8 +1,8 @@
 """The fields of a manifest, and their JSON. No I/O.
 
 One function reads a manifest, ``Manifest.from_json``, and one writes it, ``to_json``. Keys that a version does not know are
-ignored, in the manifest and in each of its parts; a set to which it appends loses them. A key that an older version has
-not written has the default of its field, and those of the manifest itself are named in ``Manifest.absent``."""
+ignored, in the manifest and in each of its parts; a set to which it appends loses them. A field whose key an older
+version did not write gets its default; ``Manifest.absent`` names such keys of the manifest itself."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Input:
         uri: folder, file or pattern.
         format: such as ``parquet``.
         files: number of files.
-        bytes: their size.
-        rows: their rows.
+        bytes: total size of the files.
+        rows: rows of all files.
         fingerprint: ``rows-hash`` of the content, independent of order and files; None if it was not computed.
         listing: digest of the names, sizes and times of the files.
     """
@@ -163,17 +163,17 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One generation of a growing set.
+    """A generation of a growing set.
 
     Attributes:
         rows: rows of this generation, without copies.
         copies: copies of this generation's rows.
         total: rows up to and including this generation.
-        fingerprint: of those rows.
-        mean: of each channel over those rows.
+        fingerprint: fingerprint of the ``total`` rows.
+        mean: mean of each channel over the ``total`` rows.
         buckets: number of buckets up to and including this generation.
         closes: whether a window ends with this generation.
-        batch: its number in the source.
+        batch: number of the batch in the source.
         source: digest of the batch's origin.
         quarantined: records that were put aside.
         seconds: from the start of the batch to its commit.
@@ -202,7 +202,7 @@ class Manifest:
         strategy: name of the strategy, or ``assigned`` for rows that a table has placed.
         params: parameters that the set was made with, for readers of the report, and for the strategy when the set is
             dealt again.
-        asked: the strategy's parameters as requested; ``params`` also has those that the fit decided.
+        asked: the strategy's parameters as requested; ``params`` also has the parameters that the fit decided.
         seed: seed of everything random.
         num_workers: number of shards.
         ratios: shares of the workers; None: equal.
@@ -223,8 +223,8 @@ class Manifest:
         seconds: duration of each phase, for the report.
         versions: versions of Python and libraries, for the report.
         made: time, command, host and Spark master, for the report; None in sets of older versions.
-        stream: state of the stream, None for a set that was made at once.
-        generations: oldest first; empty for a set that was made at once.
+        stream: state of the stream, None for a set that does not grow.
+        generations: oldest first; empty for a set that does not grow.
         version: number under which the manifest was committed, 0 before.
         generation: stamp in the names of the version's files.
         absent: keys that the file lacked.
@@ -321,7 +321,7 @@ def _part(kind: Callable[..., T], values: object, place: str, readers: dict[str,
         kind: its dataclass.
         values: its JSON object.
         place: its key, "" for the manifest itself.
-        readers: of the keys whose values are parts themselves.
+        readers: reader of each key whose value is a part itself.
     """
     if not isinstance(values, dict):
         raise ValueError(f"{place} has no list of files" if "files" in readers else f"{place} is {str(values)[:80]!r}")
@@ -344,7 +344,7 @@ def _part(kind: Callable[..., T], values: object, place: str, readers: dict[str,
 
 
 def _reader(kind: type, readers: dict[str, Reader] | None = None, *, none: bool = False) -> Reader:
-    """Return the reader of a part. none: whether null stands for no part."""
+    """Return the reader of a part. none: whether null is a valid value, which means that there is no part."""
     return lambda value, place: None if none and value is None else _part(kind, value, place, readers or {})
 
 

@@ -43,6 +43,7 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
         return f"{path} is missing"
     except OSError as error:
         return f"{path} cannot be read: {error}"
+    # The size is reported first, because it shows a truncated file; a digest only shows that bytes differ.
     if size != file.bytes:
         return f"{path} has {size} bytes, not {file.bytes}"
     return None if digest.hexdigest() == file.sha256 else f"{path} has other content than was committed"

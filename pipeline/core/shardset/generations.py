@@ -1,10 +1,10 @@
 """Sets that grow: each append adds a generation of rows, as the next version of the manifest.
 
-A version lists all files of the previous version and those of one more generation, so readers only see complete
+A version lists all files of the previous version and the files of one more generation, so readers only see complete
 generations, and every reader of shard sets can read a growing set. The key ``generations`` of the manifest describes each
-of them; ``batch`` is the number that the source gave it, by which a repeated batch is recognised. The name of a file
-contains the version that added it. The manifest grows by about 230 bytes per file, and a generation has at least one file
-per worker that gets rows. No Spark."""
+generation; ``batch`` is the number of its batch in the source, by which a repeated batch is recognised. The name of a
+file contains the version that added it. The manifest grows by about 230 bytes per file, and a generation has at least
+one file per worker that gets rows. No Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Part = TypeVar("Part", Worker, Assignment)
 
 
 def generations(shards: ShardSet) -> list[Generation]:
-    """Return the generations of a set, oldest first; empty for a set that was made at once.
+    """Return the generations of a set, oldest first; empty for a set that does not grow.
 
     Raises DataError if the manifest lacks a part that ``as_of`` needs."""
     made = shards.manifest.generations
@@ -52,12 +52,13 @@ def version_of_file(path: str) -> int:
 def appended(before: Manifest | None, made: Manifest) -> Manifest:
     """Return a set's manifest with one more generation. O(files).
 
-    Values that cannot be summed, such as the neighbourhoods, are those of ``made``; models are merged by name.
+    Values that cannot be summed, such as the neighbourhoods, are taken from ``made``; models are merged by name.
 
     Args:
         before: manifest of the set, None for the first generation.
         made: manifest of the new generation alone, with final paths and version and one entry in ``generations``.
     """
+    # The version was unknown when the entry was made: it is chosen during the commit.
     entry = replace(made.generations[0], version=made.version)
     if before is None:
         return replace(made, generations=[entry])
@@ -84,13 +85,14 @@ def appended(before: Manifest | None, made: Manifest) -> Manifest:
 def as_of(shards: Set, number: int) -> Set:
     """Return the set as it was after generation ``number``: its files, rows, fingerprint and means. O(files).
 
-    Class counts per worker and sizes of neighbourhoods stay those of the newest generation. Raises IndexError if there is
-    no such generation."""
+    Class counts per worker and sizes of neighbourhoods still describe the newest generation. Raises IndexError if there
+    is no such generation."""
     made = generations(shards)
     last = made[number]
     manifest = shards.manifest
 
     def kept(part: Part) -> Part:
+        # The manifest has no list of files per generation; their names contain the version that added them.
         files = [file for file in part.files if version_of_file(file.path) <= last.version]
         return replace(part, files=files, rows=sum(file.rows for file in files))
 

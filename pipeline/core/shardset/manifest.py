@@ -82,6 +82,7 @@ def _read(store: Store, uri: str, name: str) -> ShardSet | None:
         version = values["format_version"]
     except (ValueError, KeyError):
         raise DataError(f"{uri}/{name} is not a shard manifest; move it away or choose another --output") from None
+    # Checked before the fields: a newer format may have other fields without being damaged.
     if version != FORMAT_VERSION:
         raise DataError(f"{uri}/{name} has format version {str(version)[:80]}; this version reads {FORMAT_VERSION}")
     try:

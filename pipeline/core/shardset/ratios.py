@@ -34,6 +34,7 @@ def lowest_terms(ratios: Sequence[int], num_workers: int) -> Ratios | None:
     if any(isinstance(ratio, bool) or not isinstance(ratio, Integral) or ratio < 1 for ratio in ratios):
         raise UsageError(f"--ratios must be whole numbers of at least 1, got {shown}")
     whole = [int(ratio) for ratio in ratios]
+    # Ratios are part of a run's identity: 4:2 and 2:1 deal the same rows, and must count as the same configuration.
     common = reduce(gcd, whole)
     lowest = tuple(ratio // common for ratio in whole)
     if sum(lowest) > MOST_PARTS:
@@ -59,7 +60,7 @@ def rounded_down(size: int, ratios: Ratios) -> tuple[Ints, Ints]:
 
 
 def rounded_up(sizes: Ints, ratios: Ratios, carry: bool = False) -> npt.NDArray[np.bool_]:
-    """Return whose share of each group is rounded up: bool [groups, workers].
+    """Return the workers whose share of each group is rounded up: bool [groups, workers].
 
     The rows that are left after rounding down go to the largest remainders, ties to the lowest worker. Exact shares are
     not rounded. O(groups x workers log workers).

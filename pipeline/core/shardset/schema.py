@@ -40,6 +40,7 @@ def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> 
         fields.append(pa.field("copy", pa.int32(), nullable=False))
     if neighbourhood:
         fields.append(pa.field("neighbourhood", pa.int32(), nullable=False))
+    # Spark ignores the metadata of Arrow's fields and reads this JSON, so the shape of the images is repeated in it.
     spark = {
         "type": "struct",
         "fields": [
@@ -75,6 +76,7 @@ def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
     if not spark:
         return {}
     struct = parse(spark)
+    # The file may come from any program. Callers report a ValueError as damage of the file, but not an AttributeError.
     if not fits(struct, dict[str, Any]) or not fits(struct.get("fields"), list[dict[str, Any]]):
         raise ValueError("Spark's metadata of the table tells of no columns")
     about: Any = next((entry.get("metadata") for entry in struct["fields"] if entry.get("name") == column), {})
@@ -122,6 +124,7 @@ def broken_is_data_error(path: str) -> Iterator[None]:
             f"{path} is not there on {socket.gethostname()}: it was deleted meanwhile, or that machine does not mount it"
         ) from None
     except OSError as error:
+        # pyarrow raises OSError for a damaged local file; on a remote store, a retry may help.
         if is_remote(path) or isinstance(error, PermissionError):
             raise
         raise DataError(f"{path} is damaged: {words_of(error)}") from None

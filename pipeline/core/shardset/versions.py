@@ -87,7 +87,7 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
     if with_retries(claim)(store, target, manifest, staged=staged) != manifest:
         return False
     with_retries(store.sync_folder)(f"{uri}/{FOLDER}")
-    # A number may be free again because a far newer version stands: nothing counts below that.
+    # Numbers of deleted versions are free again, but a manifest below the newest version is not read.
     if with_retries(taken)(store, uri).newest > number:
         with_retries(store.delete)(target)
         return False
@@ -97,8 +97,8 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
 def withhold(store: Store, uri: str, number: int, scratch: str) -> bool:
     """Take a number without a manifest, so that no run can commit it; return False if one has committed it meanwhile.
 
-    All who withhold a number write the same empty file, so several may succeed. scratch: a folder that only the caller
-    uses."""
+    All runs that withhold a number write the same empty file, so several may succeed. scratch: a folder that only the
+    caller uses."""
     staged = f"{scratch}/withheld-{number}"
     store.makedirs(scratch)
     store.delete(staged)
@@ -139,7 +139,7 @@ def copy_newest(store: Store, uri: str, scratch: str) -> None:
             data = store.read(path_of(uri, now.newest))
         except FileNotFoundError:
             continue  # replaced since
-        store.makedirs(scratch)  # which may be gone, where its owner was taken for dead
+        store.makedirs(scratch)  # deleted if another run took the owner for dead
         store.write_new(staged, data)
         store.rename(staged, f"{uri}/{NAME}", overwrite=True)
         store.sync_folder(uri)

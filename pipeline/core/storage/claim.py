@@ -1,7 +1,7 @@
-"""The claim of a path: of all processes that write a record there, exactly one succeeds, and all learn whose it is.
+"""The claim of a path: of all processes that write a record there, exactly one succeeds, and all learn which one.
 
-Versions of a set, the lease of a run's home, the starts and segments of its log and the records of a followed set rest
-on it. A record is never replaced; it may be deleted by those who know that nobody needs it any more."""
+Versions of a set, the lease of a run's home, the starts and segments of its log and the records of a followed set rely
+on it. A record is never replaced, and is deleted only once no process needs it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def claim(store: Store, uri: str, record: bytes, *, staged: str | None = None) -
         else:
             store.rename(staged, uri)
     except OSError as error:
+        # The write may have succeeded although its answer was lost: the stored record decides.
         try:
             return store.read(uri)
         except OSError as unread:
+            # If nothing can be read, the error of the write says more, unless it is only that the path is taken.
             if not isinstance(error, FileExistsError):
                 raise error from None
             if not isinstance(unread, FileNotFoundError):

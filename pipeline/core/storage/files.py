@@ -17,9 +17,9 @@ class FileInfo:
         modified_ms: on the file system's own clock, so compare it only with its peers.
         is_dir: whether it is a folder.
         is_link: whether it is a symbolic link; local disks only.
-        tag: of the content, where the store has one: equal for equal bytes.
-        change: the time or number of the last change, where the store keeps one that no program can set back: the
-            inode's change time on a local disk, the ETag in an object store; "" on HDFS.
+        tag: tag of the content, equal for equal bytes; "" if the store has none.
+        change: a mark of the last change that programs cannot reset: the inode's change time on a local disk, the ETag
+            in an object store; "" on HDFS.
     """
 
     path: str

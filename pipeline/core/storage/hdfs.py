@@ -46,7 +46,7 @@ SERVERS = re.compile(r": \[?Datanode.*", re.DOTALL)
 
 
 def is_hdfs_setting(key: str) -> bool:
-    """Tell whether a Hadoop setting is one that HDFS's client or this module reads."""
+    """True if the HDFS client or this module reads a Hadoop setting."""
     return key in (*HDFS_SETTINGS, PROXY_USER) or key.startswith(_PREFIXES)
 
 

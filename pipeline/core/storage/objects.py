@@ -61,8 +61,8 @@ class ObjectFiles:
     """The files of one bucket.
 
     Requests: info 1 (2 for a folder), open 1, read_range 1, list 1 per 1,000 entries, create 1 (3 and 1 per 8 MiB for more
-    than 8 MiB), delete 2, rename 2. A rename that may overwrite copies inside the store; one that may not transfers the
-    content through this process."""
+    than 8 MiB), delete 2, rename 2. A rename that may overwrite copies inside the store; a rename that must not
+    overwrite transfers the content through this process."""
 
     def __init__(self, root: str, conf: tuple[tuple[str, str], ...]) -> None:
         import obstore

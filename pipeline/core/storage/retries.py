@@ -74,6 +74,7 @@ def call_within(seconds: float, work: Callable[[], Any]) -> Any:
         except BaseException as error:
             errors.append(error)
 
+    # A daemon thread, because a call that hangs in native code cannot be cancelled, and must not delay the exit.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)

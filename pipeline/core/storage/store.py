@@ -1,4 +1,4 @@
-"""One interface to files on local disks, on HDFS and in object stores, for the driver and its tasks.
+"""A common interface to files on local disks, on HDFS and in object stores, for the driver and its tasks.
 
 Paths without a scheme or with ``file:`` are local. ``hdfs://`` uses the native RPC client, which supports high-availability
 name services and Kerberos. ``s3://`` (and s3a, gs, abfs, az) uses obstore. Errors are FileNotFoundError, PermissionError,
@@ -58,11 +58,13 @@ class Store:
         if scheme in ("", "file"):
             if authority not in ("", "localhost"):
                 raise UsageError(f"{uri} names the host {authority!r}; a file: path is local, write file:///path")
+            # abspath keeps two leading slashes, which would give one folder two names.
             return "/" + os.path.abspath(path).lstrip("/")
         if scheme in SCHEMES:
             return object_uri(uri)
         if scheme != "hdfs":
             raise UsageError(f"{uri}: the scheme {scheme!r} is not supported; use file:, hdfs:// or s3://")
+        # The default file system can only complete an address if it is HDFS: a bucket is no NameNode.
         default = split_uri(dict(self.conf).get("fs.defaultFS", ""))
         if not authority and default[0] not in ("", "hdfs"):
             raise UsageError(f"{uri} names no host and fs.defaultFS is {default[0]}:; write hdfs://host:port/path")
@@ -158,6 +160,7 @@ class Store:
             try:
                 self.write_new(draft, data)
             except FileNotFoundError:
+                # The folder nearly always exists: making it only after a failure saves a request per write.
                 self.makedirs(folder)
                 self.write_new(draft, data)
             place(draft)
@@ -200,7 +203,7 @@ SETTINGS = "SHARDING_STORE_SETTINGS"
 
 
 def configured() -> tuple[tuple[str, str], ...]:
-    """Return the store's settings from HADOOP_CONF_DIR, which override those of the parent process."""
+    """Return the store's settings from HADOOP_CONF_DIR, which override settings from the parent process."""
     conf = json.loads(os.environ.get(SETTINGS) or "{}") | hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
     provider_path = conf.pop(S3A_PROVIDER_PATH, "") or conf.get(PROVIDER_PATH, "")
     if provider_path and f"{PREFIX}access.key" not in conf:  # else a job on Spark has read it and handed its keys on

@@ -55,6 +55,7 @@ class FixedRecords(Format):
                 f"{file.path}: truncated or wrong record size: record {rows} at offset {rows * size} has {rest} of"
                 f" {size} bytes; restore the file or declare its --image-shape"
             )
+        # With another shape the records are not CIFAR's, so its numbers of classes do not apply.
         declared = shape is not None and shape != CIFAR_SHAPE
         classes = None if declared else self.limits[-1]
         coarse = self.limits[0] if self.label_bytes == 2 else None
@@ -70,6 +71,7 @@ class FixedRecords(Format):
         for low in range(start, stop, step):
             rows = min(step, stop - low)
             data = store.read_range(file.path, low * size, rows * size)
+            # The file may have changed since the survey, and the error of reshape would not name it.
             if len(data) != rows * size:
                 raise DataError(f"{file.path} ends at offset {low * size + len(data)}: it was cut while it was read")
             records = np.frombuffer(data, np.uint8).reshape(rows, size)

@@ -148,6 +148,7 @@ class CifarPickle(Format):
             layout = Layout(shape, 10)
         else:
             layout = Layout(shape, labelled=False)
+        # A pickle can only be loaded whole; decode_rows keeps its rows, so that later passes need not load it.
         return DataFile(file.path, file.bytes, file.modified_ms, rows, decode_rows=rows, change=file.change), layout
 
     def read(

@@ -86,6 +86,7 @@ def _check_type(field: pa.Field, path: str) -> None:
     kind = field.type
     if pa.types.is_struct(kind):
         names = {inner.name for inner in kind}
+        # Spark's own image source is a likely origin, and its users need another advice than the general one.
         if names >= SPARK_IMAGE:
             raise DataError(
                 f"{path}: column {field.name} is the struct of Spark's image source, of {', '.join(sorted(SPARK_IMAGE))},"
@@ -317,6 +318,7 @@ def _first_shape(parquet: pq.ParquetFile, column: str, layout: Layout, path: str
 def _shape_of(data: bytes | None, layout: Layout, place: str) -> tuple[tuple[int, int, int], bool]:
     if data is None:
         raise DataError(f"{place}: the image is null")
+    # Only uint8 rows may be image files: Pillow decodes to bytes, and float32 values may begin like an image file.
     if layout.dtype == "uint8" and is_encoded(data, layout.record_bytes):
         try:
             channels, height, width = decode(data).shape
