@@ -95,5 +95,5 @@ def arrive(
 
 
 def arrivals(inbox: Inbox, checkpoint: str, late_after_s: float | None) -> Any:
-    """Return the function that turns Spark's frame of a batch into an Arrived."""
+    """Return the function that turns Spark's frame of a batch into an IncomingBatch."""
     return partial(arrive, inbox, checkpoint, late_after_s)

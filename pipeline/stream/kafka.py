@@ -70,7 +70,7 @@ def stream_of_topic(
 
 
 def arrivals(store: Store, uri: str, request: StreamRequest, output: str, checkpoint: str | None) -> Any:
-    """Return the function that turns Spark's frame of a batch into an Arrived.
+    """Return the function that turns Spark's frame of a batch into an IncomingBatch.
 
     Args:
         store: reaches the output.

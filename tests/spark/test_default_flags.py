@@ -161,7 +161,7 @@ def assert_run(output: Path, *, evaluation: bool = True) -> None:
     assert (summary["final_accuracy"] is not None) == evaluation
     assert (output / "model.safetensors").stat().st_size > 0
     assert (output / "best.safetensors").exists() == evaluation
-    assert_page(output / "report.html", "Finished, ")
+    assert_page(output / "report.html", "Finished", " of training.")
 
 
 def report_line(page: Path) -> str:

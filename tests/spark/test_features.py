@@ -179,5 +179,5 @@ def test_features_are_clustered_as_they_are_and_reported_on(tmp_path: Path, job:
             mine = np.arange(ROWS) % 3 == label
             assert adjusted_rand_score(truth[mine][1:], found[mine][1:]) > 0.8
     page = (output / "report.html").read_text()
-    assert "mean row is off by" in page
+    assert "shift of the mean row" in page
     assert run_job(job, *flags, "--clusters", 5 if job.startswith("dist") else 15).out.count("already committed") == 1

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from pipeline.__main__ import main
 from pipeline.core.specs import option
-from pipeline.strategies import STRATEGIES, Fitted, Grouping, Strategy
+from pipeline.strategies import STRATEGIES, FitResult, Grouping, Strategy
 from pipeline.strategies.base import row_counts
 
 
@@ -44,7 +44,7 @@ class Mine(Strategy):
     my_flag: int = option(5, "rows of a run", metavar="ROWS", least=1)
 
     def fit(self, context):
-        return Fitted(Runs(self.my_flag), row_counts(context))
+        return FitResult(Runs(self.my_flag), row_counts(context))
 
 
 STRATEGIES[Mine.name] = Mine

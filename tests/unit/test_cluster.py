@@ -248,7 +248,7 @@ Driver stacktrace:"""
 def test_only_a_failure_that_would_come_again_is_final() -> None:
     missing = "ModuleNotFoundError: No module named 'torch'"
     assert spark.cause_of(PYTHON.format(line=missing)) == missing
-    assert spark.cause_of(PYTHON.format(line="trainer.cluster.rendezvous.Lost: nothing is heard")) is None
+    assert spark.cause_of(PYTHON.format(line="trainer.cluster.rendezvous.AttemptLostError: nothing is heard")) is None
     assert spark.cause_of(KILLED) is None
 
 

@@ -220,7 +220,7 @@ def test_the_cause_of_a_failed_run_is_in_its_log_result_and_report(tmp_path: Pat
     line = str(caught.value)
     assert read_events(tmp_path / "run" / "metrics.jsonl")[-1]["error"] == line
     assert read_result(tmp_path / "run").error == line
-    assert escape(f"The cause: {line}", quote=False)[:60] in (tmp_path / "run" / "report.html").read_text()
+    assert escape(f"Cause: {line}", quote=False)[:60] in (tmp_path / "run" / "report.html").read_text()
 
 
 # --- profiles and failures ------------------------------------------------------------------------------------------------
@@ -443,7 +443,7 @@ def test_what_cannot_be_simulated_is_one_clear_line_and_leaves_nothing(
 
 
 def test_replaying_what_is_no_run_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="contains no run"):
+    with pytest.raises(JobError, match="holds no run"):
         main(["--replay", str(tmp_path)])
 
 

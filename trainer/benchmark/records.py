@@ -75,7 +75,7 @@ class PlannedRun:
         return self.record().key
 
     def record(self, **result: Any) -> BenchmarkRecord:
-        """Return the record of this run. result: further fields of RunRecord."""
+        """Return the record of this run. result: further fields of BenchmarkRecord."""
         given = self.configuration
         return BenchmarkRecord(
             given.model, given.rows, given.batch, given.length, self.system, self.repeat, given.tasks, **result

@@ -130,7 +130,7 @@ def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Itera
 
 def cause_of(error: str) -> str | None:
     """Return the Python error of a failed task from the text of a job's error; None if the task was lost. Pure."""
-    lines: list[str] = re.findall(r"^([A-Za-z_][\w.]*(?:[Ee]rror|Exception|Lost)\b[^\n]*)", error, re.MULTILINE)
+    lines: list[str] = re.findall(r"^([A-Za-z_][\w.]*(?:[Ee]rror|Exception)\b[^\n]*)", error, re.MULTILINE)
     python = [line for line in lines if not line.startswith(("org.apache", "py4j", "java"))]
     if not python or AttemptLostError.__name__ in python[-1].split(":")[0]:
         return None

@@ -131,7 +131,8 @@ def _cause(code: int) -> str:
 class Child:
     """A running role: module.main(*arguments) in its own process.
 
-    The module is given by name, so that the supervisor need not import torch. Raises Killed if it cannot be started.
+    The module is given by name, so that the supervisor need not import torch. Raises ProcessKilledError if it
+    cannot be started.
 
     Attributes:
         name: str(role).

@@ -56,7 +56,7 @@ def run(context: RunContext, options: Options, work: WorkFolder) -> Result | Non
 def supervise(supervisor: Supervisor) -> Result | None:
     """Run a host's part; on server 0's host also log the start and the end, and write result.json and the report.
 
-    Raises as ``run``, and Superseded, after which the run and its log continue elsewhere."""
+    Raises as ``run``, and SupersededError, after which the run and its log continue elsewhere."""
     leads = LEADER in supervisor.roles
     cause = "failed"
     result = None
