@@ -64,7 +64,7 @@ class RunTimings:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One repeat of one configuration on one system."""
+    """A repeat of a configuration on a system, as the benchmark plans it."""
 
     configuration: Configuration
     system: System
@@ -75,7 +75,7 @@ class PlannedRun:
         return self.record().key
 
     def record(self, **result: Any) -> BenchmarkRecord:
-        """Return the record of this run. result: further fields of RunRecord."""
+        """Return the record of this run. result: further fields of BenchmarkRecord."""
         given = self.configuration
         return BenchmarkRecord(
             given.model, given.rows, given.batch, given.length, self.system, self.repeat, given.tasks, **result
@@ -84,7 +84,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class BenchmarkRecord:
-    """One run as the files store it.
+    """A run as the files store it.
 
     Attributes:
         model, rows, batch, tasks: of the configuration.
@@ -92,7 +92,7 @@ class BenchmarkRecord:
         system: that ran it.
         repeat: number of the repeat.
         error: the reason for a missing measurement.
-        measurement: fields of Measurement, without the weights.
+        measurement: fields of RunTimings, without the weights.
         loss: the objective at the end of the run.
         gap: loss above the smallest possible one, which is known for the regressions.
     """

@@ -48,6 +48,7 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
         raise DataError(f"{place} is missing: the checkpoint was never finished") from None
     except (ValueError, KeyError, TypeError) as error:
         raise broken(place, f"is torn or no slice of a checkpoint ({error})") from None
+    # A renamed slice of another checkpoint is intact, but would mix parameters of two versions.
     for name, wanted in (("version", version), ("generation", generation)):
         if known[name] != wanted:
             raise broken(place, f"is of {name} {known[name]}, not {wanted}")

@@ -216,11 +216,13 @@ class ClusterRun:
     def _tell_of_silent(self) -> None:
         silent = self.rendezvous.silent()
         limit = self.config.processes.stall_timeout_s
+        # Only changes are reported, because this is called in every round of the loop.
         for part in sorted(silent.keys() - self._silent):
             self.progress.message(f"host {part} is not heard of; waiting until it is, or is started again")
         for part in sorted(self._silent - silent.keys()):
             self.progress.message(f"host {part} is heard of again")
         self._silent = set(silent)
+        # The cluster usually starts a lost host again. Without the limit the run would wait for ever if it does not.
         for part, seconds in silent.items():
             if limit and seconds > limit:
                 raise JobError(

@@ -42,9 +42,12 @@ def run(context: RunContext, options: Options, work: WorkFolder) -> Result | Non
     facts = prepare(config, work.folders, computes=options.computes, write=leads)
     servers = config.processes.servers
     roles = options.roles_of(servers, facts.num_workers)
+    # Before any process of a role starts: the number of connections grows with the workers, and without descriptors a
+    # server would fail in the middle of the run.
     check_limit(roles, servers, facts.num_workers)
     if options.addresses:
         check_addresses(options.addresses, servers)
+    # The random name keeps the addresses of several runs on this host apart.
     addresses = options.addresses or local_addresses(secrets.token_hex(8), servers)
     supervisor = Supervisor(config, facts, options, addresses, _secret(options), work, roles)
     if not (options.quiet or options.silent):
