@@ -111,7 +111,7 @@ def listed(folder: Place) -> Listed:
 
 
 def _entry(place: Place, names: Listed) -> FileInfo:
-    """Raises FileNotFoundError."""
+    """Return the entry of a file in its folder. Raises FileNotFoundError."""
     if place.name not in names:
         raise FileNotFoundError(place)
     return names[place.name]

@@ -46,8 +46,8 @@ ELSEWHERE = ("192.0.2.1", 9)  # reserved for documentation; a route to it uses t
 def run_part(invitation: Invitation, slot: PartExecution) -> tuple[int, str]:
     """Take part until the run is over or another attempt has replaced this one; blocks.
 
-    Returns the exit code and, if it is not 0, the error message. Raises Lost if another attempt may succeed: the
-    rendezvous does not answer, or a disk or store fails."""
+    Returns the exit code and, if it is not 0, the error message.
+    Raises AttemptLostError if another attempt may succeed: the rendezvous does not answer, or a disk or store fails."""
     part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
     secret = Secret(str(invitation["token"]))
     address = str(invitation["rendezvous"])

@@ -231,9 +231,10 @@ class ClusterRun:
                 )
 
     def _leave_checkpoint(self) -> None:
-        """Have the leading part write a checkpoint and end. Raises Interrupted, unless the run ends at this moment.
+        """Have the leading part write a checkpoint and end.
 
-        The other parts end later, because without their servers the checkpoint would stay incomplete."""
+        Raises RunInterruptedError, unless the run ends at this moment. The other parts end later, because
+        without their servers the checkpoint would stay incomplete."""
         head = next(part.index for part in self.parts if part.leads)
         self.rendezvous.want([head], CHECKPOINT)
         end = time.monotonic() + CHECKPOINT_S

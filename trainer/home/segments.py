@@ -176,7 +176,7 @@ def void(home: Place) -> None:
 
 
 def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
-    """Copy all complete lines of the work folder's files to the home. Raises Superseded and OSError.
+    """Copy all complete lines of the work folder's files to the home. Raises SupersededError and OSError.
 
     Several processes of a host may copy at the same time. Costs one listing, and one write per file that has grown."""
     for _ in range(TRIES):
@@ -268,7 +268,9 @@ def lines_of_others(home: Place, log: Log, taken: dict[str, int]) -> Iterator[by
 
 
 def settle(folders: Folders) -> None:
-    """Complete the home's log files at the end of the run and delete all segments. Raises Superseded and OSError."""
+    """Complete the home's log files at the end of the run and delete all segments.
+
+    Raises SupersededError and OSError."""
     log = copy(folders)
     for file in APPENDED:
         if (folders.work / file).exists():

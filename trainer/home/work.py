@@ -52,14 +52,14 @@ class WorkFolder:
             self._thread.start()
 
     def check(self) -> None:
-        """Raise Superseded (a JobError) if another start of the run leads it now."""
+        """Raise SupersededError (a JobError) if another start of the run leads it now."""
         if self._ended:
             raise self._ended
 
     def copy(self) -> None:
         """Copy the log to the home now; on the leading host also take over the events of other hosts.
 
-        Raises Superseded and OSError."""
+        Raises SupersededError and OSError."""
         if self.folders.is_local:
             return
         log = copy(self.folders)
@@ -70,7 +70,7 @@ class WorkFolder:
     def settle(self) -> None:
         """Complete the home's metrics.jsonl and pushes.csv, on the leading host at the end of the run.
 
-        No process may append to them any more. Raises Superseded and OSError."""
+        No process may append to them any more. Raises SupersededError and OSError."""
         self._end()
         if not self.folders.is_local:
             self.copy()

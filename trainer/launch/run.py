@@ -59,7 +59,7 @@ def run(context: RunContext, options: Options, work: WorkFolder) -> Result | Non
 def supervise(supervisor: Supervisor) -> Result | None:
     """Run a host's part; on server 0's host also log the start and the end, and write result.json and the report.
 
-    Raises as ``run``, and Superseded, after which the run and its log continue elsewhere."""
+    Raises as ``run``, and SupersededError, after which the run and its log continue elsewhere."""
     leads = LEADER in supervisor.roles
     cause = "failed"
     result = None
@@ -135,7 +135,9 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
 
 
 def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> RunFacts:
-    """Run one preparing process and return its reply. Raises Killed, or the error with which the process ended."""
+    """Run one preparing process and return its reply.
+
+    Raises ProcessKilledError, or the error with which the process ended."""
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
     mine, theirs = start_method().Pipe(duplex=False)
     with mine:

@@ -180,7 +180,7 @@ class Leader:
     def _secure_log(self) -> None:
         """Make the log durable up to a checkpoint before that becomes visible.
 
-        Raises OSError, and Superseded if a later start leads the run."""
+        Raises OSError, and SupersededError if a later start leads the run."""
         if not self.folders.is_local:
             copy(self.folders)
         else:

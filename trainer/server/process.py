@@ -236,7 +236,7 @@ class Server:
             self.send(identity, Rejoin(worker, session), None)
 
     def _lead(self, leader: Leader, identity: bytes, message: Message, body: memoryview, now: float) -> None:
-        """Handle what only server 0 is told. Raises Malformed."""
+        """Handle a message that only server 0 gets. Raises MalformedMessageError."""
         # A worker that is no member, or whose step is not the current one, is told to join again.
         match message:
             case Hello():
@@ -305,7 +305,7 @@ class Server:
 
 
 def _order(body: memoryview) -> Order:
-    """Raises Malformed."""
+    """Parse an order. Raises MalformedMessageError."""
     try:
         return Order.from_json(unpack_json(body))
     except (TypeError, KeyError):

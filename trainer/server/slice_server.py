@@ -109,7 +109,9 @@ class SliceServer:
         self.peers = {}
 
     def join(self, identity: bytes, message: Join, body: memoryview) -> None:
-        """Handle a worker's join request, with or without a handle to its shared memory. Raises Malformed."""
+        """Handle a worker's join request, with or without a handle to its shared memory.
+
+        Raises MalformedMessageError."""
         worker = message.worker
         if worker >= self.facts.num_workers:
             raise MalformedMessageError(f"worker {worker}")
@@ -126,7 +128,7 @@ class SliceServer:
         return None
 
     def push(self, identity: bytes, message: Push, body: memoryview) -> bool:
-        """Store a worker's gradient. Raises Malformed.
+        """Store a worker's gradient. Raises MalformedMessageError.
 
         Returns False, and tells the worker to join again, if it belongs to another session or generation."""
         peer = self.peers.get(message.worker)

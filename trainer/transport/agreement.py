@@ -39,7 +39,9 @@ class Agreement:
         return pack_json({KEY: self.digest} | more)
 
     def admits(self, introduction: Mapping[str, Any]) -> bool:
-        """Return whether the host of an introduced process agrees. Raises Malformed if it is not an introduction."""
+        """Return whether the host of an introduced process agrees.
+
+        Raises MalformedMessageError if it is not an introduction."""
         digest = introduction.get(KEY)
         if not isinstance(digest, str):
             raise MalformedMessageError("no introduction")
@@ -50,7 +52,9 @@ class Agreement:
         return pack_json(self.essentials)
 
     def refused(self, refusal: bytes | memoryview) -> UsageError:
-        """Return the error for server 0's refusal of this host, with the first value that differs. Raises Malformed."""
+        """Return the error for server 0's refusal of this host, with the first value that differs.
+
+        Raises MalformedMessageError."""
         theirs = unpack_json(refusal)
         mine = json.loads(json.dumps(self.essentials))
         name = next((name for name in mine | theirs if mine.get(name) != theirs.get(name)), None)

@@ -260,7 +260,7 @@ def pack(message: Message) -> bytes:
 
 
 def unpack(head: bytes | memoryview) -> Message:
-    """Parse the head of a message. No field is negative. Raises Malformed."""
+    """Parse the head of a message. No field is negative. Raises MalformedMessageError."""
     if len(head) < 4 or bytes(head[:3]) != MAGIC:
         raise MalformedMessageError(f"a head of {len(head)} bytes")
     code = head[3]
@@ -295,7 +295,7 @@ def pack_report(report: StepMeasurements) -> bytes:
 
 
 def unpack_report(body: bytes | memoryview) -> StepMeasurements:
-    """Parse a report. Raises Malformed."""
+    """Parse a report. Raises MalformedMessageError."""
     if len(body) != _REPORT.size:
         raise MalformedMessageError(f"a report of {len(body)} bytes")
     examples, correct, loss, seconds, read_s, *hashes = _REPORT.unpack(body)
@@ -308,7 +308,7 @@ def pack_json(value: Any) -> bytes:
 
 
 def unpack_json(data: bytes | memoryview) -> dict[str, Any]:
-    """Parse a JSON object of at most JSON_LIMIT_BYTES. Raises Malformed."""
+    """Parse a JSON object of at most JSON_LIMIT_BYTES. Raises MalformedMessageError."""
     if len(data) > JSON_LIMIT_BYTES:
         raise MalformedMessageError(f"{len(data)} bytes of JSON")
     try:
