@@ -27,6 +27,7 @@ def build_slice(config: Config, num_workers: int, values: Float32s, momentum: Fl
 
 def build_coordinator(config: Config, facts: RunFacts, state: RunState) -> Coordinator:
     """Return the coordinator that continues a run from the state of a checkpoint."""
+    # All that later decisions depend on comes from the checkpoint, so that a resumed run makes the same decisions.
     position = Position(
         state.version,
         state.accepted,
@@ -52,14 +53,15 @@ def build_coordinator(config: Config, facts: RunFacts, state: RunState) -> Coord
 
 
 def build_weights(config: Config, facts: RunFacts) -> Weights:
-    """Return how much each gradient of an update counts."""
+    """Return the rule for the factors of the gradients in an update."""
     by_examples = config.data.sampling == "bernoulli"
     return Weights(config.protocol, facts.num_workers, by_examples=by_examples, usual=usual_batch(config, facts))
 
 
 def usual_batch(config: Config, facts: RunFacts) -> float | None:
-    """Return the mean mini-batch of a worker where workers draw different ones, by the set's ratios or --worker-batch
-    exact; else None."""
+    """Return the mean mini-batch of a worker if workers draw different numbers of examples, else None.
+
+    They do if the set has ratios, or with --worker-batch exact."""
     if config.data.sampling == "bernoulli":
         return config.data.batch_size / facts.num_workers if facts.ratios else None
     batches = config.worker_batches(facts.num_workers, facts.ratios)
@@ -67,7 +69,7 @@ def usual_batch(config: Config, facts: RunFacts) -> float | None:
 
 
 def worker_rate(config: Config, facts: RunFacts, epoch: float) -> float:
-    """The learning rate of an update at a global epoch, over the number of workers: a/n, as far as it has fallen."""
+    """Return a/n, the factor of a sum of gradients: the scheduled rate at a global epoch / the number of workers."""
     steps = config.steps_per_epoch(facts.rows)
     epochs = config.steps_per_worker(facts.rows) / steps
     return (

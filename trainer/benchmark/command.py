@@ -40,6 +40,7 @@ def flags(description: str | None) -> Parser:
         action="store_true",
         help="run every configuration once on little data, which takes about three minutes",
     )
+    # The fields of Experiment define these flags, so that a run records every value that changes its measurements.
     add_experiment_flags(group)
     run_group = parser.add_argument_group("run")
     run_group.add_argument(

@@ -43,7 +43,7 @@ HYPERPARAMETERS: dict[Model, Hyperparameters] = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """One comparison, which every system runs.
+    """A training task on which all systems are compared.
 
     Attributes:
         model: the model to train.

@@ -64,7 +64,7 @@ class RunTimings:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One repeat of one configuration on one system."""
+    """A repeat of a configuration on a system, as the benchmark plans it."""
 
     configuration: Configuration
     system: System
@@ -84,7 +84,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class BenchmarkRecord:
-    """One run as the files store it.
+    """A run as the files store it.
 
     Attributes:
         model, rows, batch, tasks: of the configuration.
@@ -92,7 +92,7 @@ class BenchmarkRecord:
         system: that ran it.
         repeat: number of the repeat.
         error: the reason for a missing measurement.
-        measurement: fields of Measurement, without the weights.
+        measurement: fields of RunTimings, without the weights.
         loss: the objective at the end of the run.
         gap: loss above the smallest possible one, which is known for the regressions.
     """

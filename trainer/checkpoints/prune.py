@@ -30,10 +30,12 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
     recent = sound[-keep:]
     evaluated = {state.version: evaluation_of(root, state, names) for state, names in found}
     wait = [state.version for state in states if state.is_for_evaluation and not evaluated[state.version]]
+    # A mark without figures only says that the evaluator is done with the checkpoint, so it cannot be the best one.
     measured = {
         version: mark for version, mark in evaluated.items() if mark and (mark.accuracy, mark.loss) != (None, None)
     }
     kept = {state.version for state in recent} | set(wait[-waiting:]) | _best(measured, recent)
+    # Versions after the newest sound one stay, because servers may still be writing their slices.
     old = [version for version in versions(root) if version < newest and version not in kept]
     deleted = [version for version in old if _remove(folder_of(root, version))]
     return [version for version in deleted if version in wait]

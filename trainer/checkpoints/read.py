@@ -48,6 +48,7 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
         raise DataError(f"{place} is missing: the checkpoint was never finished") from None
     except (ValueError, KeyError, TypeError) as error:
         raise broken(place, f"is torn or no slice of a checkpoint ({error})") from None
+    # A renamed slice of another checkpoint is intact, but would mix parameters of two versions.
     for name, wanted in (("version", version), ("generation", generation)):
         if known[name] != wanted:
             raise broken(place, f"is of {name} {known[name]}, not {wanted}")
@@ -110,7 +111,7 @@ def listed(folder: Place) -> Listed:
 
 
 def _entry(place: Place, names: Listed) -> FileInfo:
-    """Raises FileNotFoundError."""
+    """Return the entry of a file in its folder. Raises FileNotFoundError."""
     if place.name not in names:
         raise FileNotFoundError(place)
     return names[place.name]

@@ -45,6 +45,7 @@ def json_header(place: Place) -> tuple[dict[str, Any], int]:
 def read_header(place: Place, size: int) -> SliceHeader:
     """Read the header of a slice of ``size`` bytes. Raises ValueError or KeyError if it is malformed or truncated."""
     header, begin = json_header(place)
+    # A damaged header can be valid JSON of any type, which would raise other errors in the lines below.
     if not fits(header, dict[str, dict[str, Any]]):
         raise ValueError("a header of other values than arrays")
     if not all(fits(header[name]["shape"] + header[name]["data_offsets"], list[int]) for name in ARRAYS):
@@ -53,6 +54,7 @@ def read_header(place: Place, size: int) -> SliceHeader:
         raise ValueError("metadata that is no text")
     arrays = {}
     at = 0
+    # The arrays must fill the file without gaps. Its size then proves that nothing was cut off, and no element is read.
     for name in sorted(ARRAYS, key=lambda name: list(header[name]["data_offsets"])):
         (elements,), kind, (first, last) = (header[name][key] for key in ("shape", "dtype", "data_offsets"))
         if kind != "F32" or elements < 0 or first != at or last - first != 4 * elements:
@@ -79,11 +81,11 @@ class StoredSlice:
     header: SliceHeader
 
     def values(self, begin: int, end: int) -> Float32s:
-        """The part of [begin, end) that this slice holds. Raises DataError and OSError."""
+        """Return the values of this slice in [begin, end) of the flat vector. Raises DataError and OSError."""
         return self._cut("values", begin, min(end, self.end))
 
     def momentum(self, begin: int, end: int) -> Float32s:
-        """The same of the momentum, which ends with the parameters."""
+        """Return the momentum in the same range. Statistics, which follow the parameters, have none."""
         return self._cut("momentum", begin, min(end, self.begin + self.num_parameters))
 
     def _cut(self, name: str, begin: int, end: int) -> Float32s:
@@ -106,5 +108,5 @@ def broken(place: Place, fact: str) -> DataError:
 
 
 def known_of(header: SliceHeader) -> dict[str, Any]:
-    """The numbers that a slice tells of itself. Raises ValueError or KeyError."""
+    """Return the numbers in the metadata of a slice. Raises ValueError or KeyError."""
     return {name: int(header.about[name]) for name in ("version", "generation", "begin", "end", "total")}

@@ -96,7 +96,9 @@ class EvaluationMark:
     loss: float | None = None
 
     def is_of(self, state: RunState) -> bool:
-        """Return whether this evaluates a checkpoint. That of a final one stays valid when the run continues past it."""
+        """Return whether this is the evaluation of a checkpoint.
+
+        The evaluation of a final checkpoint stays valid when the run continues past it."""
         return self.generation == state.generation and self.final >= state.final
 
     def to_bytes(self) -> bytes:
@@ -104,7 +106,7 @@ class EvaluationMark:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> EvaluationMark:
-        """Raises ValueError."""
+        """Parse a mark. Raises ValueError if it is malformed."""
         return build(cls, parse(data))
 
 

@@ -56,14 +56,14 @@ def write_state(folder: Place, state: RunState) -> None:
 
 
 def reopen(root: Place, version: int) -> None:
-    """The run goes on past the end it had at this version: the checkpoint is not the final one any more."""
+    """Mark a final checkpoint as not final, because the run continues past it."""
     state = read_state(root, version)
     if state.final:
         write_whole(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
 
 
 def mark_evaluated(root: Place, state: RunState, accuracy: float | None = None, loss: float | None = None) -> bool:
-    """Mark a checkpoint as evaluated. False: it was discarded meanwhile, and needs no mark. Raises OSError."""
+    """Mark a checkpoint as evaluated, and return whether it still exists. Raises OSError."""
     if not folder_of(root, state.version).is_dir():
         return False
     mark = EvaluationMark(state.generation, state.final, accuracy, loss)

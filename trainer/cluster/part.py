@@ -46,8 +46,8 @@ ELSEWHERE = ("192.0.2.1", 9)  # reserved for documentation; a route to it uses t
 def run_part(invitation: Invitation, slot: PartExecution) -> tuple[int, str]:
     """Take part until the run is over or another attempt has replaced this one; blocks.
 
-    Returns the exit code and, if it is not 0, the error message. Raises Lost if another attempt may succeed: the
-    rendezvous does not answer, or a disk or store fails."""
+    Returns the exit code and, if it is not 0, the error message.
+    Raises AttemptLostError if another attempt may succeed: the rendezvous does not answer, or a disk or store fails."""
     part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
     secret = Secret(str(invitation["token"]))
     address = str(invitation["rendezvous"])
@@ -71,10 +71,12 @@ def _outcome(host: _Host) -> tuple[int, str]:
     try:
         host.take_part()
     except AttemptLostError:
+        # A JobError too, but it ends only this attempt and must not be reported as the end of the run.
         raise
     except JobError as error:
         return error.exit_code, str(error)
     except OSError as error:
+        # A disk or a store may fail on this host only, or only for a while. The launcher starts another attempt.
         host.line.say(f"{' '.join(str(error).split())}; this host is started again")
         host.line.flush()
         raise AttemptLostError(str(error)) from error
@@ -135,6 +137,7 @@ class _Host:
 
     def _supervise(self, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
+        # ``check`` left the folder as it was. By now it is settled for this start, and may get a first checkpoint.
         if self.part.leads:
             prepare(self.config, work.folders, computes=True, write=True)
         supervisor = Supervisor(
@@ -150,6 +153,7 @@ class _Host:
         )
         try:
             supervise(supervisor)
+        # It is a SupersededError too, but with it the whole attempt ends, not only this supervisor.
         except AttemptLostError:
             raise
         except SupersededError:
@@ -208,7 +212,7 @@ def _listening(part: Part, rendezvous: str) -> Iterator[dict[int, sockets.socket
 
 
 def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
-    """Return the family and number of the interface that routes to a TCP address. Sends nothing."""
+    """Return the family and numeric address of the interface that routes to a TCP address. Sends nothing."""
     number, name, port = parts_of(address)
     family, kind, _, _, target = sockets.getaddrinfo(number or name, port, type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, kind) as probe:  # connecting a UDP socket only looks up the route

@@ -220,7 +220,9 @@ class Line:
             self._news |= news
 
     def answer(self) -> Answer:
-        """Return the newest answer. Raises Lost if the rendezvous is silent, UsageError if it rejects the token."""
+        """Return the newest answer.
+
+        Raises AttemptLostError if the rendezvous is silent, UsageError if it rejects the token."""
         if self._problem:
             raise self._problem
         if self.is_silent():

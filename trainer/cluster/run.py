@@ -216,11 +216,13 @@ class ClusterRun:
     def _tell_of_silent(self) -> None:
         silent = self.rendezvous.silent()
         limit = self.config.processes.stall_timeout_s
+        # Only changes are reported, because this is called in every round of the loop.
         for part in sorted(silent.keys() - self._silent):
             self.progress.message(f"host {part} is not heard of; waiting until it is, or is started again")
         for part in sorted(self._silent - silent.keys()):
             self.progress.message(f"host {part} is heard of again")
         self._silent = set(silent)
+        # The cluster usually starts a lost host again. Without the limit the run would wait for ever if it does not.
         for part, seconds in silent.items():
             if limit and seconds > limit:
                 raise JobError(
@@ -229,9 +231,10 @@ class ClusterRun:
                 )
 
     def _leave_checkpoint(self) -> None:
-        """Have the leading part write a checkpoint and end. Raises RunInterruptedError, unless the run ends at this moment.
+        """Have the leading part write a checkpoint and end.
 
-        The other parts end later, because without their servers the checkpoint would stay incomplete."""
+        Raises RunInterruptedError, unless the run ends at this moment. The other parts end later, because
+        without their servers the checkpoint would stay incomplete."""
         head = next(part.index for part in self.parts if part.leads)
         self.rendezvous.want([head], CHECKPOINT)
         end = time.monotonic() + CHECKPOINT_S

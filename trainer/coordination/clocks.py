@@ -11,7 +11,7 @@ class Clocks:
     def __init__(self) -> None:
         self._clock: dict[int, int] = {}
         self._workers: dict[int, dict[int, None]] = {}  # workers by clock, in the order in which they reached it
-        self._low: list[int] = []  # a heap of all clocks with workers, and of some that have none any more
+        self._low: list[int] = []  # a heap of all clocks with workers, and of some without
         self._high: list[int] = []  # the same, negated
 
     def put(self, worker: int, clock: int) -> None:
@@ -24,6 +24,8 @@ class Clocks:
             workers = self._workers[clock] = {}
             heapq.heappush(self._low, clock)
             heapq.heappush(self._high, -clock)
+            # ``greatest`` never meets the outdated clocks below the maximum, nor ``least`` those above the minimum.
+            # Without rebuilding, the heaps would grow with every step of the run. A sorted list is a heap.
             if len(self._high) > 2 * len(self._workers) + 64:
                 self._high = [-clock for clock in self._workers]
                 heapq.heapify(self._high)

@@ -19,7 +19,7 @@ class Convergence:
     Args:
         tolerance: 0 for a run that never converges.
         num_workers: n.
-        read: returns the current parameters [P]; at first those of the checkpoint from which the run continues.
+        read: returns the current parameters [P]; when this object is created, the parameters of the checkpoint.
         accepted: gradients of that checkpoint; 0 at the start of a run.
         update_size: gradients per update. If the last update before the checkpoint ended a mini-batch, the next one is
             compared with the checkpoint; otherwise the first complete mini-batch is not compared, as at the start."""

@@ -133,7 +133,7 @@ class Coordinator:
                 self._note_through(member)
             if self.started or self.finished:
                 self._await_turn(member)
-            else:  # at the clock of the checkpoint; nobody starts before all are here
+            else:  # at the clock of the checkpoint; no worker starts before all are here
                 self.membership.move(member, WorkerPhase.READY)
 
     def push(
@@ -221,11 +221,13 @@ class Coordinator:
         rate = boundary = None
         cancelled: tuple[Reply, ...] = ()
         if self.ledger.summed and self._is_complete():
+            # Before the update, which advances the epoch and empties the ledger. Both are needed here.
             rate = self.rate(self.budget.epoch) * self.weights.correction(self.ledger.examples())
             boundary = self._update()
             cancelled = self._cancelled()
         if self.budget.is_spent() and not self.finished:
             self._finish()
+        # After the update, so that the workers that waited for it pull its result with this order.
         unblocked, stop = self._answer(now)
         snapshot = self._snapshot(boundary)
         if not (shares or rate is not None or unblocked or stop or snapshot):
@@ -247,6 +249,8 @@ class Coordinator:
     def _sum(self) -> list[Entry]:
         """Return the gradients that are added to the sum now. Their workers may continue."""
         room = self._room - len(self.ledger.summed)
+        # With these weights each factor depends on the sizes of all mini-batches in the update, so none is summed
+        # before the last one that can still come has arrived.
         if self.weights.holds and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
             return []
         taken: list[Entry] = []
@@ -284,6 +288,7 @@ class Coordinator:
         version = self.version + 1
         entries = self.ledger.close()
         boundary = self.budget.use(len(entries), sum(measured.examples for _, measured in entries))
+        # The last update of a run may have room for fewer gradients.
         self._room = self.budget.room(self.size)
         for entry in entries:
             self.records.append(self._record(entry, version, accepted=True))
@@ -297,6 +302,8 @@ class Coordinator:
             self.epoch_means = self.epoch_sums.end()
         for worker, ticket, release in self._queues.waiting_for(version):
             member = self.members[worker]
+            # A changed ticket means that the worker was lost meanwhile. Otherwise the worker is queued again, not
+            # released, because it may also have to wait for the slowest worker.
             if member.ticket == ticket:
                 self.membership.wait_for_version(member, False)
                 self._queue(member, release)
@@ -335,7 +342,7 @@ class Coordinator:
         self.membership.move(member, WorkerPhase.READY)
         if not self._is_over(member):
             self._queue(member, self.protocol.release(member.index, self.view))
-        else:  # after the last of its gradients is applied
+        else:  # it ends after the last of its gradients is applied
             self._queue(member, Release(version=self.version + 1 if member.unapplied and not self.finished else 0))
 
     def _queue(self, member: Member, release: Release) -> None:
@@ -348,18 +355,20 @@ class Coordinator:
             self._queues.ready.append((member.index, member.ticket))
 
     def _answer(self, now: float) -> tuple[tuple[Reply, ...], tuple[Reply, ...]]:
-        """The workers that start a step now, and those that have done their last."""
+        """Return the workers that start a step now, and the workers that have done their last step."""
         if not (self.started or self.finished or self._start(now)):
             return (), ()
         self._queues.release_up_to(self.membership.clocks)
         if not self._queues.ready:
             return (), ()
+        # In the order of workers, so that the answers do not depend on the order in which the workers became ready.
         ready = sorted(self._queues.ready)
         self._queues.ready = []
         unblocked = []
         stop = []
         for worker, ticket in ready:
             member = self.members[worker]
+            # The worker was lost or has joined again since it was queued.
             if member.ticket != ticket:
                 continue
             if self._is_over(member):

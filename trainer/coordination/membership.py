@@ -27,7 +27,7 @@ class Member:
     Attributes:
         index: number of the worker.
         clock: number of its gradients that were used or refused.
-        phase: see Phase.
+        phase: see WorkerPhase.
         session: grows with every start of the worker's process.
         pulled: version of the parameters that it computes with.
         unapplied: its gradients in the sum of the next update.
@@ -73,8 +73,10 @@ class Membership:
         member.ticket += 1
         if member.waits_for_version:
             self.wait_for_version(member, False)
+        # A worker that is no member has no clock, or all others would wait for it under a staleness bound.
         if phase < WorkerPhase.COMPUTING:
             self.clocks.remove(member.index)
+            # A finished worker is silent without being lost; a joining worker that falls silent is lost.
             if phase is not WorkerPhase.JOINING:
                 self._heard.pop(member.index, None)
         elif before < WorkerPhase.COMPUTING:

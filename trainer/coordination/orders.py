@@ -58,13 +58,13 @@ class Share(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The next step of every server, in the order of these fields.
+    """The next step of every server, in this order: shares, update, snapshot, answers to workers.
 
     Attributes:
         sequence: number of the order, without gaps.
-        version: updates made once the order is carried out.
+        version: number of updates after the order.
         shares: gradients that are added to the sum of the next update.
-        learning_rate: of the update that is made now; None makes none.
+        learning_rate: of the update that is made now; None for no update.
         snapshot: whether the server writes its slice, for a checkpoint of this version.
         unblocked: workers that are answered with the parameters.
         stop: workers that are told to end.

@@ -64,6 +64,8 @@ class ParameterSlice:
 
         pushed: the last gradients of the update, as in ``accumulate``. If they are all of its gradients, the update takes
         one pass over memory, with bit-identical results."""
+        # Earlier orders have begun a sum, which costs a pass over memory of its own. Otherwise each chunk is summed,
+        # scaled and applied while it is in the cache.
         if self._summed:
             self.accumulate(pushed, weights)
             assert self._sum is not None
@@ -75,6 +77,7 @@ class ParameterSlice:
             return
         for span in self._spans():
             self._step(span, _scaled_sum([vector[span] for vector in pushed], weights, rate))
+        # Neither the rate nor the factors apply to statistics, which are no gradients.
         if pushed and self.num_parameters < len(self.values):
             parts = [vector[self._statistics] for vector in pushed]
             self._merge_statistics(_scaled_sum(parts, [1.0] * len(parts), 1.0), len(parts))

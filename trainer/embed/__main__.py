@@ -35,6 +35,7 @@ def parser() -> Parser:
     )
     fit = ("fit_rows", "epochs", "batch_size", "learning_rate", "weight_decay", "seed")
     add_flags(made.add_argument_group("auto-encoder"), Embedding, only=fit)
+    # This group takes all other fields, so that a new option needs no change here.
     run = made.add_argument_group("run")
     add_flags(run, Embedding, leave_out=(*sources, "format", "image_shape", "channels", "output", *fit))
     command_line.add_config_flag(run, "embed")

@@ -296,12 +296,14 @@ def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Evaluati
     for images, labels in batches:
         outputs = model(images)
         rows += len(labels)
+        # Weighted by rows, because the last batch may be smaller than the others.
         loss += float(task.loss(outputs, labels)) * len(labels)
         squares += float(task.losses(outputs, labels).double().square().sum())
         right += int(task.correct(outputs, labels))
         are_classes = not labels.is_floating_point()
     if not rows:
         raise ValueError("no rows to evaluate")
+    # Rounding can make the variance of nearly equal losses negative, hence max().
     mean = loss / rows
     accuracy = right / rows if are_classes else None
     return EvaluationResult(mean, accuracy, math.sqrt(max(0.0, squares / rows - mean * mean) / rows))

@@ -268,7 +268,9 @@ def lines_of_others(home: Place, log: Log, taken: dict[str, int]) -> Iterator[by
 
 
 def settle(folders: Folders) -> None:
-    """Complete the home's log files at the end of the run and delete all segments. Raises SupersededError and OSError."""
+    """Complete the home's log files at the end of the run and delete all segments.
+
+    Raises SupersededError and OSError."""
     log = copy(folders)
     for file in APPENDED:
         if (folders.work / file).exists():

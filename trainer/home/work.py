@@ -28,7 +28,7 @@ LOG_BYTES = 1 << 20  # bytes of the end of a process's log that are copied
 def due(copied: float, heard: float) -> float:
     """Return the time of this process's next copy: COPY_S after its last copy or server 0's, whichever is later. Pure.
 
-    At most 2 * COPY_S after its own, because only this process takes over other hosts' events and notices later starts.
+    It is at most 2 * COPY_S after its last copy: only its copies take over other hosts' events and notice later starts.
 
     copied: time of this process's last copy; heard: time of server 0's last copy."""
     return max(copied, min(heard, copied + COPY_S)) + COPY_S
@@ -95,6 +95,7 @@ class WorkFolder:
             self._thread.join(None if self._is_reached else REACH_S)
 
     def _keep(self) -> None:
+        # The leading host has just written to the home; the others find out at once whether they can reach it.
         wait_s = COPY_S if self.folders.leads else 0.0
         while not self._stop.wait(wait_s):
             try:
@@ -104,6 +105,7 @@ class WorkFolder:
                 self._ended = error
                 return
             except OSError as error:
+                # The next attempt then copies even if the log has not grown since.
                 self._size = 0
                 self._copied = time.monotonic()
                 self.trouble = f"{self.folders.home}: the log was not copied: {error}"

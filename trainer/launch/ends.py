@@ -54,6 +54,7 @@ def interruptible(subject: Interruptible) -> Iterator[None]:
     try:
         yield
     finally:
+        # Restored, because the caller may be a notebook or a Spark driver that handles Ctrl-C itself.
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -44,7 +44,7 @@ def patience(facts: RunFacts) -> Patience:
 
 
 def wait_for_checkpoint(control: Control, root: Place, facts: RunFacts) -> None:
-    """On server 0's host: have all servers write a checkpoint now, and wait while they do."""
+    """Have all servers write a checkpoint now, and wait while they do. For server 0's host."""
     control.tell(End())
     waits = patience(facts)
     while not _is_written(control, root) and not waits.is_over(sizes(root), time.monotonic()):
@@ -52,7 +52,7 @@ def wait_for_checkpoint(control: Control, root: Place, facts: RunFacts) -> None:
 
 
 def wait_for_leader(control: Control, root: Place, facts: RunFacts) -> None:
-    """On another host with servers: have all servers write a checkpoint now, and stay until server 0 is gone.
+    """Have all servers write a checkpoint now, and stay until server 0 is gone. For other hosts with servers.
 
     Server 0's host may have been interrupted too; without the slices of this host its last checkpoint would stay
     incomplete."""

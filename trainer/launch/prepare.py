@@ -57,11 +57,13 @@ def check_normalisation(config: Config, built: NetworkAndTask, shards: Shards, n
     if normalises(built.model, shards.shape, examples):
         return
     instead = "--norm group" if hasattr(config.model, "norm") else "a model without BatchNorm"
+    # Bernoulli sampling can draw a single example from any number of rows, so a larger --batch-size does not help.
     if config.data.sampling == "bernoulli":
         raise UsageError(
             f"--model {config.model.name} has BatchNorm, which cannot normalise a single example, and --sampling bernoulli"
             f" draws mini-batches of 1 example too: give --sampling shuffle, or {instead}"
         )
+    # Hence the factor 2 below: two examples have a variance even with one value per channel.
     parts = config.protocol.parts_of_a_step()
     what = "micro-batch" if parts > 1 else "mini-batch"
     raise UsageError(
@@ -113,6 +115,7 @@ def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) 
         _check_identity(config, root, version)
         reopen(root, version)
         return
+    # To start again from version 0 would silently discard the training in the damaged checkpoints.
     if any(versions(root)):
         raise DataError(
             f"{root} holds no whole checkpoint, or none of this version of the program; choose another --output,"
@@ -120,6 +123,8 @@ def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) 
         )
     folder = folder_of(root, 0)
     momentum = np.zeros(facts.num_parameters, np.float32)
+    # One slice for any number of servers: each server reads its own range of it. The state is written last, because it
+    # makes the checkpoint complete.
     write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum)
     clocks = {worker: 0 for worker in range(facts.num_workers)}
     parts: dict[str, Any] = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}

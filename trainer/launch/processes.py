@@ -131,8 +131,8 @@ def _cause(code: int) -> str:
 class Child:
     """A running role: module.main(*arguments) in its own process.
 
-    The module is given by name, so that the supervisor need not import torch. Raises ProcessKilledError if it
-    cannot be started.
+    The module is given by name, so that the supervisor need not import torch.
+    Raises ProcessKilledError if it cannot be started.
 
     Attributes:
         name: str(role).
@@ -222,7 +222,7 @@ class Child:
 
 
 def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
-    """Start a process; return it with the supervisor's end of its lifeline. Raises Killed.
+    """Start a process; return it with the supervisor's end of its lifeline. Raises ProcessKilledError.
 
     The fork server may be killed or freeze at any moment. A child that it forked without reporting it exits when its
     lifeline closes."""

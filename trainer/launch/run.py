@@ -42,9 +42,12 @@ def run(context: RunContext, options: Options, work: WorkFolder) -> Result | Non
     facts = prepare(config, work.folders, computes=options.computes, write=leads)
     servers = config.processes.servers
     roles = options.roles_of(servers, facts.num_workers)
+    # Before any process of a role starts: the number of connections grows with the workers, and without descriptors a
+    # server would fail in the middle of the run.
     check_limit(roles, servers, facts.num_workers)
     if options.addresses:
         check_addresses(options.addresses, servers)
+    # The random name keeps the addresses of several runs on this host apart.
     addresses = options.addresses or local_addresses(secrets.token_hex(8), servers)
     supervisor = Supervisor(config, facts, options, addresses, _secret(options), work, roles)
     if not (options.quiet or options.silent):
@@ -132,7 +135,9 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
 
 
 def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> RunFacts:
-    """Run one preparing process and return its reply. Raises Killed, or the error with which the process ended."""
+    """Run one preparing process and return its reply.
+
+    Raises ProcessKilledError, or the error with which the process ended."""
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
     mine, theirs = start_method().Pipe(duplex=False)
     with mine:

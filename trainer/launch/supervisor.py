@@ -148,7 +148,7 @@ class Supervisor:
             self.waiting[role] = time.monotonic() + pause
 
     def _child(self, role: Role, log: Path) -> Child:
-        """Start and return a process for a role. Raises Killed."""
+        """Start and return a process for a role. Raises ProcessKilledError."""
         config = self.config
         facts = self.facts
         addresses = self.addresses

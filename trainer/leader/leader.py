@@ -98,7 +98,7 @@ class Leader:
         self.training: Training | None = None  # while not all servers have loaded one generation
         self._snapshot_at = 0.0
         self._left: int | None = None  # the version that a roll-back left, until it is logged
-        self._gather_again: str | None = None  # the cause of a roll-back that a file system did not let happen
+        self._gather_again: str | None = None  # the cause of a roll-back to repeat after an error of the file system
         self._ticked = self._patient_until = 0.0
         self._has_warned = False
 
@@ -285,6 +285,7 @@ class Leader:
         keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
         return {key: journal.summary.get(key) for key in keys} | {
             "ready": True,
+            # The supervisor ends all servers of a finished run, so the final checkpoint must be complete before.
             "finished": coordinator.finished and (bad is not None or self.training.snapshots.is_final_whole),
             "trained": coordinator.finished,
             "diverged": bad,
@@ -328,7 +329,7 @@ class Leader:
             if snapshot:
                 self._snapshot_at = now
                 snapshots.begin(order.sequence, self._state(snapshot, journal.seconds(now)), now)
-            journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before it can be whole
+            journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before the checkpoint can be complete
             self.send_order(list(self.followers.values()), order)
             if order.learning_rate is not None and training.convergence.is_reached(
                 coordinator.budget.position.accepted

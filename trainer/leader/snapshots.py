@@ -99,12 +99,14 @@ class Snapshots:
     def wrote(self, server: int, sequence: int, outcome: WriteOutcome) -> None:
         """Note the result of a server's slice. After the last one the state is written."""
         found = self.under_way.get(sequence)
+        # The checkpoint has already failed on another server.
         if not found:
             return
         version = found.state.version
         if outcome is WriteOutcome.WRITTEN:
             found.missing.discard(server)
             if not found.missing:
+                # Before the state, so that the log of a run that resumes from this checkpoint has all earlier pushes.
                 self.log()
                 self.work.submit(partial(self._complete, found.state), partial(self._completed, sequence))
             return
@@ -115,6 +117,7 @@ class Snapshots:
             )
         else:
             self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
+            # The usual cause is a full disk. The run cannot end without this checkpoint, which is then tried again.
             if found.state.final:
                 self.work.submit(self._make_room, self._made_room)
 
@@ -127,6 +130,7 @@ class Snapshots:
 
     def _complete(self, state: RunState) -> CheckpointCompletion:
         """Complete a checkpoint and delete older ones. Runs in the background, because disks can be slow."""
+        # A roll-back has made this checkpoint void while it waited in the queue.
         if not self.is_current():
             return CheckpointCompletion()
         try:
@@ -136,6 +140,8 @@ class Snapshots:
         except (OSError, SupersededError) as error:
             return CheckpointCompletion(f"the checkpoint of version {state.version} was not written: {error}")
         try:
+            # The new checkpoint is complete by now, so a failure to delete older ones is only logged; the next one
+            # tries again.
             return CheckpointCompletion(given_up=tuple(prune(self.root)))
         except OSError as error:
             logger.warning(f"old checkpoints are not deleted yet: {error}")

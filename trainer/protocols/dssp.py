@@ -51,9 +51,11 @@ class DSSP(SSP):
         if extra[worker] and ahead <= self.staleness_upper_bound:
             extra[worker] -= 1
             return NOW
+        # Beyond the upper bound a worker waits, and its grant expires: the paces that it was predicted from may change.
         extra[worker] = 0
         if ahead <= self.staleness_bound:
             return NOW
+        # As in the paper, only the fastest worker is granted extra steps; the lower bound holds for all others.
         if ahead <= self.staleness_upper_bound and view.clock(worker) == view.fastest():
             extra[worker] = self._extra_steps(worker, view)
             if extra[worker]:
@@ -73,9 +75,12 @@ class DSSP(SSP):
 
         def gap(extra: int) -> float:
             after = last + extra * interval - slow_last
+            # The last push of the slowest worker is past, so only its next pushes count. Two of its pushes at one time,
+            # as in virtual time, give no pace.
             pushes = min(max(after / slow_interval, 1), most + 1) if slow_interval > 0 else 1
             return abs(after - round(pushes) * slow_interval)
 
+        # Of equally good numbers the smallest, which adds the least staleness.
         return min(range(most + 1), key=gap)
 
 

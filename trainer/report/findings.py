@@ -103,6 +103,7 @@ def _result(summary: Mapping[str, Any]) -> list[RunFinding]:
     if epoch is None:
         return []
     if summary["final_accuracy"] is None:
+        # Real targets have no accuracy.
         losses = f"{plain(summary['final_loss'])}; the lowest is {plain(summary['best_loss'])}, after epoch {epoch:.4g}"
         return [RunFinding("", f"Evaluation loss at the last evaluation: {losses}.")]
     best = "which is the best of the run"
@@ -138,6 +139,7 @@ def _describe_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
     text = (
         f"Data check: in {missed} of {whole} passes that all workers completed, not every row was trained once: {why}."
     )
+    # A protocol rejects gradients on purpose; rows that are missing for another reason are a loss of training data.
     return [RunFinding("worse" if not rejected else "", text)]
 
 
@@ -151,6 +153,7 @@ def headline(summary: Mapping[str, Any]) -> list[Figure]:
         Figure("final accuracy", percent(summary["final_accuracy"]), "evaluation images, last evaluation"),
         Figure("final loss", plain(summary["final_loss"]), "evaluation images, last evaluation"),
         Figure("best accuracy", percent(summary["best_accuracy"]), best),
+        # Not the lowest loss of the run: both best figures describe the same model, best.safetensors.
         Figure("best loss", plain(summary["best_loss"]), "of the same evaluation"),
         Figure("training accuracy", percent(summary["train_accuracy"]), "a sample of training images, last evaluation"),
         Figure("training loss", plain(summary["train_loss"]), "a sample of training images, last evaluation"),

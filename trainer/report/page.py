@@ -140,7 +140,7 @@ def _begun(first: Event, start: Event) -> str:
 
 
 def _origin(start: Event) -> dict[str, str]:
-    """Return the rows of the section "Origin": those of the last start, if a run was resumed."""
+    """Return the rows of the section "Origin". start: the last start of a resumed run."""
     return origin(start.get("made"), start["versions"] or {})
 
 

@@ -64,6 +64,7 @@ class Journal:
         self.coordinator.records = []
         if not records and boundary is None:
             return
+        # With the time of the update: the rows are written later, many at once.
         self._unwritten += [(seconds, record) for record in records]
         self._recent += records
         version = self.coordinator.version
@@ -71,6 +72,7 @@ class Journal:
             self._log_pass(whole, version, seconds)
         if boundary is not None:
             means = self.coordinator.epoch_means
+            # The count of correct predictions is 0 for real targets, and must not be logged as a measured accuracy.
             means = means if self.classifies else means | {"accuracy": None}
             log_event(self.root, "epoch", epoch=boundary, version=version, seconds=seconds, **means)
 
@@ -117,6 +119,7 @@ class Journal:
             "version": coordinator.version,
             "accepted": coordinator.budget.position.accepted,
             "epoch": round(coordinator.budget.epoch, 4),
+            # The coordinator's rate is per gradient, the logged rate is comparable with --learning-rate.
             "learning_rate": coordinator.rate(coordinator.budget.epoch) * coordinator.num_workers,
             "images_per_s": speed or sum(record.measured.examples for record in accepted) / max(trained, 1e-3),
             "staleness_mean": sum(staleness) / len(staleness) if staleness else None,

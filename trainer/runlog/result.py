@@ -116,6 +116,7 @@ def is_best_of(output: Place, evaluation: Event) -> bool:
         about = _older_about(output / BEST)
     except ValueError:
         return False
+    # First the comparison that need not read the model.
     if any(about.get(key) != evaluation.get(key) for key in ("version", "generation")):
         return False
     try:
@@ -185,6 +186,7 @@ def _accuracy(live: list[Event]) -> dict[str, Any]:
     last = _last(evaluated)
     top = best(evaluated) or {}
     epoch = _last(live, "epoch")
+    # A diverged run has NaN and infinite values, which JSON does not allow.
     return {
         "final_accuracy": _finite(last.get("accuracy")),
         "final_loss": _finite(last.get("loss")),

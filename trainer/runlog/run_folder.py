@@ -116,6 +116,7 @@ class RunRecord:
         """Parse a record. Raises KeyError, TypeError, ValueError or UsageError if it is not of this version."""
         about = values["shards"]
         config = Config.from_json(values["config"])
+        # ``build`` checks types, so that a damaged config.json is refused here with the name of the wrong value.
         return build(
             cls,
             {
@@ -151,7 +152,7 @@ def resolve_output(output: str) -> Path:
 def locked(output: Place, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Lock the folder of a run, because two runs in one folder would mix their checkpoints.
 
-    On a local disk the lock ends with the process in any case. Elsewhere it is a lease.
+    A local folder has a file lock, which the kernel releases however the process ends; a store has a lease.
     Raises JobError while another process holds it, OSError if the folder cannot be written.
 
     lost: called by a thread if this process was frozen and another start has taken its lease."""
@@ -162,6 +163,7 @@ def locked(output: Place, lost: Callable[[], object] = lambda: None) -> Iterator
     output.mkdir(parents=True, exist_ok=True)
     with open(output / LOCK, "w") as file:
         try:
+            # Without waiting, because the other run may take days.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise JobError(
@@ -264,11 +266,13 @@ def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_f
         raise UsageError(f"{output} holds a run that has not ended; --resume goes on with it, --overwrite starts anew")
     if not is_finished:
         return Start.GO_ON
+    # Training beyond the requested length cannot be undone.
     if requested.steps < saved.steps:
         raise UsageError(
             f"{output} holds a finished run of {saved.steps} steps a worker, more than the {requested.steps} asked for;"
             f" choose another --output, or --overwrite"
         )
+    # Without --resume the longer run may be meant as a new one.
     if requested.steps > saved.steps and not resume:
         raise UsageError(
             f"{output} holds a finished run of {saved.steps} steps a worker; --resume goes on to the {requested.steps}"

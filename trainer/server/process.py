@@ -1,5 +1,6 @@
-"""A server's process: one socket that everybody talks to, for servers but 0 one to server 0, and one thread, beside which
-another writes checkpoints."""
+"""A server's process: one thread serves a socket for all peers, another one writes checkpoints.
+
+Servers other than server 0 also have a connection to server 0."""
 
 from __future__ import annotations
 
@@ -105,6 +106,7 @@ class Server:
         for socket in mine:
             poller.register(socket, zmq.POLLIN)
         poller.register(self.background, zmq.POLLIN)
+        # With a single server there is no follower whose hello would start the run.
         if self.leader:
             self.leader.gather()
         due = 0.0
@@ -115,6 +117,7 @@ class Server:
                     self._drain(ready)
                 else:
                     self.background.collect()
+            # By the clock, because under load ``poll`` returns at once and there would be a tick per message.
             now = time.monotonic()
             if now >= due:
                 due = now + (TICK_S if self.leader else HELLO_S)
@@ -124,7 +127,7 @@ class Server:
         self.socket.send_multipart([identity, pack(message), body or b""], copy=False)
 
     def send_order(self, followers: Sequence[Follower], order: Order) -> None:
-        """Others first: they work while this server does its own part."""
+        """Send an order to the followers, then execute it here, so that all servers work at the same time."""
         if followers:
             body = pack_json(order.to_json())
             message = Execute(self.slice_server.generation)
@@ -147,7 +150,7 @@ class Server:
             self._tell_what_is_written()
 
     def _tell_leader(self, message: Message, body: bytes = b"") -> bool:
-        """Return False if server 0 does not read."""
+        """Send a message to server 0. Returns False if server 0 does not read its messages."""
         assert self.to_leader
         return offer(self.to_leader, pack(message), body)
 
@@ -233,7 +236,7 @@ class Server:
             self.send(identity, Rejoin(worker, session), None)
 
     def _lead(self, leader: Leader, identity: bytes, message: Message, body: memoryview, now: float) -> None:
-        """Handle what only server 0 is told. Raises MalformedMessageError."""
+        """Handle a message that only server 0 gets. Raises MalformedMessageError."""
         # A worker that is no member, or whose step is not the current one, is told to join again.
         match message:
             case Hello():
@@ -302,7 +305,7 @@ class Server:
 
 
 def _order(body: memoryview) -> Order:
-    """Raises MalformedMessageError."""
+    """Parse an order. Raises MalformedMessageError."""
     try:
         return Order.from_json(unpack_json(body))
     except (TypeError, KeyError):

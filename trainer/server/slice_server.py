@@ -109,7 +109,9 @@ class SliceServer:
         self.peers = {}
 
     def join(self, identity: bytes, message: Join, body: memoryview) -> None:
-        """Handle a worker's join request, with or without a handle to its shared memory. Raises MalformedMessageError."""
+        """Handle a worker's join request, with or without a handle to its shared memory.
+
+        Raises MalformedMessageError."""
         worker = message.worker
         if worker >= self.facts.num_workers:
             raise MalformedMessageError(f"worker {worker}")
@@ -130,12 +132,15 @@ class SliceServer:
 
         Returns False, and tells the worker to join again, if it belongs to another session or generation."""
         peer = self.peers.get(message.worker)
+        # A gradient from before a roll-back or a rejoin belongs to a step that is void.
         if not peer or peer.session != message.session or self.generation != message.generation:
             self.send(identity, Rejoin(message.worker, message.session), None)
             return False
         if message.in_memory:
             if not peer.memory:
                 raise MalformedMessageError("a gradient in memory that was never opened")
+            # No copy: the worker changes its vector only after all answers, and an order uses gradients before it
+            # answers.
             peer.pushed = message.clock, peer.memory.pushed[self.begin : self.end]
         else:
             if len(body) != 4 * (self.end - self.begin):
@@ -145,6 +150,7 @@ class SliceServer:
 
     def execute(self, order: Order) -> None:
         """Execute the next order. Raises RuntimeError if one was lost; the server must be restarted then."""
+        # A server that skips an order would hold another version than the others, and no later order would reveal it.
         if order.sequence != self.sequence + 1:
             raise RuntimeError(f"server {self.index} has order {order.sequence} after {self.sequence}: one was lost")
         self.sequence = order.sequence
@@ -158,6 +164,7 @@ class SliceServer:
             if peer := self._peer(reply):
                 stop = Stop(reply.worker, reply.session, self.generation, reply.clock, order.version)
                 self.send(peer.identity, stop, None)
+        # From server 0 only, so that a worker polls a single socket between two micro-batches.
         for reply in order.cancelled if self.index == 0 else ():
             if peer := self._peer(reply):
                 self.send(peer.identity, Cancel(*reply), None)

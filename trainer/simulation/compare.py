@@ -177,6 +177,7 @@ def describe(runs: Sequence[ProtocolMeasurements], goal: float | None) -> str:
                 f"{run.updates:,}",
                 f"{run.refused:,}",
                 number(run.staleness_mean, ".2f"),
+                # A largest staleness of 0 is a measurement, None is not.
                 str(run.staleness_max if run.staleness_max is not None else "-"),
                 duration(run.total_s),
                 number(run.to_loss, ".2f"),

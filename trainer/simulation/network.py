@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Link:
-    """One direction of a server's connection. Messages are transmitted one after the other, in the order of sending."""
+    """A direction of a server's connection. Messages are transmitted one after the other, in the order of sending."""
 
     bytes_per_s: float
     free_at: float = 0.0

@@ -43,6 +43,8 @@ def parser() -> Parser:
     made.add_argument(
         "plan", metavar="PLAN", help="TOML file of a plan, or the name of a plan in conf/study: " + ", ".join(shipped())
     )
+    # The plan defines all that changes results. The flags say how much of it runs here, so that the ledgers of several
+    # commands can be merged.
     made.add_argument("--output", required=True, metavar="DIR", help="folder of the study")
     made.add_argument(
         "--seeds", type=int, metavar="INT", help="number of seeds, counted from 0 (default: set by the plan)"

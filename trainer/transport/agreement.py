@@ -41,7 +41,7 @@ class Agreement:
     def admits(self, introduction: Mapping[str, Any]) -> bool:
         """Return whether the host of an introduced process agrees.
 
-        Raises MalformedMessageError for another kind of body."""
+        Raises MalformedMessageError if it is not an introduction."""
         digest = introduction.get(KEY)
         if not isinstance(digest, str):
             raise MalformedMessageError("no introduction")

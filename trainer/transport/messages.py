@@ -1,7 +1,7 @@
 """The messages of a run and their wire format. Nothing is ever unpickled.
 
-A message is a head of a fixed size for its kind, followed by its bodies: raw floats, a report or JSON. The fields of a kind
-are those of its head; its docstring names the bodies."""
+A message is a head of a fixed size for its kind, followed by its bodies: raw floats, a report or JSON. The class of a
+kind has the fields of its head, and its docstring names the bodies."""
 
 from __future__ import annotations
 

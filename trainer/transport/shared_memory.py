@@ -55,8 +55,8 @@ def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
     """Open a worker's memory by its handle. Returns None if this process cannot reach it: another host, another user.
 
     Only sealed memory is read, because a reader is killed if the owner truncates the file. The nonce proves that the
-    memory is the worker's, not a process's with the same number on another host. Raises MalformedMessageError for an invalid
-    handle."""
+    memory is the worker's, not a process's with the same number on another host.
+    Raises MalformedMessageError for an invalid handle."""
     try:
         pid = int(handle["pid"])
         descriptor = int(handle["descriptor"])

@@ -43,7 +43,7 @@ def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
     """Write the record if there is none, and return the stored one."""
     place = home / FOLLOWED / name_of(worker, stretch.position)
     store = Store() if isinstance(place, Path) else place.store
-    # Another one is by an earlier start of this worker that was taken for dead.
+    # A different record was written by an earlier start of this worker that was presumed dead.
     stored = with_retries(claim)(store, str(place), json.dumps(stretch._asdict()).encode())
     return _parse(place, stored or b"")
 
@@ -97,8 +97,10 @@ class GrowingRows:
         self._looked = time.monotonic()
         generation = last_generation(self.newest)
         rows = self.newest.worker_rows(self.worker)
+        # A generation without rows for this worker changes none of its mini-batches, so it needs no record.
         if generation <= now.generation or rows == now.rows:
             return None
+        # Recorded before the rows are used. The record of an earlier start counts, if it has chosen another generation.
         found = record(self.home, self.worker, Stretch(position, turn, rows, generation))
         begun = time.monotonic()
         self.rows(found.generation)

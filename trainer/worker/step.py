@@ -69,10 +69,12 @@ class Step:
         labels = batch.labels.to(self.values.device)
         parts = min(self.config.protocol.parts_of_a_step(), len(labels))
         loss, correct = self._gradient(images, labels) if parts == 1 else (torch.zeros(()), torch.zeros(()))
+        # Between two micro-batches the worker can give up a step whose gradient would be refused.
         for part in range(parts if parts > 1 else 0):
             if part and is_cancelled():
                 return None
             span = slice(len(labels) * part // parts, len(labels) * (part + 1) // parts)
+            # Weighted by examples, because parts may differ by one: the sum is the gradient of the whole mini-batch.
             share = self._gradient(images[span], labels[span], (span.stop - span.start) / len(labels))
             loss = loss + share[0]
             correct = correct + share[1]

@@ -139,6 +139,7 @@ def draw_over_rows(summaries: Sequence[SystemSummary]) -> Figure:
                     if (each.model, each.system) == (model, system) and each.batch == each.rows // part
                 }
                 rows = sorted(by_rows)
+                # Both lines of a system have one entry in the legend; the label of the axis explains the two styles.
                 look = {"marker": marker, "color": colour, "ls": line_style, "label": system if part == 1 else None}
                 ax.plot(rows, [1e3 * by_rows[count] for count in rows], **look)
         _scale_panel(ax, model, "rows")

@@ -92,6 +92,7 @@ def _describe_small_batches(summaries: Sequence[SystemSummary], model: Model) ->
     gains = []
     for system in ("mllib", "ps-sync"):
         by_size = {each.size: each.metrics for each in mine if each.system == system}
+        # The sentence compares the two systems, so it needs both.
         if "all" not in by_size or str(SMALL_BATCH) not in by_size:
             return ""
         faster = by_size["all"]["compute_s"].median / by_size[str(SMALL_BATCH)]["compute_s"].median

@@ -264,6 +264,8 @@ def predict_mini_batches(model: Model, spark: SparkCosts, server: ServerCosts) -
     nodes = published.NODES
     weights = count_model_weights(model)
     cores = nodes * published.CORES_A_NODE
+    # MLlib runs a task per core, the thesis's server a worker per node. The benchmark's own server has a worker per
+    # core, and so twice the pushes, which is predicted as well.
     a_core, a_node = (Cluster(cores, tasks, MASTER_CORES) for tasks in (cores, nodes))
     return [
         Prediction(

@@ -34,7 +34,7 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Spread:
-    """One metric over the repeats."""
+    """The median and the range of a metric over the repeats."""
 
     median: float
     least: float
@@ -48,7 +48,9 @@ class Spread:
 
 @dataclass(frozen=True)
 class SystemSummary:
-    """One system on one configuration, over all repeats. A speedup is None if MLlib or the system has no measurements.
+    """A system's results on a configuration, over all repeats.
+
+    A speedup is None if MLlib or the system has no measurements.
 
     Attributes:
         model, rows, batch, tasks: of the configuration.
@@ -137,6 +139,7 @@ class Goal:
 def judge_goals(summaries: Sequence[SystemSummary]) -> list[Goal]:
     """Return the thesis's goals: MLlib's seconds to converge over the better server's, if both converged."""
     best = best_server_speedups(summaries, "speedup")
+    # The thesis reports its largest speedup at this mini-batch. The goal is stricter: every model must reach it.
     small = [speedup for (_, _, batch, *_), speedup in best.items() if batch == SMALL_BATCH]
     average = fmean(best.values()) if best else None
     return [

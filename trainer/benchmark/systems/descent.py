@@ -80,7 +80,9 @@ def average_models(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[
         examples = examples + count
         seen = seen + count
         weights = part.step(weights, gradient / max(1, count), number)
+        # Also after the last mini-batch, because a run must end with the same model in every task.
         if number % LOCAL_STEPS == 0 or number == last:
+            # The weights travel with the sums: under Bernoulli sampling every task draws another number of examples.
             total = gather(np.append(weights * seen, seen)).sum(axis=0)
             weights = total[:-1] / max(1.0, total[-1])
             seen = 0

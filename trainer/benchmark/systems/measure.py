@@ -1,4 +1,4 @@
-"""One run of any system, with the state that all runs on the same rows share."""
+"""The measurement of a run of any system, and the state that all runs on the same rows share."""
 
 from __future__ import annotations
 
@@ -110,6 +110,7 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
 
     Errors are recorded, not raised."""
     try:
+        # A failed preparation is an error of every run that needed it, so that the report says why each one is missing.
         if isinstance(setup, Exception):
             raise setup
         loss = None
@@ -119,6 +120,7 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
             loss = _objective(execution, setup.stored, configuration, np.array(measurement.weights))
     except Exception as error:
         return planned.record(error=" ".join(str(error).split())[:ERROR_LENGTH] or type(error).__name__)
+    # The weights were needed for the objective only, and would make every line of the records long.
     figures = {name: value for name, value in asdict(measurement).items() if name != "weights"}
     gap = None if loss is None or setup.least is None else loss - setup.least
     return planned.record(measurement=figures, loss=loss, gap=gap)

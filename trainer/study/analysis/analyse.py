@@ -49,7 +49,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class ComparisonSide:
-    """One side of comparisons.
+    """A member of a setting with its runs, as a side of comparisons.
 
     Attributes:
         name: of the member.

@@ -48,7 +48,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class MeasureSummary:
-    """One measure over seeds.
+    """The summary of a measure over seeds.
 
     Attributes:
         n: number of seeds.
@@ -144,6 +144,7 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
     a = np.asarray(baseline, float)
     b = np.asarray(member, float)
     n = len(a)
+    # Two values have equal distances from their median, so that the Brown-Forsythe statistic is undefined.
     if n < 3:
         return None
     ratio = sd_ratio(a, b)
@@ -160,6 +161,7 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         difference_interval=interval,
         difference_p=difference_p,
         equivalence_p=equivalence_p(b, a, margin),
+        # Undefined if either side has equal values for all seeds.
         correlation=float(np.corrcoef(a, b)[0, 1]) if _sd(a) and _sd(b) else math.nan,
     )
 

@@ -107,6 +107,7 @@ def _twins(setting: str, name: str, groups: Sequence[Sequence[Pair]], key: str, 
         margin: of equivalence.
     """
     here, there = ([float(np.mean([pair[side][key] for pair in group])) for group in groups] for side in (0, 1))
+    # The other study, such as one on real processes, is the baseline by which this study is judged.
     found = compare(there, here, margin)
     if not found:
         return None

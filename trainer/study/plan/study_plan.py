@@ -65,7 +65,7 @@ class Cell(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One training run of a study. str(run) is its name in the ledger."""
+    """A training run of a study. str(run) is its name in the ledger."""
 
     cell: Cell
     seed: int

@@ -157,6 +157,7 @@ def _spread_words(analysis: Analysis, found: Comparison) -> str:
     ratio = f"standard deviation of {analysis.baseline} / its own = {times}"
     if found.adjusted_spread_p < LEVEL:
         p = f"p {p_value(found.adjusted_spread_p)}"
+        # The test compares mean distances from the median, which a few extreme runs affect less than the sd.
         if found.steadier is None:
             distance = f"the ratio of mean distances from the median {number(found.distance_ratio)}"
             return f"{ratio}, {distance}: a few runs decide, {p}."

@@ -104,6 +104,7 @@ def _curve(analysis: Analysis, setting: StudySetting) -> Table:
         epochs = [record["best_epoch"] for record in member.records if record["best_epoch"] is not None]
         best = f"{sum(epochs) / len(epochs):.1f}" if epochs else "-"
         gain = "-"
+        # A gain in the last epoch reveals runs that were still improving when they ended.
         if member.curves and len(member.curves.epochs) > 1:
             gain = f"{POINTS * member.curves.last_gain:+.2f}"
         found = (number(member.curve_ratio), p_value(member.curve_p), p_value(member.curve_adjusted_p))
@@ -137,13 +138,16 @@ def _quality(setting: StudySetting) -> Table:
     rows = []
     for member in setting.members.values():
         q = member.quality
+        # Shard sizes differ by few rows in thousands, so their ratio needs more digits than the other measures.
         cells = (number(q["mmd_ratio"]), number(q["chi_square"]), number(q["cramers_v"]))
         rows.append((member.name, *cells, number(q["copies"]), number(q["sparse"]), f"{q['size_ratio']:.4f}"))
     return Table(f"Evenness of the shards: {setting.name}", header, rows)
 
 
 def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
-    """Return the table of correlations between shards and the distance of runs from their way's median."""
+    """Return the table of correlations between evenness and spread; empty without such tests.
+
+    Spread is the distance of a run from the median of its member."""
     header = (
         "measure",
         "over all runs",
@@ -157,6 +161,7 @@ def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
     rows = []
     for test in analysis.qualities:
         if test.setting == setting.name:
+            # One very uneven member can dominate the correlation over all runs, so it is also shown without it.
             between = (number(test.over_all.rho), test.least_even, number(test.without.rho))
             within = test.within
             tested = (number(within.rho), str(within.runs), p_value(within.p), p_value(within.adjusted_p))

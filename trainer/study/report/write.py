@@ -58,6 +58,7 @@ def render(plan: StudyPlan, analysis: Analysis, records: Sequence[Record]) -> st
         tables={setting.name: setting_tables(analysis, setting) for setting in analysis.settings},
         makers=makers(analysis),
         settings=describe_plan(plan),
+        # Several machines may have run parts of the study: the page describes the one with the most runs.
         origin=origin(origin_of(records), max(analysis.environments, key=lambda made: made[1], default=({}, 0))[0]),
         wall_hours=sum(record["wall_s"] for record in records) / 3600,
         hours=hours,

@@ -25,7 +25,7 @@ QUARTERS = (0, 0.25, 0.5, 0.75, 1)  # minimum, quartiles and maximum of the rows
 
 
 class SetKey(NamedTuple):
-    """One shard set of a study. seed: None if the shards do not depend on it."""
+    """The key of a shard set of a study. seed: None if the shards do not depend on it."""
 
     dataset: str
     sharding: str
@@ -103,6 +103,8 @@ class Sets:
         evaluation = str(given.get("eval_input", given["input"]))
         order = str(self.plan.shardings[key.sharding].get(ORDER, "given"))
         derived = None
+        # Any key besides the two paths changes the data. The folder is named by data set and order only, so that all
+        # shardings and seeds share it.
         if len(given) > len({"input", "eval_input"} & set(given)) or order != "given":
             folder = self.root / DATASETS / (key.dataset + f",{order}" * (order != "given"))
             places = {"source": source, "evaluation": given.get("eval_input"), "target": str(folder)}

@@ -69,6 +69,7 @@ class ServerClient:
         self.pulled: Vector = self.memory.pulled if self.memory else np.zeros(facts.elements, np.float32)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.sockets = [dealer(self.context, address, secret) for address in addresses]
+        # Before the sockets connect, or the first events of a connection may be missed.
         self.watches = [Watch(socket) for socket in self.sockets]
         for socket, address in zip(self.sockets, addresses, strict=True):
             socket.connect(address)
@@ -77,6 +78,7 @@ class ServerClient:
         self._takes_part = False
         self._outdated = threading.Event()
         self._closing = threading.Event()
+        # Last, because the thread reads the fields above.
         self._beats = threading.Thread(target=self._beat, args=(secret,), name="heartbeat", daemon=True)
         self._beats.start()
 
@@ -101,7 +103,7 @@ class ServerClient:
         measured = pack_report(report)
         for index, socket in enumerate(self.sockets):
             begin, end = self.bounds[index]
-            # A server on another host cannot open the memory, so the way is each server's own.
+            # A server on another host cannot open the shared memory, so each server has its own transport.
             in_memory = self.in_memory[index]
             head = pack(Push(self.worker, self.session, turn.generation, turn.clock, in_memory))
             if in_memory:
