@@ -63,14 +63,20 @@ def modules() -> dict[Path, str]:
     }
 
 
+@cache
+def trees() -> dict[Path, list[ast.AST]]:
+    """The nodes of every module of the product."""
+    return {path: list(ast.walk(ast.parse(source))) for path, source in modules().items()}
+
+
 def nodes(kind: type[Named]) -> Iterator[tuple[Path, Named]]:
-    for path, source in modules().items():
-        yield from ((path, node) for node in ast.walk(ast.parse(source)) if isinstance(node, kind))
+    for path, found in trees().items():
+        yield from ((path, node) for node in found if isinstance(node, kind))
 
 
 def docstrings() -> Iterator[tuple[Path, str]]:
-    for path, source in modules().items():
-        for node in ast.walk(ast.parse(source)):
+    for path, found in trees().items():
+        for node in found:
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
                 yield path, text
 
@@ -120,8 +126,8 @@ def first_word(name: str) -> str:
 def test_an_assignment_assigns_one_value() -> None:
     tuples = [
         (path, node.lineno)
-        for path, source in modules().items()
-        for node in ast.walk(ast.parse(source))
+        for path, found in trees().items()
+        for node in found
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
     ]
     assert per_thousand(len(tuples), lines()) <= 2, tuples
