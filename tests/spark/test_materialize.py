@@ -325,4 +325,4 @@ def test_the_report_of_a_set_in_ratios_tells_them(spark: SparkSession, source: P
         page = Path(done.report).read_text()
         assert ("<td>4:2:1</td>" in page) is (name == "uneven")
         assert ("Spread of each class over the workers" in page) is (name == "even")
-        assert ("A flat box is an even spread" in page) is (name == "even"), "its band is that of equal shares"
+        assert ("A flat box means an even spread" in page) is (name == "even"), "its band is that of equal shares"
