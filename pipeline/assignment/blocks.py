@@ -52,6 +52,7 @@ class GraphCutBlocks(Blocks):
         self._gains = np.tile(alone, (blocks, 1))
 
     def take(self, block: int) -> int:
+        """Add the free point with the largest gain to a block and return its number."""
         gains = self._gains[block]
         point = int(gains.argmax())
         self.values[block] += int(gains[point])
@@ -79,6 +80,9 @@ class FacilityLocationBlocks(Blocks):
         self._scratch = np.empty(rows, np.int32)
 
     def take(self, block: int) -> int:
+        """Add the free point with the largest gain to a block and return its number.
+
+        Entries of the heap are (negative upper bound of the gain, point)."""
         bounds = self._bounds[block]
         nearest = self._nearest[block]
         value = self.values[block]

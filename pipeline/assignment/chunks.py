@@ -31,7 +31,7 @@ def workers_at_once(record_bytes: int) -> int:
 
 
 def workers_a_task(num_workers: int, record_bytes: int) -> int:
-    """Return the number of workers for which a task writes: all, or a range of them.
+    """Return the number of workers for which one task writes: all of them, or the length of a range of workers.
 
     There are at most MOST_RANGES ranges."""
     return min(num_workers, max(workers_at_once(record_bytes), -(-num_workers // MOST_RANGES)))
@@ -43,11 +43,17 @@ def row_group_rows(workers: int, record_bytes: int) -> int:
 
 
 def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[int, int]]:
-    """Return the id ranges of files: one file per worker and chunk.
+    """Return the chunks of the rows, as consecutive id ranges (first, end). A worker gets one file per chunk.
 
-    The ranges depend only on the data and on N, not on the cluster, so that the files have the same bytes everywhere. A
-    file has at least about 2,000 rows if there are enough rows, and at most about 64 MiB; between these limits there
-    are 16 chunks."""
+    The ranges depend only on the data and on N, not on the cluster, so that the files have the same bytes everywhere.
+    There are at most 16 chunks, and fewer if files would have less than 2,000 rows on average. There are more if files
+    would exceed 64 MiB. Raises UsageError if that takes more than MOST_CHUNKS.
+
+    Args:
+        rows: number of all rows.
+        num_workers: N.
+        record_bytes: bytes of a row's image.
+    """
     by_size = -(-rows * record_bytes // (num_workers * (64 << 20)))
     if by_size > MOST_CHUNKS:
         raise UsageError(f"{rows:,} rows over {num_workers:,} workers are {by_size:,} files each; use more workers")
@@ -58,11 +64,16 @@ def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[i
 
 
 def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[int, int]]:
-    """Return the id ranges that tasks read, in order, each within one part. Parts are split if many workers leave few
-    of them.
+    """Return the id ranges (first, end) that tasks read, in order, each within one chunk.
 
-    There is one range per 20,000 rows, at most 16; for larger data one per 64 MiB, at most 256, and beyond that one per
-    1 GiB. The ranges depend only on the data and on N."""
+    With many workers there are few chunks, so they are divided, in proportion to their rows, to make enough tasks. At
+    least one range is made per chunk, and at least one per 20,000 rows up to 16; for larger data one per 64 MiB up to
+    256, and beyond that one per 1 GiB. The ranges depend only on the data and on N.
+
+    Args:
+        parts: the chunks (see ``chunk_bounds``).
+        record_bytes: bytes of a row's image.
+    """
     rows = parts[-1][1]
     size = rows * record_bytes
     wanted = max(size >> 30, min(256, max(size >> 26, min(16, rows // 20_000))))
@@ -84,10 +95,15 @@ def pass_pieces(rows: int, record_bytes: int, cores: int) -> int:
 
 
 def point_pieces(pieces: int, size: int) -> int:
-    """Return the number of tasks of a pass whose results (``size`` bytes) are cached by executors.
+    """Return the number of tasks of a pass whose results are cached by executors.
 
-    It is a multiple of the pieces of other passes, with about 64 MiB per task at most, so that results that exceed the
-    memory move to disk part by part."""
+    It is a multiple of the tasks of other passes, with at most about 64 MiB of results per task, so that results that
+    exceed the memory move to disk part by part.
+
+    Args:
+        pieces: number of tasks of other passes.
+        size: bytes of all results.
+    """
     return pieces * max(1, -(-size // (pieces * KEPT_BYTES)))
 
 
@@ -138,7 +154,8 @@ def count_by_chunk(
 
 
 def all_counts(parts: Iterable[ChunkCounts], num_chunks: int, num_groups: int = 0) -> Ints:
-    """Return the sum of all parts, int64 [chunks, groups], at least ``num_groups`` wide. O(size of the parts)."""
+    """Return the sum of all parts, int64 [num_chunks, groups], with at least ``num_groups`` columns. O(size of the
+    parts)."""
     parts = list(parts)
     total = np.zeros((num_chunks, max([num_groups, *(part.num_groups for part in parts)])), np.int64)
     for part in parts:

@@ -44,16 +44,16 @@ def fit(
     """Return the fit of the start with the smallest inertia, the first of equal ones.
 
     Far groups (far.py) get a centre each, if ordinary rows can spare it. The other centres start at ordinary rows of
-    the sample.
+    the sample, i.e. rows that are nearer to a centre of the rough fit than to a far group.
 
     Args:
         make_pass: make_pass(k) returns the function that runs one pass over all rows with k centres.
-        rows: applies a function to all rows.
+        rows: rows(look, merge) applies ``look(ids, points)`` to all parts of the rows and merges the results.
         drawn: the sample that starts are drawn from.
         settings: number of clusters, iterations, starts.
-        settle: settle(centres, mean_variance) iterates on a subset of the rows (``settling``). Used for very many rows,
-            where a pass is expensive and a good start needs fewer passes.
-        report: report(iteration, inertia) after each pass.
+        settle: settle(centres, mean_variance) returns the centres after iterations on a subset of the rows
+            (``settling``). Used for very many rows, where a pass is expensive and a good start needs fewer passes.
+        report: report(iteration, inertia) is called after each pass.
     """
     ordinary = drawn.points
     groups = np.empty((0, drawn.points.shape[1]), np.int64)
@@ -91,6 +91,7 @@ def settling(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int32]) ->
 
 
 def settled(points: npt.NDArray[np.int32], settings: KMeansSettings, centres: Ints, mean_variance: float) -> Ints:
+    """Return the centres after Lloyd's iterations on the given points alone, int64 [k, p]."""
     return iterate(Pass(points, len(centres)), centres, settings, mean_variance).centres
 
 
@@ -109,6 +110,7 @@ def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: floa
     few = replace(settings, k=min(settings.k, ROUGH_CLUSTERS), max_iter=ROUGH_ITERATIONS)
 
     def inertia(k: int) -> int:
+        """Return the inertia of a short fit of the ordinary rows with k centres."""
         start = plus_plus(ordinary, k, settings.seed)
         return iterate(Pass(ordinary, len(start)), start, few, mean_variance).inertia
 
@@ -120,9 +122,10 @@ def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: floa
 
 
 def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
-    """Return the centres of a short fit of the sample, without clusters of a few rows.
+    """Return the centres of a short fit of the sample, int64 [k, p], without the clusters of a few rows.
 
-    A cluster of a few rows may be a far group of which rows were drawn, and far.py must find it like any other."""
+    A cluster of a few rows may be a far group whose rows are in the sample by chance, and far.py must find it like any
+    other."""
     start = plus_plus(drawn.points, min(settings.k, ROUGH_CLUSTERS), settings.seed)
     few = replace(settings, max_iter=ROUGH_ITERATIONS)
     rough = iterate(Pass(drawn.points, len(start)), start, few, drawn.mean_variance)
@@ -132,7 +135,7 @@ def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
 
 
 def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
-    """Fit points in this process."""
+    """Return the fit of points that this process holds, without Spark. ids: int64 [rows]. points: int32 [rows, p]."""
     drawn = draw_sample(ids, points, settings)
 
     def settle(centres: Ints, mean_variance: float) -> Ints:

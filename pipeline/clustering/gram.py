@@ -100,6 +100,7 @@ def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
     count = 0
 
     def flush() -> None:
+        """Add the float32 products to the exact sums and clear them, before they could exceed 2^24."""
         nonlocal single
         for row in range(0, pixels, 256):  # only the upper triangle moves
             exact[row : row + 256, row:] += single[row : row + 256, row:].astype(np.int64)
@@ -224,6 +225,7 @@ def is_component_number(components: float) -> bool:
 
 
 def _leading(covariance: npt.NDArray[np.float64], k: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the k largest eigenvalues, descending, and their eigenvectors as columns, float64 [d, k]."""
     d = len(covariance)
     if k > d // 4 or d < 64:
         # numpy's solver releases the GIL. It can take minutes, and the heartbeat thread must run meanwhile.

@@ -32,6 +32,7 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
         self.keys = keys
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        """Add the column of the number of each row's bucket, or -1 for a bucket that the fit did not have."""
         hashes = self.hashes
         grid = self.grid
         name = self.getInputCol()
@@ -57,6 +58,10 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> HashModel:
+        """Return the model of saved arrays: those of ``Hashes``, the keys, and the grid as [dimensions, exponent] or
+        empty.
+
+        Raises ValueError if their types, shapes or values are invalid, and KeyError if keys or grid are missing."""
         rest = dict(arrays)
         keys = rest.pop("keys")
         grid = rest.pop("grid").tolist()

@@ -44,7 +44,9 @@ SIDES = 1 << 53  # a width beyond all products, which leaves only the sign of a 
 
 
 class _Function(NamedTuple):
-    """A single hash function, see Hashes. weights: int64 [d]. values: the number of possible values."""
+    """A single hash function of a row x: floor((x @ weights + offset) / width) - first.
+
+    weights: int64 [d]. values: the number of possible values, from 0 on."""
 
     weights: Ints
     offset: int
@@ -103,7 +105,7 @@ class Hashes:
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Hashes:
-        """Return the functions that ``arrays`` made these of. Raises ValueError for any others."""
+        """Return the functions of saved arrays. Raises ValueError if names, types, shapes or values are invalid."""
         vectors = dict.fromkeys(("offsets", "widths", "firsts"), "i8 m") | {"multipliers": "u8 m"}
         expect(arrays, family="U", weights="f8 d m", width="f8", rows="i8", **vectors)
         if str(arrays["family"]) not in get_args(Family) or (arrays["widths"] < 1).any():
@@ -185,7 +187,9 @@ def multipliers(values: Sequence[int], seed: int) -> npt.NDArray[np.uint64]:
 
 
 def _round_to_grid(direction: Floats, sample: Rows) -> tuple[Ints, int]:
-    """Return a direction as integers in units of 2^-exponent, and the exponent."""
+    """Return a direction as integers in units of 2^-exponent, and the exponent.
+
+    The exponent is the largest for which products with rows like the sample's stay exact in float64."""
     norm = 255 * math.sqrt(len(direction)) if sample.dtype == np.uint8 else POINT_NORM
     length = math.sqrt(math.fsum(np.square(direction)))  # fsum, because the rounding of a BLAS norm varies
     exponent = math.floor(EXACT - math.log2(norm * length))
@@ -197,6 +201,9 @@ def _normal(sample: Rows, draw: np.random.Generator) -> Floats:
 
 
 def _steps(sample: Rows, draw: np.random.Generator, width: float) -> _Function:
+    """Return a function of ``lsh``: steps of equal width along a normal direction, with a random offset.
+
+    width: the step in the unit of the rows' numbers. The range of values follows from the range of pixels or points."""
     weights, exponent = _round_to_grid(_normal(sample, draw), sample)
     steps = max(1, min(SIDES, round(width * 2.0**exponent)))
     offset = int(draw.integers(steps))

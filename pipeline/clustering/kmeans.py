@@ -118,6 +118,10 @@ class BlockKMeans(
         return F.col(name)
 
     def _fit(self, dataset: DataFrame) -> BlockKMeansModel:
+        """Return the model of the clusters of a table.
+
+        A first pass over the values finds the grid, a second rounds them to integers on it. Rows without an id column
+        get ids from their content. Raises DataError for an empty table, and for NaN or infinity."""
         ids = self._ids(dataset)
         named, by_content = (F.lit(0), True) if ids is None else (ids, False)
         values = numbers(dataset, self.getFeaturesCol(), "featuresCol").alias("v")
@@ -129,6 +133,7 @@ class BlockKMeans(
         exponent = grid_exponent(np.max([part.bounds for part in parts], axis=0))
 
         def quantised(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            """Yield the id and the grid point of each row, as the bytes of int32 [features]."""
             for batch in batches:
                 if len(batch):
                     grid = np.rint(matrix(batch.column(1), FEATURES) * 2.0**exponent).astype(np.int32)
@@ -136,6 +141,7 @@ class BlockKMeans(
                     yield pa.RecordBatch.from_arrays([batch.column(0), rows], ["id", "p"])
 
         def block(rows: Iterable[Any]) -> Iterator[Points]:
+            """Yield the rows of a partition as one block; nothing if it has no rows."""
             pairs = [(row.id, np.frombuffer(row.p, np.int32)) for row in rows]
             if pairs:
                 points = np.stack([p for _, p in pairs])
@@ -156,14 +162,15 @@ class BlockKMeans(
         values: int,
         report: Callable[[int, int], None] = lambda iteration, inertia: None,
     ) -> BlockKMeansModel:
-        """Fit points that are already integers; the caller should persist ``points``.
+        """Return the model of points that are already integers. The caller should persist ``points``.
 
         Args:
             points: blocks of points on the grid 2^-exponent.
             exponent: the grid's exponent.
-            values: rows * features. One task runs all iterations if the points fit it and a pass is quick, else each
-                iteration is a job.
-            report: report(iteration, inertia) after each pass.
+            values: rows * features. If the points fit into one task and a pass is short, one task runs all iterations;
+                otherwise each iteration is a Spark job.
+            report: report(iteration, inertia) is called after each pass, with the inertia in units of the grid. Not
+                called if one task runs all iterations.
         """
         settings = self.settings()
         # One task saves the overhead of a Spark job per iteration, as long as its memory and time suffice.
@@ -174,12 +181,15 @@ class BlockKMeans(
             drawn = reduced(parts, partial(lloyd.merge_samples, settings.k))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
+                """Return the sums of one Lloyd pass over all rows, by one Spark job."""
                 return reduced(points.map(lambda part: lloyd.one_pass(part.points, centres)), lloyd.merge)
 
             def rows(look: Callable[[lloyd.Ints, Any], T], merge: Callable[[T, T], T]) -> T:
+                """Apply ``look(ids, points)`` to every block and return its results, merged by ``merge``."""
                 return reduced(points.map(lambda part: look(part.ids, part.points)), merge)
 
             def settle(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
+                """Return the centres after Lloyd iterations on a hashed subset of the rows, which run in one task."""
                 limit = settling_limit(drawn.count)
                 few = points.map(lambda part: settling(limit, settings.seed, part.ids, part.points))
                 return (
@@ -233,7 +243,7 @@ def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
     """A fitted k-means model.
 
-    fitted: centres int64 [k, p] on the grid 2^-exponent, by cluster size descending; sizes int64 [k]; exact inertia."""
+    fit: its centres, int64 [k, p], are on the grid 2^-exponent. exponent: the grid's exponent."""
 
     def __init__(self, fit: lloyd.Fit, exponent: int) -> None:
         super().__init__()
@@ -250,6 +260,7 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
         return math.ldexp(self.fitted.inertia, -2 * self.exponent)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        """Add the column of the number of each row's nearest centre; numbers run by cluster size, the largest first."""
         centres = self.fitted.centres
         exponent = self.exponent
 
@@ -260,6 +271,12 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
         return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, features))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays that are saved.
+
+        * centres: int64 [k, p] on the grid, in the order of cluster sizes, the largest first.
+        * sizes: rows of each cluster, int64 [k].
+        * inertia: a decimal number as text, because it may exceed 64 bits.
+        * grid: [exponent of the grid, number of iterations]."""
         inertia = np.array(str(self.fitted.inertia))
         return {
             "centres": self.fitted.centres,
@@ -270,6 +287,9 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> BlockKMeansModel:
+        """Return the model of saved arrays (see ``arrays``).
+
+        Raises ValueError if their names, types, shapes or values are not those of a model."""
         expect(arrays, centres="i8 k p", sizes="i8 k", inertia="U", grid="i8 2")
         exponent, iterations = (int(value) for value in arrays["grid"])
         check_grid(exponent)

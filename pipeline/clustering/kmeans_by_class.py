@@ -43,6 +43,7 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
         return tuple(self.fits[label].centres if label in self.fits else none for label in range(self.classes))
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        """Add the column of the number of each row's nearest centre among the centres of its class."""
         centres = self.centres()
         exponent = self.exponent
 
@@ -56,6 +57,15 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
         return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, both))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays that are saved. They concatenate the fits of the c classes that have rows.
+
+        * centres: int64 [k, p] on the grid, where k is the number of clusters of all classes.
+        * sizes: rows of each cluster, int64 [k].
+        * labels: the classes, in the order in which their clusters are concatenated, [c].
+        * clusters: the number of clusters of each of these classes, [c].
+        * inertias: the inertia of each as a decimal number in text, because it may exceed 64 bits, [c].
+        * iterations: the number of iterations of each, [c].
+        * grid: [exponent of the grid, number of all classes, with or without rows]."""
         fits = list(self.fits.values())
         return {
             "centres": np.vstack([fit.centres for fit in fits]),
@@ -69,6 +79,9 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> KMeansByClassModel:
+        """Return the model of saved arrays (see ``arrays``): the concatenated clusters are cut into one fit per class.
+
+        Raises ValueError if the names, types, shapes or values of the arrays are not those of a model."""
         by_class = dict.fromkeys(("labels", "clusters", "iterations"), "i8 c") | {"inertias": "U c"}
         expect(arrays, centres="i8 k p", sizes="i8 k", grid="i8 2", **by_class)
         # The file may be damaged: check everything that later code relies on.

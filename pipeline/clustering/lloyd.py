@@ -18,9 +18,9 @@ from pipeline.core.hashing import keyed_hash
 
 Ints = npt.NDArray[np.int64]
 BLOCK_ROWS = 2048
-SAMPLE_ROWS = 4096  # the least; four per cluster if there are many
+SAMPLE_ROWS = 4096  # rows of the seeding sample at least; four per cluster if that is more
 MOST_CLUSTERS = 1 << 16
-MOST_COMPARED = 1 << 22  # distances that are held at once
+MOST_COMPARED = 1 << 22  # the most distances in memory at once
 MANY_CLUSTERS = 1024  # above, the start tries one row per centre instead of the best of several
 ONE_HOT = 64  # the largest number of clusters for which a matrix product is the fastest sum of rows by cluster
 
@@ -118,7 +118,7 @@ def whole_sum(values: Ints) -> int:
 
 
 def block_rows(k: int) -> int:
-    """Return the number of rows whose distances to k centres are held at once."""
+    """Return the number of rows whose distances to k centres are computed at once."""
     return max(64, min(BLOCK_ROWS, MOST_COMPARED // k))
 
 
@@ -202,14 +202,16 @@ def sample_rows(k: int) -> int:
 
 
 def _smallest(keys: npt.NDArray[np.uint64], most: int) -> Ints:
-    """Return the positions of the smallest keys, ascending and without duplicates."""
+    """Return the positions of the ``most`` smallest keys, by ascending key and without duplicates."""
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
+    # Keep the first of equal keys. The slice matters for no keys, where r_ still has its True.
     first: Ints = order[np.r_[True, ascending[1:] != ascending[:-1]][: len(order)]]
     return first[:most]
 
 
 def draw_sample(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> SeedingSample:
+    """Return the seeding sample of some rows: those with the smallest hashes of their ids, and the moments of all."""
     keys = keyed_hash(ids, settings.seed)
     order = _smallest(keys, sample_rows(settings.k))
     whole = points.astype(np.int64)
@@ -219,6 +221,8 @@ def draw_sample(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettin
 
 
 def merge_samples(k: int, left: SeedingSample, right: SeedingSample) -> SeedingSample:
+    """Return the seeding sample of two disjoint parts of the rows. k: the number of clusters, which sets the sample's
+    size."""
     keys = np.concatenate([left.keys, right.keys])
     order = _smallest(keys, sample_rows(k))
     points = np.concatenate([left.points, right.points])[order]

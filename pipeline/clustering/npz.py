@@ -44,6 +44,8 @@ def from_bytes(data: bytes) -> Arrays:
 
 
 def _array(data: bytes) -> npt.NDArray[Any]:
+    """Return the array of an .npy file. Raises ValueError for pickled objects, and for another size than its header
+    tells."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
     if version not in HEADERS:

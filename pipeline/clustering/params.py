@@ -38,6 +38,8 @@ def whole_number(name: str, least: int, most: int | None = None) -> Callable[[An
 
 
 def not_negative(name: str) -> Callable[[Any], float]:
+    """Return a converter for spark.ml's params that raises UsageError unless the number is finite and 0 or more."""
+
     def convert(value: Any) -> float:
         number = TypeConverters.toFloat(value)
         if not 0 <= number < float("inf"):

@@ -19,8 +19,10 @@ ROOM = 2.0**-8  # the safety margin in units of the grid; a pass adds an error b
 class Pass:
     """Repeated passes of one fit: ``Pass(points, k)(centres)`` returns the sums by cluster like ``lloyd.one_pass``.
 
-    points: int32 [rows, p]. State: 32 bytes per row. Costs at most 2 * rows * k * p flop; on CIFAR-10 with 20 clusters
-    and 150 iterations a quarter of that."""
+    State: 32 bytes per row. Costs at most 2 * rows * k * p flop per pass; on CIFAR-10 with 20 clusters and 150
+    iterations a quarter of that.
+
+    points: int32 [rows, p]. k: the number of clusters."""
 
     def __init__(self, points: npt.NDArray[np.int32], k: int) -> None:
         self.points = points
@@ -33,6 +35,7 @@ class Pass:
         self.centres: Ints | None = None
 
     def __call__(self, centres: Ints) -> Sums:
+        """Return the sums of a pass with these centres, int64 [k, p], and keep them as the state of the next pass."""
         rows = self._unsure(centres)
         self.centres = centres
         index = self._measure(rows, centres)

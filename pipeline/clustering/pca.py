@@ -91,6 +91,10 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         return self._set(whiten=value)
 
     def _fit(self, dataset: DataFrame) -> BlockPCAModel:
+        """Return the model of a column of images.
+
+        Tasks send sums of d x d products; very large images are fitted in one task instead. Raises DataError for an
+        empty column or a null in its first row."""
         column = dataset.select(numbers(dataset, self.getInputCol(), "inputCol").alias(self.getInputCol()))
         first = column.first()
         if first is None:
@@ -102,6 +106,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
             return self._fit_in_one_task(column, pixels)
 
         def partial(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            """Yield the sums of a partition as one row of bytes."""
             part = gram.local(image_blocks(batches), pixels)
             data = to_bytes(count=np.array(part.count), total=part.total, packed=part.packed)
             yield pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], ["part"])
@@ -112,6 +117,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         return self.fit_partials(table.rdd.map(lambda row: _loaded(row.part)), pixels)
 
     def _fit_in_one_task(self, column: DataFrame, pixels: int) -> BlockPCAModel:
+        """Return the model of images for which a d x d matrix is too large: one task holds all of them (dual.py)."""
         wanted = self.getOrDefault(self.components)
 
         def fit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -124,7 +130,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
             return self._from_dual(dict(arrays))
 
     def fit_blocks(self, blocks: RDD[npt.NDArray[np.uint8]], pixels: int, rows: int | None = None) -> BlockPCAModel:
-        """Fit uint8 [rows, pixels] blocks without a table.
+        """Return the model of images in blocks, uint8 [rows, pixels], without a table.
 
         Args:
             blocks: the images.
@@ -140,7 +146,9 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         return self.fit_partials(blocks.mapPartitions(lambda part: [gram.local(part, pixels)]), pixels)
 
     def fit_partials(self, partials: RDD[gram.Gram], pixels: int) -> BlockPCAModel:
-        """Fit merged sums. The driver receives one sum, d^2 * 4 bytes, for any number of rows and tasks."""
+        """Return the model of sums, one per part of the rows. The driver receives their total, d^2 * 4 bytes.
+
+        Raises UsageError for images that are too large for a matrix of pixels x pixels."""
         if pixels > gram.MAX_PIXELS:
             raise UsageError(
                 f"images of {pixels:,} values are too large for a matrix of pixels x pixels; tell fit_blocks how many rows"
@@ -173,6 +181,7 @@ def limited(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Iterator[np
 
 
 def _dual_arrays(blocks: Iterable[npt.NDArray[np.uint8]], components: float) -> dict[str, npt.NDArray[Any]]:
+    """Return the principal components of all images in some blocks, as arrays by name (see ``BlockPCAModel``)."""
     images = np.concatenate(list(blocks))
     spectrum, mean = dual.fit(images, components)
     return {
@@ -216,6 +225,7 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
         return self.spectrum.variances / (self.spectrum.total_variance or 1.0)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
+        """Add the column of projected vectors, in units of the pixels."""
         projection = self.projection
 
         unit = 2.0**-projection.exponent
@@ -228,6 +238,8 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
         return dataset.withColumn(self.getOutputCol(), vector)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays that are saved. grid: [shift, exponent] of the projection; the others are named as
+        attributes."""
         return {
             "weights": self.projection.weights,
             "grid": np.array([self.projection.shift, self.projection.exponent]),
@@ -240,6 +252,8 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
+        """Return the model of saved arrays (see ``arrays``). Raises ValueError if types, shapes or values are
+        invalid."""
         arrays = {"rows": np.array(0)} | arrays  # older models have no rows
         expect(
             arrays,

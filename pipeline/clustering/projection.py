@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from pipeline.clustering.gram import Spectrum
 
 MOST_EXPONENT = 1000  # the largest absolute exponent of a grid, so that 2^-exponent is a float64
-# the part of the images that is float64 at a time
+# The limits of rows, and of values, that are converted to float64 at a time.
 BLOCK_ROWS = 2048
 BLOCK_VALUES = 8 << 20
 
 
 def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:
-    """Return g of the finest grid 2^-g for points with |value_j| <= bounds_j.
+    """Return g of the finest grid 2^-g for points with |value_j| <= bounds_j, for bounds [features].
 
-    On it squared distances between points stay below 2^52, and the points within int32."""
+    On this grid squared distances between points stay below 2^52, and coordinates of points within int32."""
     spread = float(((2 * bounds) ** 2).sum())
     if spread == 0:
         return 0
@@ -32,16 +32,23 @@ def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:
 
 
 def check_grid(exponent: int, shift: int = 0) -> None:
-    """Raise ValueError for numbers that no fitted grid has."""
+    """Raise ValueError if an exponent or a shift, such as that of a saved model, is outside of its valid range."""
     if not (abs(exponent) <= MOST_EXPONENT and 0 <= shift < 64):
         raise ValueError(f"a grid of 2^-{exponent}, shifted by {shift} bits")
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear map from pixels to grid points.
+    """A linear map from pixels to points on a grid.
 
-    weights: integers in float64 [d, k]. A point is (pixels @ weights) rounded to 2^-shift, in units of 2^-exponent."""
+    The point of a row of pixels is (pixels @ weights) / 2^shift, rounded to the nearest integers, halves up. An integer
+    i stands for the value i * 2^-exponent.
+
+    Attributes:
+        weights: integers, held as float64 [pixels, k], so that BLAS multiplies them exactly.
+        shift: the number of low bits of a product that the rounding removes.
+        exponent: the exponent of the grid 2^-exponent.
+    """
 
     weights: npt.NDArray[np.float64]
     shift: int
@@ -77,7 +84,10 @@ class Grid:
 
 
 def quantise(spectrum: Spectrum, *, whiten: bool) -> Projection:
-    """Return a spectrum as an integer projection; ``whiten`` divides each component by its standard deviation."""
+    """Return the integer projection of a spectrum. ``whiten`` divides each component by its standard deviation.
+
+    Components without variance are not divided. The weights are as fine as possible while all products with 8-bit
+    pixels stay exact in float64, and the grid is the finest for the range of the points."""
     known = whiten & (spectrum.variances > 0)
     scale = np.sqrt(np.where(known, spectrum.variances, 1.0))
     weights = (spectrum.components / scale[:, None]).T

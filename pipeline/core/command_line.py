@@ -149,6 +149,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(prog: str, description: str | None, epilog: str) -> Parser:
+    """Return a Parser whose texts name the running program (see ``as_typed``) and whose epilog keeps its line
+    breaks."""
     return Parser(
         prog=prog,
         description=description and textwrap.fill(as_typed(description), WIDTH, break_on_hyphens=False),
@@ -206,7 +208,7 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
-    """Return the names of the values that a command line itself gives."""
+    """Return the names of the values that the command line itself contains, even if they equal their defaults."""
     # A repeatable flag appends to its default, which must be None or a list.
     unset = {action.dest: None if is_repeatable(action) else UNSET for action in flags._actions}
     parsed = vars(flags.parse_args(argv, argparse.Namespace(**unset)))
@@ -272,6 +274,10 @@ def _config_only() -> Parser:
 
 
 def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the values of a TOML file by the name of their argument, parsed and checked like flags.
+
+    Flags that have a value in the file are no longer required. Raises UsageError for an unreadable file, an unknown key
+    or an invalid value."""
     try:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -364,6 +370,7 @@ def _output_is_closed() -> bool:
 
 
 def _fail(line: str, code: int, debug: bool) -> int:
+    """Print an error as one line, after the stack trace if ``debug``, and return the exit code."""
     if debug:
         import traceback
 

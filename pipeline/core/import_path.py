@@ -112,6 +112,9 @@ def drop_zips(path: Sequence[str]) -> list[str]:
 
 
 def _is_twin(entry: Path, path: set[str]) -> bool:
+    """True if a zip of SPARK_HOME/python/lib contains a package that is installed in a folder of the path, too.
+
+    entry: a path to pyspark.zip or py4j-*-src.zip; False for any other. path: the folders of sys.path, resolved."""
     name = "pyspark" if entry.name == "pyspark.zip" else "py4j" if entry.match("py4j-*-src.zip") else None
     if name is None or entry.parts[-4:-1] != ("pyspark", "python", "lib"):
         return False

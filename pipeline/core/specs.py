@@ -50,11 +50,11 @@ class Option:
         least, most: inclusive bounds. Infinity and NaN are never in range.
         above, below: exclusive bounds.
         check: returns whether a value is valid, in addition to the bounds.
-        expected: valid values in words, if bounds and check do not tell.
-        parse: converts the flag's text, if the type is not enough.
+        expected: valid values in words, for error messages; by default described by the bounds.
+        parse: converts the flag's text; by default the type does.
         may_change: whether a resumed run may have another value.
         recorded: whether params() contains the field.
-        shown: the default in words.
+        shown: the default in words, for --help.
         advanced: whether only --help-all shows the flag.
     """
 
@@ -111,6 +111,7 @@ class Spec:
     summary: ClassVar[str] = ""  # a clause for --help
 
     def __post_init__(self) -> None:
+        """Check the value of every option that is not None against its choices, bounds and check. Raises UsageError."""
         hints = get_type_hints(type(self))
         for item, about in _options(type(self)):
             value = getattr(self, item.name)
@@ -294,6 +295,15 @@ def _escaped(text: str) -> str:
 
 
 def _add(group: argparse._ActionsContainer, item: Field[Any], hint: Any, text: str, default: Any) -> None:
+    """Add the flag of a field to a group.
+
+    Args:
+        group: the group of flags.
+        item: the field of a spec.
+        hint: its type.
+        text: the help text, with the default.
+        default: default of the flag; MISSING makes it required.
+    """
     about: Option = item.metadata[OPTION]
     settings: dict[str, Any] = {"help": text, "dest": item.name}
     settings |= {"required": True} if default is MISSING else {"default": default}

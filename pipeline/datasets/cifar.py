@@ -124,6 +124,8 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class LocalTarget:
+    """A folder of a local file system."""
+
     folder: Path
 
     def sizes(self) -> dict[str, int] | None:
@@ -228,6 +230,7 @@ class StoreTarget:
 
 
 def _webhdfs_client(webhdfs: str, kerberos: bool) -> Any:
+    """Return a client of WebHDFS for an address. Raises UsageError if Kerberos is needed and not installed."""
     if not kerberos:
         import hdfs
 
@@ -240,6 +243,10 @@ def _webhdfs_client(webhdfs: str, kerberos: bool) -> Any:
 
 
 def target_of(uri: str, webhdfs: str | None) -> Target:
+    """Return the target for a path or URI. Raises UsageError for an unknown scheme, or an hdfs:// URI without a host or
+    folder.
+
+    webhdfs: the NameNode's web address; None: from Hadoop's configuration."""
     parts = urlparse(uri)
     if parts.scheme in ("", "file"):
         return LocalTarget(Path(os.path.abspath(parts.path if parts.scheme else uri)))
@@ -311,15 +318,15 @@ def fetch(
     cache: Path,
     backoff_s: float = BACKOFF_S,
 ) -> bool:
-    """Publish the archive's files at ``to``; return False if they exist already. Raises JobErrors.
+    """Publish the archive's files at ``to``; return False if they exist already. Raises JobError.
 
     Args:
         archive: the archive.
         to: the folder, local or as a URI.
         base_url: the home page or a mirror.
-        webhdfs: the NameNode's web address; default: from the configuration.
+        webhdfs: the NameNode's web address; None: from Hadoop's configuration.
         cache: the folder for archives.
-        backoff_s: the pause before the first retry.
+        backoff_s: the pause before the first retry, in seconds.
     """
     target = target_of(to, webhdfs)
     try:

@@ -169,6 +169,7 @@ def _refuse_other(target: Path, said: dict[str, object]) -> bool:
 
 
 def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout, Columns]:
+    """Return the layout and all columns of the first ``count`` rows, with shrunk images and the derivation's labels."""
     layout = dataset.layout
     labels = []
     coarse = []

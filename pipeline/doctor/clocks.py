@@ -44,7 +44,10 @@ def closest(readings: Sequence[Reading]) -> list[Reading]:
 
 
 def check_clocks(readings: Sequence[Reading]) -> Check:
-    """Warn of clocks that differ by a minute, and fail for 5 minutes. readings: one per owner, at least one."""
+    """Return the check of clocks: a warning if one differs by more than a minute from the driver's, failed for 5
+    minutes.
+
+    readings: one per owner, at least one."""
     far = max(readings, key=lambda each: abs(each.ahead_s))
     if abs(far.ahead_s) <= MUCH_S:
         widest = max(each.after_s - each.before_s for each in readings)

@@ -60,6 +60,8 @@ class Examination:
         return self.checks
 
     def _judge_with_spark(self, master: str) -> None:
+        """Start a Spark, add the checks with it, and stop it. A start that fails or takes too long is a failed
+        check."""
         with ExitStack() as stack:
             spark = spark_context(master=master)
             # A cluster without free resources could block the start forever.

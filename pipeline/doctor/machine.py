@@ -16,7 +16,8 @@ GIB = 1 << 30
 
 
 def check_open_files(facts: Sequence[ProcessFacts]) -> Check:
-    """Fail if the limit of open files is lower than the number that a task writes at once."""
+    """Return the check of the limit of open files per process: failed if a task's files exceed it, a warning if it is
+    low."""
     text = group_by_value(
         [(each.where, "unlimited" if each.open_files < 0 else f"{each.open_files:,}") for each in facts]
     )
@@ -30,7 +31,8 @@ def check_open_files(facts: Sequence[ProcessFacts]) -> Check:
 
 
 def check_folders(facts: Sequence[ProcessFacts]) -> list[Check]:
-    """Fail for each folder of temporary files that cannot be written or is full; warn if there is little room."""
+    """Return the checks of folders for temporary files: one failed for each folder that cannot be written or is full,
+    and one warning for each with little room. Without problems, return one check that passed."""
     problems = []
     folders = [(each.where, folder) for each in facts for folder in each.folders]
     # Executors on one machine may share their folders: report each problem once.
@@ -48,9 +50,10 @@ def check_folders(facts: Sequence[ProcessFacts]) -> list[Check]:
 
 
 def check_umask(facts: Sequence[ProcessFacts], store_umask: int | None) -> Check:
-    """Warn of a umask that prevents other users from reading the output.
+    """Return the check of the umask: a warning if other users could not read the output.
 
-    store_umask: the umask of HDFS; None if the output is elsewhere, so that the processes' own umask applies."""
+    facts: of the driver and the executors. store_umask: the umask of HDFS; None if the output is elsewhere, so that the
+    processes' own umask applies."""
     values = [("HDFS", store_umask)] if store_umask is not None else [(each.where, each.umask) for each in facts]
     text = group_by_value([(where, f"{umask:03o}") for where, umask in values])
     if any(umask & 0o044 for _, umask in values):

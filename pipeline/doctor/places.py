@@ -82,7 +82,13 @@ def reach_from_task(store: Store, source: str | None, folder: str | None, _: int
 
 
 def check_reach(flag: str, path: str, reaches: Sequence[Reach]) -> Check:
-    """Fail if executors cannot use a path like the driver can."""
+    """Return the check of a path on executors: failed if some cannot use it like the driver.
+
+    Args:
+        flag: the flag of the path, --input or --output.
+        path: the path.
+        reaches: the answer of each executor.
+    """
     lacking = [each for each in reaches if flag in each.problems]
     name = flag.removeprefix("--")
     if not lacking:
@@ -109,7 +115,7 @@ def not_seen(flag: str, path: str, at: int, views: Sequence[ExecutorAccess]) -> 
 
 
 def check_input(store: Store, uri: str) -> Check:
-    """Fail if the driver may not read an input."""
+    """Return the check of an input on the driver: failed if it does not exist or may not be read."""
     try:
         path = store.resolve(uri)
         entries = named(store, path)

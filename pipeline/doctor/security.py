@@ -20,9 +20,9 @@ def is_kerberos(conf: dict[str, str]) -> bool:
 
 
 def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[ProcessFacts]) -> Check:
-    """Fail if Kerberos is required and a process has neither ticket nor tokens; only warn if no path is on HDFS.
+    """Return the check of Kerberos: failed if it is required and a process has neither ticket nor tokens.
 
-    facts: the driver's, then the executors'."""
+    It is only a warning if no path is on HDFS. facts: the driver's first, then the executors'."""
     if not kerberos:
         return Check("kerberos", OK, f"off ({AUTHENTICATION} is simple)")
     lacking = [each.where for each in facts if not (each.has_ticket or each.has_tokens)]

@@ -22,12 +22,13 @@ WHY_SAME = {
 
 
 def check_versions(facts: Sequence[ProcessFacts]) -> list[Check]:
-    """Return the checks of Python, Java and packages. facts: the driver's, then the executors'."""
+    """Return the checks of Python, Java and packages. facts: the driver's first, then the executors'."""
     return [check_python(facts), check_java(facts), check_spark(facts), *check_packages(facts)]
 
 
 def check_python(facts: Sequence[ProcessFacts]) -> Check:
-    """Fail if executors have another minor version of Python than the driver, which Spark refuses."""
+    """Return the check of Python: failed if an executor has another minor version than the driver, which Spark
+    refuses."""
     text = group_by_value([(each.where, each.python) for each in facts])
     if len({each.python.rpartition(".")[0] for each in facts}) > 1:
         return Check(
@@ -37,7 +38,9 @@ def check_python(facts: Sequence[ProcessFacts]) -> Check:
 
 
 def check_java(facts: Sequence[ProcessFacts]) -> Check:
-    """Fail if there is no Java, or one that is too old for Spark. Unknown versions are ignored."""
+    """Return the check of Java: failed if the driver has none, or if any machine's is too old for Spark.
+
+    Executors whose version is unknown are ignored. facts: the driver's first, then the executors'."""
     known = [(each.where, each.java) for each in facts if each.java]
     if not facts[0].java:
         return Check(
@@ -60,7 +63,8 @@ def major_version(version: str) -> int:
 
 
 def check_spark(facts: Sequence[ProcessFacts]) -> Check:
-    """Fail if executors have another version of Spark than the driver, because their classes may be incompatible."""
+    """Return the check of Spark: failed if driver and executors have different versions, whose classes may be
+    incompatible."""
     text = group_by_value([(each.where, each.packages.get("pyspark") or "none") for each in facts])
     if len({each.packages.get("pyspark") for each in facts}) > 1:
         return Check(
@@ -70,7 +74,8 @@ def check_spark(facts: Sequence[ProcessFacts]) -> Check:
 
 
 def check_packages(facts: Sequence[ProcessFacts]) -> list[Check]:
-    """Fail for each missing package; warn of different versions of a package if they can change the result."""
+    """Return the checks of packages: one failed for each package that is missing somewhere, and one warning for each
+    whose versions differ, if that can change the result. Without problems, return one check that passed."""
     names = [name for name in dict.fromkeys(name for each in facts for name in each.packages) if name != "pyspark"]
     problems = []
     for name in names:
@@ -90,7 +95,8 @@ def missing_extras() -> dict[str, list[str]]:
 
 
 def check_extras(missing: Mapping[str, Sequence[str]]) -> Check:
-    """Warn of extras that are not installed. missing: their modules, by extra."""
+    """Return the check of optional dependencies: a warning if some are not installed. missing: their modules, by
+    extra."""
     if not missing:
         return Check("extras", OK, ", ".join(EXTRAS))
     text = "; ".join(f"{extra} lacks {', '.join(modules)}" for extra, modules in missing.items())

@@ -79,6 +79,7 @@ def _check_columns(names: list[str], path: str) -> None:
 
 
 def _columns(batch: pa.RecordBatch, path: str) -> Ints:
+    """Return the lines of a batch, int64 [4, lines]. Raises DataError for a missing column or an invalid value."""
     _check_columns(batch.schema.names, path)
     lines = np.full((len(COLUMNS), len(batch)), ABSENT, np.int64)
     for place, name in enumerate(COLUMNS):

@@ -60,10 +60,11 @@ class CommittedDataset(Dataset):
         return f"{self.uri}, id {row}"
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
-        """Yield the owners (copy 0) in id order.
+        """Yield the rows start <= id < stop in id order. A row with copies is read once, from the shard that has its
+        copy 0.
 
-        The files of all workers are merged by id, one window at a time; row groups outside of the window are
-        skipped. Raises DataError if an id is missing or occurs twice."""
+        The files of all workers are merged by id, one window at a time; row groups outside of the window are skipped.
+        Raises DataError if an id is missing or occurs twice."""
         window = WINDOW_ROWS * self.num_workers
         for chunk, (first, last) in enumerate(self.chunks):
             low = max(start, first)
@@ -90,6 +91,9 @@ class CommittedDataset(Dataset):
         return record_schema(self.layout, neighbourhood=self.neighbourhoods)
 
     def _blocks(self, table: pa.Table, images: bool) -> Iterator[Block]:
+        """Yield the rows of a table, sorted by id, as blocks of bounded size. images: whether the table has the
+        images."""
+
         def column(part: pa.Table, name: str) -> Any:
             return part.column(name).to_numpy() if name in table.schema.names else None
 
@@ -132,6 +136,7 @@ class ShardReader:
                 parquet.close(force=True)
 
     def _open(self) -> pq.ParquetFile:
+        """Open the file. Raises DataError if it is missing, broken, or lacks a column of the set with its type."""
         try:
             with broken_is_data_error(self._path):
                 parquet = pq.ParquetFile(self._dataset.store.open(self._path))
@@ -144,6 +149,8 @@ class ShardReader:
         return parquet
 
     def _read(self, parquet: pq.ParquetFile, begin: int, end: int, images: bool) -> pa.Table:
+        """Return the rows of copy 0 with begin <= id < end from the row groups whose id ranges overlap. Raises
+        DataError."""
         schema = self._dataset.schema
         names = [name for name in schema.names if images or name != "image"]
         if self._ranges is None:
@@ -161,9 +168,11 @@ class ShardReader:
         return table.filter(pc.and_(inside, pc.equal(table.column("copy"), 0)))
 
     def _id_ranges(self, parquet: pq.ParquetFile) -> list[tuple[int, int]]:
-        """Return the least and the largest id of each row group.
+        """Return for each row group an inclusive range that contains its ids, by which ``_read`` skips groups.
 
-        They are computed from the ids. pyarrow ends the process when it is asked for the statistics of a damaged file."""
+        The range is computed from the ids, because pyarrow ends the process when it is asked for the statistics of a
+        damaged file. If the file has a single group, it is not read here, and its range is that of all ids, (0,
+        total)."""
         if parquet.num_row_groups == 1:
             return [(0, self._dataset.total)]
         ranges = []
@@ -171,7 +180,7 @@ class ShardReader:
             with broken_is_data_error(self._path):
                 ids = parquet.read_row_group(group, columns=["id"]).column("id")
             found = pc.min_max(ids).as_py()
-            # A group without ids is empty, or holds nulls, which are refused when it is read.
+            # A group without valid ids gets the range of all ids, so that _read reads it and refuses its nulls.
             ranges.append((0, self._dataset.total) if found["min"] is None else (found["min"], found["max"]))
         return ranges
 
@@ -189,7 +198,7 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
 
 
 def _dataset(shards: ShardSet, manifest: Manifest) -> CommittedDataset:
-    """Return the dataset of a manifest. Raises ValueError if the manifest is of another kind."""
+    """Return the dataset of a manifest. Raises ValueError if keys are missing, or chunks do not cover all ids."""
     manifest.require("chunks", "rows", "generation", "neighbourhoods")
     listed = [(file, int(file.path.rpartition("part-")[2].partition("-")[0])) for file in shards.files()]
     chunks = manifest.chunks
@@ -215,7 +224,10 @@ def _dataset(shards: ShardSet, manifest: Manifest) -> CommittedDataset:
 
 
 def layout_of(manifest: Manifest) -> Layout:
-    """Return the layout of a committed set's rows. Raises ValueError if the manifest is of another kind."""
+    """Return the layout of a committed set's rows.
+
+    Raises ValueError if the manifest does not describe labels and images, or if a shape, type or number of classes is
+    invalid or too large."""
     manifest.require("labels", "image")
     columns = manifest.labels.columns
     image = manifest.image

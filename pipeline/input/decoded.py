@@ -106,6 +106,7 @@ def _keep(path: Path, decoded: Iterator[Columns]) -> None:
 
 
 def _batch(columns: Columns) -> pa.RecordBatch:
+    """Return rows as an Arrow batch, with images as binary values of one size, whose bytes are not copied."""
     assert columns.images is not None, "read with images=True"
     rows, size = columns.images.shape
     images = pa.py_buffer(np.ascontiguousarray(columns.images))

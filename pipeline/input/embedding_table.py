@@ -110,6 +110,7 @@ def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
 
 
 def _opened(file: object, path: str) -> pq.ParquetFile:
+    """Open a Parquet file of a table. Raises DataError if it lacks a column."""
     parquet = pq.ParquetFile(file)
     names = parquet.schema_arrow.names
     for name in (ID, VECTOR):
@@ -174,6 +175,8 @@ class EmbeddingDataset(Dataset):
             yield Block(block.ids, replace(block.columns, images=vectors))
 
     def _vectors(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Return the vectors of rows start <= id < stop as bytes, uint8 [rows, 4 * length], from the files of
+        vectors."""
         size = self.record_bytes
         found = bytearray()
         first = bisect_right(self.kept, start, key=lambda kept: kept.low) - 1

@@ -117,10 +117,10 @@ def _matched(store: Store, uri: str) -> Iterator[FileInfo]:
 
 
 def entries_below(store: Store, folder: str) -> list[FileInfo]:
-    """Return the entries of a folder and of its partition folders, which are not among them. One listing per folder.
+    """Return the files and folders in a folder and, at any depth, in its partition folders (``label=3``).
 
-    Raises DataError for a folder that may not be listed.
-    """
+    The partition folders themselves are not returned. Costs one listing per folder. Raises DataError for a folder that
+    may not be listed."""
     found = []
     level = [folder]
     with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
@@ -142,6 +142,7 @@ def is_evaluation(path: str) -> bool:
 
 
 def _begins(path: str, word: re.Pattern[str]) -> bool:
+    """True if the file name, or the value of a partition folder above it, begins with the word."""
     *folders, name = path.split("/")
     values = [folder.partition("=")[2] for folder in folders]
     return any(word.match(each) for each in (name, *values))
@@ -162,7 +163,7 @@ def _refuse_table(folder: str, log: str) -> None:
 
 
 def may_match(uri: str, path: str) -> bool:
-    """True if a pattern matches a path or a folder above it, or would if they existed."""
+    """True if a pattern matches a path or a folder above the path, whether or not they exist."""
     parts = uri.rstrip("/").split("/")
     ours = path.split("/")
     return len(ours) >= len(parts) and all(map(fnmatchcase, ours, parts))
@@ -178,6 +179,10 @@ def _listed(store: Store, uri: str) -> list[FileInfo]:
 
 
 def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInfo]:
+    """Return the data files among sorted entries: the training files, or the evaluation files if ``evaluation``.
+
+    If the names do not distinguish training from evaluation files, all files are returned. Raises DataError for the log
+    of a table, an unfinished copy, another folder, or no data file."""
     files = []
     check_no_table(entries)
     for entry in entries:
@@ -203,7 +208,9 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
 
 
 def check_apart(store: Store, output: str, source: str) -> None:
-    """Raise UsageError if an output lies inside an input, or an input inside the output.
+    """Raise UsageError if the output and an input contain each other, or if the input's pattern would match the output.
+
+    A set inside its own input would be read as input by the next run.
 
     Args:
         store: the file system.

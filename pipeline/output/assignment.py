@@ -101,7 +101,14 @@ class AssignmentWriter:
 
 
 def tally(what: BlockDeliveries, num_workers: int, num_classes: int, layout: Layout) -> WorkerTotals:
-    """Return the totals of each worker in a block."""
+    """Return the totals of each worker in a block.
+
+    Args:
+        what: the deliveries of the block.
+        num_workers: n.
+        num_classes: classes of the labels; rows without labels count as class 0.
+        layout: the layout of the rows.
+    """
     labels = what.block.labels if layout.labelled else no_labels(len(what.block.ids))
     cells = what.workers * num_classes + labels[what.rows]
     counts = np.bincount(cells, minlength=num_workers * num_classes).reshape(num_workers, num_classes)

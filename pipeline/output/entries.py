@@ -65,7 +65,16 @@ def check_empty(rows: Sequence[int], allowed: bool) -> None:
 def describe_assigned_workers(
     tally: WorkerTotals, allow_empty: bool, neighbourhoods: Ints | None = None
 ) -> list[Worker]:
-    """Return the entry of every worker of an assignment without shards. Raises UsageError as ``check_empty``."""
+    """Return the entry of every worker of an assignment without shards.
+
+    Args:
+        tally: the totals of each worker.
+        allow_empty: accept workers without rows.
+        neighbourhoods: int64 [workers, neighbourhoods], rows per worker, if the manifest lists them.
+
+    Raises:
+        UsageError: a worker has no rows, and allow_empty is False.
+    """
     check_empty(tally.rows.tolist(), allow_empty)
     return [
         Worker(
@@ -112,6 +121,7 @@ def describe_labels(source: ScannedInput) -> Labels:
 
 
 def describe_eval(source: ScannedInput, written: list[WrittenChunk]) -> Evaluation:
+    """Return the entry of the evaluation rows. source: the scanned evaluation input. written: its files."""
     files = [file for chunk in written for file in chunk.files]
     return Evaluation(
         rows=source.dataset.rows,

@@ -79,6 +79,7 @@ class Dealing:
         return self.grouping.reads_images
 
     def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
+        """Yield each block of a chunk with the workers that its rows' groups and ranks give them."""
         offsets = self.offsets[chunk].copy()
         for block in blocks:
             groups = self.grouping.groups(block)

@@ -86,7 +86,9 @@ class SpillJob:
         return SpillFiles(folder, frozenset(streams), lines.close() if lines else None, decoder_versions())
 
     def _rows(self, piece: int, schema: pa.Schema, lines: AssignmentWriter | None) -> Iterator[pa.RecordBatch]:
-        """Yield every row once per delivery."""
+        """Yield every row of a piece once for each worker that gets it, with the worker's number as a column.
+
+        lines: writer of the piece's assignment, or None."""
         for placed in self.job.placed(piece):
             if lines:
                 lines.append(placed)

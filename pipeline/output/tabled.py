@@ -35,7 +35,10 @@ class LineCheck:
 
 @dataclass(frozen=True)
 class TablePlacement:
-    """A Placement by a table. paths: file of each chunk's lines."""
+    """A Placement by a table.
+
+    paths: file of each chunk's lines, int64 [4, lines] by id. neighbourhoods: True if the groups of the lines are
+    neighbourhoods, which are written beside the rows."""
 
     store: Store
     paths: tuple[str, ...]
@@ -44,6 +47,7 @@ class TablePlacement:
     reads_images: bool = False
 
     def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
+        """Yield each block of a chunk with the workers that the table gives its rows."""
         lines: Ints = np.frombuffer(self.store.read(self.paths[chunk]), "<i8").reshape(4, -1)
         for block in blocks:
             first, last = np.searchsorted(lines[ID], [block.ids[0], block.ids[-1] + 1])
@@ -59,8 +63,9 @@ class TablePlacement:
 def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tuple[Ints, str | None]:
     """Return the lines of the rows low..high-1, int64 [4, lines] by id and copy, and their first problem or None.
 
-    Every row must have a line, and no two lines for the same worker. Its copies are numbered from 0, by worker if the
-    table has no copy numbers.
+    Every row must have a line, and no two lines of a row may have the same worker. The lines of a row are numbered as
+    copies 0, 1, 2 and so on; if the table has no copy numbers, they are numbered in the order of workers. A missing
+    group becomes 0.
 
     Args:
         parts: lines, int64 [4, any].

@@ -104,6 +104,7 @@ class ShardWriter:
     record_bytes: int
 
     def __post_init__(self) -> None:
+        """Create the file at its staged path."""
         self.file = HashingFile(self.store.create(self.staged))
         self.writer = pq.ParquetWriter(
             self.file,
@@ -118,6 +119,7 @@ class ShardWriter:
         self.label_counts = np.zeros(self.num_classes, np.int64)
 
     def append(self, batch: pa.RecordBatch) -> None:
+        """Add rows to the file. Full row groups are written at once, the rest is buffered."""
         self.batches.append(batch)
         self.buffered += len(batch)
         self.rows += len(batch)
@@ -137,6 +139,7 @@ class ShardWriter:
         self.buffered -= rows
 
     def close(self) -> WrittenFile:
+        """Write the buffered rows, close the file and return its description."""
         # Two halves instead of one full and one tiny row group.
         if self.buffered > 1.5 * self.group_rows:
             self._write(self.buffered // 2)

@@ -50,6 +50,7 @@ class PairSums:
 
     @classmethod
     def from_cells(cls, cells: Cells, right_groups: int) -> PairSums:
+        """Return the numbers of row pairs in some cells. right_groups: the number of right groups."""
         left, right = np.divmod(cells.keys, right_groups)
         _, places = np.unique(left, return_inverse=True)
         left_sizes = np.zeros(len(left), np.int64)

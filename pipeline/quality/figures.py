@@ -54,7 +54,9 @@ def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
 
 
 def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
-    """Draw rows per worker, duplicates stacked on top."""
+    """Draw the number of rows of each worker as a bar, with its duplicates stacked on top.
+
+    owners: rows per worker without duplicates. copies: duplicates per worker."""
     figure, (ax,) = canvas(2.6)
     workers = np.arange(len(owners))
     ax.bar(workers, owners, color=BLUE, label="own rows")
@@ -68,7 +70,9 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
 
 
 def class_heat_map(table: Ints) -> Figure:
-    """Draw owners [W, L], coloured by their deviation from a random split in standard deviations."""
+    """Draw the rows by worker and class, int64 [W, L] without duplicates.
+
+    A cell's colour is its deviation from the expectation of a random split, in standard deviations."""
     *_, off = against_chance(table)
     farthest = float(np.abs(off).max())
     limit = min(max(3.0, farthest), 10.0)
@@ -160,7 +164,13 @@ def neighbourhood_sizes(groups: Sequence[Neighbourhood], num_workers: int) -> Fi
 
 
 def shard_ratios(ratios: Sequence[float | None], mean: float, shard_sd: float | None) -> Figure:
-    """Draw each shard's distance from the whole set relative to a random split, and the range of random splits."""
+    """Draw each shard's distance from the whole set relative to a random split, and the range of random splits.
+
+    Args:
+        ratios: the relative distance of each worker's shard; None for an empty shard, which is not drawn.
+        mean: their mean.
+        shard_sd: standard deviation of one shard's ratio under a random split; None if unknown.
+    """
     values = np.array(ratios, float)  # None becomes nan, which is not drawn
     figure, (ax,) = canvas(2.6)
     if shard_sd is not None:
@@ -208,7 +218,9 @@ def stacked_seconds(rows: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def against_one(rows: Mapping[str, float | None], label: str) -> Figure:
-    """Draw bars from 1, the value of a random split, on a log scale: better to the left, worse to the right."""
+    """Draw bars from 1, the value of a random split, on a log scale: better to the left, worse to the right.
+
+    rows: value by name; None is shown as not measured. label: label of the x axis."""
     figure, (ax,) = canvas(0.9 + 0.34 * len(rows))
     known = [max(value, FLOOR) for value in rows.values() if value is not None]
     for row, value in enumerate(rows.values()):

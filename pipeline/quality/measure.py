@@ -62,9 +62,11 @@ class Reader:
     counted: Ints
 
     def owners(self, file: ShardFile) -> Iterator[Block]:
-        """Yield the rows with copy 0 in file order, at most 2,048 at a time.
+        """Yield the rows of a file that are not copies (copy number 0) as blocks, in file order.
 
-        Raises DataError if a file is not Parquet or disagrees with the manifest."""
+        A block holds the owner rows among at most 2,048 rows of the file, fewer for large images. Raises DataError if
+        the file is not Parquet, its rows or columns disagree with the manifest, or a number is null or out of its
+        limits."""
         path = f"{self.uri}/{file.path}"
         names = [*self.limits, "image"]
         with self.store.open(path) as handle:
@@ -86,6 +88,9 @@ class Reader:
                 at += len(batch)
 
     def _owned(self, batch: pa.RecordBatch, path: str, at: int) -> Block:
+        """Return the rows of a batch that are not copies. Raises DataError for a null or a number out of its limits.
+
+        at: position of the batch's first row in the file, for error lines. path: the file."""
         for name, limit in self.limits.items():
             values = batch.column(name)
             ends = pc.min_max(values)

@@ -227,6 +227,16 @@ def _run(
     quiet: bool,
     debug: bool,
 ) -> ShardingResult:
+    """Run ``work`` on a Spark context, write the report, and return the result with the report's place.
+
+    Args:
+        title: title of the progress log.
+        work: makes or finds the set.
+        spark: the session to use; None: the running one, else a new one.
+        report: write the report unless the set has one, or is an assignment without shards.
+        quiet: print no progress.
+        debug: show Spark's logs.
+    """
     with spark_context(spark, debug=debug) as context:
         if report:
             # The report's libraries load while Spark's tasks run.

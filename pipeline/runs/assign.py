@@ -137,6 +137,10 @@ def _written(data: DataFrame, folder: str) -> str:
 
 
 def _frame(spark: SparkSession, job: ChunkJob, *, own_ids: bool) -> DataFrame:
+    """Return the DataFrame that places the rows of each chunk in one task when it is used.
+
+    own_ids: the ids are those of a DataFrame's column, not the positions of rows."""
+
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for chunk in batch.column(0).to_pylist():
@@ -163,6 +167,7 @@ def _ids(dataset: Dataset, places: Ints) -> Ints:
 
 @lru_cache(maxsize=2)  # a task reads rows in order
 def _id_column(store: Store, path: str) -> Ints:
+    """Return the ids in a file that ``_written`` made, int64 [rows]. Raises DataError for nulls."""
     with store.open(path) as file:
         column = pq.read_table(file, columns=["id"]).column("id")
         if column.null_count:

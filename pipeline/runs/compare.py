@@ -49,6 +49,7 @@ COLUMNS = (
 
 
 def comparison_parser(prog: str, description: str | None) -> Parser:
+    """Return the parser of jobs/compare.py: the flags of a sharding job and of all strategies."""
     flags = cli.sharding_parser(prog, description, assignment=False)
     group = flags.add_argument_group("strategies")
     group.add_argument(
@@ -137,7 +138,10 @@ def read_strategy(name: str, args: argparse.Namespace) -> Strategy:
 
 
 def run_comparison(prog: str, description: str | None) -> int:
-    """Run the comparison and return the exit code. A set that is committed already is measured as it is."""
+    """Shard the input by each strategy, write compare.json and compare.html, and return the exit code.
+
+    A set that is committed already is measured as it is. A strategy that is unsuitable for the input is skipped; it is
+    an error if that leaves none."""
     from pipeline.quality.report import comparison_row, render_comparison
 
     args = parse(comparison_parser(prog, description))

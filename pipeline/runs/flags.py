@@ -33,6 +33,7 @@ def parser(prog: str, description: str | None) -> Parser:
 
 
 def add_input_flags(flags: argparse.ArgumentParser) -> None:
+    """Add the group of flags that name and describe the input."""
     group = flags.add_argument_group("input")
     group.add_argument(
         "--input",
@@ -80,6 +81,14 @@ WORKERS = "number of shards, a shard per worker (default: the number of ratios, 
 def add_output_flags(
     flags: argparse.ArgumentParser, *, workers: str = WORKERS, ratios: bool = True, rescan: bool = True
 ) -> None:
+    """Add the group of flags about the output.
+
+    Args:
+        flags: the parser.
+        workers: help text of --workers.
+        ratios: add --ratios and --ratios-from.
+        rescan: add --rescan.
+    """
     group = flags.add_argument_group("output")
     group.add_argument("--output", required=True, metavar="URI", help="folder of the shard set")
     group.add_argument("--workers", type=int, metavar="INT", help=workers)
@@ -108,6 +117,8 @@ def add_output_flags(
 
 
 def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
+    """Add the group of flags about the run: batch interval, config file, output on the console. seed: add --seed
+    too."""
     group = flags.add_argument_group("run")
     if seed:
         add_seed_flag(group)
@@ -159,7 +170,9 @@ def sharding_parser(
 
 
 def add_strategy_flags(flags: argparse.ArgumentParser, members: Mapping[str, type[Strategy]], **about: Any) -> None:
-    """Add --strategy, which chooses one of the members, and a flag per parameter of any member."""
+    """Add --strategy, which chooses one of the members, and a flag per parameter of any member.
+
+    about: further arguments of ``add_argument`` for --strategy, such as its default."""
     group = flags.add_argument_group("strategy", specs.summaries(members))
     help = "strategy of the run; --strategy NAME --help shows its options"
     if "default" in about:

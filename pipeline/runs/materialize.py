@@ -55,14 +55,14 @@ def materialize(
 ) -> ShardingResult:
     """Write the shards that an assignment describes.
 
-    With the assignment of a committed set, the files equal the output of the set's own job. The lines go through one
-    shuffle (32 bytes each); images are not shuffled.
+    With the assignment of a committed set, the files equal the output of the set's own job. The lines of the assignment
+    go through one shuffle (32 bytes each); images are not shuffled.
 
     Args:
         context: runs the tasks.
         request: input and output; its number of workers is replaced.
-        assignment: a committed set, or a table.
-        num_workers: None: as many as the assignment has.
+        assignment: the path of a committed set, or of a table of (id, worker).
+        num_workers: number of shards, or None for the number of workers in the assignment.
         progress: times the phases.
 
     Raises:
@@ -114,9 +114,18 @@ def _ratios(table: AssignmentTable) -> tuple[int, ...] | None:
 
 
 def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | None, *, allow_empty: bool) -> int:
-    """Return the number of workers of the assignment.
+    """Return the number of workers of the assignment. The files of a table are read for it only if no number is
+    requested.
 
-    Raises UsageError if another number is requested, and DataError for a table that numbers workers from 1."""
+    Raises UsageError if a committed set has another number than requested, and DataError for a table that numbers
+    workers from 1.
+
+    Args:
+        context: runs the tasks.
+        table: the assignment.
+        asked: the requested number, or None.
+        allow_empty: accept a table without worker 0.
+    """
     if table.made_by:
         made = table.made_by.num_workers
         if asked not in (None, made):
@@ -197,13 +206,24 @@ def check_rows(context: SparkContext, shards: ShardSet, source: ScannedInput) ->
 def _settle(
     context: SparkContext, table: AssignmentTable, bounds: list[tuple[int, int]], scratch: str, num_workers: int
 ) -> list[LineCheck]:
+    """Return the check of each chunk's lines, which are sorted and written to files. Raises DataError with the first
+    problem.
+
+    Args:
+        context: runs the tasks.
+        table: the assignment.
+        bounds: the id range (first, end) of each chunk.
+        scratch: folder for the files of lines.
+        num_workers: number of shards.
+    """
     store = table.store
     uri = table.uri
     rows = bounds[-1][1]
     starts = np.array([low for low, _ in bounds], np.int64)
 
     def look(path: str) -> Iterator[tuple[int, Ints | str]]:
-        """Yield the lines of a file by chunk, or its problem as text."""
+        """Yield the lines of a file, int64 [4, lines], by the number of their chunk, or its problem as text under chunk
+        0."""
         try:
             for lines in read_lines(store, path):
                 if len(beyond := np.flatnonzero(lines[0] >= rows)):
@@ -215,6 +235,10 @@ def _settle(
             yield 0, str(error)
 
     def keep(chunk: int, found: Iterable[tuple[int, Iterable[Ints | str]]]) -> Iterator[LineCheck]:
+        """Check and write the lines of one chunk, and yield the result.
+
+        Partition i of the shuffle holds chunk i alone. found: at most one pair of the chunk and all of its values,
+        which are lines, int64 [4, lines], or problems of files as text."""
         parts = [part for _, all_parts in found for part in all_parts]
         if problems := [part for part in parts if isinstance(part, str)]:
             yield LineCheck(problem=min(problems))

@@ -164,6 +164,8 @@ def plan(shape: Shape) -> CostEstimate:
 
 
 def _embedding(shape: Shape, pieces: int) -> Iterator[PhaseCost]:
+    """Yield the phases of fitting a PCA and of projecting all rows. pieces: number of tasks of a pass over the
+    images."""
     n = shape.rows
     d = shape.record_bytes
     p = shape.components
@@ -198,6 +200,14 @@ def _blocks(shape: Shape) -> PhaseCost:
 
 
 def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
+    """Yield the phases of strategies that use neighbourhoods: PCA, projection, k-means and assignment.
+
+    Args:
+        shape: the input.
+        pieces: number of tasks of a pass over the images.
+        counted: number of chunks for which the tasks of such a pass send counts; a chunk counts once per task that has
+            rows of it.
+    """
     n = shape.rows
     p = shape.components
     k = shape.clusters
@@ -226,7 +236,14 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
 
 
 def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
-    """Yield the phases of ``dsh``, the hash family with the most expensive fit."""
+    """Yield the phases of the strategy hash with ``dsh``, the hash family with the most expensive fit.
+
+    Args:
+        shape: the input.
+        pieces: number of tasks of a pass over the images.
+        counted: number of chunks for which the tasks of such a pass send counts; a chunk counts once per task that has
+            rows of it.
+    """
     n = shape.rows
     d = shape.record_bytes
     m = shape.functions

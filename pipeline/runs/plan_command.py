@@ -53,6 +53,7 @@ def measure_rates() -> Rates:
     data = rng.bytes(32 << 20)
 
     def best(work: Callable[[], object], amount: float) -> float:
+        """Return the amount of work per second, in the fastest of three tries."""
         seconds = []
         for _ in range(3):
             began = time.perf_counter()
@@ -98,6 +99,7 @@ def number(text: str) -> int:
 
 
 def gigabytes(text: str) -> float:
+    """Parse a positive number of gigabytes."""
     try:
         value = float(text)
     except ValueError:
@@ -122,7 +124,13 @@ def duration(seconds: float) -> str:
 
 
 def show(made: CostEstimate, rates: Rates, memory_a_task: int) -> str:
-    """Return the plan as a page of text."""
+    """Return the plan as a page of text: a table of phases, the totals, and warnings.
+
+    Args:
+        made: the plan.
+        rates: speeds of one core.
+        memory_a_task: bytes of memory that an executor has per task.
+    """
     shape = made.shape
     spent = [seconds_of(phase, rates, shape.cores) for phase in made.phases]
     rows = [

@@ -55,6 +55,7 @@ class Request:
     rescan: bool = False
 
     def __post_init__(self) -> None:
+        """Check the values and reduce the ratios to lowest terms. Raises UsageError."""
         if self.num_workers < 1:
             raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
         if self.ratios is not None:

@@ -149,6 +149,7 @@ def neighbourhood_counts(
     """Return the rows by (chunk, neighbourhood), int64 [chunks, neighbourhoods], read from the narrow columns alone."""
 
     def count(piece: tuple[int, int]) -> ChunkCounts:
+        """Return the counts of the rows of one task."""
         found = []
         for block in dataset.read(*piece, images=False):
             near = block.columns.neighbourhoods

@@ -42,6 +42,9 @@ class PhaseLog:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Time a ``with`` block as a phase: print progress lines during it and its seconds at its end.
+
+        The seconds of phases with the same name are added up. A phase that raises is not recorded."""
         began = time.perf_counter()
         self._note = ""
         stop = threading.Event()
@@ -63,6 +66,7 @@ class PhaseLog:
 
     @contextmanager
     def _named_jobs(self, phase: str) -> Iterator[None]:
+        """Name Spark's jobs in a ``with`` block after the phase, and restore the previous names at its end."""
         context: Any = self.context  # its stubs do not allow None, which removes a property
         if context is None:
             yield

@@ -85,16 +85,18 @@ def _prepare_jvm(defaults: Mapping[str, str]) -> None:
         raise JobError(f"no program {java}, which Spark needs: install Java 17 or newer, or set JAVA_HOME to one")
     if DRIVER_MEMORY in defaults:
         os.environ.setdefault("SPARK_DRIVER_MEMORY", defaults[DRIVER_MEMORY])
-    if isinstance(CONF, Path) and not {"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ):  # these bring their own
+    if isinstance(CONF, Path) and not {"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ):  # have their own log settings
         log = (CONF / "log4j2.properties").as_uri()
         os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={log}")
+    # Java takes the home folder from /etc/passwd, not from HOME.
     if _is_nameless():
         home = os.environ.get("HOME") or tempfile.gettempdir()
         os.environ["SPARK_SUBMIT_OPTS"] = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={home}".strip()
 
 
 def _is_nameless() -> bool:
-    """True if this process's user has no line in /etc/passwd, as in a container that runs as a number."""
+    """True if the user id of this process has no entry in /etc/passwd, as in a container started with a numeric
+    user."""
     try:
         pwd.getpwuid(os.geteuid())
     except KeyError:
@@ -103,7 +105,9 @@ def _is_nameless() -> bool:
 
 
 def _name_user() -> None:
-    """Log a user without a name in at Hadoop under the user id, or HADOOP_USER_NAME, because Java's own login fails."""
+    """Log in at Hadoop as HADOOP_USER_NAME, else as USER, else as the number of the user id.
+
+    Java's own login fails for a user id without a name."""
     user = os.environ.get("HADOOP_USER_NAME") or os.environ.get("USER") or str(os.geteuid())
     information = start_jvm().org.apache.hadoop.security.UserGroupInformation
     information.setLoginUser(information.createRemoteUser(user))
@@ -199,7 +203,8 @@ def spark_context(
     if not master:
         check_master(conf.get("spark.master", ""))
     local = conf.get("spark.master", "").startswith("local")
-    kept = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}  # the memory of the running JVM is fixed
+    # The memory of the running JVM is fixed, and Spark's pages stay on if the master is not local.
+    kept = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}
     for key, value in defaults.items():
         if key not in kept:
             conf.setIfMissing(key, value)

@@ -49,12 +49,17 @@ def passed_on(context: SparkContext) -> Iterator[None]:
 
 
 class _Handler:
-    """A sun.misc.SignalHandler."""
+    """A sun.misc.SignalHandler that sends SIGTERM to this process, unless the signal has reached the process itself.
+
+    A terminal's Ctrl-C goes to the JVM and to this process: then the process has noted it already."""
 
     def __init__(self) -> None:
         self._at = -SAME_S
 
     def noting(self, then: Any) -> Any:
+        """Return a handler for Python's signal module that notes the time of a signal and calls the handler
+        ``then``."""
+
         def handle(number: int, frame: FrameType | None) -> Any:
             self._at = time.monotonic()
             return then(number, frame)
@@ -66,6 +71,7 @@ class _Handler:
         threading.Thread(target=self._pass_on, daemon=True).start()
 
     def _pass_on(self) -> None:
+        """Send SIGTERM to this process if no signal has reached it shortly before or after the JVM's."""
         time.sleep(SAME_S / 2)
         if time.monotonic() - self._at > SAME_S:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -48,6 +48,9 @@ class ScannedInput:
 
 
 def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> ScannedInput:
+    """Scan a data set in one task per piece and return it with the id ranges of its files and writing tasks.
+
+    Raises DataError for a broken row, UsageError for more chunks than allowed."""
     parts = chunk_bounds(dataset.rows, num_workers, dataset.record_bytes)
     width = workers_a_task(num_workers, dataset.record_bytes)
     spills = num_workers > width

@@ -85,6 +85,8 @@ class ClassCluster(NeighbourhoodStrategy):
     start: Start = option("carry", START_HELP, advanced=True)
 
     def fit(self, context: Context) -> FitResult:
+        """Return the (class, cluster) cell of every row: project the rows, and cluster and assign those of each
+        class."""
         # These load spark.ml, which --help and most tasks do without.
         from pipeline.clustering.kmeans import BlockKMeans
         from pipeline.clustering.kmeans_by_class import KMeansByClassModel

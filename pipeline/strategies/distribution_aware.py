@@ -74,6 +74,7 @@ class DistributionAware(NeighbourhoodStrategy):
     )
 
     def __post_init__(self) -> None:
+        """Take the preset's values for parameters that are None. Raises UsageError for options that spark.ml lacks."""
         super().__post_init__()
         for name, value in PRESETS[self.preset].items():
             if getattr(self, name) is None:
@@ -102,6 +103,8 @@ class DistributionAware(NeighbourhoodStrategy):
             raise UsageError(f"--engine spark-ml takes images of pixels, not {dataset.layout.describe()}")
 
     def fit(self, context: Context) -> FitResult:
+        """Return the neighbourhood of every row: fit and project, cluster the points, and assign each to its nearest
+        centre."""
         # Both engines yield models on the same integer grid, so that the assignment below is exact for either.
         wanted = self.clusters or 2 * context.scan.num_classes
         if self.engine == "spark-ml":
@@ -134,6 +137,7 @@ class DistributionAware(NeighbourhoodStrategy):
     def _fit_clusters(
         self, context: Context, points: RDD[LabelledPoints], wanted: int, projection: Projection | Grid
     ) -> BlockKMeansModel:
+        """Return the k-means model of the points. wanted: the most clusters."""
         from pipeline.clustering.kmeans import BlockKMeans  # loads spark.ml, which --help and most tasks do without
 
         with context.phase("kmeans"):
@@ -152,6 +156,7 @@ class DistributionAware(NeighbourhoodStrategy):
 
 
 def _resolved(kmeans: BlockKMeansModel) -> dict[str, Any]:
+    """Return the results of k-means that the manifest lists among the parameters."""
     return {
         "clusters": len(kmeans.fitted.centres),
         "iterations": kmeans.fitted.iterations,

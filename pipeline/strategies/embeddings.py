@@ -40,8 +40,8 @@ Part = tuple[Ints, Vectors]
 class EmbeddingStrategy(Strategy):
     """A strategy that can use the vectors of --embedding.
 
-    embedding_digest: a digest of the contents of an embedding table, once it was read. It replaces the path of the
-    table in the identity of the run."""
+    embedding_digest: a digest of the contents of an embedding table, None before the table was read. It replaces the
+    path of the table in the identity of the run."""
 
     embedding_digest: str | None = None
 

@@ -66,6 +66,8 @@ class BucketSizes:
         return cls(found[: MOST_BUCKETS + 1], sizes[: MOST_BUCKETS + 1])
 
     def __add__(self, other: BucketSizes) -> BucketSizes:
+        """Return the summed sizes of both. More than MOST_BUCKETS + 1 buckets are cut off: the run then fails in any
+        case."""
         keys = np.concatenate([self.keys, other.keys])
         sizes = np.concatenate([self.sizes, other.sizes])
         found, places = np.unique(keys, return_inverse=True)
@@ -188,6 +190,8 @@ class Hash(EmbeddingStrategy):
         check_dimensions(self.family, math.prod(layout.shape), layout.dtype)
 
     def fit(self, context: Context) -> FitResult:
+        """Return the buckets of all rows: fit the functions to a sample, hash every row, and number the buckets by
+        size."""
         from pipeline.clustering.hash_model import HashModel  # loads spark.ml, which --help and most tasks do without
 
         images = seen_images(context, self.embedding)
@@ -244,6 +248,7 @@ class Hash(EmbeddingStrategy):
             seed = self.seed
 
             def fit(blocks: Iterable[npt.NDArray[np.uint8]]) -> list[Hashes]:
+                """Return the functions fitted to the blocks of the whole sample, which one task holds."""
                 found = numbers_of(np.concatenate(list(blocks)), grid)
                 return [functions_of_rows.fit(found, family, functions, seed, width=width)]
 

@@ -106,6 +106,7 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
         check_space(dataset, self.embedding, self.fit_rows)
 
     def space(self, context: Context) -> Space:
+        """Return the space of integer points in which the rows are clustered. Fits a PCA if the rows are images."""
         return fit_space(
             context,
             embedding=self.embedding,
@@ -128,7 +129,7 @@ def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) ->
 
 @dataclass(frozen=True)
 class LabelledPoints:
-    """The points of a block of rows and their labels, int32 [rows]."""
+    """A block of rows: their labels, int32 [rows], and their ids and integer points."""
 
     labels: np.ndarray[Any, np.dtype[np.int32]]
     points: Points
@@ -140,7 +141,7 @@ def project(projection: Projection | Grid, blocks: Iterable[Block]) -> Iterator[
 
 
 def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int | str, seed: int) -> BlockPCAModel:
-    """Fit the PCA and its mean to all rows, or to about as many as ``fit_rows`` requests.
+    """Return the PCA and mean of all rows, or of about as many rows as ``fit_rows`` requests.
 
     Args:
         context: the run.
@@ -188,6 +189,7 @@ class Space:
 
 
 def pca_space(context: Context, model: BlockPCAModel) -> Space:
+    """Return the space of a PCA's projection of the images, with the manifest's entries about the fit."""
     params = {
         "rows_fitted": model.rows,
         "components_fitted": len(model.spectrum.variances),
@@ -292,6 +294,7 @@ def group_rows(context: Context, found: RDD[tuple[Ints, Ints]], num_groups: int)
     scratch = context.scratch
 
     def look(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
+        """Keep the groups of a partition in a file, and yield their counts and the file. Yields nothing for no rows."""
         low = -1
         kept: list[npt.NDArray[np.int32]] = []
         for ids, groups in parts:

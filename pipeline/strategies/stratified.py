@@ -27,6 +27,8 @@ class ByLabel(Grouping):
         return block.labels.astype(np.int64)
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
+        """Return the worker of each row, int64 [rows], from its class and its rank in the class, permuted if
+        requested."""
         if self.shuffle is not None:
             ranks = ranks.copy()
             for label in np.unique(groups):

@@ -61,7 +61,9 @@ class Parts:
         return self.number == len(self.firsts) - 1
 
     def __call__(self, labels: npt.NDArray[np.integer[Any]], ids: Ints) -> Ints:
-        """Return the group of each row, int64 [rows]."""
+        """Return the group of each row, int64 [rows]: its class, or a part of its class that a hash of its id chooses.
+
+        labels: [rows]. ids: int64 [rows]."""
         if self.whole:
             return labels.astype(np.int64)
         hashed = keyed_hash(ids, self.key) % np.diff(self.firsts)[labels].astype(np.uint64)
@@ -214,6 +216,7 @@ class Submodular(EmbeddingStrategy):
         check_space(dataset, self.vectors, self.fit_rows)
 
     def fit(self, context: Context) -> FitResult:
+        """Return the owner of each row: project the rows, shuffle them by group, and place each group in one task."""
         sizes = context.scan.label_counts.sum(axis=0)
         components = float(self.embedding.removeprefix("pca:")) if self.vectors is None else 1.0
         space = fit_space(
@@ -288,6 +291,7 @@ def part_counts(context: Context, points: RDD[LabelledPoints], parts: Parts) -> 
     bounds = context.bounds
 
     def count(blocks: Iterable[LabelledPoints]) -> Iterator[ChunkCounts]:
+        """Yield the counts of a partition's rows by chunk and group; nothing if it has no rows."""
         found = [
             count_by_chunk(block.points.ids, parts(block.labels, block.points.ids), parts.number, bounds)
             for block in blocks

@@ -88,6 +88,7 @@ class Arrivals(Dataset):
         ]
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
+        """Yield the spans of rows start <= id < stop: a file, its records low <= r < high, and the first id."""
         for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.segments)):
             (file, begin, end) = self.segments[number]
             first = self.firsts[number]

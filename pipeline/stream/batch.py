@@ -105,6 +105,7 @@ class StreamBatch:
         return look(LookJob(dataset, self.num_classes, hashes), self._bounds()[1], pieces, run_on(self.context))
 
     def _leave_out(self, seen: BatchScan, broken: list[Broken]) -> None:
+        """Remove the bad rows of a scan from the data set, and append them to ``broken`` as records of their files."""
         assert self.dataset
         for entry in seen.broken:
             file, record = self.dataset.record(entry.first)
@@ -114,7 +115,10 @@ class StreamBatch:
         self.dataset = self.dataset.leave_out((entry.first, entry.end) for entry in seen.broken)
 
     def _settle(self, seen: BatchScan) -> BatchScan:
-        """Fix the number of classes with the first batch."""
+        """Return the scan with label counts for as many classes as the set has.
+
+        The first batch fixes this number: from the request, else from the files' layout, else from the largest
+        label."""
         assert self.dataset
         if self.before:
             return seen
@@ -245,6 +249,7 @@ class StreamBatch:
         parts, bounds, width = bounds_of(window, rows, num_workers, dataset)
 
         def tally(bound: tuple[int, int]) -> Ints:
+            """Return the rows of an id range by the number of their bucket, int64 [buckets]."""
             counts = np.zeros(number, np.int64)
             for block in dataset.read(*bound, images=False):
                 counts += np.bincount(groups_of(block), minlength=number)
@@ -273,6 +278,16 @@ class StreamBatch:
         hashes: Hashes,
         models: list[str],
     ) -> Manifest:
+        """Return the manifest of this generation alone.
+
+        Args:
+            source: the rows and their scan.
+            written: the written files.
+            chunks: the id ranges of the chunks.
+            after: the counters and channel sums with this batch.
+            hashes: the hash functions.
+            models: paths of the model files.
+        """
         request = self.request
         scan = source.scan
         end = source.dataset.rows + total_rows(self.before)

@@ -42,6 +42,7 @@ TRIGGER = re.compile(r"\d+(\.\d+)? *(milliseconds?|seconds?|minutes?|hours?|days
 
 
 def stream_parser(prog: str, description: str | None) -> Parser:
+    """Return the parser of jobs/hash_stream.py."""
     flags = cli.parser(prog, description)
     group = flags.add_argument_group("input")
     group.add_argument(
@@ -243,6 +244,7 @@ def checkpoint_of(store: Store, given: str | None, output: str) -> str:
 
 
 def finish(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals) -> int:
+    """Print the totals and the set, write its report if it has grown, and return the exit code."""
     shards = tally.last.shards if tally.last else None
     done = f"{tally.committed:,} generations, {tally.rows:,} rows"
     speed = f", {tally.rows / tally.seconds:,.0f} rows per second" if tally.committed else ""

@@ -35,10 +35,13 @@ def stream_of_files(spark: SparkSession, uri: str, most: int | None) -> DataFram
 def files_of(uri: str, found: list[FileInfo]) -> list[FileInfo]:
     """Return the files to read, in order of arrival: by time, then path.
 
-    If a folder has training and test files, only training files are returned."""
+    If a folder has training and test files, only training files are returned.
+
+    uri: the source folder. found: the files that Spark lists or has planned for a batch."""
     above = len(uri)
 
     def holds_rows(file: FileInfo) -> bool:
+        """True if a file lies in partition folders alone and is neither hidden, a companion nor an evaluation file."""
         folders = file.path[above:].strip("/").split("/")[:-1]
         # Spark reads any folder inside a partition folder; a batch job refuses it.
         expected = all(PARTITION.fullmatch(folder) for folder in folders)

@@ -164,6 +164,9 @@ class GenerationRun:
     def _survey(
         self, before: ShardSet | None, arrived: IncomingBatch, first: int
     ) -> tuple[Arrivals | None, list[Broken]]:
+        """Return the rows of a batch's files, or None, and the problems of files that are left out (see ``survey``).
+
+        first: id of the batch's first row."""
         expected = layout_of(before.manifest) if before else None
         options = self.request.read_options
         # Files must match the committed rows, except that --channels converts: the committed shape is then not the

@@ -147,7 +147,10 @@ def lost_messages(planned: dict[int, tuple[int, int]], landed: Iterable[tuple[in
 
 
 def explained(error: Exception, uri: str, output: str) -> Exception:
-    """Return the error of a query; lost messages become a DataError that names the next step."""
+    """Return the error to raise for a query's error: a DataError with the next step if messages were lost, else the
+    same error.
+
+    uri: the topic. output: folder of the set."""
     found = re.search(r"Some data may have been lost.*?Reason:\s*(.+)", str(error), re.DOTALL)
     if not found:
         return error
@@ -171,13 +174,15 @@ def _land(
 ) -> Iterator[pa.RecordBatch]:
     """Write one partition of a topic in order of offsets: whole records into a file, all others into the quarantine.
 
+    Yields one row with the columns LANDED, or nothing if the partition has no messages.
+
     Args:
         store: reaches the output.
         output: folder of the set.
         batch: number of the batch.
         folder: the attempt's folder.
         expected: bytes of a message.
-        late_after_s: see ``arrive``.
+        late_after_s: quarantine messages that are this many seconds older than ``newest_ms``, or None.
         newest_ms: time of the newest message before the batch.
         limit_ms: messages with a later time do not count as the newest.
         messages: record batches with the columns COLUMNS.

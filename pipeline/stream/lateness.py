@@ -15,7 +15,9 @@ def latest_believable_ms() -> int:
 
 
 def is_late(time_ms: int, newest_ms: int, late_after_s: float | None) -> bool:
-    """True if a file or message is more than *late_after_s* older than the newest before its batch."""
+    """True if a file or message is more than ``late_after_s`` seconds older than the newest one of earlier batches.
+
+    time_ms, newest_ms: their times, in ms since 1970. False if late_after_s is None."""
     return late_after_s is not None and time_ms < newest_ms - 1000 * late_after_s
 
 

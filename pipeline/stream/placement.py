@@ -31,6 +31,8 @@ class ByBucket:
     reads_images: bool = True
 
     def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
+        """Yield each block of a chunk with the workers of its rows; rows of sparse buckets of a closed window get
+        all."""
         buckets = self.chunks[chunk]
         before = buckets.before.copy()
         for block in blocks:
@@ -60,6 +62,7 @@ class Copies:
     reads_images: bool = True
 
     def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
+        """Yield each block of a chunk with the workers that do not have its rows yet: all but the owners."""
         before = self.before[chunk].copy()
         for block in blocks:
             groups = groups_of(block)

@@ -94,6 +94,7 @@ class Running:
             self._count(batch, done)
 
     def _count(self, batch: int, done: Outcome) -> None:
+        """Add the result of a batch to the totals and print its line."""
         tally = self.tally
         tally.last = done if done.shards else tally.last
         tally.rows = tally.rows + done.rows

@@ -39,6 +39,7 @@ class StreamRequest:
     late_after_s: float | None = None
 
     def __post_init__(self) -> None:
+        """Check the values. Raises UsageError."""
         if self.num_workers < 1:
             raise UsageError(f"--workers must be at least 1, got {self.num_workers}")
         if self.window_rows < 0:

@@ -62,7 +62,9 @@ def style() -> Iterator[None]:
 
 
 def canvas(height: float, columns: int = 1, **options: Any) -> tuple[Figure, npt.NDArray[Any]]:
-    """Return a figure of the report's width, outside pyplot's global state, and its axes [columns]."""
+    """Return a figure of the report's width, outside pyplot's global state, and its axes [columns].
+
+    height: in inches. options: passed to ``Figure.subplots``."""
     figure = Figure(figsize=(WIDTH, height))
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, columns, squeeze=False, **options)

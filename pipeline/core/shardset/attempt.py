@@ -99,7 +99,8 @@ def task_folder(store: Store, path: str) -> None:
 class Attempt:
     """The claim of one run on an output. A context manager, which removes the attempt's folder at its end.
 
-    sweeps: whether to delete the folders of dead attempts at the start."""
+    lease_s: age in seconds of the last heartbeat from which a run on another machine counts as dead. heartbeat_s:
+    seconds between two heartbeats. sweeps: whether to delete the folders of dead attempts at the start."""
 
     def __init__(
         self,
@@ -135,6 +136,10 @@ class Attempt:
         return self
 
     def _claim(self) -> None:
+        """Make the attempt's folder and its first heartbeat.
+
+        Another run may remove the folder while it is still empty, so this is tried three times. Raises
+        FileNotFoundError after the last."""
         for last_try in (False, False, True):
             self.store.makedirs(self.folder)
             try:
@@ -167,6 +172,8 @@ class Attempt:
             self.store.delete(f"{probe}-2")
 
     def __exit__(self, *_: object) -> None:
+        """Stop the heartbeat and remove the attempt's folder, and the output folder if this attempt made it and it is
+        empty."""
         self._stop.set()
         if self._heartbeat.is_alive():
             self._heartbeat.join()
@@ -177,6 +184,7 @@ class Attempt:
             self.store.remove_empty(self.output)
 
     def _send_heartbeat(self) -> None:
+        """Replace the heartbeat file by a new one, which appears complete, as other runs may read it at any time."""
         fresh = f"{self.folder}/beat-{uuid.uuid4().hex[:8]}"
         self.store.write_new(fresh, json.dumps(whoami() | {"finished": self._finished}).encode())
         self.store.rename(fresh, f"{self.folder}/beat", overwrite=True)
@@ -187,7 +195,11 @@ class Attempt:
                 self._send_heartbeat()
 
     def alive(self, attempt_id: str) -> bool:
-        """Return whether another attempt may still be running. Only times of the file system's clock are compared."""
+        """Return whether another attempt may still be running.
+
+        A process of this machine is looked up by its PID. A run of another machine counts as alive while its last
+        heartbeat is younger than ``lease_s``, and an attempt without a readable heartbeat while its folder is. Only
+        modification times of the store are compared, never the clocks of two machines."""
         heartbeat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
         try:
             seen = self.store.info(heartbeat).modified_ms
@@ -205,7 +217,7 @@ class Attempt:
     def finish(self) -> None:
         """Mark this attempt as committed, so that a run that replaces its set may delete its files."""
         self._finished = True
-        self._stop.set()  # a heartbeat under way would deny it
+        self._stop.set()  # a heartbeat that the thread is writing would not contain the mark
         if self._heartbeat.is_alive():
             self._heartbeat.join()
         with suppress(FileNotFoundError):  # another run took this one for dead, and deleted its folder
@@ -220,6 +232,10 @@ class Attempt:
         return not owner.get("finished") and self.alive(attempt_id)
 
     def _age_s(self, path: str) -> float:
+        """Return the age of a file or folder in seconds by the store's clock, or infinity if it does not exist.
+
+        The store's clock can differ from this machine's. This attempt therefore writes a heartbeat, whose modification
+        time is the store's present time."""
         try:
             seen = self.store.info(path).modified_ms
         except FileNotFoundError:
@@ -234,7 +250,7 @@ class Attempt:
             if entry.name == self.id:
                 continue
             if entry.is_dir and self.alive(entry.name):
-                self.store.remove_empty(entry.path)  # of a run that was killed before its first heartbeat
+                self.store.remove_empty(entry.path)  # empty if its run was killed before the first heartbeat
             else:
                 self.store.delete(entry.path)
                 gone.append(entry.name)
@@ -270,7 +286,10 @@ def _half_removed(store: Store, folder: str) -> bool:
 
 
 def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
-    """Return whether an attempt may be running, without writing anything, by the clock of this machine."""
+    """Return whether an attempt may be running, without writing anything.
+
+    As this writes no heartbeat of its own, the age of the attempt's last heartbeat is taken by the clock of this
+    machine."""
     folder = f"{output}/{ATTEMPTS}/{attempt_id}"
     try:
         seen = store.info(folder).modified_ms

@@ -94,7 +94,7 @@ def publish(
     output = attempt.output
     places = [origin for origin, _ in moves]
     moved = set[str]()
-    undo = True
+    undo = True  # whether an error deletes the moved files, as no manifest can list them yet
     try:
         while True:
             # Read before the set: a run that commits in between takes the next number, and the put below fails.
@@ -221,7 +221,9 @@ def owned(store: Store, output: str) -> tuple[list[OwnFile], list[str]]:
 
 
 def unlisted(files: Iterable[OwnFile], committed: ShardSet | None, alive: Callable[[str], bool]) -> list[OwnFile]:
-    """Return the files that neither the set nor a live run owns. alive(id) is called once per attempt."""
+    """Return the files that neither the committed set lists nor a live run owns.
+
+    alive(id): whether the run of an attempt is alive; called once per attempt."""
     keep = committed.paths() if committed else set()
     stray = [file for file in files if file.relative not in keep]
     live = {name for name in {file.attempt for file in stray} if name and alive(name)}
@@ -255,6 +257,9 @@ def _move(store: Store, origins: list[str], targets: list[str]) -> None:
 
 
 def _move_one(store: Store, origin: str, target: str) -> None:
+    """Rename one file. A retry after a lost answer finds the file at its target, which is not an error.
+
+    Raises FileNotFoundError if the file is neither at its origin nor at its target."""
     while True:
         try:
             return store.rename(origin, target, overwrite=True)

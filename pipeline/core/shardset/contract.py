@@ -349,7 +349,9 @@ def _reader(kind: type, readers: dict[str, Reader] | None = None, *, none: bool 
 
 
 def _readers_of(read: Reader, *, none: bool = False) -> Reader:
-    """Return the reader of a list of parts, whose items all have the place of the list. none: see ``_reader``."""
+    """Return the reader of a list of parts. Its items have the place of the list in error messages.
+
+    read: the reader of an item. none: return None for a null instead of raising."""
 
     def read_all(values: Any, place: str) -> Any:
         if values is None and none:
@@ -379,6 +381,8 @@ def _file_entries(values: object, place: str) -> list[dict[str, Any]]:
 
 
 def _files(values: object, place: str) -> list[ShardFile]:
+    """Return the files of a list of files. Raises ValueError for one without rows, bytes or sha256, or with impossible
+    rows."""
     place = place.removesuffix(".files")
     files = []
     for file in _file_entries(values, place):
@@ -396,6 +400,8 @@ def _files(values: object, place: str) -> list[ShardFile]:
 
 
 def _model(values: object, place: str) -> list[str] | None:
+    """Return the paths of a model's files from {"files": [...]}, or None for null. Raises ValueError for other
+    paths."""
     if values is None:
         return None
     paths = [file["path"] for file in _file_entries(values.get("files") if isinstance(values, dict) else None, place)]

@@ -92,6 +92,7 @@ def as_of(shards: Set, number: int) -> Set:
     manifest = shards.manifest
 
     def kept(part: Part) -> Part:
+        """Return a part of the manifest with only the files of the generation and earlier ones."""
         # The manifest has no list of files per generation; their names contain the version that added them.
         files = [file for file in part.files if version_of_file(file.path) <= last.version]
         return replace(part, files=files, rows=sum(file.rows for file in files))
@@ -116,6 +117,7 @@ def sum_of_fingerprints(texts: Sequence[str]) -> str:
 
 
 def _input(before: Input, made: Input) -> Input:
+    """Return the origin of all rows: sums of the numbers, and fingerprint and listing of both parts together."""
     assert before.fingerprint, "a growing set has fingerprints"
     assert made.fingerprint, "a growing set has fingerprints"
     return replace(
@@ -129,6 +131,7 @@ def _input(before: Input, made: Input) -> Input:
 
 
 def _worker(before: Worker, made: Worker) -> Worker:
+    """Return the shard of a worker with the files and rows of one more generation."""
     return replace(
         before,
         rows=before.rows + made.rows,

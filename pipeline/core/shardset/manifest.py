@@ -130,6 +130,7 @@ def missing_files(shards: ShardSet) -> list[str]:
 
 
 def _missing(shards: ShardSet) -> Iterator[str]:
+    """Yield a line for each file of a set that is missing or has another size. Costs one listing per folder."""
     folders: dict[str, dict[str, int]] = {}
     for path in shards.manifest.model or ():
         if not shards.store.exists(f"{shards.uri}/{path}"):

@@ -95,6 +95,7 @@ def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | Non
 
 
 def _shape(value: Any) -> tuple[int, int, int]:
+    """Return a declared shape, a list or its JSON, as (channels, height, width). Raises ValueError if it is invalid."""
     numbers = parse(value) if isinstance(value, str) else value
     if not fits(numbers, list[int]) or len(numbers) != 3 or min(numbers) < 1:
         raise ValueError(f"a declared image shape of {str(value)[:80]}: channels, height and width are at least 1")
@@ -138,7 +139,10 @@ def words_of(error: Exception) -> str:
 
 
 def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.uint8]:
-    """Return a binary column of equal lengths as uint8 [rows, size], without a copy."""
+    """Return a binary column of equal lengths as uint8 [rows, size], without a copy.
+
+    Raises DataError for another length. path and first, the number of the column's first row in the file, are for error
+    lines."""
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     values = values.cast(pa.large_binary())
     offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :][: len(values) + 1]

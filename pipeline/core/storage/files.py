@@ -9,12 +9,13 @@ from typing import Any, BinaryIO, Protocol
 
 @dataclass(frozen=True)
 class FileInfo:
-    """Describe one directory entry.
+    """An entry of a folder.
 
     Attributes:
         path: the whole path or URI.
         bytes: the size of a file; 0 of a folder.
-        modified_ms: on the file system's own clock, so compare it only with its peers.
+        modified_ms: time of the last change in ms since 1970, by the file system's own clock: comparable only with
+            times of the same file system.
         is_dir: whether it is a folder.
         is_link: whether it is a symbolic link; local disks only.
         tag: tag of the content, equal for equal bytes; "" if the store has none.

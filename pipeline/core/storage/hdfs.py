@@ -90,6 +90,8 @@ class HdfsFiles:
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
+        """Convert errors of the client in a ``with`` block to the errors of a store, in one line that names the
+        path."""
         try:
             yield
         except (FileNotFoundError, PermissionError, FileExistsError):
@@ -207,6 +209,7 @@ class HdfsWriter(io.RawIOBase):
             return int(call_within(STALL_S, lambda: self.inner.write(data)))
 
     def close(self) -> None:
+        """Close the file, within STALL_S: the client would wait longer for a dead DataNode."""
         if self.closed:
             return
         try:

@@ -49,6 +49,9 @@ class ResumingDownloader:
     timeout_s: float = TIMEOUT_S
 
     def __call__(self, url: str, output_file: str, pooch: object, check_only: bool = False) -> None:
+        """Download a URL to ``output_file``, resuming after errors of the connection. Called by pooch.
+
+        Raises JobError after ATTEMPTS failures in a row without a new byte, and for an HTTP error."""
         with self._locked():
             failures = 0
             while True:
@@ -77,6 +80,7 @@ class ResumingDownloader:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        """Hold the lock of the partial file for a ``with`` block. Raises JobError if another process holds it."""
         with open(self.part.with_name(self.part.name + ".lock"), "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,6 +116,9 @@ class ResumingDownloader:
             self._save(answer, start)
 
     def _save(self, answer: requests.Response, start: int) -> None:
+        """Append the bytes of a response to the partial file. start: its length so far, 0 to write it anew.
+
+        Raises requests.ConnectionError if the response ends early."""
         length = answer.headers.get("Content-Length")
         total = start + int(length) if length else None
         with (

@@ -23,6 +23,7 @@ class DurableWriter(io.BufferedWriter):
             return super().write(data)
 
     def close(self) -> None:
+        """Flush the content to the disk and close the file. Errors about a full disk name the file."""
         try:
             if not self.closed:
                 with naming(self.name):
@@ -57,6 +58,8 @@ class LocalFiles:
         return FileInfo(path, size, status.st_mtime_ns // 1_000_000, is_dir, change=change)
 
     def list(self, path: str) -> list[FileInfo]:
+        """Return the entries of a folder, without those that vanish meanwhile. A dangling link is described as
+        itself."""
         entries = []
         for entry in os.scandir(path):
             link = entry.is_symlink()
@@ -74,6 +77,7 @@ class LocalFiles:
         return open(path, "rb")
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """Return ``length`` bytes from ``offset`` on, fewer if the file ends before."""
         with open(path, "rb", buffering=0) as file:
             file.seek(offset)
             chunks = []
@@ -96,6 +100,9 @@ class LocalFiles:
             os.mkdir(path)
 
     def rename(self, source: str, target: str, overwrite: bool) -> None:
+        """Rename a file or folder. Raises an OSError if the target exists and ``overwrite`` is False.
+
+        A folder may replace an empty folder in both cases."""
         if overwrite:
             os.replace(source, target)
         elif os.path.isdir(source):

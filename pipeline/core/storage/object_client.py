@@ -80,6 +80,14 @@ def told_plainly(path: str, root: str, place: str) -> Iterator[None]:
 
 
 def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
+    """Return Python's own error for an error of obstore, with a message that names the next step.
+
+    Args:
+        error: the error, whose text obstore makes of the store's answer and a trace.
+        path: of the request.
+        root: of the store, such as ``s3://bucket``.
+        place: endpoint for the message.
+    """
     text = str(error)
     said = "; ".join(re.findall(r"<(?:Code|Message)>([^<]*)<", text.partition("Debug source")[0]))
     # obstore reports the status only as part of its text.

@@ -94,6 +94,8 @@ class ObjectFiles:
         return any(map(bool, self.api.list(self.client, key or None, chunk_size=1)))
 
     def info(self, path: str) -> FileInfo:
+        """Return the entry of an object, or of a folder if there are objects below the path. Raises
+        FileNotFoundError."""
         key = self._key(path)
         with self._errors(path):
             if key:
@@ -104,6 +106,8 @@ class ObjectFiles:
             raise FileNotFoundError(path)
 
     def list(self, path: str) -> list[FileInfo]:
+        """Return the folders and then the files directly in a folder. Raises FileNotFoundError or
+        NotADirectoryError."""
         key = self._key(path)
         with self._errors(path):
             found = self.api.list_with_delimiter(self.client, key or None)
@@ -159,6 +163,10 @@ class ObjectFiles:
             self._trusted.append(self.place)
 
     def _put(self, path: str, data: bytes) -> None:
+        """Create an object if it does not exist. Raises FileExistsError.
+
+        The client repeats a request without an answer, which can find the object of the first try. Each call therefore
+        writes a random mark into the object's attributes and recognises its own object by it."""
         key = self._key(path)
         writer = uuid.uuid4().hex
         mine = {WRITER: writer}
@@ -199,6 +207,8 @@ class ObjectFiles:
             self._parents = {parent: time.monotonic()}  # a task only uses one
 
     def rename(self, source: str, target: str, overwrite: bool) -> None:
+        """Move an object by a copy and a deletion. Raises FileExistsError if the target exists and ``overwrite`` is
+        False."""
         if overwrite:
             with self._errors(source):
                 self.api.copy(self.client, self._key(source), self._key(target))
@@ -208,6 +218,7 @@ class ObjectFiles:
             self.api.delete(self.client, self._key(source))
 
     def delete(self, path: str) -> None:
+        """Delete an object and all objects below its path. A missing object is not an error."""
         key = self._key(path)
         with self._errors(path):
             below = [meta["path"] for some in self.api.list(self.client, key or None) for meta in some]
@@ -243,6 +254,7 @@ class ObjectReader(RemoteReader):
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
+        """Return the next ``size`` bytes, fewer at the end; all bytes that are left if ``size`` is None or negative."""
         left = max(0, self._size - self._at)
         whole = size is None or size < 0
         size = left if size is None or size < 0 else min(size, left)
@@ -283,6 +295,8 @@ class ObjectWriter(io.RawIOBase):
             return self._spool.write(data)
 
     def close(self) -> None:
+        """Upload the spooled bytes, small objects by one conditional PUT and large ones in parts, and delete the
+        spool."""
         if self.closed:
             return
         try:

@@ -76,6 +76,7 @@ class Store:
         return f"hdfs://{authority}/" + os.path.normpath(path or "/").lstrip("/")
 
     def files(self, uri: str) -> Files:
+        """Return the file system of a path. Clients of remote ones are shared within a process."""
         scheme, authority, _ = split_uri(uri)
         if scheme == "hdfs":
             return _hdfs(authority, self.hdfs_conf, os.getpid())  # a forked task needs a client of its own
@@ -124,6 +125,7 @@ class Store:
         """Write a new file; transient errors are retried. Raises FileExistsError."""
 
         def write() -> None:
+            """Write the file once; delete a partial file before a retry."""
             try:
                 with self.create(uri) as file:
                     file.write(data)

@@ -52,6 +52,8 @@ class WebHdfsFiles:
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
+        """Convert errors of the client in a ``with`` block to the errors of a store, in one line that names the
+        path."""
         import hdfs
         from requests import RequestException
 
@@ -109,6 +111,9 @@ class ReadStore(Store):
     """A store that can also read ``webhdfs://host:port/path``."""
 
     def resolve(self, uri: str) -> str:
+        """Return the canonical form of a path: local, ``hdfs://``, ``s3://`` or ``webhdfs://host:port/path``.
+
+        Raises UsageError for an invalid path."""
         scheme, authority, path = split_uri(uri)
         if scheme != "webhdfs":
             return super().resolve(uri)

@@ -56,6 +56,7 @@ def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] |
 
 
 def _vote(store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> str | None:
+    """Return the name of the first format that recognises a file, or None. Raises DataError if it cannot be read."""
     try:
         head = store.read_range(file.path, 0, HEAD_BYTES)
     except PermissionError:

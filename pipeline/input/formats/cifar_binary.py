@@ -30,6 +30,12 @@ class FixedRecords(Format):
         return self.label_bytes + math.prod(shape or CIFAR_SHAPE)
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        """True if a file consists of whole records of this length.
+
+        If its size fits the records of CIFAR-10 as well as of CIFAR-100, all labels in its first bytes must be valid,
+        too.
+
+        file: the file. head: its first bytes. shape: the declared shape of images, or None."""
         size = self.record_bytes(shape)
         if file.bytes == 0 or file.bytes % size or head[:1] == b"\x80" or head[:4] == b"PAR1":
             return False
@@ -48,6 +54,7 @@ class FixedRecords(Format):
         return len(records) > 1 and bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
     def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        """Return the rows and layout of a file, from its size alone. Raises DataError if it ends within a record."""
         size = self.record_bytes(shape)
         rows, rest = divmod(file.bytes, size)
         if rest:
@@ -66,6 +73,7 @@ class FixedRecords(Format):
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
+        """Yield records start <= r < stop of a file. Raises DataError if the file has become shorter."""
         size = self.record_bytes(layout.shape)
         step = block_rows(layout.record_bytes)
         for low in range(start, stop, step):

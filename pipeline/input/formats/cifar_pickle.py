@@ -113,6 +113,7 @@ def load(data: bytes, path: str) -> dict[bytes, Any]:
 
 
 def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the labels under a key of the batch, int32 [rows]. Raises DataError if they are invalid."""
     values = batch[key]
     try:
         labels = np.asarray(values)
@@ -136,6 +137,7 @@ class CifarPickle(Format):
         return (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or head[:4] in (b"(dp0", b"(dp1")
 
     def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        """Return the rows and layout of one file, which is loaded whole. Raises DataError."""
         batch = load(store.read(file.path), file.path)
         rows, pixels = batch[b"data"].shape
         shape = shape or CIFAR_SHAPE
@@ -154,6 +156,7 @@ class CifarPickle(Format):
     def read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
+        """Yield records start <= r < stop of a file, which is loaded whole. Raises DataError."""
         batch = load(store.read(file.path), file.path)
         data = batch[b"data"]
         if len(data) != file.rows:

@@ -56,6 +56,7 @@ ONE_FRAME = ("PNG", "JPEG", "MPO")  # formats of which only the first image is r
 
 
 def _open(store: Store, path: str) -> pq.ParquetFile:
+    """Open a Parquet file. Raises DataError if it is broken, and PermissionError if it may not be read."""
     try:
         return pq.ParquetFile(store.open(path), buffer_size=BUFFER_BYTES)
     except (pa.ArrowInvalid, OSError) as error:
@@ -148,6 +149,10 @@ def decode(data: bytes) -> npt.NDArray[np.uint8]:
 
 
 def _pixels_of(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
+    """Return the pixels of an open image file, uint8 [C, H, W] (see ``decode``).
+
+    Raises DataError if the conversion to 8-bit grey or RGB would lose frames, bits or transparency, or if the image is
+    too large."""
     frames = 1 if image.format in ONE_FRAME else getattr(image, "n_frames", 1)
     if frames > 1:
         raise DataError(f"the image has {frames} frames; save each as an image of its own")
@@ -190,6 +195,13 @@ class ParquetImages(Format):
             return self._survey(store, file, shape)
 
     def _survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+        """Return the rows and layout of a file of images.
+
+        Args:
+            store: the file system.
+            file: the file.
+            shape: shape of raw images [C, H, W] without a declaration in the schema; None: CIFAR's.
+        """
         parquet = _open(store, file.path)
         schema = parquet.schema_arrow
         rows = parquet.metadata.num_rows
@@ -226,6 +238,7 @@ class ParquetImages(Format):
     def _read(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
+        """Yield records start <= r < stop of a file, one row group after the other. Raises DataError."""
         parquet = _open(store, file.path)
         if parquet.metadata.num_rows != file.rows:
             raise DataError(f"{file.path} had {file.rows} rows and now has {parquet.metadata.num_rows}: it changed")
@@ -258,6 +271,9 @@ class ParquetImages(Format):
             first += rows
 
     def _images(self, column: Any, layout: Layout, file: DataFile, first: int) -> npt.NDArray[np.uint8]:
+        """Return the images or vectors of a column as bytes, uint8 [rows, record_bytes]. Raises DataError.
+
+        first: number in the file of the column's first row, for error lines."""
         path = file.path
         if layout.column:
             return vectors_of(column, layout, path, first)
@@ -316,6 +332,9 @@ def _first_shape(parquet: pq.ParquetFile, column: str, layout: Layout, path: str
 
 
 def _shape_of(data: bytes | None, layout: Layout, place: str) -> tuple[tuple[int, int, int], bool]:
+    """Return the shape [C, H, W] of an image, and whether it is encoded (an image file).
+
+    Raises DataError if it is null, cannot be decoded, or has not the size of a raw image."""
     if data is None:
         raise DataError(f"{place}: the image is null")
     # Only uint8 rows may be image files: Pillow decodes to bytes, and float32 values may begin like an image file.
@@ -391,6 +410,9 @@ def _slice_batches(batches: Iterator[pa.RecordBatch], low: int, high: int) -> It
 
 
 def _whole(column: pa.ChunkedArray, name: str, path: str, first: int) -> npt.NDArray[np.int32]:
+    """Return an integer column as int32. Raises DataError for nulls, other types and numbers beyond int32.
+
+    first: number in the file of the column's first row, for error lines."""
     if column.null_count:
         row = first + int(np.flatnonzero(column.is_null().to_numpy())[0])
         raise DataError(f"{path}, row {row}: {name} is null")

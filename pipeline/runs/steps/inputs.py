@@ -26,6 +26,7 @@ class Inputs:
         return self.dataset.listing(), self.evaluation.listing() if self.evaluation else None
 
     def describe(self) -> str:
+        """Return rows, shape and files in one line, for the progress log."""
         dataset = self.dataset
         size = "x".join(map(str, dataset.layout.shape))
         files = f"{len(dataset.files)} {dataset.format} files ({file_names(dataset)})"
