@@ -16,12 +16,12 @@ from pipeline.core.errors import UsageError
 ROW_GROUP_ROWS = 1000  # limit for small images
 ROW_GROUP_BYTES = 4 << 20  # limit for large images
 BUFFER_BYTES = 512 << 20  # images buffered per task: two row groups of every worker
-OPEN_FILES = 256  # per task
+OPEN_FILES = 256  # files that a task keeps open
 MOST_RANGES = 512  # ranges of workers
 MOST_CHUNKS = 1 << 20
-MIN_PIECE_ROWS = 256
-MAX_PIECE_BYTES = 1 << 30
-KEPT_BYTES = 64 << 20
+MIN_PIECE_ROWS = 256  # rows per task of a pass, at least
+MAX_PIECE_BYTES = 1 << 30  # images that a task of a pass reads, at most
+KEPT_BYTES = 64 << 20  # results that executors cache per task, at most
 
 
 def workers_at_once(record_bytes: int) -> int:

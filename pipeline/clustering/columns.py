@@ -28,18 +28,21 @@ def matrix_to_int(fn: Callable[[Matrix], Matrix], column: Column) -> Column:
 
 
 def _matrix(values: Any) -> Matrix:
+    """Return a pandas series of bytes or arrays of equal length as [rows, length]. At least one row."""
     if isinstance(values.iloc[0], bytes):
         return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), -1)
     return np.stack(values)
 
 
 def _rows(fn: Callable[[Matrix], Matrix], values: Any) -> Any:
+    """Apply fn to the rows as a matrix and return its rows as a series of float64 arrays."""
     import pandas as pd
 
     return pd.Series(list(fn(_matrix(values)).astype(np.float64)) if len(values) else [], dtype=object)
 
 
 def _numbers(fn: Callable[[Matrix], Matrix], values: Any) -> Any:
+    """Apply fn to the rows as a matrix and return its result, a number per row, as a series of int32."""
     import pandas as pd
 
     return pd.Series(fn(_matrix(values)) if len(values) else [], dtype="int32")

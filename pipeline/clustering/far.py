@@ -131,6 +131,7 @@ def _farthest_from(centres: Ints, keep: int, ids: Ints, points: npt.NDArray[np.i
 
 
 def _merge(keep: int, left: Farthest, right: Farthest) -> Farthest:
+    """Return the ``keep`` farthest rows of two parts and one more, as ``_first`` selects them."""
     distances = np.concatenate([left.distances, right.distances])
     ids = np.concatenate([left.ids, right.ids])
     return _first(keep, Farthest(distances, ids, np.concatenate([left.points, right.points])))

@@ -85,6 +85,7 @@ def rows_are_fewer(rows: int, pixels: int) -> bool:
 
 
 def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np.int32]:
+    """Return the upper triangle of a matrix by rows, as int32 if all of its products fit, else as int64."""
     small = full.diagonal().max(initial=0) < 1 << 31  # the diagonal bounds the rest
     kind = np.int32 if small else np.int64
     packed: npt.NDArray[Any] = np.concatenate([full[row, row:].astype(kind) for row in range(len(full))])

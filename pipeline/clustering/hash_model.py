@@ -41,6 +41,7 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
         ascending = self.keys[order]
 
         def predict(values: npt.NDArray[Any]) -> Ints:
+            """Return the bucket numbers of rows, int64 [rows], or -1 for unknown buckets."""
             if grid is None:
                 found = hashes.buckets(as_pixels(values, f"column {name}"))
             else:
@@ -58,8 +59,8 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> HashModel:
-        """Return the model of saved arrays: those of ``Hashes``, the keys, and the grid as [dimensions, exponent] or
-        empty.
+        """Return the model of saved arrays: the arrays of ``Hashes``, the keys, and the grid as [dimensions, exponent]
+        or empty.
 
         Raises ValueError if their types, shapes or values are invalid, and KeyError if keys or grid are missing."""
         rest = dict(arrays)

@@ -223,12 +223,14 @@ def _side(weights: Ints, threshold: int) -> _Function:
 
 
 def _side_of_mean(sample: Rows, draw: np.random.Generator) -> _Function:
+    """Return a function of ``sign``: the side of a random hyperplane through the sample's mean."""
     weights, _ = _round_to_grid(_normal(sample, draw), sample)
     total = sample.sum(axis=0, dtype=np.int64).astype(object)  # Python's integers: their products pass 64 bits
     return _side(weights, int(total @ weights.astype(object)) // len(sample))
 
 
 def _sides_of_medians(sample: Rows, directions: Floats) -> list[_Function]:
+    """Return the functions of ``dsh``: per direction, the side of the sample's median. directions: float64 [m, d]."""
     weights = [_round_to_grid(direction, sample)[0] for direction in directions]
     middle = (len(sample) - 1) // 2
     found = products(sample, np.column_stack(weights).astype(np.float64))

@@ -287,9 +287,8 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> BlockKMeansModel:
-        """Return the model of saved arrays (see ``arrays``).
-
-        Raises ValueError if their names, types, shapes or values are not those of a model."""
+        """Return the model of saved arrays (see ``arrays``). Raises ValueError if names, types, shapes or values are
+        invalid."""
         expect(arrays, centres="i8 k p", sizes="i8 k", inertia="U", grid="i8 2")
         exponent, iterations = (int(value) for value in arrays["grid"])
         check_grid(exponent)

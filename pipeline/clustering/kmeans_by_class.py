@@ -81,7 +81,7 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> KMeansByClassModel:
         """Return the model of saved arrays (see ``arrays``): the concatenated clusters are cut into one fit per class.
 
-        Raises ValueError if the names, types, shapes or values of the arrays are not those of a model."""
+        Raises ValueError if names, types, shapes or values of the arrays are invalid."""
         by_class = dict.fromkeys(("labels", "clusters", "iterations"), "i8 c") | {"inertias": "U c"}
         expect(arrays, centres="i8 k p", sizes="i8 k", grid="i8 2", **by_class)
         # The file may be damaged: check everything that later code relies on.

@@ -162,6 +162,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         return self._copyValues(BlockPCAModel(projection, spectrum, mean, total.count))
 
     def _from_dual(self, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
+        """Return the model of the arrays of ``_dual_arrays``."""
         spectrum = gram.Spectrum(arrays["components"], arrays["variances"], float(arrays["total_variance"]))
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         return self._copyValues(BlockPCAModel(projection, spectrum, arrays["mean"], int(arrays["rows"])))

@@ -32,7 +32,8 @@ def grid_exponent(bounds: npt.NDArray[np.float64]) -> int:
 
 
 def check_grid(exponent: int, shift: int = 0) -> None:
-    """Raise ValueError if an exponent or a shift, such as that of a saved model, is outside of its valid range."""
+    """Raise ValueError if an exponent or a shift, read for instance from a saved model, is outside of its valid
+    range."""
     if not (abs(exponent) <= MOST_EXPONENT and 0 <= shift < 64):
         raise ValueError(f"a grid of 2^-{exponent}, shifted by {shift} bits")
 

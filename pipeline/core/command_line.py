@@ -268,6 +268,7 @@ def add_config_flag(flags: argparse._ActionsContainer, conf: str) -> None:
 
 
 def _config_only() -> Parser:
+    """Return a parser of --config alone, which is read before all other flags because it sets their defaults."""
     early = Parser(add_help=False)
     early.add_argument("--config", type=Path)
     return early

@@ -41,6 +41,7 @@ def leave_working_folder(package: str, file: str) -> None:
 
 
 def _name_hiding_file(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the line about a file that hides a module instead of the trace; a hook for sys.excepthook."""
     if hidden := hiding_file(error):
         print(f"error: {hidden}", file=sys.stderr)
     else:

@@ -17,14 +17,14 @@ class Purpose(IntEnum):
     INITIALISATION = 0  # a model's first parameters
     ORDER = 1  # the order of a worker's rows in pass ``number``
     AUGMENTATION = 2  # crops and flips of the mini-batch at clock ``number``
-    DROPOUT = 3  # of the step at clock ``number``
+    DROPOUT = 3  # dropout masks of the step at clock ``number``
     SAMPLING = 4  # which rows are in the mini-batch at clock ``number``, under Bernoulli sampling
     TRAIN_SAMPLE = 5  # the training rows that a model is evaluated on
     STEP_TIME = 6  # the seconds of the virtual step at clock ``number``
     TOY = 7  # the noise of a toy gradient at clock ``number``
     FIT_ROWS = 9  # which rows a PCA, or hash functions, are fitted to
-    CLASS_PARTS = 10  # which part of its class a row is in, where classes are cut
-    HASH_FUNCTIONS = 11  # hash function ``number``; worker 1: what makes a key of many
+    CLASS_PARTS = 10  # the part of its class that a row is in, if classes are divided
+    HASH_FUNCTIONS = 11  # hash function ``number``; worker 1: the multipliers that combine values into a key
     BUCKET_STARTS = 12  # which worker has the first row of a stream's bucket
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 

@@ -139,6 +139,7 @@ class LocalTarget:
         return (self.folder / name).read_bytes()
 
     def publish(self, fill: Callable[[Path], None]) -> None:
+        """Fill a temporary folder beside the target and rename it. Raises OSError if the target is not empty."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{self.folder.name}.", dir=self.folder.parent, ignore_cleanup_errors=True
@@ -172,6 +173,7 @@ class HdfsTarget:
             return bytes(reader.read())
 
     def publish(self, fill: Callable[[Path], None]) -> None:
+        """Fill a local temporary folder, upload it to a hidden folder beside the target, and rename that."""
         parent, _, name = self.path.rpartition("/")
         partial = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}"
         with tempfile.TemporaryDirectory() as work, self._errors():
@@ -190,6 +192,7 @@ class HdfsTarget:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        """Convert errors of the client in a ``with`` block to JobErrors of one line."""
         import hdfs
 
         try:
@@ -220,6 +223,7 @@ class StoreTarget:
         return self.store.read(f"{self.uri}/{name}")
 
     def publish(self, fill: Callable[[Path], None]) -> None:
+        """Fill a local temporary folder and upload its files, while the marker UNFINISHED exists in the target."""
         with tempfile.TemporaryDirectory() as work:
             with naming(tempfile.gettempdir()):
                 fill(Path(work))

@@ -118,6 +118,7 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
         return _refuse_other(target, said)
 
     def fill(folder: Path) -> None:
+        """Write the files of the copy and the record of the derivation into an empty folder."""
         # Only training rows are dropped or reordered, so that evaluation results stay comparable.
         layout, rows = _read(train, min(derivation.rows or train.rows, train.rows), derivation)
         order = None if derivation.workers is None else class_blocks(rows.labels, derivation.workers)

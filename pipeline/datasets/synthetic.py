@@ -120,6 +120,7 @@ class Dice:
         self._bits = np.random.PCG64(np.random.SeedSequence(list(key)))
 
     def bytes(self, *shape: int) -> npt.NDArray[np.uint8]:
+        """Return random bytes, uint8 of the given shape. They use up whole words of 8 bytes of the stream."""
         size = int(np.prod(shape))
         words = np.asarray(self._bits.random_raw((size + 7) // 8), dtype="<u8")
         return words.view(np.uint8)[:size].reshape(shape)

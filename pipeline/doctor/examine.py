@@ -137,6 +137,7 @@ class Examination:
         return readings
 
     def _check_input(self, store: Store, uri: str) -> Check:
+        """Return the check of the input on the driver, failed if the store does not answer in time."""
         try:
             check: Check = call_within(self.wait_s, lambda: check_input(store, uri))
             return check

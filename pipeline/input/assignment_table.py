@@ -71,6 +71,7 @@ def read_lines(store: Store, path: str) -> Iterator[Ints]:
 
 
 def _check_columns(names: list[str], path: str) -> None:
+    """Raise DataError if a file lacks the column id or worker."""
     missing = [name for name in COLUMNS[:2] if name not in names]
     if missing:
         raise DataError(

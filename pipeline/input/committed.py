@@ -171,7 +171,7 @@ class ShardReader:
         """Return for each row group an inclusive range that contains its ids, by which ``_read`` skips groups.
 
         The range is computed from the ids, because pyarrow ends the process when it is asked for the statistics of a
-        damaged file. If the file has a single group, it is not read here, and its range is that of all ids, (0,
+        damaged file. If the file has a single group, the group is not read here and gets the range of all ids, (0,
         total)."""
         if parquet.num_row_groups == 1:
             return [(0, self._dataset.total)]

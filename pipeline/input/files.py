@@ -170,6 +170,7 @@ def may_match(uri: str, path: str) -> bool:
 
 
 def _listed(store: Store, uri: str) -> list[FileInfo]:
+    """Return the entries of a folder; none for a path that is no folder. Raises DataError if it may not be listed."""
     try:
         return store.list(uri)
     except PermissionError:

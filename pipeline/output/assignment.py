@@ -81,6 +81,7 @@ class AssignmentWriter:
         self.buffered = self.rows = 0
 
     def append(self, what: BlockDeliveries) -> None:
+        """Add the lines of a block, and write a row group once enough lines are buffered."""
         self.batches.append(lines_of(what))
         self.buffered += len(what.rows)
         self.rows += len(what.rows)
@@ -93,6 +94,7 @@ class AssignmentWriter:
         self.buffered = 0
 
     def close(self) -> AssignmentFile:
+        """Write the buffered lines, close the file and return its description."""
         if self.buffered:
             self._write()
         self.writer.close()

@@ -125,6 +125,7 @@ class SpillJob:
         return replace(written_chunk(writers), versions=versions)
 
     def _read(self, paths: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches of some spill files, one file after the other."""
         for path in paths:
             with self.job.dataset.store.open(path) as file, pa.ipc.open_stream(file) as stream:
                 yield from stream

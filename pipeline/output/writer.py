@@ -133,6 +133,7 @@ class ShardWriter:
             self._write(self.group_rows)
 
     def _write(self, rows: int) -> None:
+        """Write the first ``rows`` buffered rows as one row group."""
         table = pa.Table.from_batches(self.batches, self.schema)
         self.writer.write_table(table.slice(0, rows), row_group_size=rows)
         self.batches = table.slice(rows).to_batches()

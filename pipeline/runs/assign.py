@@ -139,9 +139,10 @@ def _written(data: DataFrame, folder: str) -> str:
 def _frame(spark: SparkSession, job: ChunkJob, *, own_ids: bool) -> DataFrame:
     """Return the DataFrame that places the rows of each chunk in one task when it is used.
 
-    own_ids: the ids are those of a DataFrame's column, not the positions of rows."""
+    own_ids: take the ids from the DataFrame's column, not from the positions of rows."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the assignment lines of some chunks. batches: one column of chunk numbers, from ``spark.range``."""
         for batch in batches:
             for chunk in batch.column(0).to_pylist():
                 for placed in job.placed(chunk, images=job.placement.reads_images):

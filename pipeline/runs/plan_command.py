@@ -110,6 +110,7 @@ def gigabytes(text: str) -> float:
 
 
 def amount(size: float) -> str:
+    """Return a number of bytes as text with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"

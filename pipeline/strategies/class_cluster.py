@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 def select_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
+    """Yield the points of the rows with a label, block by block."""
     for part in parts:
         rows = part.labels == label
         if rows.any():
@@ -85,8 +86,8 @@ class ClassCluster(NeighbourhoodStrategy):
     start: Start = option("carry", START_HELP, advanced=True)
 
     def fit(self, context: Context) -> FitResult:
-        """Return the (class, cluster) cell of every row: project the rows, and cluster and assign those of each
-        class."""
+        """Return the (class, cluster) cell of every row: project all rows, then cluster and assign each class by
+        itself."""
         # These load spark.ml, which --help and most tasks do without.
         from pipeline.clustering.kmeans import BlockKMeans
         from pipeline.clustering.kmeans_by_class import KMeansByClassModel

@@ -74,6 +74,7 @@ class EmbeddingStrategy(Strategy):
         return found | {"embedding_digest": self.embedding_digest} if self.embedding_digest else found
 
     def identity(self) -> dict[str, Any]:
+        """Return the parameters that identify the run: a table of embeddings counts by its digest, not by its path."""
         found = self.params()
         if self.embedding_digest:
             del found["embedding"]

@@ -16,6 +16,8 @@ class Independent(OneGroup):
     seed: int
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
+        """Return a worker for each row, int64 [rows], drawn by a hash of its id in proportion to the workers'
+        shares."""
         high = keyed_hash(ids, self.seed) >> np.uint64(32)  # a 32-bit uniform; the product below has no modulo bias
         ratios = table.uneven.ratios if table.uneven else (1,) * table.num_workers
         drawn = (high * np.uint64(sum(ratios))) >> np.uint64(32)

@@ -98,6 +98,7 @@ class StreamBatch:
         return None, None
 
     def _look(self, hashes: Hashes | None) -> BatchScan | None:
+        """Return the scan of all rows, by tasks, or None if no rows are left. Rows get buckets if there are hashes."""
         if not self.dataset or not self.rows:
             return None
         dataset = self.dataset

@@ -97,6 +97,8 @@ class Inbox:
         self._next = batch + 1
 
     def _changes(self, look: Look, taken: dict[str, FileInfo]) -> list[Change]:
+        """Return the files whose present state differs from the recorded one, by path. taken: recorded states by
+        path."""
         both = sorted(taken.keys() & look.files.keys())
         pairs = [(taken[path], look.files[path]) for path in both]
         return [Change(before, now) for before, now in pairs if _state(before) != _state(now)]

@@ -240,6 +240,15 @@ def _land(
 def _problem(
     value: bytes | None, time_ms: int, expected: int, newest_ms: int, late_after_s: float | None
 ) -> str | None:
+    """Return the reason to quarantine a message, or None: another size than a record's, or too late.
+
+    Args:
+        value: its bytes, or None.
+        time_ms: its time, in ms since 1970.
+        expected: bytes of a record.
+        newest_ms: time of the newest message before the batch.
+        late_after_s: seconds behind ``newest_ms`` after which a message is late; None: never.
+    """
     if value is None or len(value) != expected:
         return f"the message has {0 if value is None else len(value)} bytes, and a record {expected}"
     if is_late(time_ms, newest_ms, late_after_s):

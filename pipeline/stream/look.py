@@ -121,6 +121,7 @@ def look(
 
 
 def _merged(parts: Sequence[ChunkScan]) -> tuple[Ints, Ints]:
+    """Return the bucket keys of all parts of a chunk, ascending, and the rows of each, int64 [k]."""
     keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
     counts = np.zeros(len(keys), np.int64)
     np.add.at(counts, places, np.concatenate([part.counts for part in parts]))

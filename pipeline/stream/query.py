@@ -129,6 +129,7 @@ def line(batch: int, done: Outcome) -> str:
 
 
 def start(running: Running, stream: DataFrame, checkpoint: str, trigger: dict[str, Any]) -> StreamingQuery:
+    """Start the query and let its batches run, which wait until ``running`` knows the query."""
     writer = stream.writeStream.foreachBatch(running.on_batch).option("checkpointLocation", checkpoint)
     query = writer.trigger(**trigger).start()
     running.query = query

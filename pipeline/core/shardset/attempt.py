@@ -190,6 +190,7 @@ class Attempt:
         self.store.rename(fresh, f"{self.folder}/beat", overwrite=True)
 
     def _send_heartbeats(self) -> None:
+        """Send a heartbeat every ``heartbeat_s`` seconds until the attempt ends; runs in its own thread."""
         while not self._stop.wait(self.heartbeat_s):
             with suppress(OSError):  # the lease allows for missed heartbeats
                 self._send_heartbeat()

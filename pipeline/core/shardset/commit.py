@@ -203,6 +203,7 @@ def owned(store: Store, output: str) -> tuple[list[OwnFile], list[str]]:
     folders: list[str] = []
 
     def look(folder: str, relative: str) -> None:
+        """Append the files below a folder, and the folder after its subfolders. relative: its path under OUTPUT."""
         for entry in store.list(folder):
             path = f"{relative}/{entry.name}"
             if entry.is_dir and not entry.is_link:

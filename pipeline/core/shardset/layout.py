@@ -39,6 +39,7 @@ class Layout:
         return math.prod(self.shape) * (4 if self.dtype == "float32" else 1)
 
     def describe(self) -> str:
+        """Return the layout in words, such as ``3x32x32 images of 10 classes``, for messages."""
         size = "x".join(map(str, self.shape))
         kind = "images" if self.dtype == "uint8" else f"images of {self.dtype}"
         classes = f" of {self.num_classes} classes" if self.num_classes else ""

@@ -90,6 +90,7 @@ class LocalFiles:
         return DurableWriter(open(path, "xb", buffering=0))
 
     def makedirs(self, path: str) -> None:
+        """Make a folder and its parents, again if another process removes an empty parent meanwhile."""
         for _ in range(100):
             with suppress(FileNotFoundError):  # another process has just removed an empty parent
                 return os.makedirs(path, exist_ok=True)

@@ -271,6 +271,9 @@ class ObjectReader(RemoteReader):
         return data
 
     def _fetch(self, size: int) -> None:
+        """Fill the buffer from the current position with at least ``size`` bytes, and more for the reads that follow.
+
+        Raises OSError if fewer bytes arrive, or if the object was replaced."""
         self._start = self._at
         self._held = self.files._get(self.path, self._at, max(size, AHEAD_BYTES), self._tag)[0]
         if len(self._held) < size:

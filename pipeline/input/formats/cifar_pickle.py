@@ -48,6 +48,9 @@ def _from_buffer(data: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], orde
 
 
 def _latin1(text: str, encoding: str) -> bytes:
+    """Return the bytes that a pickle holds as Latin-1 text; the replacement for ``_codecs.encode``.
+
+    Raises UnpicklingError for another encoding."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"an encoding {encoding!r}")
     return text.encode("latin1")

@@ -66,6 +66,7 @@ def _open(store: Store, path: str) -> pq.ParquetFile:
 
 
 def _pick(schema: pa.Schema, names: tuple[str, ...], path: str) -> str:
+    """Return the first of some names that is a column of the file. Raises DataError if there is none."""
     for name in names:
         if name in schema.names:
             return name
@@ -108,6 +109,7 @@ def _check_type(field: pa.Field, path: str) -> None:
 
 
 def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:
+    """Return the type of an image's numbers that a column declares, by default uint8. Raises DataError for others."""
     dtype = declared(schema, column).get("dtype", "uint8")
     if dtype not in DTYPES:
         raise DataError(f"{path}: column {column} is declared as {dtype}; the jobs read {' and '.join(DTYPES)}")
@@ -173,6 +175,7 @@ def _pixels_of(image: ImageFile.ImageFile) -> npt.NDArray[np.uint8]:
 
 
 def _is_turned(image: Image.Image) -> bool:
+    """True if the image's EXIF data declare an orientation other than upright."""
     try:
         return image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
     except Exception:  # Pillow raises many kinds for broken EXIF data, although the pixels are intact
@@ -387,6 +390,9 @@ def _pixels(data: bytes, layout: Layout, place: str, *, converts: bool) -> npt.N
 
 
 def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.float32]:
+    """Return a column of targets as float32. Raises DataError for one that is null or not finite.
+
+    first: number in the file of the column's first row."""
     values = np.asarray(column.cast(pa.float32()).to_numpy(zero_copy_only=False))
     broken = np.flatnonzero(~np.isfinite(values))
     if len(broken):

@@ -59,6 +59,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written: WrittenSet, models: l
 
 
 def _describe_workers(run: ShardingRun, written: WrittenSet) -> list[Worker]:
+    """Return the entries of the workers, of an assignment without shards if only that was written."""
     allowed = run.request.allow_empty
     histogram = written.placed.histogram
     if written.rows.tally:
@@ -92,6 +93,9 @@ def commit(
     """
 
     def supersedes(theirs: ShardSet) -> bool:
+        """Return False for a set that is the goal, and True for another one that --overwrite replaces.
+
+        Raises UsageError for another set without --overwrite."""
         if is_current(run, goal, theirs, scans):
             return False
         refuse_unless(run.request.overwrite, theirs, "run, committed while this one worked")
