@@ -27,13 +27,13 @@ import numpy.typing as npt
 from pipeline.clustering.lloyd import BLOCK_ROWS, nearest
 from pipeline.core.arrays import Ints
 
-FAR_ROWS = 4096  # the most rows that are kept, and
-SHARE = 32  # at most 1/32 of all rows, because the farthest rows of a small input are not far
-GAP = 1.3  # the ratio of squared distances at a step
+FAR_ROWS = 4096  # the most rows that the search keeps
+SHARE = 32  # it keeps at most 1/32 of all rows, because the farthest rows of a small input are not far
+GAP = 1.3  # the ratio of successive squared distances that makes a step
 TOGETHER = 4  # rows above the step belong together within half of their distance to the nearest centre (squared: 1/4)
-TIGHT = 16  # rows below it, within a quarter (squared: 1/16)
-FEW_ROWS = 256  # rows whose distances to all far rows are held at once, on the driver
-FEW = 3  # rows below the step that make a group: two can lie together by chance
+TIGHT = 16  # rows below the step belong together within a quarter of that distance (squared: 1/16)
+FEW_ROWS = 256  # rows whose distances to all far rows are in the driver's memory at once
+FEW = 3  # the fewest rows below the step that make a group, because two can lie together by chance
 T = TypeVar("T")
 Found = npt.NDArray[np.float64]
 

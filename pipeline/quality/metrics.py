@@ -215,9 +215,7 @@ class Quality:
     min_rows: int
     size_ratio: float | None  # max / min; None if a shard is empty
     classes: ChiSquare | None
-    neighbourhoods: (
-        ChiSquare | None
-    )  # over dense ones, as sparse ones are broadcast, not split; of very many the largest
+    neighbourhoods: ChiSquare | None  # dense ones by worker, the largest of very many; sparse ones are not split
     bandwidth: float
     mmd_ratio: float | None  # mean over the workers
     mmd_ratio_sd: float | None  # its standard deviation under random splits

@@ -28,8 +28,11 @@ Side = tuple[str, ShardFile]  # a set's folder, and one file of its assignment
 class SetAgreement:
     """The agreement of a set with a reference.
 
-    adjusted_rand: between the set's groups and the reference's neighbourhoods; chi_square_per_dof: of these
-    neighbourhoods by worker, or None if the test does not apply."""
+    Attributes:
+        adjusted_rand: adjusted Rand index between the set's groups and the reference's neighbourhoods.
+        chi_square_per_dof: chi-square per degree of freedom of the reference's neighbourhoods by the set's workers;
+            None if the test does not apply.
+    """
 
     adjusted_rand: float
     chi_square_per_dof: float | None

@@ -146,7 +146,14 @@ def read_strategy(shards: ShardSet) -> Strategy:
 def neighbourhood_counts(
     context: SparkContext, dataset: CommittedDataset, groups: int, bounds: list[tuple[int, int]]
 ) -> Ints:
-    """Return the rows by (chunk, neighbourhood), int64 [chunks, neighbourhoods], read from the narrow columns alone."""
+    """Return the rows by (chunk, neighbourhood), int64 [chunks, neighbourhoods]. Images are not read.
+
+    Args:
+        context: runs the tasks.
+        dataset: the rows of the committed set.
+        groups: number of neighbourhoods.
+        bounds: the id range (first, end) of each chunk.
+    """
 
     def count(piece: tuple[int, int]) -> ChunkCounts:
         """Return the counts of the rows of one task."""

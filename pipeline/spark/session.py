@@ -208,9 +208,8 @@ def spark_context(
     for key, value in defaults.items():
         if key not in kept:
             conf.setIfMissing(key, value)
-    if (
-        "PYSPARK_GATEWAY_PORT" not in os.environ and PROGRESS in defaults
-    ):  # Spark takes the JVM of a Python process for a shell, and shows a progress bar
+    # Spark takes a JVM that a Python process started for a shell, and would show a progress bar.
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and PROGRESS in defaults:
         conf.set(PROGRESS, defaults[PROGRESS])
     conf.setIfMissing("spark.app.name", _application_name())
     conf.setIfMissing("spark.log.level", "INFO" if debug else "WARN")

@@ -49,7 +49,7 @@ def origin(made: Mapping[str, str] | None, versions: Mapping[str, object]) -> di
 
     Args:
         made: as pipeline.core.provenance records it, None for results of earlier versions.
-        versions: of the libraries, by name.
+        versions: version of each library, by name.
     """
     known = made or {}
     return {

@@ -67,9 +67,9 @@ class Image:
 
     Attributes:
         shape: channels, height, width.
-        dtype: of a value, ``uint8`` or ``float32``.
+        dtype: type of a value, ``uint8`` or ``float32``.
         layout: order of the axes.
-        mean: of each channel over all rows.
+        mean: mean of each channel over all rows.
     """
 
     shape: list[int]

@@ -65,8 +65,8 @@ def told_plainly(path: str, root: str, place: str) -> Iterator[None]:
     """Convert obstore's errors in a context to Python's own, with a one-line message that names the next step.
 
     Args:
-        path: of the request.
-        root: of the store, such as ``s3://bucket``.
+        path: path of the request.
+        root: root of the store, such as ``s3://bucket``.
         place: endpoint for the message.
     """
     from obstore.exceptions import BaseError
@@ -84,8 +84,8 @@ def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
 
     Args:
         error: the error, whose text obstore makes of the store's answer and a trace.
-        path: of the request.
-        root: of the store, such as ``s3://bucket``.
+        path: path of the request.
+        root: root of the store, such as ``s3://bucket``.
         place: endpoint for the message.
     """
     text = str(error)

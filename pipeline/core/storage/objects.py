@@ -176,9 +176,8 @@ class ObjectFiles:
                     self.api.put(self.client, key, data, mode="create", attributes=mine, use_multipart=False)
                     return
                 except self.api.exceptions.AlreadyExistsError:
-                    with suppress(
-                        FileNotFoundError
-                    ):  # S3 refuses one of two concurrent requests, also beside a deletion
+                    # S3 also refuses a put during a deletion. If the object is gone now, the put is tried again.
+                    with suppress(FileNotFoundError):
                         found = self.api.get(self.client, key, options={"head": True})
                         if found.attributes.get(WRITER) == writer:
                             return

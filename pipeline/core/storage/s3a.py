@@ -73,8 +73,8 @@ def s3a_settings(bucket: str, conf: Mapping[str, str]) -> dict[str, str]:
 def _check(name: str, value: str, key: str) -> None:
     """Raise UsageError for a setting that cannot be applied.
 
-    name: of the setting, without its prefix. key: its full name, for the message. A setting that is switched off is
-    valid."""
+    name: the setting without its prefix. key: the setting's full name, for the message. A setting that is switched off
+    is valid."""
     if value.lower() in OFF:
         return
     advice = f"; remove it, or set it for other buckets only ({PREFIX}bucket.NAME.{name})"

@@ -43,7 +43,7 @@ class PlacedRows:
 
 
 def fitting_context(run: ShardingRun, source: ScannedInput, folder: str) -> Context:
-    """Return the inputs and tools of a fit. folder: of the attempt, for files that tasks keep until the run ends."""
+    """Return the inputs and tools of a fit. folder: the attempt's, for files of tasks."""
     return Context(
         Images(run.context, source.dataset),
         source.scan,
