@@ -137,7 +137,9 @@ def test_a_test_that_was_changed_after_the_study_began_is_in_every_report(tmp_pa
         claim(plan, tmp_path)
         text = write_report(plan, tmp_path, ledger_of(tmp_path, make_records(plan, DRAW)))
         for name in ("README.md", "report.html"):
-            assert ("is chosen after seeing results" in (tmp_path / name).read_text()) == ("is chosen after seeing results" in text)
+            assert ("is chosen after seeing results" in (tmp_path / name).read_text()) == (
+                "is chosen after seeing results" in text
+            )
         return [line for line in text.splitlines() if "at first and is" in line]
 
     assert told(make_plan()) == []
