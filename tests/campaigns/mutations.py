@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def mutate_json(data: bytes, rng: Rng) -> bytes:
         holder, key = places[int(rng.integers(len(places)))]
         match int(rng.integers(9)):
             case 0 | 1 | 2:
-                holder[key] = VALUES[int(rng.integers(len(VALUES)))]
+                holder[key] = deepcopy(VALUES[int(rng.integers(len(VALUES)))])
             case 3:
                 holder[key] = _retyped(holder[key], rng)
             case 4:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -14,7 +15,7 @@ import pytest
 from pipeline.core.errors import DataError
 from tests.campaigns import fuzz
 from tests.campaigns.fuzz_kinds import KINDS, Kind
-from tests.campaigns.mutations import FORMS
+from tests.campaigns.mutations import FORMS, VALUES
 
 SEED = 1
 
@@ -38,6 +39,15 @@ def test_damaged_files_are_refused_in_a_line_or_read(name: str, files: int) -> N
 def test_a_file_that_was_a_fault_once(name: str, seed: int, number: int) -> None:
     failures = fuzz.fuzz(name, [number], seed).failures
     assert not failures, "\n".join(map(str, failures))
+
+
+def test_a_mutation_leaves_nothing_to_the_next_one() -> None:
+    """Values that are put into one file must not change with it, or a file's number would not tell its content."""
+    before = json.dumps(VALUES)
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        FORMS["json"](b'{"a": {"b": [1, {"c": 2}]}, "d": [3, 4]}', rng)
+    assert json.dumps(VALUES) == before
 
 
 def reads(end: Any) -> Kind:
