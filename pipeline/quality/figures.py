@@ -54,14 +54,14 @@ def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
 
 
 def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
-    """Draw the number of rows of each worker as a bar, with its duplicates stacked on top.
+    """Draw the number of rows of each worker as a bar, with its copies stacked on top.
 
-    owners: rows per worker without duplicates. copies: duplicates per worker."""
+    owners: rows per worker without copies. copies: copies per worker."""
     figure, (ax,) = canvas(2.6)
     workers = np.arange(len(owners))
     ax.bar(workers, owners, color=BLUE, label="own rows")
     if any(copies):
-        ax.bar(workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="duplicates")
+        ax.bar(workers, copies, bottom=owners, color=ORANGE, hatch="///", edgecolor="white", label="copies")
         ax.legend(**ABOVE, ncols=2)
     ax.set(xlabel="worker", ylabel="rows", xlim=(-0.6, len(owners) - 0.4))
     number_ticks(ax.xaxis, len(owners))
@@ -70,7 +70,7 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
 
 
 def class_heat_map(table: Ints) -> Figure:
-    """Draw the rows by worker and class, int64 [W, L] without duplicates.
+    """Draw the rows by worker and class, int64 [W, L] without copies.
 
     A cell's colour is its deviation from the expectation of a random split, in standard deviations."""
     *_, off = against_chance(table)

@@ -17,7 +17,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(measured: Quality) -> list[Verdict]:
-    """Return one verdict per topic: sizes, duplicates, classes, neighbourhoods, images."""
+    """Return one verdict per topic: sizes, copies, classes, neighbourhoods, images."""
     # A single shard is the whole set, for which a comparison with a random split says nothing.
     if len(measured.shards) == 1:
         return [Verdict("note", f"One worker holds all {measured.rows:,} examples: nothing was divided.")]
