@@ -109,6 +109,7 @@ def config_of(args: argparse.Namespace) -> Config:
 
 
 def _model_of(args: argparse.Namespace) -> ModelSpec:
+    """Return the model of a command line. Raises UsageError for the options of another model."""
     if args.model in MODELS:
         return member_from_flags(MODELS, "--model", args)
     own = model_from_json({"name": args.model})

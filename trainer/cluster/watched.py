@@ -19,11 +19,11 @@ class WatchingLauncher(ABC, Generic[H]):
     """A launcher with a thread that watches all parts and restarts lost ones."""
 
     def __init__(self) -> None:
-        self.running: dict[int, H] = {}
+        self.running: dict[int, H] = {}  # by part, ended ones too
         self._parts: dict[int, Part] = {}
         self._invitation: Invitation = {}
         self._attempts = Attempts()
-        self._due: dict[int, float] = {}
+        self._due: dict[int, float] = {}  # when each lost part is restarted (monotonic seconds)
         self._failure: str | None = None
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -78,6 +78,7 @@ class WatchingLauncher(ABC, Generic[H]):
             self._failure = f"the cluster is not reached any more: {type(error).__name__}: {error}"
 
     def _look(self) -> None:
+        """Schedule the restart of parts that were lost, and restart those that are due."""
         for index, handle in list(self.running.items()):
             cause = self.outcome(handle)
             if cause and index not in self._due:
@@ -87,6 +88,7 @@ class WatchingLauncher(ABC, Generic[H]):
             del self._due[index]
 
     def _lost(self, index: int, cause: str) -> None:
+        """Schedule the restart of a lost part, or give up after too many short attempts. cause: why it was lost."""
         due = self._attempts.lost(index, time.monotonic())
         if due is None:
             self._failure = f"host {index} ends as soon as it is started: {cause}"

@@ -45,7 +45,7 @@ def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Ite
     Waits up to EXPIRES_S if it is unknown whether the present holder lives. Costs two operations of the store per
     RENEW_S. Raises JobError if another process holds the lease, OSError if the folder cannot be written.
 
-    lost: called by the thread once another process has taken the lease."""
+    lost: called once, in that thread, if another process has taken the lease."""
     lease = Lease(folder / LEASE)
     lease.take()
     stop = threading.Event()
@@ -88,7 +88,7 @@ class Lease:
         self.folder = folder
         self.clock = clock
         self.number = 0
-        self._first = 0
+        self._first = 0  # the number with content by which this process took the lease
         self._renewed = 0.0  # when the attempt to take the last number began, by the clock
         self._token = uuid.uuid4().hex
 
@@ -183,6 +183,7 @@ class Lease:
         return LeaseNumbers.from_listing(entries(self.folder))
 
     def _put(self, number: int, content: dict[str, Any]) -> bool:
+        """Create a number with content, and return whether this process was first to do so. Raises OSError."""
         record = json.dumps(content).encode()
         return claim(self.folder.store, str(self._path(number)), record) == record
 

@@ -89,9 +89,10 @@ def conclude(
     Args:
         work: the work folder of this host, which leads.
         options: how this host takes part.
-        status: the last status of server 0.
+        status: the last status of server 0 (see Leader.status).
         cause: finished, interrupted or failed.
-        error: the error with which the run failed.
+        error: the error with which the run failed, None for another cause.
+
     Raises:
         OSError: a file could not be read or written.
         JobError: another start of the run leads it now.

@@ -91,6 +91,7 @@ def _check_identity(config: Config, root: Place, version: int) -> None:
 
 
 def _facts(facts: RunFacts) -> bytes:
+    """Return the facts of a run as JSON."""
     from dataclasses import asdict
 
     from trainer.transport.messages import pack_json

@@ -57,9 +57,10 @@ def run(context: RunContext, options: Options, work: WorkFolder) -> Result | Non
 
 
 def supervise(supervisor: Supervisor) -> Result | None:
-    """Run a host's part; on server 0's host also log the start and the end, and write result.json and the report.
+    """Run a host's part, and close the supervisor. Returns the result on server 0's host, else None.
 
-    Raises as ``run``, and SupersededError, after which the run and its log continue elsewhere."""
+    On that host also log the start and the end, and write result.json and the report. Raises as ``run``, and
+    SupersededError, after which the run and its log continue elsewhere."""
     leads = LEADER in supervisor.roles
     cause = "failed"
     result = None
@@ -161,6 +162,7 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
 
 
 def _secret(options: Options) -> Secret:
+    """Return the token of --token-file, or a random one. Raises UsageError for a token that is too short."""
     if not options.token_file:
         return Secret(secrets.token_hex(32))
     token = options.token_file.read_text().strip()
