@@ -219,8 +219,8 @@ class RunSpec(Spec):
 class Config:
     """The configuration of one training run.
 
-    Each part is a spec: its fields are the flags of the command line. Units are in the names. Values have the sign of
-    their names: a positive weight decay is added to gradients, and a positive rate is subtracted with them. Raises
+    Each part is a spec: its fields are the flags of the command line. Units are in the names. Rates and coefficients
+    are not negative: an update subtracts the rate times a gradient, to which weight decay has been added. Raises
     UsageError for an invalid value."""
 
     data: Data
@@ -232,6 +232,7 @@ class Config:
     processes: Processes = Processes()
 
     def __post_init__(self) -> None:
+        """Fill in a learning rate and momentum that are not given, by model and protocol; check pairs of options."""
         rate = self.model.stale_learning_rate
         coefficient = self.model.stale_momentum
         if self.protocol.synchronous:

@@ -81,6 +81,7 @@ def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG
 
 
 def _add_run(parser: Parser) -> None:
+    """Add the flags of the run's output, length and start."""
     group = parser.add_argument_group("run")
     add_flags(group, RunSpec, leave_out=LENGTH)
     add_flags(group.add_mutually_exclusive_group(), RunSpec, only=LENGTH)

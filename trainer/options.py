@@ -39,6 +39,7 @@ def parse_roles(text: str) -> tuple[Role, ...]:
 
 
 def _parse_part(part: str) -> list[Role]:
+    """Parse one entry of --roles, such as ``worker:0-5``. Raises UsageError."""
     match = re.fullmatch(r"(server|worker):(\d{1,4})(?:-(\d{1,4}))?|evaluator", part)
     if not match:
         raise UsageError(f"--roles: {part!r} is not server:N, server:A-B, worker:N, worker:A-B or evaluator")

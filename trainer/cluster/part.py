@@ -90,7 +90,7 @@ def _outcome(host: _Host) -> tuple[int, str]:
 
 
 class _Host:
-    """One attempt of a part, as it runs on its host.
+    """An attempt of a part, as it runs on its host.
 
     Attributes:
         part: the roles of this host.
@@ -158,8 +158,7 @@ class _Host:
             return self._supervise(answer, RunFacts(**facts), work)
 
     def _supervise(self, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
-        """Start and watch the processes of this host until the run is over for it. Returns False if they were ended
-        before.
+        """Start and watch this host's processes until the run is over for it; False if they were ended before.
 
         On the leading host, write the first checkpoint before. Raises JobError."""
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)

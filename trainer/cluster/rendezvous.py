@@ -106,6 +106,7 @@ class Rendezvous:
         self._context.destroy(linger=500)
 
     def _serve(self) -> None:
+        """Answer messages until ``close``. Runs in the thread, which alone uses the socket."""
         while not self._closing.is_set():
             if not self._socket.poll(100):
                 continue

@@ -43,6 +43,7 @@ class SparkLauncher:
         self._group = ""
 
     def check(self, parts: Sequence[Part]) -> None:
+        """Open the Spark context. Raises UsageError if a setting prevents that all parts run at once."""
         self.context, self.settings = self.open_context()
         self._conf = dict(self.context.getConf().getAll())
         found = problem(self._conf, len(parts), int(self.context.defaultParallelism))
@@ -60,6 +61,7 @@ class SparkLauncher:
         return self.settings
 
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+        """Start a thread that runs the stage, with the properties of this thread's Spark jobs."""
         from pyspark import InheritableThread
 
         self._attempts = Attempts()

@@ -41,6 +41,7 @@ class WatchingLauncher(ABC, Generic[H]):
         """Kill a part; a no-op if it has ended."""
 
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+        """Start all parts, and the thread that watches them."""
         self._attempts = Attempts()
         self._due = {}
         self._failure = None
@@ -59,6 +60,7 @@ class WatchingLauncher(ABC, Generic[H]):
         return not self._due and all(self.outcome(handle) is not None for handle in list(self.running.values()))
 
     def stop(self) -> None:
+        """End the thread, then kill all parts."""
         self._stopping.set()
         if self._watcher:
             self._watcher.join()
@@ -71,6 +73,7 @@ class WatchingLauncher(ABC, Generic[H]):
         self.running[part.index] = self.begin(part, attempt, self._invitation)
 
     def _watch(self) -> None:
+        """Look after the parts until ``stop``. If the cluster cannot be reached any more, note that as the failure."""
         try:
             while not self._stopping.wait(LOOK_S):
                 self._look()

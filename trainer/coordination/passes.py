@@ -58,7 +58,7 @@ class Passes:
             self._end(ended)
 
     def miss(self, worker: int, seen: RowSums) -> None:
-        """Count a refused gradient, whose rows this pass has not trained."""
+        """Count the ends of passes in a refused gradient, but not its rows, which are not trained in this pass."""
         self.use(worker, RowSums(0, 0, seen.passes))
 
     def _end(self, number: int) -> None:

@@ -103,6 +103,7 @@ class WorkFolder:
             self._thread.join(None if self._is_reached else REACH_S)
 
     def _keep(self) -> None:
+        """Copy what is due until the folder is closed or a later start leads the run. Runs in the thread."""
         # The leading host has just written to the home; the others find out at once whether they can reach it.
         wait_s = COPY_S if self.folders.leads else 0.0
         while not self._stop.wait(wait_s):
