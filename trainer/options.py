@@ -113,7 +113,9 @@ class Options(Spec):
         return self.roles is None or any(role.kind != "server" for role in self.roles)
 
     def roles_of(self, num_servers: int, num_workers: int) -> list[Role]:
-        """Return the roles of this host in the order of their start. Raises UsageError for roles that do not exist."""
+        """Return the roles of this host in the order of their start. Raises UsageError for roles that do not exist.
+
+        num_servers, num_workers: servers and workers of the whole run."""
         every = all_roles(num_servers, num_workers)
         for role in self.roles or ():
             if role not in every:

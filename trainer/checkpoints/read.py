@@ -221,7 +221,8 @@ def _whole_state(root: Place, version: int, generations: Generations, names: Lis
 def _finished_state(root: Place, version: int, generations: Generations, names: Listed) -> RunState | None:
     """Return the state of a complete checkpoint that is not void, else None. Raises DataError for a broken state.
 
-    names: the entries of the checkpoint's folder."""
+    generations: the generations of the run, by which a checkpoint is void; names: the entries of the checkpoint's
+    folder."""
     if STATE not in names:
         return None
     state = _state(root, version, names)

@@ -46,8 +46,10 @@ ELSEWHERE = ("192.0.2.1", 9)  # reserved for documentation; a route to it uses t
 def run_part(invitation: Invitation, slot: PartExecution) -> tuple[int, str]:
     """Take part until the run is over or another attempt has replaced this one; blocks.
 
-    Returns the exit code and, if it is not 0, the error message.
-    Raises AttemptLostError if another attempt may succeed: the rendezvous does not answer, or a disk or store fails."""
+    Returns the exit code and, if it is not 0, the error message. Raises AttemptLostError if another attempt may
+    succeed: the rendezvous does not answer, or a disk or store fails.
+
+    invitation: the launch arguments of the part; slot: the number of the attempt, and its resources."""
     part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
     secret = Secret(str(invitation["token"]))
     address = str(invitation["rendezvous"])
@@ -160,7 +162,9 @@ class _Host:
     def _supervise(self, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
         """Start and watch this host's processes until the run is over for it; False if they were ended before.
 
-        On the leading host, write the first checkpoint before. Raises JobError."""
+        On the leading host, write the first checkpoint before. Raises JobError.
+
+        answer: the answer with the address table; facts: the facts of the run; work: this host's work folder."""
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
         # ``check`` left the folder as it was. By now it is settled for this start, and may get a first checkpoint.
         if self.part.leads:

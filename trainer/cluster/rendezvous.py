@@ -42,7 +42,13 @@ class AttemptLostError(SupersededError):
 
 @dataclass(frozen=True)
 class PartEnd:
-    """The end of a part. code: exit code; text: the error message if the code is not 0."""
+    """The end of a part.
+
+    Attributes:
+        part, attempt: the part, and the number of its attempt.
+        code: exit code.
+        text: the error message if the code is not 0.
+    """
 
     part: int
     attempt: int

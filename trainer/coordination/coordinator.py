@@ -87,22 +87,22 @@ class Coordinator:
         self.members = self.membership.members
         self.ledger = GradientLedger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
-        self.size = protocol.update_size(budget.num_workers)
-        self._room = budget.room(self.size)  # number of gradients of the next update
+        self.size = protocol.update_size(budget.num_workers)  # number of gradients of an update
+        self._room = budget.room(self.size)  # the same for the next update, less at the end of a run
         self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples, usual=usual_batch)
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
         self.epoch_means: dict[str, float | None] = {}  # of the last epoch that ended
-        self.records: list[Record] = []
-        self.sequence = 0
+        self.records: list[Record] = []  # used and refused gradients that the log does not have yet
+        self.sequence = 0  # of the last order
         self.started = self.finished = False
-        self.diverged: Record | None = None
-        self._first_join: float | None = None
-        self._started_at: float | None = None
+        self.diverged: Record | None = None  # the gradient whose loss is not finite
+        self._first_join: float | None = None  # when the first worker joined
+        self._started_at: float | None = None  # when the first step began
         self._seconds = seconds
         self._queues = Queues()
         self._snapshot_wanted = False
-        self._snapshot_version = budget.position.version
+        self._snapshot_version = budget.position.version  # of the last checkpoint
         for member in self.members:
             self._note_through(member)
         if budget.is_spent():

@@ -60,8 +60,8 @@ class Membership:
     def __init__(self, clocks: dict[int, int], num_workers: int) -> None:
         self.members = [Member(worker, clocks.get(worker, 0)) for worker in range(num_workers)]
         self.clocks = Clocks()
-        self.in_phase = [num_workers, 0, 0, 0, 0, 0]  # workers by phase
-        self.waiting_for_version = 0
+        self.in_phase = [num_workers, 0, 0, 0, 0, 0]  # number of workers by phase
+        self.waiting_for_version = 0  # number of workers whose next step needs another update
         self._heard: dict[int, float] = {}  # time of the last heartbeat by worker, oldest first
 
     def move(self, member: Member, phase: WorkerPhase) -> None:

@@ -24,7 +24,9 @@ Images = npt.NDArray[np.uint8]
 
 
 def open_rows(store: Store, asked: Embedding) -> Dataset:
-    """Open the images, without labels. Raises DataError if there are none, UsageError for rows without pixels."""
+    """Open the images of --input or --shards, without labels.
+
+    Raises DataError if there are none, UsageError for rows without pixels."""
     if asked.shards is not None:
         dataset: Dataset = committed_dataset(open_committed(store, asked.shards))
     else:

@@ -92,7 +92,7 @@ def identity_of(asked: Embedding, dataset: Dataset) -> str:
 
 
 def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: _Progress) -> Fitting:
-    """Return the trained auto-encoder, which resumes from a checkpoint if there is one."""
+    """Return the trained auto-encoder, which resumes from a checkpoint in the table's work folder if there is one."""
     wanted = rows_to_fit(dataset, asked.fit_rows)
     images = drawn_rows(dataset, wanted, asked.seed)
     fitting = Fitting(asked, images, device)

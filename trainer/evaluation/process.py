@@ -288,8 +288,11 @@ def _is_of(event: dict[str, Any], state: RunState) -> bool:
 class EvaluationResult(NamedTuple):
     """The result of an evaluation.
 
-    loss: mean loss without the L2 term; accuracy: share of correct predictions, None for real targets; noise: standard
-    error of the loss."""
+    Attributes:
+        loss: mean loss without the L2 term.
+        accuracy: share of correct predictions, None for real targets.
+        noise: standard error of the loss.
+    """
 
     loss: float
     accuracy: float | None
@@ -301,7 +304,9 @@ class EvaluationResult(NamedTuple):
 def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> EvaluationResult:
     """Evaluate a model on all rows in eval mode, without changing its parameters or statistics.
 
-    On the CPU the result is bit-identical for any number of threads. Raises ValueError without rows."""
+    On the CPU the result is bit-identical for any number of threads. Raises ValueError without rows.
+
+    task: the loss and the rule for correct predictions; batches: all rows, on the model's device."""
     model.eval()
     rows = right = 0
     loss = squares = 0.0

@@ -116,10 +116,13 @@ def look(home: Place) -> Log:
 
 
 def joined(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return a file with segments written into it, given as (first byte, content).
+    """Return a file with segments written into it. Pure.
 
     A segment that changes existing bytes discards all bytes from its first on. Raises ValueError if bytes before a
-    segment are missing. Pure."""
+    segment are missing.
+
+    base: the content without segments; parts: (first byte, content) of each segment, in the order of their
+    application."""
     found = bytearray(base)
     for offset, data in parts:
         if offset > len(found):

@@ -124,7 +124,9 @@ def try_report(output: Place, read: Read | None = None) -> Place | None:
     """Write the report of a run that has ended and return its place; None if that failed.
 
     A failure is only a warning, because the result is valid without a report. As an error it would count as a lost
-    host, and the run would be restarted again and again."""
+    host, and the run would be restarted again and again.
+
+    output: the run's folder; read: its events and pushes, if they are in memory (default: read from the folder)."""
     try:
         from trainer.report.page import write_report  # loads matplotlib, which takes 1.5 s
 

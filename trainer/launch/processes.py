@@ -297,7 +297,14 @@ def _hide_main() -> Iterator[None]:
 
 
 def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...]) -> None:
-    """Run a role's process: write its output to its log; turn an expected error into one line and its exit code."""
+    """Run a role's process: write its output to its log; turn an expected error into one line and its exit code.
+
+    Args:
+        lifeline: the process's end of the connection to the supervisor.
+        log: file of its output.
+        module: the module whose ``main`` is called.
+        arguments: of ``main``.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the supervisor reacts
         signal.signal(number, signal.SIG_IGN)
     _redirect(log)

@@ -138,7 +138,8 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
 def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> RunFacts:
     """Run one preparing process and return its reply.
 
-    Raises ProcessKilledError, or the error with which the process ended."""
+    Raises ProcessKilledError if it was killed, otherwise the error with which it ended. config, home, computes: see
+    trainer.launch.prepare.main; log: file of its output, which is emptied before."""
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
     mine, theirs = start_method().Pipe(duplex=False)
     with mine:

@@ -244,8 +244,15 @@ class Leader:
     ) -> bool:
         """Note that a server holds its part of a gradient. Returns False if its worker must join again.
 
-        It must if no checkpoint is loaded, or if the gradient is not of the step that the worker computes now. The
-        arguments are those of Coordinator.push."""
+        It must if no checkpoint is loaded, or if the gradient is not of the step that the worker computes now.
+
+        Args:
+            server, worker: their numbers.
+            session: the worker's session.
+            clock: the worker's step.
+            now: time of the message (seconds).
+            measured: the measurements of the step, from server 0 only.
+        """
         if not self.training or not self.training.coordinator.push(server, worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)
@@ -377,7 +384,9 @@ class Leader:
         log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
     def _state(self, snapshot: Snapshot, seconds: float) -> RunState:
-        """Return the state of a checkpoint, from its progress and the properties of the run."""
+        """Return the state of a checkpoint, from its progress and the properties of the run.
+
+        seconds: training time so far."""
         return RunState(
             **vars(snapshot.position),
             epoch=snapshot.epoch,

@@ -101,13 +101,16 @@ class Snapshots:
         return len(self.under_way) >= MOST
 
     def begin(self, sequence: int, state: RunState, now: float) -> None:
-        """Begin a checkpoint, before servers are told to write their slices."""
+        """Begin a checkpoint, before servers are told to write their slices.
+
+        sequence: number of the order that tells them; state: written last; now: seconds on the caller's clock."""
         self.under_way[sequence] = PendingCheckpoint(state, now, set(range(self.num_servers)))
 
     def wrote(self, server: int, sequence: int, outcome: WriteOutcome) -> None:
         """Note the result of a server's slice. After the last slice the checkpoint is completed in the background.
 
-        A failure of any server ends the attempt at this checkpoint."""
+        A failure of any server ends the attempt at this checkpoint. sequence: number of the order to write the
+        slice."""
         found = self.under_way.get(sequence)
         # The checkpoint has already failed on another server.
         if not found:
