@@ -62,7 +62,9 @@ def train(
 
 
 def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Options) -> Result:
-    """Train on a cluster. This process manages the run's folder and computes nothing."""
+    """Train on a cluster. This process manages the run's folder and computes nothing. Raises as ``train`` does.
+
+    hosts: number of hosts, each of which gets a part of the roles."""
     from trainer.cluster.launcher import share_roles
     from trainer.cluster.run import ClusterRun
     from trainer.launch.ends import announce, interruptible
@@ -88,7 +90,17 @@ def _settled(
     check: Callable[[RunRecord], RunRecord] | None = None,
     lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
-    """Yield the kind of start, with the run's folder prepared and locked. Raises as ``settled`` does."""
+    """Yield the kind of start, with the run's folder prepared and locked. Prints why nothing is trained, if so.
+
+    Args:
+        context, options: the run, and how this host takes part.
+        check: called before the folder is changed; returns the record of the run, or raises if it cannot be trained
+            (default: check on this host).
+        lost: called if another start takes the folder, because this one was frozen and considered dead.
+
+    Raises:
+        UsageError, DataError, JobError: as in ``train``.
+    """
     config = context.config
     output = context.home
     shards = context.shards
@@ -111,7 +123,9 @@ def _settled(
 
 
 def _check(context: RunContext, options: Options, record: RunRecord) -> RunRecord:
-    """Return the record of a run that this host can compute. Raises UsageError for others."""
+    """Return the unchanged record of a run that this host can train.
+
+    Raises UsageError, DataError or JobError if it cannot."""
     FORK_SERVER.ensure()
     from trainer.launch.run import check
 

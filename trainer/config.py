@@ -31,7 +31,8 @@ DROPS = ", ".join(f"{name} at epochs {' and '.join(map(str, at))}" for name, at 
 class Data(Spec):
     """The training data, and how mini-batches are drawn from it.
 
-    batch_size is the global mini-batch B: each of N workers draws B/N examples per step."""
+    batch_size is the global mini-batch B. Each of n workers draws B/n examples per step, rounded as worker_batch says,
+    or its part of B by the ratios of the shards; under Bernoulli sampling a random number around that."""
 
     shards: str = option(help="folder of a committed shard set", metavar="URI", may_change=True)
     batch_size: int = option(128, "examples per mini-batch, divided among the workers", least=1)
@@ -75,9 +76,10 @@ class Data(Spec):
 class Optimiser(Spec):
     """SGD with momentum on the servers.
 
-    learning_rate is the single-process rate a: synchronous protocols apply a to the mean of N gradients, asynchronous
-    ones a/N to each gradient. A rate or momentum of None means the default for the model and protocol; Config fills it
-    in."""
+    learning_rate is the single-process rate a. With n workers an update multiplies the sum of its gradients by a/n. For
+    bsp this applies a to the mean of n gradients, for asp a/n to each gradient, and for an update of k gradients
+    (k-bsp, k-batch-bsp) k*a/n to their mean. Protocols that weigh gradients, such as n-softsync, multiply each by its
+    weight first. A rate or momentum of None means the default for the model and protocol; Config fills it in."""
 
     learning_rate: float | None = option(
         None,
@@ -126,7 +128,7 @@ class Optimiser(Spec):
 
 @dataclass(frozen=True)
 class Processes(Spec):
-    """The processes of a run, their device and their timeouts. A resumed run may change all of it."""
+    """The processes of a run, their device and their timeouts. A resumed run may change every field."""
 
     servers: int = option(1, "number of parameter servers", least=1, may_change=True)
     device: Literal["auto", "cpu", "cuda"] = option(
@@ -217,8 +219,9 @@ class RunSpec(Spec):
 class Config:
     """The configuration of one training run.
 
-    Each part is a spec: its fields are the flags of the command line. Units are in the names. No value is negated
-    twice: weight decay is added to gradients. Raises UsageError for an invalid value."""
+    Each part is a spec: its fields are the flags of the command line. Units are in the names. Rates and coefficients
+    are not negative: an update subtracts the rate times a gradient, to which weight decay has been added. Raises
+    UsageError for an invalid value."""
 
     data: Data
     run: RunSpec
@@ -229,6 +232,7 @@ class Config:
     processes: Processes = Processes()
 
     def __post_init__(self) -> None:
+        """Fill in a learning rate and momentum that are not given, by model and protocol; check pairs of options."""
         rate = self.model.stale_learning_rate
         coefficient = self.model.stale_momentum
         if self.protocol.synchronous:
@@ -247,11 +251,13 @@ class Config:
             )
 
     def worker_batches(self, num_workers: int, ratios: Ratios = ()) -> tuple[int, ...]:
-        """Return each worker's examples per step: floor(B/n), with ``exact`` one more for the first B mod n workers.
+        """Return each worker's examples per step for n workers and the global mini-batch B. A result may be 0.
 
-        ratios: the ratios of the set's shards, empty if they are equal. B is divided in these ratios, rounded down or,
-        with ``exact``, by largest remainder, so that all workers finish a pass in the same number of steps. A result
-        may be 0."""
+        With equal shards each worker draws floor(B/n); with --worker-batch exact the first B mod n workers draw one
+        more. With ratios, B is divided in their proportion, so that all workers finish a pass in the same number of
+        steps: rounded down, or with ``exact`` by largest remainder.
+
+        num_workers: n; ratios: the ratios of the set's shards, empty if they are equal."""
         size = self.data.batch_size
         if ratios and self.data.worker_batch == "exact":
             return tuple(largest_remainder(np.array([size]), ratios)[0].tolist())
@@ -290,15 +296,19 @@ class Config:
         return "whole" if self.optimiser.batch_norm == "last" or num_workers == 1 else "changes"
 
     def fraction(self, rows: int) -> float | None:
-        """Return the probability that a row is in a mini-batch under Bernoulli sampling; None for other sampling."""
+        """Return the probability B / rows that a row is in a mini-batch under Bernoulli sampling, else None.
+
+        rows: distinct training examples."""
         return self.data.batch_size / rows if self.data.sampling == "bernoulli" else None
 
     def steps_per_epoch(self, rows: int) -> int:
-        """Return the mini-batches per worker and epoch: floor(distinct examples / B), at least 1, for any sharding."""
+        """Return the mini-batches per worker and epoch: floor(rows / B), at least 1, for any sharding.
+
+        rows: distinct training examples."""
         return max(1, rows // self.data.batch_size)
 
     def steps_per_worker(self, rows: int) -> int:
-        """Return the mini-batches per worker in the whole run."""
+        """Return the mini-batches per worker in the whole run. rows: distinct training examples."""
         return self.run.steps if self.run.steps is not None else (self.run.epochs or 0) * self.steps_per_epoch(rows)
 
     def to_json(self) -> dict[str, Any]:
@@ -340,10 +350,10 @@ class RunFacts:
     Attributes:
         num_workers: workers, one per shard.
         rows: distinct training examples.
-        num_parameters: length P of the first part of the flat vector.
+        num_parameters: length P of the first part of the flat vector, the model's parameters.
         num_buffers: length Q of its second part, BatchNorm's running statistics.
         shards: digest of the shard set's content.
-        fingerprint: sum of the hashes of the rows.
+        fingerprint: sum of the hashes of the distinct rows modulo 2^64; None if the manifest has none.
         ratios: ratios of the shards, empty if they are equal.
         classifies: whether the model predicts classes, so that there is an accuracy.
     """
@@ -367,5 +377,5 @@ class RunFacts:
 
 
 def slice_bounds(total: int, parts: int) -> list[tuple[int, int]]:
-    """Cut [0, total) into half-open ranges total*i//n to total*(i+1)//n, whose sizes differ by at most one."""
+    """Cut [0, total) into ``parts`` half-open ranges, whose sizes differ by at most one: bounds total*i//parts."""
     return [(total * i // parts, total * (i + 1) // parts) for i in range(parts)]

@@ -57,7 +57,8 @@ class RunContext:
     def pinned(self, *, overwrite: bool = False) -> RunContext:
         """Return the context of a run on a growing set, pinned to the generation at which it begins.
 
-        That is the newest one, or for a resumed run its original one. Other contexts are returned unchanged. Raises
+        That is the newest one, or for a resumed run the one at which it began. A context that is pinned, or whose set
+        does not grow, is returned unchanged. overwrite: begin anew, whatever an existing run was pinned to. Raises
         UsageError and DataError."""
         from pipeline.core.shardset.generations import generations
 

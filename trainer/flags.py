@@ -81,6 +81,7 @@ def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG
 
 
 def _add_run(parser: Parser) -> None:
+    """Add the flags of the run's output, length and start."""
     group = parser.add_argument_group("run")
     add_flags(group, RunSpec, leave_out=LENGTH)
     add_flags(group.add_mutually_exclusive_group(), RunSpec, only=LENGTH)
@@ -109,6 +110,7 @@ def config_of(args: argparse.Namespace) -> Config:
 
 
 def _model_of(args: argparse.Namespace) -> ModelSpec:
+    """Return the model of a command line. Raises UsageError for the options of another model."""
     if args.model in MODELS:
         return member_from_flags(MODELS, "--model", args)
     own = model_from_json({"name": args.model})

@@ -39,6 +39,7 @@ def parse_roles(text: str) -> tuple[Role, ...]:
 
 
 def _parse_part(part: str) -> list[Role]:
+    """Parse one entry of --roles, such as ``worker:0-5``. Raises UsageError."""
     match = re.fullmatch(r"(server|worker):(\d{1,4})(?:-(\d{1,4}))?|evaluator", part)
     if not match:
         raise UsageError(f"--roles: {part!r} is not server:N, server:A-B, worker:N, worker:A-B or evaluator")
@@ -112,7 +113,9 @@ class Options(Spec):
         return self.roles is None or any(role.kind != "server" for role in self.roles)
 
     def roles_of(self, num_servers: int, num_workers: int) -> list[Role]:
-        """Return the roles of this host in the order of their start. Raises UsageError for roles that do not exist."""
+        """Return the roles of this host in the order of their start. Raises UsageError for roles that do not exist.
+
+        num_servers, num_workers: servers and workers of the whole run."""
         every = all_roles(num_servers, num_workers)
         for role in self.roles or ():
             if role not in every:

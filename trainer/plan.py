@@ -127,7 +127,9 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
 
 
 def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
-    """Raise UsageError if a worker would draw no example, or the protocol does not support ``num_workers``."""
+    """Raise UsageError if a worker would draw no example, or the protocol does not support ``num_workers``.
+
+    ratios: the ratios of the shards, empty if they are equal."""
     if config.data.batch_size < num_workers:
         raise UsageError(
             f"--batch-size {config.data.batch_size} is the mini-batch of all {num_workers} workers together:"
@@ -181,6 +183,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
 
 
 def _batches(plan: RunPlan) -> str:
+    """Return the line about mini-batches: their examples over all workers, and of each."""
     least = min(plan.worker_batches)
     most = max(plan.worker_batches)
     larger = plan.worker_batches.count(most)
@@ -194,6 +197,7 @@ def _batches(plan: RunPlan) -> str:
 
 
 def _rates(plan: RunPlan) -> str:
+    """Return the line about the learning rate: its factor for a gradient without staleness, and its drops."""
     rate = f"{plan.learning_rate:g}"
     each = f"{rate} / {plan.learning_rate / plan.worker_rate:.4g} = {plan.worker_rate:.4g}"
     if plan.synchronous and plan.update_size == plan.num_workers:
@@ -209,6 +213,7 @@ def _rates(plan: RunPlan) -> str:
 
 
 def _momentum(plan: RunPlan) -> str:
+    """Return the line about momentum: its coefficient, and the point at which workers compute."""
     if not plan.looks_ahead:
         return f"{plan.momentum:g} an update"
     pushes = _count(plan.num_workers, "push", "pushes")
@@ -216,6 +221,7 @@ def _momentum(plan: RunPlan) -> str:
 
 
 def _processes(plan: RunPlan) -> str:
+    """Return the line about processes and threads, in the whole run and on this host."""
     each = f"of {_count(plan.threads_per_worker, 'thread')} each"
     if plan.workers_here < plan.num_workers:
         each = f"({plan.workers_here} here, {each})" if plan.workers_here else "(none here)"

@@ -110,6 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSettings) -> int:
+    """Compare the protocols of --compare, and return the exit code."""
     from trainer.simulation.compare import compare, parse_protocols
 
     asked = from_flags(Optimiser, args)  # the configuration contains the defaults of --protocol already

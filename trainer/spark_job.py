@@ -34,6 +34,7 @@ BY_HAND = ("roles", "addresses", "token_file")
 
 
 def job_flags(description: str | None) -> Parser:
+    """Return the parser: the trainer's flags, and --hosts."""
     parser = flags(PROG, description or "", EPILOG)
     group = parser.add_argument_group("cluster")
     group.add_argument(

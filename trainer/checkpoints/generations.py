@@ -33,6 +33,7 @@ class Generations:
         return all(version <= start for later, start in self.begun if later > generation)
 
     def begin(self, generation: int, version: int) -> Generations:
+        """Return the generations with one more, which begins at a version."""
         return Generations((*(entry for entry in self.begun if entry[1] < version), (generation, version)))
 
 

@@ -1,4 +1,4 @@
-"""Deletion of checkpoints. Files that cannot be deleted now, as on some shared file systems, are left to a later try."""
+"""Deletion of checkpoints. Files that cannot be deleted now, as on some shared file systems, are tried again later."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ WAITING = 50  # most checkpoints that wait for the evaluator; of more the oldest
 def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
     """Delete old checkpoints, and return the versions of those that still waited for the evaluator. O(checkpoints).
 
-    Kept are the newest ``keep`` sound checkpoints, the best evaluated one up to each of these, and the newest ``waiting``
-    complete ones that wait for the evaluator. Only one process may prune at a time. Raises OSError if the folder cannot
-    be read."""
+    Kept are the newest ``keep`` sound checkpoints (complete and undamaged), for each of them the best evaluated
+    checkpoint up to it, the newest ``waiting`` complete ones that wait for the evaluator, and all after the newest
+    sound one. Only one process may prune at a time. Raises OSError if the folder cannot be read."""
     found = states_and_names(root)
     states = [state for state, _ in found]
     sound = [state for state, names in found if is_sound(root, state, names)]
@@ -68,9 +68,12 @@ def discard_after(root: Place, version: int) -> None:
 
 
 def _best(measured: dict[int, EvaluationMark], recent: Iterable[RunState]) -> set[int]:
-    """Return the best version, the earliest of equals, up to each of ``recent``.
+    """Return, for each recent checkpoint, the best evaluated version up to it, of equals the earliest.
 
-    After a roll-back to one of these, its best version is the best of the run again."""
+    These are kept because the run may roll back to any recent checkpoint. Evaluations after it then no longer count,
+    and the best one up to it is the best of the run.
+
+    measured: evaluations by version; recent: the recent checkpoints."""
     ranks = {version: rank(mark.accuracy, mark.loss) for version, mark in measured.items()}
     upto = [[version for version in ranks if version <= state.version] for state in recent]
     return {max(found, key=lambda version: (ranks[version], -version)) for found in upto if found}

@@ -24,6 +24,7 @@ def read_state(root: Place, version: int) -> RunState:
 
 
 def _state(root: Place, version: int, names: Listed) -> RunState:
+    """Read the state of a version as ``read_state``. names: the entries of the checkpoint's folder."""
     place = folder_of(root, version) / STATE
     try:
         state = RunState.from_bytes(_content(place, _entry(place, names)))
@@ -39,7 +40,11 @@ def _state(root: Place, version: int, names: Listed) -> RunState:
 def read_slice(place: Place, version: int, generation: int, names: Listed) -> StoredSlice:
     """Open a slice and check everything but its elements. O(1) in its size. Raises DataError with the file.
 
-    names: the entries of its folder."""
+    Args:
+        place: the file.
+        version, generation: those that its header must have.
+        names: the entries of its folder.
+    """
     try:
         header = header_of(place, _entry(place, names))
         known = known_of(header)
@@ -70,6 +75,9 @@ def slices_of(root: Place, state: RunState) -> list[StoredSlice]:
 
 
 def _slices(root: Place, state: RunState, names: Listed) -> list[StoredSlice]:
+    """Open the slices of a checkpoint; check that together they cover the flat vector once. Raises DataError.
+
+    names: the entries of its folder."""
     folder = folder_of(root, state.version)
     slices = [read_slice(folder / name, state.version, state.generation, names) for name in _slice_names(state)]
     at = 0
@@ -86,8 +94,8 @@ def _slices(root: Place, state: RunState, names: Listed) -> list[StoredSlice]:
 def read_slice_range(root: Place, version: int, begin: int, end: int) -> tuple[Float32s, Float32s]:
     """Read values [end-begin] of the flat vector, and the momentum of the parameters among them.
 
-    Any number of servers may have written the checkpoint. Only the range is read. Raises DataError, and ValueError for a
-    range outside the vector."""
+    Any number of servers may have written the checkpoint. Only the range is read. Raises DataError, and ValueError for
+    a range outside the vector."""
     state, slices = read_slices(root, version)
     if not 0 <= begin <= end <= state.total:
         raise ValueError(f"[{begin}, {end}) is no range of {state.total} elements")
@@ -151,7 +159,9 @@ def states_and_names(root: Place) -> list[tuple[RunState, Listed]]:
 
 
 def newest(root: Place, *, verify: bool = False, warn: Callable[[str], None] | None = None) -> int | None:
-    """Return the newest complete version or None; with ``verify`` the newest sound one. warn: called for broken ones."""
+    """Return the newest complete version, or None if there is none.
+
+    verify: skip versions whose slices are damaged; warn: called with the text of each error on the way."""
     names = listed(root)
     generations = _generations(root, names)
     for version in reversed(_versions(names)):
@@ -183,7 +193,7 @@ def unevaluated(root: Place) -> list[RunState]:
 
 
 def waiting_of(marked: Iterable[tuple[RunState, EvaluationMark | None]]) -> list[RunState]:
-    """Return the states that wait for the evaluator."""
+    """Return the states that wait for the evaluator. marked: states with their evaluations, None for those without."""
     return [state for state, mark in marked if state.is_for_evaluation and not mark]
 
 
@@ -209,7 +219,10 @@ def _whole_state(root: Place, version: int, generations: Generations, names: Lis
 
 
 def _finished_state(root: Place, version: int, generations: Generations, names: Listed) -> RunState | None:
-    """Return the state of a complete checkpoint that is not void, else None. Raises DataError if the state is broken."""
+    """Return the state of a complete checkpoint that is not void, else None. Raises DataError for a broken state.
+
+    generations: the generations of the run, by which a checkpoint is void; names: the entries of the checkpoint's
+    folder."""
     if STATE not in names:
         return None
     state = _state(root, version, names)

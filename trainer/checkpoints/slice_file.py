@@ -23,16 +23,21 @@ ARRAYS = ("values", "momentum")
 
 
 class SliceHeader(NamedTuple):
-    """The header of a slice. about: metadata; arrays: (first byte in the file, elements) by name."""
+    """The header of a slice.
+
+    Attributes:
+        about: the metadata, text by name.
+        arrays: (first byte in the file, number of float32 elements) of "values" and "momentum".
+    """
 
     about: Mapping[str, str]
     arrays: Mapping[str, tuple[int, int]]
 
 
 def json_header(place: Place) -> tuple[dict[str, Any], int]:
-    """Return a file's header and the position of its arrays. Costs one read, two for a long header.
+    """Return the JSON header of a safetensors file, and the position of its first array (bytes).
 
-    Raises FileNotFoundError and ValueError."""
+    Costs one read, two for a long header. Raises FileNotFoundError and ValueError."""
     data = read_range(place, 0, FIRST_BYTES)
     begin = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
     if FIRST_BYTES < begin <= MOST_BYTES:
@@ -71,7 +76,15 @@ header_of = remembered(read_header)
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """A server's file, its range checked against its contents; the elements stay where they are until they are read."""
+    """A server's file of a checkpoint, whose header fits its size. Elements are read only on request.
+
+    Attributes:
+        place: the file.
+        begin, end: the range of the flat vector [total] that it holds.
+        total: length P + Q of the flat vector.
+        num_parameters: parameters in the range, which have momentum; the rest are BatchNorm's statistics.
+        header: the positions of the arrays.
+    """
 
     place: Place
     begin: int
@@ -89,6 +102,9 @@ class StoredSlice:
         return self._cut("momentum", begin, min(end, self.begin + self.num_parameters))
 
     def _cut(self, name: str, begin: int, end: int) -> Float32s:
+        """Read the part of an array in [begin, end) of the flat vector, float32; empty if the slice has nothing there.
+
+        ``end`` must not be beyond the array. Raises DataError if the file is gone or shorter than its header says."""
         first = max(begin, self.begin) - self.begin
         last = end - self.begin
         if first >= last:
@@ -104,6 +120,7 @@ class StoredSlice:
 
 
 def broken(place: Place, fact: str) -> DataError:
+    """Return the error for a damaged file of a checkpoint. fact: what is wrong with it."""
     return DataError(f"{place} {fact}; delete {place.parent} to go on from an older checkpoint")
 
 

@@ -85,10 +85,11 @@ class EvaluationMark:
     """The evaluation of a checkpoint.
 
     Attributes:
-        generation: of the checkpoint that was evaluated.
-        final: whether it was evaluated as the run's final one.
-        accuracy: None for real targets, and where nothing was measured.
-        loss: None where nothing was measured, or the loss was no finite number."""
+        generation: the generation of the checkpoint.
+        final: whether the checkpoint was the run's final one when it was evaluated.
+        accuracy: share of correct predictions; None for real targets, and if nothing was measured.
+        loss: None if nothing was measured, or the loss was not finite.
+    """
 
     generation: int
     final: bool
@@ -113,8 +114,7 @@ class EvaluationMark:
 def rank(accuracy: float | None, loss: float | None) -> tuple[float, float]:
     """Return the key by which evaluations are ordered; the best one has the greatest.
 
-    The highest accuracy is the best. Where there is no accuracy (real targets), or it is 0 throughout, as older logs of
-    real targets have it, the lowest loss is."""
+    The highest accuracy is best, or the lowest loss without accuracy: real targets have none, and 0 in older logs."""
     if accuracy:
         return accuracy, 0.0
     return 0.0, -loss if loss is not None and math.isfinite(loss) else -math.inf

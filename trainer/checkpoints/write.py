@@ -35,7 +35,16 @@ def write_slice(
     momentum: Float32s,
     generation: int = 0,
 ) -> None:
-    """Write server ``index`` of ``count``'s part of a checkpoint. Raises OSError. Costs one copy of the arrays."""
+    """Write one server's slice of a checkpoint. Costs one copy of the arrays. Raises OSError.
+
+    Args:
+        folder: the checkpoint's folder.
+        index, count: number of the server, and of all servers.
+        version, generation: of the checkpoint.
+        begin, end, total: the range of the flat vector [total] on this server.
+        values: float32 [end - begin].
+        momentum: float32, one element per parameter in the range.
+    """
     arrays = {
         "values": np.ascontiguousarray(values, np.float32),
         "momentum": np.ascontiguousarray(momentum, np.float32),
@@ -63,7 +72,9 @@ def reopen(root: Place, version: int) -> None:
 
 
 def mark_evaluated(root: Place, state: RunState, accuracy: float | None = None, loss: float | None = None) -> bool:
-    """Mark a checkpoint as evaluated, and return whether it still exists. Raises OSError."""
+    """Mark a checkpoint as evaluated, and return whether it still exists. Raises OSError.
+
+    accuracy, loss: see EvaluationMark; None for both if nothing was measured."""
     if not folder_of(root, state.version).is_dir():
         return False
     mark = EvaluationMark(state.generation, state.final, accuracy, loss)

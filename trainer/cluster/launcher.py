@@ -31,8 +31,11 @@ class Part:
 class PartExecution:
     """The place and attempt of a part's execution.
 
-    attempt: grows with every restart of the part; devices: numbers or names of its GPUs, None if they are not assigned;
-    scratch: folder for its files, None for the system's temporary folder."""
+    Attributes:
+        attempt: grows with every restart of the part.
+        devices: numbers or names of its GPUs, None if the cluster does not assign GPUs.
+        scratch: parent of its temporary folders, None for the system's temporary folder.
+    """
 
     attempt: int
     devices: tuple[str, ...] | None = None
@@ -96,9 +99,10 @@ def share_roles(num_servers: int, num_workers: int, hosts: int) -> list[Part]:
 
 
 def visible(devices: Sequence[str], now: str | None) -> str:
-    """Return CUDA_VISIBLE_DEVICES for a part with the given devices. Pure.
+    """Return the value of CUDA_VISIBLE_DEVICES for a part with the given devices. Pure.
 
-    A number is an index into the devices that are visible ``now``; a name stays as it is."""
+    devices: each a number, which is an index into the list ``now``, or a name, which stays as it is; now: the present
+    value of the variable, None if it is not set."""
     known = [device.strip() for device in now.split(",")] if now else []
     return ",".join(
         known[int(device)] if device.isdecimal() and int(device) < len(known) else device for device in devices

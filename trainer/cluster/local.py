@@ -35,6 +35,9 @@ class LocalLauncher(WatchingLauncher["subprocess.Popen[bytes]"]):
         return "they are still starting"
 
     def begin(self, part: Part, attempt: int, invitation: Invitation) -> subprocess.Popen[bytes]:
+        """Start a part as a process, which reads its invitation from stdin.
+
+        A command line would show the run's token to other users."""
         command = [sys.executable, "-m", "trainer.cluster.child"]
         environment = os.environ | child_variables()
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)

@@ -46,8 +46,10 @@ ELSEWHERE = ("192.0.2.1", 9)  # reserved for documentation; a route to it uses t
 def run_part(invitation: Invitation, slot: PartExecution) -> tuple[int, str]:
     """Take part until the run is over or another attempt has replaced this one; blocks.
 
-    Returns the exit code and, if it is not 0, the error message.
-    Raises AttemptLostError if another attempt may succeed: the rendezvous does not answer, or a disk or store fails."""
+    Returns the exit code and, if it is not 0, the error message. Raises AttemptLostError if another attempt may
+    succeed: the rendezvous does not answer, or a disk or store fails.
+
+    invitation: the launch arguments of the part; slot: the number of the attempt, and its resources."""
     part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
     secret = Secret(str(invitation["token"]))
     address = str(invitation["rendezvous"])
@@ -68,6 +70,9 @@ def run_part(invitation: Invitation, slot: PartExecution) -> tuple[int, str]:
 
 
 def _outcome(host: _Host) -> tuple[int, str]:
+    """Take part in the run, and return the exit code and the error message of the part's end.
+
+    Raises AttemptLostError if another attempt may succeed."""
     try:
         host.take_part()
     except AttemptLostError:
@@ -87,6 +92,18 @@ def _outcome(host: _Host) -> tuple[int, str]:
 
 
 class _Host:
+    """An attempt of a part, as it runs on its host.
+
+    Attributes:
+        part: the roles of this host.
+        slot: the number of the attempt, and its resources.
+        secret: the run's token.
+        held: the listening sockets of this host's servers, by server index.
+        line: the connection to the rendezvous.
+        config, options: the run, from the invitation.
+        edition: number of the address table that was used last, 0 before the first.
+    """
+
     def __init__(
         self,
         part: Part,
@@ -106,7 +123,9 @@ class _Host:
         self.edition = 0
 
     def take_part(self) -> None:
-        """Take part in the run until its end. Raises JobError."""
+        """Obey the commands of the rendezvous until the run is over. Raises JobError if it fails or is interrupted.
+
+        The processes are started once the addresses of all servers are known, and again whenever a server has moved."""
         FORK_SERVER.ensure()
         context = RunContext.from_config(self.config)
         if self.part.leads:
@@ -125,7 +144,12 @@ class _Host:
             time.sleep(POLL_S)
 
     def _go(self, home: Place, answer: Answer, facts: dict[str, Any]) -> bool:
-        """Train with the answer's addresses. Returns False if this was superseded before its end. Raises JobError."""
+        """Train with an address table, and return whether the run has ended. Raises JobError.
+
+        False means that the processes were ended because a server has moved, the command has changed, or a later start
+        leads the run; the next answer of the rendezvous says what to do.
+
+        home: the run's folder; answer: the answer with the table; facts: the facts of the run."""
         if isinstance(home, Path) and not (home / CONFIG).exists():
             raise UsageError(
                 f"--output {home} is no folder that {platform.node()} shares with the host that started the run: give"
@@ -136,6 +160,11 @@ class _Host:
             return self._supervise(answer, RunFacts(**facts), work)
 
     def _supervise(self, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
+        """Start and watch this host's processes until the run is over for it; False if they were ended before.
+
+        On the leading host, write the first checkpoint before. Raises JobError.
+
+        answer: the answer with the address table; facts: the facts of the run; work: this host's work folder."""
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
         # ``check`` left the folder as it was. By now it is settled for this start, and may get a first checkpoint.
         if self.part.leads:
@@ -162,7 +191,10 @@ class _Host:
 
 
 class _Caller:
-    """A supervisor's overseer that forwards to the rendezvous. It wants "leave" once the addresses have changed."""
+    """A supervisor's overseer that forwards progress to the rendezvous, and returns its commands.
+
+    It wants "leave" if the command is neither to train nor to write a checkpoint, or once the addresses are no longer
+    those of ``edition``, the table with which the supervisor began."""
 
     def __init__(self, line: Line, edition: int) -> None:
         self.line = line
@@ -212,7 +244,10 @@ def _listening(part: Part, rendezvous: str) -> Iterator[dict[int, sockets.socket
 
 
 def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
-    """Return the family and numeric address of the interface that routes to a TCP address. Sends nothing."""
+    """Return the family and numeric address of the interface of this host that routes to a TCP address. Sends nothing.
+
+    A host name that means loopback here, but is not a loopback address, is the name of this host: other hosts reach it
+    by the interface to other networks."""
     number, name, port = parts_of(address)
     family, kind, _, _, target = sockets.getaddrinfo(number or name, port, type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, kind) as probe:  # connecting a UDP socket only looks up the route

@@ -51,6 +51,7 @@ class RayLauncher(WatchingLauncher[Any]):
         return task.remote(invited(invitation, part), attempt, os.getcwd())
 
     def outcome(self, handle: Any) -> str | None:
+        """Return None while a task runs, "" if it has ended by itself, otherwise the last line of its error."""
         ray = self._connect()
         if not ray.wait([handle], timeout=0)[0]:
             return None

@@ -42,7 +42,13 @@ class AttemptLostError(SupersededError):
 
 @dataclass(frozen=True)
 class PartEnd:
-    """The end of a part. code: exit code; text: the error message if the code is not 0."""
+    """The end of a part.
+
+    Attributes:
+        part, attempt: the part, and the number of its attempt.
+        code: exit code.
+        text: the error message if the code is not 0.
+    """
 
     part: int
     attempt: int
@@ -51,15 +57,15 @@ class PartEnd:
 
 
 class Rendezvous:
-    """The starting process's side of the rendezvous.
+    """The starting process's side of the rendezvous. A part is one host's share of the run, an attempt one start of it.
 
     Attributes:
-        roster: the parts' attempts and addresses.
+        roster: the current attempt and the addresses of each part.
         said: (part, text) of messages to print.
         ends: ends of current attempts.
         arrivals: (part, host) for each new attempt.
-        status: the leading part's newest status.
-        facts: the facts of the run, once the leading part has sent them.
+        status: the newest status of server 0 that a part has sent.
+        facts: the facts of the run, None until the leading part has sent them.
         wanted: the command to each part.
         port: the TCP port on which the rendezvous listens.
     """
@@ -76,8 +82,9 @@ class Rendezvous:
         self._socket = serve(self._context, f"tcp://{bind}:0", secret, MESSAGE_BYTES)
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self._socket.router_mandatory = True
-        self._identities: dict[tuple[int, int], bytes] = {}
-        self._ended: set[tuple[int, int]] = set()
+        # by (part, attempt)
+        self._identities: dict[tuple[int, int], bytes] = {}  # connections, as addresses of messages
+        self._ended: set[tuple[int, int]] = set()  # whose end is already in ``ends``
         self._said_by: dict[tuple[int, int], int] = {}  # the number of an attempt's last line that was taken over
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -85,6 +92,7 @@ class Rendezvous:
         self._thread.start()
 
     def want(self, parts: Sequence[int], what: str) -> None:
+        """Change the command to some parts, which their next answers carry. what: one of the commands above."""
         for part in parts:
             self.wanted[part] = what
 
@@ -94,6 +102,7 @@ class Rendezvous:
             return len(self.roster.members)
 
     def silent(self) -> dict[int, float]:
+        """Return the parts of which nothing is heard, with the duration (seconds); see Roster.silent."""
         with self._lock:
             return self.roster.silent(time.monotonic())
 
@@ -103,6 +112,7 @@ class Rendezvous:
         self._context.destroy(linger=500)
 
     def _serve(self) -> None:
+        """Answer messages until ``close``. Runs in the thread, which alone uses the socket."""
         while not self._closing.is_set():
             if not self._socket.poll(100):
                 continue
@@ -123,6 +133,14 @@ class Rendezvous:
         return True
 
     def _answer(self, identity: bytes, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Take over a part's message and return the answer, in plain JSON.
+
+        Its keys: heard (number of the message), said (number of the last line of text that was taken over), wanted (the
+        command; LEAVE for a replaced attempt), facts, and edition and addresses of the address table, 0 and () while
+        the attempt must wait. Raises MalformedMessageError, KeyError, TypeError or ValueError for a message that no
+        part of this version sends.
+
+        identity: the connection of the message."""
         part = int(message["part"])
         attempt = int(message["attempt"])
         now = time.monotonic()
@@ -155,6 +173,7 @@ class Rendezvous:
         return {"heard": message["number"], "said": last, "wanted": wanted, "facts": self.facts} | page
 
     def _take(self, part: int, attempt: int, message: Mapping[str, Any]) -> None:
+        """Take over the status, the facts and, once, the end that a current attempt's message may carry."""
         if isinstance(message.get("status"), dict):
             self.status = message["status"]
         if isinstance(message.get("facts"), dict):
@@ -169,8 +188,12 @@ class Rendezvous:
 class Answer:
     """The last answer of the rendezvous to a part.
 
-    wanted: the command; edition: number of the address table, 0 before the first; addresses: one per server; facts: the
-    facts of the run, None until they are known."""
+    Attributes:
+        wanted: the command.
+        edition: number of the address table, 0 while the part must wait for one.
+        addresses: one per server.
+        facts: the facts of the run, None until they are known.
+    """
 
     wanted: str = WAIT
     edition: int = 0
@@ -197,11 +220,11 @@ class Line:
         self._secret = secret
         self._said: list[tuple[int, str]] = []  # (number, text) of lines that are not acknowledged yet
         self._lines = 0
-        self._news: dict[str, Any] = {}
+        self._news: dict[str, Any] = {}  # further values of every message
         self._answer = Answer()
         self._heard_at = time.monotonic()
-        self._number = 0
-        self._acknowledged = 0
+        self._number = 0  # of the last message
+        self._acknowledged = 0  # the highest number of a message that was answered
         self._problem: UsageError | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -210,6 +233,7 @@ class Line:
         self._thread.start()
 
     def say(self, text: str) -> None:
+        """Queue a line of text for the starting process to print. It is repeated until it is acknowledged."""
         with self._lock:
             self._lines += 1
             self._said.append((self._lines, text[:TEXT_LIMIT]))
@@ -252,6 +276,7 @@ class Line:
         self._thread.join()
 
     def _speak(self) -> None:
+        """Send a message every BEAT_S, or at once after ``flush``, and take over the answers, until ``close``."""
         # zmq sockets are not thread-safe, so this thread has its own.
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = dealer(context, self._address, self._secret)
@@ -277,6 +302,7 @@ class Line:
             return pack_json(self._about | self._news | {"number": self._number, "said": self._said[:MOST_LINES]})
 
     def _hear(self, data: bytes) -> None:
+        """Take over an answer, and forget the lines of text that it acknowledges. A malformed answer is ignored."""
         try:
             values = unpack_json(data)
             answer = Answer(values["wanted"], values["edition"], tuple(values["addresses"]), values["facts"])

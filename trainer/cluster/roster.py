@@ -11,7 +11,13 @@ CUT_S = 2.0  # a live attempt whose connection broke would have reconnected by t
 
 @dataclass
 class RosterEntry:
-    """The current attempt of a part. addresses: by server index; heard: time of its last message (seconds)."""
+    """The current attempt of a part.
+
+    Attributes:
+        attempt: its number.
+        addresses: tcp:// addresses of the part's servers, by server index.
+        heard: time of its last message (seconds).
+    """
 
     attempt: int
     addresses: Mapping[int, str]
@@ -20,18 +26,29 @@ class RosterEntry:
 
 @dataclass
 class ReplacedAttempt:
-    """A replaced attempt. heard: time of its last message; cut: when its connection broke, or None (seconds)."""
+    """An attempt that a newer one of its part has replaced, but that may still run.
+
+    Attributes:
+        heard: time of its last message (seconds).
+        cut: time at which its connection broke (seconds), None while it is connected.
+    """
 
     heard: float
     cut: float | None = None
 
     def is_gone(self, now: float, lease_s: float) -> bool:
+        """Return whether it cannot run any more: its lease has ended, or it has not reconnected within CUT_S."""
         return now - self.heard > lease_s or (self.cut is not None and now - max(self.cut, self.heard) > CUT_S)
 
 
 @dataclass(frozen=True)
 class Book:
-    """The addresses of all servers. edition: grows whenever a server moves."""
+    """The address table of a run.
+
+    Attributes:
+        edition: number of the table, which grows whenever a server moves.
+        addresses: tcp:// addresses of the servers, in order.
+    """
 
     edition: int
     addresses: tuple[str, ...]
@@ -39,17 +56,18 @@ class Book:
 
 @dataclass
 class Roster:
-    """The newest attempt of each part.
+    """The newest attempt of each part. A part is one host's share of the run, an attempt one start of that part.
 
-    A replaced attempt is fenced off: it gets the command to leave, and its successor waits until it has said goodbye,
-    its connection is gone or its lease has ended.
+    A replaced attempt is fenced off: it gets the command to leave, and its successor gets no addresses until the old
+    one has said goodbye, its connection is gone or its lease has ended. Two attempts of a part therefore never train at
+    once.
 
     Attributes:
-        num_parts, num_servers: of the run.
+        num_parts, num_servers: parts and servers of the run.
         lease_s: silence after which a replaced attempt is gone (seconds).
         members: the current attempt of each part.
         replaced: replaced attempts that may still live, by part and attempt.
-        book: the current addresses, None until all parts have arrived.
+        book: the current address table, None until all parts have arrived.
     """
 
     num_parts: int
@@ -60,9 +78,11 @@ class Roster:
     book: Book | None = None
 
     def hello(self, part: int, attempt: int, addresses: Mapping[int, str], now: float) -> bool:
-        """Note that an attempt of a part has arrived, and return whether it is a new one.
+        """Note a message of an attempt, and return whether the attempt is new and replaces the part's earlier one.
 
-        An attempt that arrives after its successor is not new."""
+        False for further messages of the same attempt, and for an attempt that is older than the current one.
+
+        addresses: tcp:// addresses of the part's servers, by server index; now: time of the message (seconds)."""
         known = self.members.get(part)
         if known and known.attempt >= attempt:
             self.heard(part, attempt, now)
@@ -73,6 +93,7 @@ class Roster:
         return True
 
     def heard(self, part: int, attempt: int, now: float) -> None:
+        """Note the time of a message of an attempt, current or replaced. Messages of unknown attempts are ignored."""
         known = self.members.get(part)
         if known and known.attempt == attempt:
             known.heard = now
@@ -98,7 +119,10 @@ class Roster:
         return known is not None and known.attempt == attempt
 
     def page(self, part: int, attempt: int, now: float) -> Book | None:
-        """Return the addresses that an attempt may use, None while it must wait."""
+        """Return the address table for an attempt, or None while it must wait.
+
+        A current attempt waits until all parts have arrived and its predecessor has ended. A replaced one gets no table
+        any more. The table is updated first if all parts have arrived."""
         if not self.is_current(part, attempt) or self._is_fenced(part, now):
             return None
         if len(self.members) == self.num_parts:
@@ -111,12 +135,16 @@ class Roster:
         return {part: seconds for part, seconds in since.items() if seconds > self.lease_s}
 
     def _is_fenced(self, part: int, now: float) -> bool:
+        """Return whether a predecessor of a part's current attempt may still run. Forgets those that cannot."""
         for key in [key for key, found in self.replaced.items() if found.is_gone(now, self.lease_s)]:
             del self.replaced[key]
         return bool(self.waits_for(part))
 
     def _publish(self, now: float) -> None:
-        """Update the addresses, unless a part with servers waits, whose predecessor's addresses are still valid."""
+        """Update the address table once all parts have arrived.
+
+        It stays as it is while the current attempt of any part with servers is fenced off, because the predecessor's
+        servers may still be in use."""
         found: dict[int, str] = {}
         for part, member in self.members.items():
             if member.addresses and self._is_fenced(part, now):

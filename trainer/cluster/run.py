@@ -35,15 +35,17 @@ T = TypeVar("T")
 
 
 class ClusterRun:
-    """A start of a run on several hosts.
+    """A start of a run on several hosts, as the process sees it that manages the run's folder.
+
+    Call ``start``, then ``train``, and ``close`` in any case. Setting ``interrupted`` ends the run with
+    RunInterruptedError, in ``train`` after a checkpoint.
 
     Args:
         config, options: the run, and the options of this process.
         launcher: starts the parts.
         parts: one per host.
         start_s: how long all parts may take to arrive (seconds).
-
-    ``interrupted`` is set by the first signal; the second one raises KeyboardInterrupt."""
+    """
 
     def __init__(
         self,
@@ -63,18 +65,20 @@ class ClusterRun:
         self.token = secrets.token_hex(32)
         self.rendezvous: Rendezvous  # set once the launcher has found its cluster
         self.restarts = Restarts()
-        self._came: set[int] = set()
-        self._silent: set[int] = set()
-        self._began = 0.0
-        self._has_told = self._is_lost = False
-        self._over_since = math.inf
+        self._came: set[int] = set()  # parts that have arrived at least once
+        self._silent: set[int] = set()  # parts that were silent at the last look
+        self._began = 0.0  # when the parts were started (monotonic seconds), 0 before
+        self._has_told = self._is_lost = False  # missing parts are reported; another start has taken the folder
+        self._over_since = math.inf  # since when no part runs (monotonic seconds)
         self._stopping = False
 
     def start(self, record: RunRecord) -> RunRecord:
         """Start the parts; wait until all have arrived and the leading one has checked that the run can be trained.
 
         Returns the record to write: with the threads per worker, so that a resume on other hosts is bit-identical.
-        Raises UsageError, DataError and JobError, after which no part runs."""
+        Raises UsageError, DataError and JobError, after which no part runs.
+
+        record: the run's record; its threads are 0 for a new run."""
         try:
             threads = self._start(record.threads)
         except BaseException:
@@ -83,6 +87,7 @@ class ClusterRun:
         return replace(record, threads=threads)
 
     def _start(self, threads_before: int) -> int:
+        """Start the parts, wait for them, and return the threads per worker. threads_before: see ``_threads``."""
         self._raise_if_interrupted()
         self.launcher.check(self.parts)
         self._raise_if_interrupted()  # the check may have taken long, for example to start Spark
@@ -116,6 +121,7 @@ class ClusterRun:
             raise RunInterruptedError("interrupted before the run began")
 
     def _invitation(self) -> Invitation:
+        """Return the launch arguments that all parts have in common."""
         return {
             "rendezvous": f"tcp://{bracketed(self.launcher.host())}:{self.rendezvous.port}",
             "token": self.token,
@@ -125,7 +131,7 @@ class ClusterRun:
         }
 
     def train(self) -> None:
-        """Train until the leading part has ended without an error. Raises JobError."""
+        """Train until the leading part has ended without an error. Raises the error of a failed part, or JobError."""
         everybody = [part.index for part in self.parts]
         self.rendezvous.want(everybody, GO)
         while not self._watch():
@@ -155,7 +161,9 @@ class ClusterRun:
             self.progress.close()
 
     def _watch(self) -> bool:
-        """Check on all parts once and return whether the leading part has ended without an error. Raises JobError."""
+        """Wait POLL_S, check on all parts once, and return whether the leading part has ended without an error.
+
+        Raises JobError if the run cannot continue, or the error with which a part has ended."""
         time.sleep(POLL_S)
         self._show()
         # Ends come first: a part's own error says more than the launcher's.
@@ -182,6 +190,7 @@ class ClusterRun:
             raise JobError("every host's part has ended without a word; see their logs")
 
     def _raise_for(self, end: PartEnd) -> None:
+        """Raise the error with which a part has ended, of the class of its exit code. A no-op for exit code 0."""
         errors = {error.exit_code: error for error in (UsageError, DataError)}
         if end.code:
             where = "" if self.parts[end.part].leads else f"host {end.part}: "
@@ -198,7 +207,7 @@ class ClusterRun:
         return self.progress.message(f"host {part} was lost, and is started again on {host}")
 
     def _tell_of_missing(self) -> None:
-        """Report parts that are missing after SLOW_S, once. Raises JobError if they are missing after start_s.
+        """Report once that parts are missing after SLOW_S. Raises JobError if they are still missing after ``start_s``.
 
         The cluster may have no room for all parts at once."""
         present = self.rendezvous.present()
@@ -214,6 +223,7 @@ class ClusterRun:
             self.progress.message(f"{line}; waiting {self.start_s:.0f} s for them")
 
     def _tell_of_silent(self) -> None:
+        """Report parts that are silent, and parts that are heard of again. Raises JobError after --stall-timeout-s."""
         silent = self.rendezvous.silent()
         limit = self.config.processes.stall_timeout_s
         # Only changes are reported, because this is called in every round of the loop.
@@ -231,10 +241,10 @@ class ClusterRun:
                 )
 
     def _leave_checkpoint(self) -> None:
-        """Have the leading part write a checkpoint and end.
+        """Have the leading part write a checkpoint and end, then raise RunInterruptedError.
 
-        Raises RunInterruptedError, unless the run ends at this moment. The other parts end later, because
-        without their servers the checkpoint would stay incomplete."""
+        Returns instead if the run ends by itself at this moment. The other parts end later, because without their
+        servers the checkpoint would stay incomplete."""
         head = next(part.index for part in self.parts if part.leads)
         self.rendezvous.want([head], CHECKPOINT)
         end = time.monotonic() + CHECKPOINT_S
@@ -251,12 +261,14 @@ class ClusterRun:
         )
 
     def _wait_for_ends(self) -> None:
+        """Wait up to LEAVE_S until all parts have ended by themselves."""
         end = time.monotonic() + LEAVE_S
         while time.monotonic() < end and not self.launcher.is_over():
             time.sleep(POLL_S)
         self._show()
 
     def _show(self) -> None:
+        """Print the messages of the parts, and the progress of the run."""
         for part, text in drained(self.rendezvous.said):
             leads = self.parts[part].leads
             self.progress.message(text if leads else f"host {part}: {text}")
@@ -266,6 +278,7 @@ class ClusterRun:
 
 
 def drained(queue: SimpleQueue[T]) -> list[T]:
+    """Remove and return all items of a queue, without waiting."""
     found = []
     while True:
         try:

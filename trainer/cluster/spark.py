@@ -36,13 +36,14 @@ class SparkLauncher:
         self.context: Any = None
         self.settings = ""
         self._conf: dict[str, str] = {}
-        self._attempts = Attempts()
+        self._attempts = Attempts()  # of the stage, which counts as part 0
         self._failure: str | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._group = ""
 
     def check(self, parts: Sequence[Part]) -> None:
+        """Open the Spark context. Raises UsageError if a setting prevents that all parts run at once."""
         self.context, self.settings = self.open_context()
         self._conf = dict(self.context.getConf().getAll())
         found = problem(self._conf, len(parts), int(self.context.defaultParallelism))
@@ -60,6 +61,7 @@ class SparkLauncher:
         return self.settings
 
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+        """Start a thread that runs the stage, with the properties of this thread's Spark jobs."""
         from pyspark import InheritableThread
 
         self._attempts = Attempts()
@@ -82,6 +84,7 @@ class SparkLauncher:
         return self._thread is None or not self._thread.is_alive()
 
     def stop(self) -> None:
+        """Cancel the stage and wait up to STOP_S for its end."""
         self._stopping.set()
         end = time.monotonic() + STOP_S
         while not self.is_over() and not self._has_stopped() and time.monotonic() < end:
@@ -117,7 +120,16 @@ class SparkLauncher:
 
 
 def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Iterable[int]) -> Iterator[tuple[int, str]]:
-    """Run one part in a Spark task. It raises only if another attempt may succeed."""
+    """Run one part in a Spark task, and yield its exit code and error message.
+
+    Raises only if another attempt may succeed, because Spark then starts one.
+
+    Args:
+        invitations: the launch arguments of all parts.
+        first: number of the first attempt of this stage.
+        index: number of the part.
+        rows: the rows of the partition, which are not used.
+    """
     from pyspark import SparkFiles, TaskContext
 
     context = TaskContext.get()

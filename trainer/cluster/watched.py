@@ -19,11 +19,11 @@ class WatchingLauncher(ABC, Generic[H]):
     """A launcher with a thread that watches all parts and restarts lost ones."""
 
     def __init__(self) -> None:
-        self.running: dict[int, H] = {}
+        self.running: dict[int, H] = {}  # by part, ended ones too
         self._parts: dict[int, Part] = {}
         self._invitation: Invitation = {}
         self._attempts = Attempts()
-        self._due: dict[int, float] = {}
+        self._due: dict[int, float] = {}  # when each lost part is restarted (monotonic seconds)
         self._failure: str | None = None
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -41,6 +41,7 @@ class WatchingLauncher(ABC, Generic[H]):
         """Kill a part; a no-op if it has ended."""
 
     def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+        """Start all parts, and the thread that watches them."""
         self._attempts = Attempts()
         self._due = {}
         self._failure = None
@@ -59,6 +60,7 @@ class WatchingLauncher(ABC, Generic[H]):
         return not self._due and all(self.outcome(handle) is not None for handle in list(self.running.values()))
 
     def stop(self) -> None:
+        """End the thread, then kill all parts."""
         self._stopping.set()
         if self._watcher:
             self._watcher.join()
@@ -71,6 +73,7 @@ class WatchingLauncher(ABC, Generic[H]):
         self.running[part.index] = self.begin(part, attempt, self._invitation)
 
     def _watch(self) -> None:
+        """Look after the parts until ``stop``. If the cluster cannot be reached any more, note that as the failure."""
         try:
             while not self._stopping.wait(LOOK_S):
                 self._look()
@@ -78,6 +81,7 @@ class WatchingLauncher(ABC, Generic[H]):
             self._failure = f"the cluster is not reached any more: {type(error).__name__}: {error}"
 
     def _look(self) -> None:
+        """Schedule the restart of parts that were lost, and restart those that are due."""
         for index, handle in list(self.running.items()):
             cause = self.outcome(handle)
             if cause and index not in self._due:
@@ -87,6 +91,7 @@ class WatchingLauncher(ABC, Generic[H]):
             del self._due[index]
 
     def _lost(self, index: int, cause: str) -> None:
+        """Schedule the restart of a lost part, or give up after too many short attempts. cause: why it was lost."""
         due = self._attempts.lost(index, time.monotonic())
         if due is None:
             self._failure = f"host {index} ends as soon as it is started: {cause}"

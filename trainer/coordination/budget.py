@@ -60,7 +60,9 @@ class Budget:
         return self.position.accepted / (self.num_workers * self.steps_per_epoch)
 
     def room(self, wanted: int) -> int:
-        """Return the number of gradients of the next update: at most ``wanted`` and the rest of the budget."""
+        """Return the number of gradients of the next update: ``wanted``, or the rest of the budget if that is less.
+
+        Under stop="local" always ``wanted``, because each worker has its own budget."""
         return wanted if self.stop == "local" else max(0, min(wanted, self.total - self.position.accepted))
 
     def is_through(self, clock: int) -> bool:
@@ -73,7 +75,9 @@ class Budget:
         return self.position.accepted >= self.total
 
     def use(self, gradients: int, examples: int) -> int | None:
-        """Count an update and return the number of the epoch that it completes, or None."""
+        """Count an update and return the number of the epoch that it completes, or None.
+
+        gradients: gradients in the update; examples: examples of all of them."""
         before = int(self.epoch)
         self.position.version += 1
         self.position.accepted += gradients

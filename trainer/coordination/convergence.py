@@ -11,18 +11,20 @@ Read = Callable[[], npt.NDArray[np.float32]]
 
 
 class Convergence:
-    """The run has converged at the first global mini-batch t >= 2 with |w_t - w_(t-1)| < tolerance * max(|w_t|, 1).
+    """MLlib's test for the end of a run: |w_t - w_(t-1)| < tolerance * max(|w_t|, 1) after global mini-batch t >= 2.
 
-    A global mini-batch is one accepted gradient of each worker: an update of a synchronous protocol, n updates of an
-    asynchronous one, whose single updates are n times smaller. O(P) a mini-batch.
+    A global mini-batch is n accepted gradients for n workers: one update of bsp, n updates of asp, which are n times
+    smaller. If updates end between two mini-batches, w_t is taken after the update that completes the t-th. O(P) a
+    mini-batch.
 
     Args:
         tolerance: 0 for a run that never converges.
         num_workers: n.
         read: returns the current parameters [P]; when this object is created, the parameters of the checkpoint.
         accepted: gradients of that checkpoint; 0 at the start of a run.
-        update_size: gradients per update. If the last update before the checkpoint ended a mini-batch, the next one is
-            compared with the checkpoint; otherwise the first complete mini-batch is not compared, as at the start."""
+        update_size: gradients per update. If the last update before the checkpoint completed a mini-batch, the next one
+            is compared with the checkpoint; otherwise the first complete mini-batch is not compared, as at the start.
+    """
 
     def __init__(
         self, tolerance: float, num_workers: int, read: Read, *, accepted: int = 0, update_size: int = 1

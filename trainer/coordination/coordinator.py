@@ -1,10 +1,10 @@
 """The coordinator: decides which gradients are complete, which update is next, and which workers start their next step.
 
-Server 0 owns one coordinator. It turns events into a sequence of orders, which every server, including server 0, executes
-in sequence. All slices therefore have the same version whenever they are read, a checkpoint is consistent, and the
-protocol decides once for all servers. A gradient counts once every server holds its part of it; the parts of a worker that
-died while it pushed are never used. The coordinator has neither sockets nor a clock, so that tests and ``trainer.simulate``
-can drive it in virtual time. An event costs O(log N) for N workers, an update O(its gradients)."""
+Server 0 owns one coordinator. It turns events into a sequence of orders, which every server, including server 0,
+executes in sequence. All slices therefore have the same version at the same order, a checkpoint is consistent, and the
+protocol decides once for all servers. A gradient counts once every server holds its part of it; the parts of a worker
+that died while it pushed are never used. The coordinator has neither sockets nor a clock, so that tests and
+``trainer.simulate`` can drive it in virtual time. An event costs O(log N) for N workers, an update O(its gradients)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from trainer.protocols.base import Gradient, Protocol, Release
 
 
 class RunView:
-    """The state of a run that a protocol may read (trainer.protocols.base.View)."""
+    """The state of a run that a protocol may read (trainer.protocols.base.View).
+
+    ``time``: seconds of training over all starts of the run, set by Coordinator.advance; all else is always current."""
 
     def __init__(self, budget: Budget, membership: Membership, ledger: GradientLedger, seconds: float) -> None:
         self.num_workers = budget.num_workers
@@ -51,12 +53,15 @@ class Coordinator:
     Args:
         protocol: decides which gradients are used and which workers wait.
         budget: the length of the run and its position.
-        rate: rate(epoch) is the factor of a sum of gradients, a/n.
+        rate: rate(epoch) is the factor a/n by which an update multiplies its sum of gradients.
         num_servers: servers that must hold a gradient or join request before it counts.
-        start_wait_s: how long the first worker waits for the others at the start.
-        by_examples, usual_batch: see Weights.
+        start_wait_s: how long the first worker waits for the others at the start (seconds).
+        by_examples, usual_batch: by_examples and usual of Weights.
         epoch_snapshots: whether to write a checkpoint at the end of every epoch.
-        seconds: training time before this start, from which the protocol's clock continues.
+        seconds: training time before this start, from which the time that protocols see continues.
+
+    ``now`` of its methods is the caller's clock in seconds. A session is a number that grows with every start of a
+    worker's process; a message with an older one is from a process that was replaced.
     """
 
     def __init__(
@@ -82,22 +87,22 @@ class Coordinator:
         self.members = self.membership.members
         self.ledger = GradientLedger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
-        self.size = protocol.update_size(budget.num_workers)
-        self._room = budget.room(self.size)  # number of gradients of the next update
+        self.size = protocol.update_size(budget.num_workers)  # number of gradients of an update
+        self._room = budget.room(self.size)  # the same for the next update, less at the end of a run
         self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples, usual=usual_batch)
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
         self.epoch_means: dict[str, float | None] = {}  # of the last epoch that ended
-        self.records: list[Record] = []
-        self.sequence = 0
+        self.records: list[Record] = []  # used and refused gradients that the log does not have yet
+        self.sequence = 0  # of the last order
         self.started = self.finished = False
-        self.diverged: Record | None = None
-        self._first_join: float | None = None
-        self._started_at: float | None = None
+        self.diverged: Record | None = None  # the gradient whose loss is not finite
+        self._first_join: float | None = None  # when the first worker joined
+        self._started_at: float | None = None  # when the first step began
         self._seconds = seconds
         self._queues = Queues()
         self._snapshot_wanted = False
-        self._snapshot_version = budget.position.version
+        self._snapshot_version = budget.position.version  # of the last checkpoint
         for member in self.members:
             self._note_through(member)
         if budget.is_spent():
@@ -114,7 +119,11 @@ class Coordinator:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def join(self, server: int, worker: int, session: int, now: float) -> None:
-        """Note that a server holds a worker's join request. A later session of a worker replaces an earlier one."""
+        """Note that a server holds a worker's join request.
+
+        Once all servers hold it, the worker waits for its next step. A later session of a worker replaces an earlier
+        one, whose gradient is dropped unless it is already in a sum. A request of an older session, or of a worker that
+        has joined already, changes nothing."""
         member = self.members[worker]
         if session < member.session:
             return
@@ -139,10 +148,18 @@ class Coordinator:
     def push(
         self, server: int, worker: int, session: int, clock: int, now: float, measured: StepMeasurements | None = None
     ) -> bool:
-        """Note that a server holds its part of a gradient; server 0 adds the measurements.
+        """Note that a server holds its part of a gradient. Once all servers hold it, the gradient can be used.
 
-        Returns False if the gradient does not belong to the worker's current step, but to one before it was lost or to
-        an earlier run."""
+        Returns False if the gradient is not the one that the worker computes now: it was pushed before the worker was
+        lost, or in an earlier run of the servers. The worker must then join again.
+
+        Args:
+            server, worker: their numbers.
+            session: the worker's session.
+            clock: the worker's step.
+            now: time of the message (seconds).
+            measured: the measurements of the step, which server 0 adds; None from other servers.
+        """
         member = self.members[worker]
         if session != member.session or member.phase is not WorkerPhase.COMPUTING or clock != member.clock:
             return False
@@ -156,7 +173,12 @@ class Coordinator:
         return True
 
     def give_up(self, worker: int, session: int, clock: int, now: float, measured: StepMeasurements) -> bool:
-        """Note that a worker has given up its step, whose gradient would come too late. Returns False as ``push``."""
+        """Note that a worker has stopped computing a step because its gradient would come too late for its update.
+
+        The step counts as a refused gradient: the log records it, the worker's clock advances, and the worker is queued
+        for its next step. After the end of the run the worker is only told to end. Returns False, with no effect, if
+        the worker does not compute this step: it was lost meanwhile, or ``session`` or ``clock`` are of an earlier
+        process or run of the servers. The worker must then join again."""
         member = self.members[worker]
         if session != member.session or member.phase is not WorkerPhase.COMPUTING or clock != member.clock:
             return False
@@ -168,7 +190,7 @@ class Coordinator:
         return True
 
     def alive(self, worker: int, session: int, now: float) -> bool:
-        """Note a heartbeat. Returns False if the session is not a member, so that its worker must join again."""
+        """Note a heartbeat. Returns False if the worker was lost or has another session, so that it must join again."""
         member = self.members[worker]
         if session != member.session or member.phase is WorkerPhase.ABSENT:
             return False
@@ -177,14 +199,16 @@ class Coordinator:
         return True
 
     def lose(self, worker: int) -> None:
-        """Remove a worker, with its gradient if that is not summed yet. Other workers no longer wait for its clock."""
+        """Remove a worker, with its gradient if that is not in a sum yet. Other workers no longer wait for its clock.
+
+        A worker that has finished stays finished."""
         member = self.members[worker]
         self._withdraw(member)
         if member.phase is not WorkerPhase.FINISHED:
             self.membership.move(member, WorkerPhase.ABSENT)
 
     def lose_silent(self, now: float, timeout_s: float) -> list[int]:
-        """Lose and return every worker whose last heartbeat is older than ``timeout_s``."""
+        """Remove every worker not heard of for ``timeout_s`` seconds, as ``lose`` does, and return their numbers."""
         silent = self.membership.silent(now, timeout_s)
         for worker in silent:
             self.lose(worker)
@@ -199,7 +223,7 @@ class Coordinator:
         self._finish()
 
     def diverge(self) -> None:
-        """End the run without a checkpoint, because its parameters are not finite."""
+        """End the run without a checkpoint, because its parameters are not finite. All workers are released to end."""
         self.finished = True
         self._snapshot_wanted = False
         self._release_all()
@@ -207,7 +231,10 @@ class Coordinator:
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> Iterator[Decision]:
-        """Yield all that can be decided now, one after the other: the effect of an order may decide the next."""
+        """Yield the decisions that are possible now, in the order in which all servers must execute their orders.
+
+        One decision can make the next one possible, for example an update that leaves gradients for another one. The
+        caller may stop after any of them; the next call continues. now: time (seconds)."""
         if self._started_at is not None:
             self.view.time = self._seconds + now - self._started_at
         while decision := self._next(now):
@@ -216,6 +243,10 @@ class Coordinator:
                 return  # the next decision needs another event
 
     def _next(self, now: float) -> Decision | None:
+        """Return the next decision, or None if nothing can be done before another event or another time.
+
+        Its order sums the gradients that have arrived, makes the update if that is complete, writes a checkpoint if one
+        is due, and answers the workers that may continue."""
         entries = self._sum() if self.ledger.waiting and not self.finished else []
         shares = self._shares(entries) if entries else ()
         rate = boundary = None
@@ -237,6 +268,7 @@ class Coordinator:
         return Decision(order, snapshot)
 
     def _arrive(self, gradient: Gradient, measured: StepMeasurements) -> None:
+        """Queue a gradient that all servers hold to be summed. Ends the run as diverged if its loss is not finite."""
         if self.finished:
             self._await_turn(self.members[gradient.worker])
         elif abs(measured.loss) < float("inf"):
@@ -247,7 +279,10 @@ class Coordinator:
             self._release_all()
 
     def _sum(self) -> list[Entry]:
-        """Return the gradients that are added to the sum now. Their workers may continue."""
+        """Move the gradients that can be summed now from the waiting ones into the next update, and return them.
+
+        Gradients that the protocol does not admit are refused on the way. The workers of all of them are queued for
+        their next steps."""
         room = self._room - len(self.ledger.summed)
         # With these weights each factor depends on the sizes of all mini-batches in the update, so none is summed
         # before the last one that can still come has arrived.
@@ -266,7 +301,7 @@ class Coordinator:
         return taken
 
     def _shares(self, entries: list[Entry]) -> tuple[Share, ...]:
-        """Return the gradients that are added to the sum now with their factors."""
+        """Return the factors of the gradients that are added to the sum now. entries: the result of ``_sum``."""
         version = self.version
         factors = self.weights.factors(
             [version - gradient.version for gradient, _ in entries], [measured.examples for _, measured in entries]
@@ -310,7 +345,9 @@ class Coordinator:
         return boundary
 
     def _cancelled(self) -> tuple[Reply, ...]:
-        """Return the workers whose step was meant for the update that was just made."""
+        """Return the workers that still compute a step for the update that was just made, to be told to give it up.
+
+        Empty if the protocol has no micro-batches, between which alone a worker can give up."""
         if self.protocol.parts_of_a_step() == 1:
             return ()
         return tuple(
@@ -318,6 +355,7 @@ class Coordinator:
         )
 
     def _refuse(self, entry: Entry) -> None:
+        """Log a gradient as refused, and let its worker continue. Its rows do not count as trained in their pass."""
         self.records.append(self._record(entry, self.version, accepted=False))
         if entry[1].seen:
             self.passes.miss(entry[0].worker, entry[1].seen)
@@ -332,6 +370,10 @@ class Coordinator:
         self._await_turn(member)
 
     def _record(self, entry: Entry, version: int, *, accepted: bool) -> Record:
+        """Return the log entry of a gradient.
+
+        Its staleness is the number of updates between its worker's pull and the update that applies it or, if it is
+        refused, the present. For an accepted gradient ``version`` already counts the update that applies it."""
         (worker, clock, pulled), measured = entry
         staleness = version - accepted - pulled
         return Record(version, worker, clock, pulled, staleness, measured, accepted)
@@ -339,6 +381,7 @@ class Coordinator:
     # --- release of workers -------------------------------------------------------------------------------------------
 
     def _await_turn(self, member: Member) -> None:
+        """Make a worker wait for the condition of its next step, or of its end if it has no steps left."""
         self.membership.move(member, WorkerPhase.READY)
         if not self._is_over(member):
             self._queue(member, self.protocol.release(member.index, self.view))
@@ -346,6 +389,7 @@ class Coordinator:
             self._queue(member, Release(version=self.version + 1 if member.unapplied and not self.finished else 0))
 
     def _queue(self, member: Member, release: Release) -> None:
+        """Put a worker into the queue for the first unmet condition of its release, or among those that are ready."""
         if release.version > self.version and not self.finished:
             self.membership.wait_for_version(member, True)
             self._queues.add_for_version(member, release)
@@ -389,7 +433,7 @@ class Coordinator:
         return self.members[worker].phase is WorkerPhase.FINISHED
 
     def _start(self, now: float) -> bool:
-        """Start the run once all workers are here, or ``start_wait_s`` after the first one came."""
+        """Start the run if all workers are here, or ``start_wait_s`` after the first came. Returns whether it did."""
         waited = now - self._first_join if self._first_join is not None else 0.0
         if not self.membership.in_phase[WorkerPhase.READY] or not (
             self.membership.all_are_here() or waited >= self.start_wait_s
@@ -403,12 +447,16 @@ class Coordinator:
         return True
 
     def _note_through(self, member: Member) -> None:
-        """Count a worker whose own steps are all done and applied."""
+        """Count a worker once when all its own steps are done and applied. Never happens under stop="global"."""
         if not member.is_through and not member.unapplied and self.budget.is_through(member.clock):
             member.is_through = True
             self.budget.through += 1
 
     def _snapshot(self, boundary: int | None) -> Snapshot | None:
+        """Return the progress for the checkpoint that this order writes, or None for no checkpoint.
+
+        One is written at the end of an epoch if ``epoch_snapshots`` is set, and on request if there was an update since
+        the last one or the run has finished. boundary: the number of the epoch that the order completes, or None."""
         if boundary is None and not self._snapshot_wanted:
             return None
         wanted = self._snapshot_wanted and (self.finished or self.version != self._snapshot_version)
@@ -423,23 +471,28 @@ class Coordinator:
         return Snapshot(frozen, self.budget.epoch, boundary, self.finished and self.diverged is None)
 
     def _clock_to_go_on_at(self, member: Member) -> int:
-        """Return a worker's clock after a restart from this checkpoint.
+        """Return the clock at which a worker continues if the run resumes from the checkpoint that is written now.
 
-        Gradients that are in no update yet are computed again; an absent worker rejoins at the current clock."""
+        Gradients that are in a sum but not in an update are computed again. A worker that is not a member gets the
+        clock at which the protocol lets it rejoin."""
         clock = member.clock - member.unapplied
         is_away = member.phase in (WorkerPhase.ABSENT, WorkerPhase.JOINING)
         return self.protocol.clock_on_joining(clock, self.view) if is_away else clock
 
     def _withdraw(self, member: Member) -> None:
+        """Drop a worker's gradient unless it is in a sum, and forget which servers hold it or a join request."""
         self.ledger.withdraw(member.index)
         member.held_by = set()
 
     def _finish(self) -> None:
+        """End the training and request the final checkpoint."""
         self.finished = self._snapshot_wanted = True
         self._release_all()
 
     def _release_all(self) -> None:
-        """Release every waiting worker, at the end of the run."""
+        """Make every waiting worker ready, so that the next order tells it to end.
+
+        Gradients that are not in a sum are dropped. Workers that compute are told to end once they have pushed."""
         self._queues.clear()
         for member in self.members:
             if member.phase is WorkerPhase.PUSHED:

@@ -8,10 +8,10 @@ from trainer.coordination.orders import StepMeasurements
 
 
 class EpochSums:
-    """Sums over the examples of accepted gradients since the last end of an epoch.
+    """Sums over the examples of accepted gradients since the last end of an epoch. O(1) per gradient.
 
-    held: the sums in plain JSON, empty at an epoch's beginning. Every checkpoint has them, so that the means of an epoch
-    count every gradient once after a roll-back or a resume. O(1) a gradient."""
+    held: the sums in plain JSON, empty at an epoch's beginning. Every checkpoint has them, so that after a roll-back or
+    a resume the means of an epoch still count every gradient once."""
 
     def __init__(self, held: dict[str, Any]) -> None:
         self.held = held

@@ -14,16 +14,22 @@ Entry = tuple[Gradient, StepMeasurements]
 class GradientLedger:
     """Gradients that every server holds, identified by worker and clock. O(1) per gradient.
 
-    A gradient counts as used once it is in the sum: the loss of its worker no longer matters, and the worker may push the
-    next one. in_worker_order: sum gradients in the order of workers instead of their arrival."""
+    A gradient counts as used once it is in the sum of the next update: then a crash of its worker does not remove it
+    any more, and the worker may push the next one.
+
+    Attributes:
+        in_worker_order: sum gradients in the order of workers instead of their arrival.
+        waiting: gradients that are not in the sum yet, by worker, in the order of their arrival.
+        summed: gradients in the sum.
+    """
 
     def __init__(self, num_workers: int, *, in_worker_order: bool) -> None:
         self.num_workers = num_workers
         self.in_worker_order = in_worker_order
-        self.waiting: dict[int, Entry] = {}  # by worker, in the order of their arrival
+        self.waiting: dict[int, Entry] = {}
         self.summed: list[Entry] = []
-        self._contributors: Counter[int] = Counter()
-        self._turn = 0
+        self._contributors: Counter[int] = Counter()  # gradients in the sum by worker
+        self._turn = 0  # in the order of workers: the worker whose gradient comes next
 
     def arrive(self, gradient: Gradient, measured: StepMeasurements) -> None:
         self.waiting[gradient.worker] = gradient, measured
@@ -33,7 +39,10 @@ class GradientLedger:
         self.waiting.pop(worker, None)
 
     def take(self, is_passed: Callable[[int], bool]) -> Entry | None:
-        """Remove and return the next gradient to sum, or None. is_passed: whether a worker is skipped in this update."""
+        """Remove and return the next waiting gradient to sum, or None if there is none yet.
+
+        In the order of workers the next one is of the first worker that neither contributes to the sum nor is passed
+        over. is_passed: returns whether a worker is passed over, because it will push no more."""
         if not self.in_worker_order:
             return self.waiting.pop(next(iter(self.waiting))) if self.waiting else None
         while self._turn < self.num_workers:

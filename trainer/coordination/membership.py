@@ -60,8 +60,8 @@ class Membership:
     def __init__(self, clocks: dict[int, int], num_workers: int) -> None:
         self.members = [Member(worker, clocks.get(worker, 0)) for worker in range(num_workers)]
         self.clocks = Clocks()
-        self.in_phase = [num_workers, 0, 0, 0, 0, 0]  # workers by phase
-        self.waiting_for_version = 0
+        self.in_phase = [num_workers, 0, 0, 0, 0, 0]  # number of workers by phase
+        self.waiting_for_version = 0  # number of workers whose next step needs another update
         self._heard: dict[int, float] = {}  # time of the last heartbeat by worker, oldest first
 
     def move(self, member: Member, phase: WorkerPhase) -> None:
@@ -83,6 +83,7 @@ class Membership:
             self.clocks.put(member.index, member.clock)
 
     def wait_for_version(self, member: Member, waits: bool) -> None:
+        """Note whether a worker's next step needs another update."""
         self.waiting_for_version += waits - member.waits_for_version
         member.waits_for_version = waits
 
@@ -97,7 +98,7 @@ class Membership:
         self._heard[worker] = now
 
     def silent(self, now: float, timeout_s: float) -> list[int]:
-        """Return the workers that were not heard of for ``timeout_s``. O(their number)."""
+        """Return the workers that were not heard of for more than ``timeout_s`` seconds. O(their number)."""
         found = []
         for worker, heard in self._heard.items():
             if now - heard <= timeout_s:
@@ -111,8 +112,8 @@ class Membership:
     def all_wait_for_an_update(self) -> bool:
         """Return whether no worker will push before the next update.
 
-        That is the case if none is computing or absent, and all with steps left wait for another version or for the turn
-        of their gradient."""
+        That is the case if none is computing or absent, and all with steps left wait for another version or for the
+        turn of their gradient in the order of workers."""
         busy = (
             self.in_phase[WorkerPhase.COMPUTING]
             + self.in_phase[WorkerPhase.ABSENT]

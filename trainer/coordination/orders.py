@@ -30,7 +30,16 @@ class StepMeasurements(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A pushed gradient in the run's log. staleness: version it was applied to minus version it was computed with."""
+    """A pushed gradient in the run's log.
+
+    Attributes:
+        version: updates so far, with the one that applies the gradient if it is accepted.
+        worker, clock: the worker and its step.
+        version_pulled: version of the parameters with which it was computed.
+        staleness: updates between version_pulled and the update that applies it, or the present if it is refused.
+        measured: the worker's measurements of the step.
+        accepted: whether it is in an update, rather than refused.
+    """
 
     version: int
     worker: int
@@ -50,7 +59,12 @@ class Reply(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A gradient that is added to the sum of the next update, with its factor."""
+    """A gradient that is added to the sum of the next update.
+
+    Attributes:
+        worker, clock: the worker and its step.
+        weight: the factor of the gradient in the sum (see Weights).
+    """
 
     worker: int
     clock: int

@@ -27,9 +27,9 @@ class ParameterSlice:
         momentum: one element per parameter.
         rule: the momentum rule.
         num_workers: n.
-        statistics: what workers push of BatchNorm's statistics. "changes": the change by one step, of which each counts
-            1/n, so that all workers together move them like one process. "whole": the statistics themselves, whose mean
-            over the gradients of an update replaces the old ones.
+        statistics: the form in which workers push BatchNorm's running statistics. "changes": their change by one step,
+            which is added with the factor 1/n, so that all workers together move them like one process. "whole": the
+            statistics themselves, whose mean over the gradients of an update replaces the old ones.
     """
 
     values: Vector
@@ -47,7 +47,10 @@ class ParameterSlice:
     def accumulate(self, pushed: Sequence[Vector], weights: Sequence[float]) -> None:
         """Add weighted gradients to the sum of the next update, in the given order. Reads each gradient once.
 
-        pushed: a vector like ``values`` per gradient: the gradient of the parameters, then ``statistics``."""
+        Args:
+            pushed: a vector like ``values`` per gradient: the gradient of the parameters, then the pushed statistics.
+            weights: one factor per gradient, which does not apply to statistics.
+        """
         if not pushed:
             return
         if self._sum is None or self._sum.dtype != self.values.dtype:
@@ -62,8 +65,13 @@ class ParameterSlice:
     def apply(self, pushed: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
         """Make an update: u = rate * sum of weighted gradients, applied by the momentum rule.
 
-        pushed: the last gradients of the update, as in ``accumulate``. If they are all of its gradients, the update takes
-        one pass over memory, with bit-identical results."""
+        Gradients of earlier calls of ``accumulate`` are part of the sum. If there are none, the update takes one pass
+        over memory, with bit-identical results.
+
+        Args:
+            pushed, weights: the last gradients of the update, as in ``accumulate``.
+            rate: the factor of the sum, a/n.
+        """
         # Earlier orders have begun a sum, which costs a pass over memory of its own. Otherwise each chunk is summed,
         # scaled and applied while it is in the cache.
         if self._summed:
@@ -83,7 +91,7 @@ class ParameterSlice:
             self._merge_statistics(_scaled_sum(parts, [1.0] * len(parts), 1.0), len(parts))
 
     def _step(self, span: slice, update: Vector) -> None:
-        """Apply an update to a span. The look-ahead rule overwrites ``update``."""
+        """Apply an update to a span of the parameters, as Momentum says. The look-ahead rule overwrites ``update``."""
         self.momentum[span] *= self.rule.decay
         self.momentum[span] += update
         if not self.rule.at_once:
@@ -110,7 +118,7 @@ class ParameterSlice:
 
 
 def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float) -> Vector:
-    """Return rate * sum of weighted vectors. A single vector of weight 1, as under asp and ssp, takes one pass."""
+    """Return rate * sum of weighted vectors. A single vector of weight 1, as under asp, takes one pass over memory."""
     if len(vectors) == 1 and weights[0] == 1:
         return vectors[0] * rate
     total = np.empty_like(vectors[0])
@@ -120,7 +128,7 @@ def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float
 
 
 def _add(total: Vector, vectors: Sequence[Vector], weights: Sequence[float], *, begun: bool) -> None:
-    """Add weighted vectors to a sum, in order. begun: whether the sum already contains any."""
+    """Add weighted vectors to ``total``, in order. begun: whether it holds a sum already, or else is overwritten."""
     for vector, weight in zip(vectors, weights, strict=True):
         if begun:
             total += vector * weight if weight != 1 else vector

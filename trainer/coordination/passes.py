@@ -8,11 +8,11 @@ WORD = 1 << 64
 
 
 class RowSums(NamedTuple):
-    """The rows of a mini-batch, as sums of their hashes modulo 2^64.
+    """The rows of a mini-batch, as sums of their hashes modulo 2^64. A worker makes passes over its shard, row by row.
 
     Attributes:
-        fingerprint: over all rows of the mini-batch.
-        begun: over the rows after the last end of a pass in the mini-batch.
+        fingerprint: sum over all rows of the mini-batch.
+        begun: sum over the rows after the last end of a pass in the mini-batch, which belong to the next pass.
         passes: ends of passes in the mini-batch, mostly 0, more than 1 for a tiny shard.
     """
 
@@ -32,7 +32,10 @@ class Whole(NamedTuple):
 class Passes:
     """Sums the fingerprints of gradients by pass. O(1) per gradient; memory O(workers + passes between them).
 
-    held: the state in plain JSON, which is in every checkpoint, so that gradients that a roll-back undoes do not count."""
+    held: the state in plain JSON, which is in every checkpoint, so that gradients that a roll-back undoes do not count.
+    Its keys: sums (by worker, over all its rows so far), ended (by worker, number of its passes), at (by number of a
+    pass, the sum over the workers that have ended it of their sums up to its end, and the number of these workers),
+    last (number and sum of the last pass that all workers have ended)."""
 
     def __init__(self, num_workers: int, held: dict[str, Any]) -> None:
         self.num_workers = num_workers
@@ -55,10 +58,11 @@ class Passes:
             self._end(ended)
 
     def miss(self, worker: int, seen: RowSums) -> None:
-        """Count a refused gradient, whose rows this pass has not trained."""
+        """Count the ends of passes in a refused gradient, but not its rows, which are not trained in this pass."""
         self.use(worker, RowSums(0, 0, seen.passes))
 
     def _end(self, number: int) -> None:
+        """Note that all workers have ended pass ``number``, and with it any pass since the last such one."""
         before, sum_before = self.held["last"]
         sum_ = self.held["at"][str(number)][0]
         self.whole.append(Whole(before + 1, number, (sum_ - sum_before) % WORD))

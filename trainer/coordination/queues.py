@@ -26,9 +26,11 @@ class Queues:
         heapq.heappush(self._by_clock, (clock, member.index, member.ticket))
 
     def waiting_for(self, version: int) -> list[tuple[int, int, Release]]:
+        """Remove and return the workers that wait for a version, as (worker, ticket, release)."""
         return self._by_version.pop(version, [])
 
     def release_up_to(self, clocks: Clocks) -> None:
+        """Make ready the workers whose clock bound the smallest clock has reached."""
         while self._by_clock and self._by_clock[0][0] <= clocks.least():
             _, worker, ticket = heapq.heappop(self._by_clock)
             self.ready.append((worker, ticket))

@@ -12,11 +12,12 @@ class Weights:
 
     Args:
         protocol: gives the factor by staleness.
-        num_workers: N.
+        num_workers: n.
         by_examples: weigh the gradients of one update by their numbers of examples, which differ under Bernoulli
             sampling, so that the update is the mean over all examples.
-        usual: mean mini-batch of the workers if they draw different numbers on purpose. Every gradient is then weighed by
-            its examples over ``usual``, so that all examples count the same. Ignored if by_examples applies.
+        usual: mean examples per mini-batch of the workers, if these differ on purpose, else None. Every gradient is
+            then weighed by its examples over ``usual``, so that all examples count the same. Ignored if by_examples
+            applies.
 
     Attributes:
         holds: whether all gradients of an update must have arrived before the first factor is known.
@@ -30,7 +31,7 @@ class Weights:
         self.holds = self._counts and protocol.in_worker_order
 
     def factors(self, staleness: Sequence[int], examples: Sequence[int]) -> list[float]:
-        """Return the factor of each gradient, from its staleness and number of examples."""
+        """Return the factor of each gradient. staleness, examples: one entry per gradient, in the same order."""
         factors = [self.protocol.weight(value, self.num_workers) for value in staleness]
         if self.usual is not None:
             return [factor * (count / self.usual) for factor, count in zip(factors, examples, strict=True)]
@@ -40,9 +41,10 @@ class Weights:
         return [factor * (count / mean) for factor, count in zip(factors, examples, strict=True)]
 
     def correction(self, examples: Sequence[int]) -> float:
-        """Return the factor of the whole sum.
+        """Return the factor of the whole sum of an update. examples: one entry per gradient in it.
 
-        It is not 1 if gradients were summed before the mean number of examples was known."""
+        It is 1 unless gradients are weighed by examples and were summed before the mean number of examples was
+        known."""
         return 1.0 / _mean(examples) if self._counts and not self.holds else 1.0
 
 

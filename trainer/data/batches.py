@@ -70,7 +70,7 @@ class Batches:
         self.augment = augment
 
     def make(self, clock: int) -> MiniBatch:
-        """Return the mini-batch at a clock."""
+        """Return the mini-batch at a clock, the number of the worker's step."""
         began = time.perf_counter()
         draw = self.sampler.draw(clock)
         rng = generator(self.seed, Purpose.AUGMENTATION, self.worker, clock) if self.augment else None

@@ -12,8 +12,17 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
     """Return the rows of each of N virtual workers, from M shards. With N = M each worker gets its shard.
 
     For N > M, worker w gets every k-th row of shard w mod M, which k workers share, so that its rows are representative
-    of the shard. For N < M it gets the shards w, w + N, ... The result holds every row once. Raises UsageError if a
-    worker would have no rows, DataError and OSError as ``load_worker``."""
+    of the shard. For N < M it gets the shards w, w + N, ... The result holds every row once.
+
+    Args:
+        shards: the set of M shards.
+        num_workers: N.
+        targets: read real targets instead of labels.
+
+    Raises:
+        UsageError: a worker would have no rows.
+        DataError, OSError: a file is damaged or cannot be read.
+    """
     held = [load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)]
     # With fewer workers than shards, whole shards are joined, otherwise each shard is shared by some workers.
     if num_workers < len(held):

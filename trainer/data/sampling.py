@@ -1,7 +1,7 @@
 """The drawing of mini-batches: which of a worker's rows are in the mini-batch at a clock.
 
-A draw is a pure function of (seed, worker, clock). A resumed run therefore needs no state but the clock, and workers of a
-run never share random numbers."""
+A draw is a pure function of (seed, worker, clock). A resumed run therefore needs no state but the clock, and workers of
+a run never share random numbers."""
 
 from __future__ import annotations
 
@@ -120,6 +120,7 @@ class ShuffleSampler:
         self._order = lru_cache(maxsize=2)(partial(permutation, len(rows), seed, worker))
 
     def draw(self, clock: int) -> Draw:
+        """Return the draw at a clock, with the ends of passes in it."""
         rows = len(self.rows)
         stop = (clock + 1) * self.batch_size
         passes = stop // rows - (stop - self.batch_size) // rows

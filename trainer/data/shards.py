@@ -70,7 +70,7 @@ class Rows:
         return len(self.labels)
 
     def followed_by(self, others: Rows) -> Rows:
-        """Return these rows and others after them. Needs twice their memory while it copies."""
+        """Return these rows, followed by others. Needs twice the memory of both while it copies."""
         names = [item.name for item in fields(Rows)]
         return Rows(*(np.concatenate([getattr(self, name), getattr(others, name)]) for name in names))
 
@@ -237,7 +237,10 @@ def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: boo
 
 
 def store_of(uri: str) -> ReadStore:
-    """Return a store for reading a URI. Hadoop's configuration is read only if the URI leaves host or keys to it."""
+    """Return a store for reading a URI.
+
+    It reads Hadoop's configuration only if the URI lacks what is needed: the keys of an object store, or the host of
+    ``hdfs:///path``."""
     scheme, authority, _ = split_uri(uri)
     if scheme in SCHEMES or (scheme, authority) == ("hdfs", ""):
         return ReadStore(configured())
@@ -245,6 +248,9 @@ def store_of(uri: str) -> ReadStore:
 
 
 def _check_layout(shards: Shards) -> None:
+    """Check the form of images and the sizes in the manifest.
+
+    Raises DataError for images that this version does not read, ValueError for values that no job writes."""
     image = shards.manifest.image
     if image.dtype not in DTYPES or image.layout != "CHW":
         raise DataError(
@@ -258,6 +264,10 @@ def _check_layout(shards: Shards) -> None:
 
 
 def _check_workers(shards: Shards, wanted: int | None) -> None:
+    """Check the number of workers and that each has rows. wanted: the number that the caller needs, None for any.
+
+    Raises ValueError for a manifest that contradicts itself, UsageError for another number than ``wanted``, DataError
+    for a worker without rows."""
     count = len(shards.manifest.workers)
     if count != shards.num_workers or count < 1:
         raise ValueError(f"it lists {count} workers and says {shards.num_workers}")
@@ -272,6 +282,7 @@ def _check_workers(shards: Shards, wanted: int | None) -> None:
 
 
 def _resharding(shards: Shards, workers: int | None) -> str:
+    """Return the command that makes shards for another number of workers, as part of a message."""
     target = f"{shards.uri}-{workers}"
     return f"run spark-submit jobs/reshard.py --input {shards.uri} --output {target} --workers {workers}"
 
@@ -279,6 +290,15 @@ def _resharding(shards: Shards, workers: int | None) -> str:
 def _load(
     shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool, *, hashed: bool = False
 ) -> Rows:
+    """Read and check files into one allocation. Raises DataError and OSError.
+
+    Args:
+        shards: the set.
+        files: the files, in the order of the result.
+        on_loaded: called after each file.
+        targets: read real targets instead of labels.
+        hashed: compute the hashes of the rows, 0 for copies; otherwise Rows.hashes is empty.
+    """
     total = sum(file.rows for file in files)
     dtype = shards.layout.dtype
     labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
@@ -354,6 +374,7 @@ def _check_columns(table: pa.Table, shards: Shards, uri: str) -> None:
 
 
 def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
+    """Return the content of a file. Raises DataError if it is missing or its digest differs from the manifest's."""
     uri = f"{shards.uri}/{file.path}"
     try:
         with unreadable_is_data_error(uri):
@@ -369,6 +390,7 @@ def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
 
 
 def _check_labels(labels: npt.NDArray[Any], num_classes: int, uri: str, first: int) -> None:
+    """Raise DataError for a label outside 0..num_classes-1. first: number of the first of these rows in the file."""
     wrong = np.flatnonzero(~((labels >= 0) & (labels < num_classes)))
     if len(wrong):
         raise DataError(

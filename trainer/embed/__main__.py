@@ -26,6 +26,7 @@ same command resumes the run. Exit codes: 0 done or already made, 2 wrong usage,
 
 
 def parser() -> Parser:
+    """Return the parser, with the fields of Embedding as flags."""
     made = command_line.parser(
         PROG, "Compute a vector of every image by an auto-encoder, and write a table of (id, embedding).", EPILOG
     )

@@ -39,7 +39,13 @@ def made(shape: tuple[int, int, int], seed: int, device: torch.device) -> AutoEn
 class Fitting:
     """The training of an auto-encoder.
 
-    images: uint8 [rows, C, H, W]; the means of their channels are subtracted."""
+    Attributes:
+        images: uint8 [rows, C, H, W].
+        mean: float32 [C], the means of the channels of ``images``, which are subtracted.
+        model: the network.
+        steps: steps of the whole training.
+        done: steps so far.
+    """
 
     def __init__(self, asked: Embedding, images: Images, device: torch.device) -> None:
         self.asked = asked
@@ -55,10 +61,13 @@ class Fitting:
         self.done = 0
 
     def tensor(self, images: Images) -> torch.Tensor:
+        """Return the network's input for images, float32 [rows, C, H, W] on the device."""
         return torch.from_numpy(normalise(images, self.mean)).to(self.device)
 
     def run(self, advanced: Advanced) -> None:
-        """Run the remaining steps. Raises JobError if the loss is not finite."""
+        """Run the remaining steps. Raises JobError if the loss is not finite.
+
+        advanced: called after each step with the number of steps so far and the loss."""
         asked = self.asked
         # Two entries: a mini-batch can contain the end of one pass and the beginning of the next.
         order = lru_cache(maxsize=2)(partial(permutation, len(self.images), asked.seed, 0))
@@ -110,6 +119,7 @@ class Fitting:
         return data
 
     def restore(self, data: bytes) -> None:
+        """Continue from the result of ``checkpoint``."""
         found = load(data)
         self.done = int(found[STEP])
         self.model.load_state_dict(_strip_prefix("model", found))
@@ -121,6 +131,7 @@ class Fitting:
 
 
 def _parts(images: Images) -> list[Images]:
+    """Cut images into parts for a forward pass each."""
     rows = max(1, ENCODED_NUMBERS // images[0].size)
     return [images[low : low + rows] for low in range(0, len(images), rows)]
 

@@ -24,7 +24,9 @@ Images = npt.NDArray[np.uint8]
 
 
 def open_rows(store: Store, asked: Embedding) -> Dataset:
-    """Open the images, without labels. Raises DataError if there are none, UsageError for rows without pixels."""
+    """Open the images of --input or --shards, without labels.
+
+    Raises DataError if there are none, UsageError for rows without pixels."""
     if asked.shards is not None:
         dataset: Dataset = committed_dataset(open_committed(store, asked.shards))
     else:
@@ -49,9 +51,9 @@ def rows_to_fit(dataset: Dataset, wanted: int) -> int:
 
 
 def drawn_rows(dataset: Dataset, wanted: int, seed: int) -> Images:
-    """Return about ``wanted`` random rows, uint8 [rows, C, H, W], in the order of ids.
+    """Return about ``wanted`` random rows, uint8 [rows, C, H, W], in the order of ids; at least one.
 
-    They are drawn by a keyed hash of their ids, and so do not depend on how the input is read."""
+    They are drawn by a hash of their ids with a key from the seed, and so do not depend on how the input is read."""
     chosen = partial(is_drawn, rows=dataset.rows, wanted=wanted, key=word(seed, Purpose.FIT_ROWS))
     spans = ranges(0, dataset.rows, -(-dataset.rows // IDS_AT_ONCE))
     total = sum(int(chosen(np.arange(low, high)).sum()) for low, high in spans)

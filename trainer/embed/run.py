@@ -92,7 +92,7 @@ def identity_of(asked: Embedding, dataset: Dataset) -> str:
 
 
 def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: _Progress) -> Fitting:
-    """Return the trained auto-encoder, which resumes from a checkpoint if there is one."""
+    """Return the trained auto-encoder, which resumes from a checkpoint in the table's work folder if there is one."""
     wanted = rows_to_fit(dataset, asked.fit_rows)
     images = drawn_rows(dataset, wanted, asked.seed)
     fitting = Fitting(asked, images, device)
@@ -121,7 +121,15 @@ def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.d
 
 @dataclass
 class _Progress:
-    """The progress of a run on stderr, one line every TOLD_EVERY_S."""
+    """The progress of a run on stderr, one line every TOLD_EVERY_S.
+
+    Attributes:
+        quiet: print nothing.
+        phase: name of the present phase.
+        total: steps or rows of the phase.
+        first: steps or rows that were done before this start.
+        began, told: when the phase began, and when the last line was printed (monotonic seconds).
+    """
 
     quiet: bool
     phase: str = ""
@@ -137,6 +145,9 @@ class _Progress:
         self.began = self.told = time.monotonic()
 
     def advance(self, done: int, text: str) -> None:
+        """Print a line with the time that is left, if it is time for one or the phase has ended.
+
+        done: steps or rows so far; text: the beginning of the line."""
         now = time.monotonic()
         if now - self.told < TOLD_EVERY_S and done < self.total:
             return

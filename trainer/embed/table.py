@@ -35,7 +35,13 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class TableFile:
-    """The table and work folder of a run. identity: digest of the configuration and input."""
+    """The table and work folder of a run.
+
+    Attributes:
+        store: where both are.
+        uri: the table.
+        identity: digest of the configuration and input.
+    """
 
     store: Store
     uri: str
@@ -71,10 +77,17 @@ class TableFile:
         return {int(name.removeprefix("vectors-")) for name in names if name.startswith("vectors-")}
 
     def keep(self, number: int, vectors: Vectors) -> None:
+        """Write the vectors of a range, float32 [rows, d]. number: number of the range."""
         self.store.replace(f"{self.work}/vectors-{number}", vectors.astype("<f4").tobytes())
 
     def finish(self, spans: list[tuple[int, int]], length: int, about: dict[str, Any]) -> None:
-        """Write the table from the vectors of all ranges, and delete the work folder. Keeps one range in memory."""
+        """Write the table from the vectors of all ranges, and delete the work folder. Keeps one range in memory.
+
+        Args:
+            spans: the ranges of ids, half-open.
+            length: numbers per vector.
+            about: values for the metadata of the table.
+        """
         draft = f"{self.work}/table-{uuid4().hex}"  # a name of its own, in case the same command runs twice at once
         schema = table_schema(length, {"identity": self.identity, **about})
         try:
@@ -95,6 +108,7 @@ class TableFile:
             self.store.delete(self.work)
 
     def _batches(self, spans: list[tuple[int, int]], length: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the table, one batch per range of ids."""
         for number, (low, high) in enumerate(spans):
             vectors = np.frombuffer(self.store.read(f"{self.work}/vectors-{number}"), "<f4")
             column = pa.FixedSizeListArray.from_arrays(pa.array(vectors), length)
@@ -108,6 +122,6 @@ def table_schema(length: int, about: dict[str, Any]) -> pa.Schema:
 
 
 def spans_of(rows: int, record_bytes: int) -> list[tuple[int, int]]:
-    """Return the ranges of ids that are embedded together."""
+    """Return the half-open ranges of ids that are embedded together. record_bytes: bytes of one image."""
     step = max(1, min(PART_ROWS, PART_BYTES // record_bytes))
     return [(low, min(low + step, rows)) for low in range(0, rows, step)]

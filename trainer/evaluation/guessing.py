@@ -20,12 +20,13 @@ def has_learned(loss: float, noise: float, guessing: float) -> bool:
 
 
 def nothing_learned(config: Config, loss: float, noise: float, guessing: float) -> str:
-    """Return the warning that nothing was learned, with a suggestion. Args: see ``has_learned``."""
+    """Return the warning that nothing was learned, with advice. loss, noise, guessing: as for ``has_learned``."""
     found = f"the loss on training rows is {loss:.3f} (give or take {NOISES * noise:.3f}), and guessing costs {guessing:.3f}"
     return f"{NOTHING_LEARNED}: {found}; {_next_step(config)}"
 
 
 def _next_step(config: Config) -> str:
+    """Return advice against a run that learns nothing: the likeliest cause that the configuration shows."""
     own = config.model.learning_rate if config.protocol.synchronous else config.model.stale_learning_rate
     if config.learning_rate > own:
         return f"--learning-rate is {config.learning_rate:g}: leave it out, and it is {own:g}"

@@ -180,6 +180,9 @@ class Evaluator:
         return values
 
     def _measure(self, state: RunState) -> None:
+        """Evaluate the loaded model on training and evaluation rows, and log the result, unless it is logged already.
+
+        Without evaluation rows nothing is logged but the warning that nothing was learned, if so."""
         if self._evaluation(state):  # logged before a kill
             return
         train = self._evaluate(self.train_rows)
@@ -210,7 +213,7 @@ class Evaluator:
     def _has_learned(self, state: RunState, train: EvaluationResult) -> bool | None:
         """Return whether the model is better than guessing; None if the task has no such baseline.
 
-        Warns if it is not after the first epoch."""
+        Logs a warning if it is not, although the first epoch is over. train: the evaluation on training rows."""
         guessing = self.task.guessing(self.num_classes)
         if guessing is None:
             return None
@@ -220,11 +223,13 @@ class Evaluator:
         return learned
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:
+        """Yield rows as batches on the device, each of which counts as progress for the watchdog."""
         for images, labels in batches(rows, self.mean, BATCH):
             kick()
             yield Batch(images.to(self.device), labels.to(self.device))
 
     def _keep(self, state: RunState, values: Tensor) -> None:
+        """Write the loaded model if it is the best one so far, and if it is the final one."""
         top = best(self._evaluations())
         if top and _is_of(top, state):
             self._save(BEST, state, values)
@@ -232,9 +237,15 @@ class Evaluator:
             self._save(MODEL, state, values)
 
     def _save(self, name: str, state: RunState, values: Tensor) -> None:
-        """Write the model with the names of its state_dict(), so that any tool that reads safetensors can use it.
+        """Write the loaded model to the home as safetensors, with the names of its state_dict() for other tools.
 
-        Runs with equal parameters write equal bytes."""
+        Runs with equal parameters write equal bytes. For best.safetensors, best.json then records the checkpoint.
+
+        Args:
+            name: BEST or MODEL.
+            state: the checkpoint of the model.
+            values: its vector [P+Q].
+        """
         metadata = {"model": json.dumps(self.about)}  # a single entry, because safetensors does not order several
         data = save(self.flat.named(values.cpu().numpy()), metadata=metadata)
         write_whole(self.home / name, data)
@@ -252,6 +263,7 @@ class Evaluator:
         return evaluations_of(self.log.events)
 
     def _evaluation(self, state: RunState) -> dict[str, Any] | None:
+        """Return the logged evaluation of a checkpoint, or None."""
         return next((event for event in self._evaluations() if _is_of(event, state)), None)
 
     def _warn(self, message: str, *, kind: str = "") -> None:
@@ -264,6 +276,7 @@ class Evaluator:
 
 
 def _key(evaluation: dict[str, Any]) -> tuple[int, int | None]:
+    """Return the version and generation of an evaluated checkpoint; None for the generation in older logs."""
     return evaluation["version"], evaluation.get("generation")
 
 
@@ -275,8 +288,11 @@ def _is_of(event: dict[str, Any], state: RunState) -> bool:
 class EvaluationResult(NamedTuple):
     """The result of an evaluation.
 
-    loss: mean loss without the L2 term; accuracy: share of correct predictions, None for real targets; noise: standard
-    error of the loss."""
+    Attributes:
+        loss: mean loss without the L2 term.
+        accuracy: share of correct predictions, None for real targets.
+        noise: standard error of the loss.
+    """
 
     loss: float
     accuracy: float | None
@@ -288,7 +304,9 @@ class EvaluationResult(NamedTuple):
 def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> EvaluationResult:
     """Evaluate a model on all rows in eval mode, without changing its parameters or statistics.
 
-    On the CPU the result is bit-identical for any number of threads. Raises ValueError without rows."""
+    On the CPU the result is bit-identical for any number of threads. Raises ValueError without rows.
+
+    task: the loss and the rule for correct predictions; batches: all rows, on the model's device."""
     model.eval()
     rows = right = 0
     loss = squares = 0.0

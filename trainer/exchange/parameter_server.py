@@ -10,7 +10,7 @@ from trainer.exchange.base import Exchange
 
 @dataclass(frozen=True)
 class ParameterServer(Exchange):
-    """The exchange with servers, which hold a slice of the parameters each."""
+    """The exchange with servers, each of which holds a slice of the parameters."""
 
     name: ClassVar[str] = "parameter-server"
     summary: ClassVar[str] = "workers push gradients to servers and pull the parameters"

@@ -45,7 +45,7 @@ def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Ite
     Waits up to EXPIRES_S if it is unknown whether the present holder lives. Costs two operations of the store per
     RENEW_S. Raises JobError if another process holds the lease, OSError if the folder cannot be written.
 
-    lost: called by the thread once another process has taken the lease."""
+    lost: called once, in that thread, if another process has taken the lease."""
     lease = Lease(folder / LEASE)
     lease.take()
     stop = threading.Event()
@@ -70,7 +70,12 @@ def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Ite
 
 @dataclass(frozen=True)
 class LeaseNumbers:
-    """The numbers of a lease: the highest one, and the highest one with content; 0 for none."""
+    """The numbers of a lease that are in its folder.
+
+    Attributes:
+        number: the highest one, 0 for none.
+        taken: the highest one with content, which names the holder or says that the lease is free; 0 for none.
+    """
 
     number: int = 0
     taken: int = 0
@@ -82,13 +87,19 @@ class LeaseNumbers:
 
 
 class Lease:
-    """The view of one process on a lease. number: the last number that it took, 0 while it does not hold the lease."""
+    """The view of one process on a lease.
+
+    Attributes:
+        folder: folder of the numbered files.
+        clock: returns seconds.
+        number: the last number that this process took, 0 while it does not hold the lease.
+    """
 
     def __init__(self, folder: StorePlace, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = folder
         self.clock = clock
         self.number = 0
-        self._first = 0
+        self._first = 0  # the number with content by which this process took the lease
         self._renewed = 0.0  # when the attempt to take the last number began, by the clock
         self._token = uuid.uuid4().hex
 
@@ -141,7 +152,10 @@ class Lease:
             self.number = 0
 
     def _keeps(self) -> bool:
-        """Return whether this process has the highest number. Deletes lower ones except the first, which names it."""
+        """Return whether this process still has the highest number.
+
+        If so, delete the lower numbers except the first that it took, which names it as the holder; otherwise delete
+        its own."""
         numbers = [int(entry.name) for entry in entries(self.folder) if entry.name.isdecimal()]
         if max(numbers, default=0) > self.number:
             self.folder.store.delete(str(self._path(self.number)))
@@ -183,6 +197,7 @@ class Lease:
         return LeaseNumbers.from_listing(entries(self.folder))
 
     def _put(self, number: int, content: dict[str, Any]) -> bool:
+        """Create a number with content, and return whether this process was first to do so. Raises OSError."""
         record = json.dumps(content).encode()
         return claim(self.folder.store, str(self._path(number)), record) == record
 

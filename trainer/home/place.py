@@ -134,6 +134,7 @@ def entries(folder: Place) -> list[FileInfo]:
 
 
 def _local_info(entry: os.DirEntry[str]) -> FileInfo | None:
+    """Return an entry of a local folder; None if it was deleted meanwhile, or is a broken link."""
     try:
         status = entry.stat()
     except FileNotFoundError:

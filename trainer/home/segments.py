@@ -45,6 +45,16 @@ class SupersededError(JobError):
 
 
 class LogSegment(NamedTuple):
+    """A segment, as its name and size tell.
+
+    Attributes:
+        source: prefix of its host (see Folders).
+        offset: its first byte in the host's file.
+        file: metrics.jsonl or pushes.csv.
+        name: its name in HOME/segments.
+        bytes: its size.
+    """
+
     source: str
     offset: int
     file: str
@@ -60,8 +70,12 @@ class LogSegment(NamedTuple):
 class Log:
     """The content of HOME/segments.
 
-    begun: number of the newest start; settled: the newest start up to which the home's files are complete; names: the
-    names of all files."""
+    Attributes:
+        segments: sorted by host and first byte.
+        begun: number of the newest start, 0 before the first.
+        settled: the newest start up to which the home's files are complete, 0 for none.
+        names: the names of all files.
+    """
 
     segments: tuple[LogSegment, ...] = ()
     begun: int = 0
@@ -92,6 +106,7 @@ class Log:
         return sorted((part for part in found if int(part.source) > self.settled), key=lambda part: int(part.source))
 
     def foreign_segments(self) -> list[LogSegment]:
+        """Return the segments of hosts that do not lead the run."""
         return [part for part in self.segments if not part.source.isdecimal()]
 
 
@@ -101,10 +116,13 @@ def look(home: Place) -> Log:
 
 
 def joined(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
-    """Return a file with segments written into it, given as (first byte, content).
+    """Return a file with segments written into it. Pure.
 
     A segment that changes existing bytes discards all bytes from its first on. Raises ValueError if bytes before a
-    segment are missing. Pure."""
+    segment are missing.
+
+    base: the content without segments; parts: (first byte, content) of each segment, in the order of their
+    application."""
     found = bytearray(base)
     for offset, data in parts:
         if offset > len(found):
@@ -119,7 +137,9 @@ def whole_log(home: Place, file: str, log: Log) -> bytes:
     """Return a log file as the leading hosts have copied it so far. Costs one operation per segment.
 
     Raises DataError if bytes are missing, FileNotFoundError if a segment was deleted after ``log`` was listed, and
-    OSError."""
+    OSError.
+
+    file: metrics.jsonl or pushes.csv; log: a listing of HOME/segments."""
     try:
         base = (home / file).read_bytes()
     except FileNotFoundError:
@@ -176,9 +196,10 @@ def void(home: Place) -> None:
 
 
 def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
-    """Copy all complete lines of the work folder's files to the home. Raises SupersededError and OSError.
+    """Copy all complete lines of the work folder's files to the home, and return the listing before the copy.
 
-    Several processes of a host may copy at the same time. Costs one listing, and one write per file that has grown."""
+    Several processes of a host may copy at the same time. Costs one listing, and one write per file that has grown.
+    Raises SupersededError if a later start leads the run, and OSError."""
     for _ in range(TRIES):
         log = look(folders.home)
         if folders.leads and log.begun > int(folders.source):
@@ -215,7 +236,7 @@ def merge(folders: Folders, log: Log) -> None:
     home = folders.home
     for file in APPENDED:
         mine: list[LogSegment] = []
-        doubled: list[LogSegment] = []
+        doubled: list[LogSegment] = []  # their bytes are in earlier segments, so they can be deleted
         end = -1
         for part in log.host_segments(folders.source, file):
             (mine if part.end > end else doubled).append(part)
@@ -262,7 +283,9 @@ def unread(home: Place, parts: Iterable[LogSegment], taken: dict[str, int]) -> I
 
 
 def lines_of_others(home: Place, log: Log, taken: dict[str, int]) -> Iterator[bytes]:
-    """Yield the events of hosts that do not lead which were not read before. Raises OSError. taken: see ``unread``."""
+    """Yield the new events of hosts that do not lead the run, as lines of metrics.jsonl. Raises OSError.
+
+    log: a listing of HOME/segments; taken: per host the offset up to which its file was read, which is updated."""
     for data in unread(home, [part for part in log.foreign_segments() if part.file == METRICS], taken):
         yield from data.splitlines(keepends=True)
 

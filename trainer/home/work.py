@@ -26,40 +26,48 @@ LOG_BYTES = 1 << 20  # bytes of the end of a process's log that are copied
 
 
 def due(copied: float, heard: float) -> float:
-    """Return the time of this process's next copy: COPY_S after its last copy or server 0's, whichever is later. Pure.
+    """Return the time at which this process next copies its log to the home. Pure; times in seconds of one clock.
 
-    It is at most 2 * COPY_S after its last copy: only its copies take over other hosts' events and notice later starts.
+    That is COPY_S after the last copy of the log by this process or by server 0, whichever is later, but at most twice
+    COPY_S after this process's own: only its own copies fetch other hosts' events and notice a later start of the run.
 
-    copied: time of this process's last copy; heard: time of server 0's last copy."""
+    copied: time of this process's last copy, or of its last check that nothing was to copy; heard: time of server 0's
+    last copy, -inf if it has made none on this host."""
     return max(copied, min(heard, copied + COPY_S)) + COPY_S
 
 
 class WorkFolder:
-    """The work folder of a host, with a thread that keeps the home up to date. A no-op if the home is local."""
+    """The work folder of a host, with a thread that keeps the home up to date. A no-op if the home is local.
+
+    Attributes:
+        folders: the folders of the run on this host.
+        trouble: why the last copy of the log failed, as text; None if it succeeded.
+    """
 
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
-        self.trouble: str | None = None  # why the last copy of the log failed
-        self._ended: JobError | None = None
-        self._taken: dict[str, int] = {}
-        self._known: set[bytes] | None = None  # lines that an earlier start of this host's run took over
+        self.trouble: str | None = None
+        self._ended: JobError | None = None  # the error of ``check``
+        self._taken: dict[str, int] = {}  # by other host: bytes of its log that were taken over
+        self._known: set[bytes] | None = None  # lines of the log that an earlier start may have taken over
+        # the last copies of the log and of the TensorBoard files (monotonic seconds)
         self._copied = self._boarded = time.monotonic()
-        self._size = 0
-        self._is_reached = folders.leads
+        self._size = 0  # bytes of the log at the last copy
+        self._is_reached = folders.leads  # whether the home was reached at least once
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="copies", daemon=True)
         if not folders.is_local:
             self._thread.start()
 
     def check(self) -> None:
-        """Raise SupersededError (a JobError) if another start of the run leads it now."""
+        """Raise SupersededError (a JobError) if the thread has found that a later start leads the run now."""
         if self._ended:
             raise self._ended
 
     def copy(self) -> None:
         """Copy the log to the home now; on the leading host also take over the events of other hosts.
 
-        Raises SupersededError and OSError."""
+        Raises SupersededError if a later start leads the run, OSError if the home cannot be reached."""
         if self.folders.is_local:
             return
         log = copy(self.folders)
@@ -68,9 +76,9 @@ class WorkFolder:
         merge(self.folders, log)
 
     def settle(self) -> None:
-        """Complete the home's metrics.jsonl and pushes.csv, on the leading host at the end of the run.
+        """Complete the home's metrics.jsonl and pushes.csv at the end of the run; only the leading host does this.
 
-        No process may append to them any more. Raises SupersededError and OSError."""
+        No process may append to them any more. Ends the thread. Raises SupersededError and OSError as ``copy`` does."""
         self._end()
         if not self.folders.is_local:
             self.copy()
@@ -95,6 +103,7 @@ class WorkFolder:
             self._thread.join(None if self._is_reached else REACH_S)
 
     def _keep(self) -> None:
+        """Copy what is due until the folder is closed or a later start leads the run. Runs in the thread."""
         # The leading host has just written to the home; the others find out at once whether they can reach it.
         wait_s = COPY_S if self.folders.leads else 0.0
         while not self._stop.wait(wait_s):
@@ -112,6 +121,10 @@ class WorkFolder:
             wait_s = max(0.0, due(self._copied, self._heard()) - time.monotonic())
 
     def _copy_what_is_due(self) -> None:
+        """Copy the log if it is time for that, and every BOARD_S the TensorBoard files.
+
+        A host that does not lead copies only a log that has grown. The leading host copies in any case, because only
+        that fetches other hosts' events and notices a later start."""
         if not self._is_reached:
             look(self.folders.home)
             self._is_reached = True
@@ -132,13 +145,17 @@ class WorkFolder:
             return -math.inf
 
     def _has_grown(self) -> bool:
+        """Return whether metrics.jsonl has another size than at the last call."""
         path = self.folders.work / METRICS
         before = self._size
         self._size = path.stat().st_size if path.exists() else 0
         return before != self._size
 
     def _take(self, log: Log) -> bool:
-        """Append the new events of other hosts to this host's log and return whether there were any."""
+        """Append the new events of other hosts to this host's log, and return whether there were any.
+
+        The first call after a restart reads again from the beginning, and skips the lines that the log already has.
+        log: the listing of the home's segments."""
         path = self.folders.work / METRICS
         if self._known is None:
             self._known = set()
@@ -151,8 +168,10 @@ class WorkFolder:
         return bool(lines)
 
     def _copy_logs(self) -> None:
+        """Copy the last LOG_BYTES of every process's log to the home."""
         for path in sorted((self.folders.work / LOGS).glob("*.log")):
-            if self.folders.leads or path.name != "prepare.log":  # every host has one
+            # Every host has a prepare.log; the home gets the leading host's.
+            if self.folders.leads or path.name != "prepare.log":
                 with open(path, "rb") as file:
                     file.seek(max(0, path.stat().st_size - LOG_BYTES))
                     write_whole(self.folders.home / LOGS / path.name, file.read())
@@ -164,14 +183,20 @@ class WorkFolder:
 
 @contextmanager
 def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterator[WorkFolder]:
-    """Create a work folder for a run whose home is ready, and remove it at the end. A no-op if the home is local.
+    """Yield this host's work folder for a run whose home is ready.
 
-    Raises DataError if the home's log is damaged, OSError if the home cannot be reached.
+    If the home is local, that is the home itself, and nothing is created or removed. Otherwise it is a new temporary
+    folder, on the leading host with the log so far. It is removed at the end, after its remaining content has been
+    copied to the home, if that can be reached.
 
     Args:
         home: the run's folder.
-        leads: whether server 0 runs on this host.
-        scratch: parent of the work folder of a remote run (default: the system's temporary folder).
+        leads: whether server 0 runs on this host. If so, this begins a new start, which supersedes earlier ones.
+        scratch: parent of the temporary folder (default: the system's).
+
+    Raises:
+        DataError: the home's log is damaged.
+        OSError: the home cannot be reached.
     """
     if isinstance(home, Path):
         yield WorkFolder(Folders.from_home(home))

@@ -17,7 +17,14 @@ SILENT_S = 5.0  # without a reply for so long, server 0 is gone for now, or for 
 
 
 class Control:
-    """The supervisor's connection to server 0: sends commands, and keeps the newest status that server 0 sent."""
+    """The supervisor's connection to server 0: sends commands, and keeps the newest status that server 0 sent.
+
+    Attributes:
+        status: the newest status (see Leader.status); not ready before the first reply.
+        at_end: the status in server 0's reply to End, None before.
+        heard: time of the last reply (monotonic seconds).
+        is_admitted: whether server 0 has ever replied.
+    """
 
     def __init__(self, address: str, secret: Secret, agreement: Agreement) -> None:
         self.agreement = agreement
@@ -26,13 +33,14 @@ class Control:
         self.watch = Watch(self.socket)
         self.socket.connect(address)
         self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
-        self.at_end: dict[str, Any] | None = None  # server 0's status when it received End, once it has replied
+        self.at_end: dict[str, Any] | None = None
         self.heard = time.monotonic()
-        self.is_admitted = False  # whether server 0 has ever replied
+        self.is_admitted = False
         self._broken: float | None = None  # since when the connection is broken, if nothing was received since
         self._asked = 0.0
 
     def tell(self, message: AskStatus | WorkerLoss | End) -> None:
+        """Send a message to server 0, without waiting. It is lost if server 0 cannot be reached for long."""
         offer(self.socket, pack(message), self.agreement.introduction())
 
     def ask(self) -> bool:

@@ -89,9 +89,10 @@ def conclude(
     Args:
         work: the work folder of this host, which leads.
         options: how this host takes part.
-        status: the last status of server 0.
+        status: the last status of server 0 (see Leader.status).
         cause: finished, interrupted or failed.
-        error: the error with which the run failed.
+        error: the error with which the run failed, None for another cause.
+
     Raises:
         OSError: a file could not be read or written.
         JobError: another start of the run leads it now.
@@ -123,7 +124,9 @@ def try_report(output: Place, read: Read | None = None) -> Place | None:
     """Write the report of a run that has ended and return its place; None if that failed.
 
     A failure is only a warning, because the result is valid without a report. As an error it would count as a lost
-    host, and the run would be restarted again and again."""
+    host, and the run would be restarted again and again.
+
+    output: the run's folder; read: its events and pushes, if they are in memory (default: read from the folder)."""
     try:
         from trainer.report.page import write_report  # loads matplotlib, which takes 1.5 s
 

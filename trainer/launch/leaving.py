@@ -31,6 +31,7 @@ class Patience:
         self._seen: Any = None
 
     def is_over(self, seen: Any, now: float) -> bool:
+        """Return whether ``seen`` has not changed for longer than ``seconds``. now: time of the call (seconds)."""
         if seen != self._seen:
             self._seen = seen
             self.changed = now
@@ -64,6 +65,7 @@ def wait_for_leader(control: Control, root: Place, facts: RunFacts) -> None:
 
 
 def _pause(control: Control, root: Place) -> None:
+    """Wait until the next look at the checkpoints, and meanwhile read server 0's replies. root: their folder."""
     end = time.monotonic() + (FAR_LOOK_S if isinstance(root, StorePlace) else LOOK_S)
     while time.monotonic() < end:
         time.sleep(LOOK_S)
@@ -71,9 +73,9 @@ def _pause(control: Control, root: Place) -> None:
 
 
 def _is_written(control: Control, root: Place) -> bool:
-    """Return whether a checkpoint of at least server 0's version at End is complete.
+    """Return whether the checkpoint that End requested is complete, or server 0 had nothing to write.
 
-    Only the reply to End has that version; an older status may have a lower one."""
+    It has at least the version in the reply to End; an older status may have a lower one."""
     last = control.at_end
     return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
 

@@ -28,7 +28,9 @@ def needed(roles: Sequence[Role], num_servers: int, num_workers: int) -> int:
 
 
 def check_limit(roles: Sequence[Role], num_servers: int, num_workers: int) -> None:
-    """Raise UsageError if a process of this host would need more open files than the host allows."""
+    """Raise UsageError if a process of this host would need more open files than the host allows.
+
+    roles: the roles of this host; num_servers, num_workers: of the whole run."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = needed(roles, num_servers, num_workers)
     if hard != resource.RLIM_INFINITY and most > hard:

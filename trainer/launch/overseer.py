@@ -11,6 +11,8 @@ Wanted = Literal["go", "checkpoint", "leave"]
 
 
 class Overseer(Protocol):
+    """The interface by which a supervisor reports progress and learns when its part ends."""
+
     def wanted(self) -> Wanted:
         """Return the wanted action. Must be cheap: called several times per second."""
 

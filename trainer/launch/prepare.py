@@ -91,6 +91,7 @@ def _check_identity(config: Config, root: Place, version: int) -> None:
 
 
 def _facts(facts: RunFacts) -> bytes:
+    """Return the facts of a run as JSON."""
     from dataclasses import asdict
 
     from trainer.transport.messages import pack_json
@@ -99,14 +100,14 @@ def _facts(facts: RunFacts) -> bytes:
 
 
 def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) -> None:
-    """Write a first checkpoint of a model's values [P + Q] if there is none.
+    """Write checkpoint 0 with a model's initial values, if the run has no checkpoint yet.
 
-    If the newest checkpoint is marked final, reopen it so that training can continue. Raises DataError for checkpoints
-    from which this run cannot continue.
+    Otherwise, if the newest checkpoint is marked final, reopen it so that training can continue. Raises DataError for
+    checkpoints from which this run cannot continue.
 
     Args:
         config, facts: the run.
-        values: the initial flat vector [P + Q].
+        values: the initial flat vector, float32 [P + Q].
         home: the run's folder.
     """
     root = home / CHECKPOINTS

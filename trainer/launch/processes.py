@@ -56,7 +56,9 @@ SETTLE_S = 1.0  # how long a dying process may take until it can be waited for
 
 
 class ForkServer:
-    """The fork server, one per program. Its children survive its death. losses: the causes of its restarts."""
+    """The fork server of multiprocessing, one per program. Its children survive its death.
+
+    losses: the causes of its unexpected ends so far; the supervisor reports and removes them."""
 
     def __init__(self) -> None:
         self.losses: list[str] = []
@@ -108,7 +110,7 @@ class ForkServer:
         vars(forkserver._forkserver)["_forkserver_pid"] = None
 
     def kill(self) -> None:
-        """Kill the fork server and wait until it is dead, without reaping it.
+        """Kill the fork server and wait until it is dead, but leave its exit status to ``ensure``.
 
         ``ensure`` then notices the loss; multiprocessing alone would start a new one silently."""
         if self.pid is not None:
@@ -125,6 +127,7 @@ class ProcessKilledError(JobError):
 
 
 def _cause(code: int) -> str:
+    """Return in words why a process ended. code: its exit code, -N after signal N."""
     return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
@@ -151,8 +154,8 @@ class Child:
         self.heartbeat = time.monotonic()
         self.stalled_s = 0.0
         self.trouble = ""
-        self._told: int | None = None  # the exit code that it announced
-        self._is_cut = False
+        self._told: int | None = None  # the exit code that it announced, None before
+        self._is_cut = False  # whether the lifeline is closed at its end
 
     def hangs(self, heartbeat_s: float, stall_s: float = 0) -> str | None:
         """Return why the process must be killed, or None.
@@ -166,6 +169,7 @@ class Child:
         return f"no progress for {stall_s:g} s" if 0 < stall_s < self.stalled_s else None
 
     def _hear(self) -> None:
+        """Read the messages that have arrived: heartbeats, with the stall and the trouble, and the exit code."""
         try:
             while self.lifeline.poll():
                 word = self.lifeline.recv_bytes()
@@ -181,8 +185,8 @@ class Child:
     def exit_code(self) -> int | None:
         """Return the exit code, or None while the process runs.
 
-        It is -9 after signal 9, and UNKNOWN if the process outlived the fork server and ended without announcing a
-        code."""
+        It is -9 after signal 9. If the fork server is gone, only the process itself can tell its code: the result is
+        then the one that it announced, or UNKNOWN if it ended without a word."""
         code = self.process.exitcode
         if code != UNKNOWN:
             return code
@@ -214,6 +218,7 @@ class Child:
         self.process.join(0)
 
     def kill(self) -> None:
+        """Kill the process if it runs, wait up to KILL_S for its end, and close the lifeline."""
         if self.exit_code() is None and self.process.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.process.pid, signal.SIGKILL)
@@ -222,10 +227,12 @@ class Child:
 
 
 def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProcess]:
-    """Start a process; return it with the supervisor's end of its lifeline. Raises ProcessKilledError.
+    """Start a process; return the supervisor's end of its lifeline, and the process. Raises ProcessKilledError.
 
     The fork server may be killed or freeze at any moment. A child that it forked without reporting it exits when its
-    lifeline closes."""
+    lifeline closes.
+
+    name: name of the process; arguments: of ``_main``, after the lifeline."""
     problem: Exception | None = None
     for _ in range(STARTS):
         FORK_SERVER.ensure()
@@ -290,7 +297,14 @@ def _hide_main() -> Iterator[None]:
 
 
 def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...]) -> None:
-    """Run a role's process: write its output to its log; turn an expected error into one line and its exit code."""
+    """Run a role's process: write its output to its log; turn an expected error into one line and its exit code.
+
+    Args:
+        lifeline: the process's end of the connection to the supervisor.
+        log: file of its output.
+        module: the module whose ``main`` is called.
+        arguments: of ``main``.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the supervisor reacts
         signal.signal(number, signal.SIG_IGN)
     _redirect(log)
@@ -343,6 +357,7 @@ class _Log(io.TextIOBase):
 
 
 def _redirect(path: str) -> None:
+    """Send the output of this process to its log, or nowhere if that cannot be opened."""
     try:
         log: io.TextIOBase = _Log(path)
     except OSError:

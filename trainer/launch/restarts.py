@@ -27,7 +27,9 @@ class Restarts:
         self._rows: dict[str, Row] = {}
 
     def failed(self, who: str, progress: int) -> int:
-        """Count a failure of ``who`` and return the number of its failures in a row."""
+        """Count a failure and return the number of failures in a row. who: a text that names what failed.
+
+        progress: a number that never decreases; a greater one than at all earlier failures begins a new row."""
         row = self._rows.setdefault(who, Row())
         row.failures = 1 if progress > row.progress else row.failures + 1
         row.progress = max(row.progress, progress)

@@ -57,9 +57,10 @@ def run(context: RunContext, options: Options, work: WorkFolder) -> Result | Non
 
 
 def supervise(supervisor: Supervisor) -> Result | None:
-    """Run a host's part; on server 0's host also log the start and the end, and write result.json and the report.
+    """Run a host's part, and close the supervisor. Returns the result on server 0's host, else None.
 
-    Raises as ``run``, and SupersededError, after which the run and its log continue elsewhere."""
+    On that host also log the start and the end, and write result.json and the report. Raises as ``run``, and
+    SupersededError, after which the run and its log continue elsewhere."""
     leads = LEADER in supervisor.roles
     cause = "failed"
     result = None
@@ -137,7 +138,8 @@ def prepare(config: Config, folders: Folders, *, computes: bool, write: bool) ->
 def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> RunFacts:
     """Run one preparing process and return its reply.
 
-    Raises ProcessKilledError, or the error with which the process ended."""
+    Raises ProcessKilledError if it was killed, otherwise the error with which it ended. config, home, computes: see
+    trainer.launch.prepare.main; log: file of its output, which is emptied before."""
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
     mine, theirs = start_method().Pipe(duplex=False)
     with mine:
@@ -161,6 +163,7 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
 
 
 def _secret(options: Options) -> Secret:
+    """Return the token of --token-file, or a random one. Raises UsageError for a token that is too short."""
     if not options.token_file:
         return Secret(secrets.token_hex(32))
     token = options.token_file.read_text().strip()

@@ -55,8 +55,11 @@ class Supervisor:
         secret: the token of the run.
         work: this host's work folder.
         roles: roles of this host.
-        held: sockets that already listen for servers of this host, by server index.
+        held: sockets that already listen for servers of this host, by server index (default: bound here for addresses
+            of this host alone).
         overseer: receives progress and may end this part (default: the terminal).
+
+    Setting ``interrupted`` makes ``run`` leave a checkpoint and raise RunInterruptedError.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Supervisor:
         self.options = options
         self.addresses = list(addresses)
         self.secret = secret
+        # One per server, kept open so that nothing else takes the address while a server restarts. None for an address
+        # that the server binds itself.
         given = held or {}
         self.held = [given[i].dup() if i in given else hold(address) for i, address in enumerate(addresses)]
         self.output = self.folders.work
@@ -89,7 +94,7 @@ class Supervisor:
         self.restarts = Restarts()
         self.furthest = 0  # the highest version so far
         self.clocks: dict[int, int] = {}  # the highest clock of each worker so far
-        self.done: set[Role] = set()
+        self.done: set[Role] = set()  # roles that have ended with exit code 0
         self.interrupted = False
         self.workers = [role.index for role in self.roles if role.kind == "worker"]
         self.plan = plan(config, facts, workers_here=len(self.workers))
@@ -98,9 +103,9 @@ class Supervisor:
         self.board = _board(options, self.folders)
         self._evaluated: dict[str, float | None] = {}  # the last evaluation, as the progress line shows it
         self._last_evaluated = -1
-        self._told = False
+        self._told = False  # whether server 0 was silent at the last look, which is reported once
         self._looked = 0.0  # when a remote home was last checked for the end of the run (monotonic seconds)
-        self._trouble: str | None = None
+        self._trouble: str | None = None  # the disk trouble at the last look, which is reported once
         self._stuck: float | None = None  # since when the trained run cannot be written (monotonic seconds)
 
     def run(self) -> None:
@@ -117,6 +122,7 @@ class Supervisor:
         self._show()
 
     def close(self) -> None:
+        """Kill the roles that still run, and close all connections. ``run`` must have ended before."""
         for child in self.children.values():
             child.kill()
         for held in filter(None, self.held):
@@ -127,7 +133,9 @@ class Supervisor:
             self.board.close()
 
     def _wait_to_be_admitted(self) -> None:
-        """Wait for server 0's admission if another host leads, so that a rejected host changes nothing of the run."""
+        """Wait until server 0 has accepted this host's configuration and token, if another host leads.
+
+        Until then nothing is started, so that a rejected host changes nothing of the run."""
         while not (LEADER in self.roles or self.control.is_admitted or self._is_over()):
             if self.interrupted:
                 self._leave_checkpoint()
@@ -186,6 +194,12 @@ class Supervisor:
             self.overseer.message(f"the process that the others are forked from: {cause}; started again")
 
     def _ended(self, role: Role, child: Child, cause: str) -> None:
+        """Handle a process that has ended or was killed: remove it, and schedule its restart unless its role is done.
+
+        Raises the process's UsageError or DataError, which a restart would repeat, and JobError after too many
+        failures.
+
+        cause: why it ended, for messages and the log."""
         del self.children[role]
         code = child.exit_code()
         if code == 0:
@@ -202,7 +216,14 @@ class Supervisor:
         self.waiting[role] = time.monotonic() + pause
 
     def _count(self, what: str, progress: int, cause: str, log: Path) -> int:
-        """Count a failure and return how many there were in a row without progress. Raises JobError if too many."""
+        """Count a failure and return how many there were in a row without progress. Raises JobError if too many.
+
+        Args:
+            what: the subject and verb of the message, such as "worker-2 failed". Each text has its own count.
+            progress: a number that grows with progress (see Restarts).
+            cause: the cause of this failure, for the message.
+            log: the file that the message refers to.
+        """
         failures = self.restarts.failed(what, progress)
         if failures > self.config.processes.max_restarts:
             where = self.folders.home_place(log)
@@ -230,6 +251,7 @@ class Supervisor:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
+        """Return whether this host has nothing left to do but wait for the last answers. Raises DivergenceError."""
         status = self.control.status
         if status["diverged"]:
             raise DivergenceError(f"the run diverged: {status['diverged']} (see {self.folders.home / METRICS})")
@@ -290,6 +312,10 @@ class Supervisor:
     # --- progress and messages ----------------------------------------------------------------------------------------
 
     def _show(self) -> None:
+        """Do what is due in every round: obey the overseer, read status and new log events, report changes.
+
+        Raises SupersededError if another start leads the run, or the overseer does not want this part any more;
+        JobError if the run rolls back too often or cannot be written for too long."""
         self.work.check()
         wanted = self.overseer.wanted()
         if wanted == "leave":
@@ -324,7 +350,9 @@ class Supervisor:
             self.overseer.update({**self._evaluated, **self.control.status})
 
     def _tell_of_trouble(self, trouble: str | None) -> None:
-        """Report disk trouble on the terminal, once per cause: a full disk may have no room for the log either."""
+        """Report disk trouble on the terminal when it begins or its text changes.
+
+        A full disk may have no room for a log entry. trouble: the present one, None if there is none."""
         if trouble and trouble != self._trouble:
             self.overseer.message(f"{trouble}; training goes on, and tries again")
         self._trouble = trouble
@@ -339,7 +367,9 @@ class Supervisor:
         return bool(self.control.status["finished"] or self.control.status.get("trained"))
 
     def _wait_for_space(self) -> None:
-        """Report once that a trained run cannot be written. Raises JobError if that lasts longer than SPACE_WAIT_S."""
+        """Report once that the files of a trained run cannot be written. Raises JobError after SPACE_WAIT_S of this.
+
+        Does not block: it is called in every round after the training."""
         trouble = self._disk_trouble()
         now = time.monotonic()
         minutes = SPACE_WAIT_S / 60
@@ -360,6 +390,7 @@ class Supervisor:
         return f"{trouble}; kept is the run{version}: make room on {home}, and the same command with --resume goes on"
 
     def _tell_of_silence(self) -> None:
+        """Report once that server 0 does not answer; again only after it has answered in between."""
         silent = self.control.is_silent()
         if silent and not self._told and LEADER not in self.roles:
             self.overseer.message(f"server 0 does not answer at {self.addresses[0]}; waiting for it")
@@ -382,11 +413,13 @@ class RunInterruptedError(JobError):
 
 
 def _board(options: Options, folders: Folders) -> Any:
+    """Return a TensorBoard writer, with the log so far if the run's folder is local; None without --tensorboard."""
     if not options.tensorboard:
         return None
     from trainer.report.tensorboard import TensorBoardWriter
 
     board = TensorBoardWriter(folders.work)
+    # A killed start may have logged events that it did not write to the board. The first event purges the old board.
     for event in () if folders.is_local else iter_events(folders.work / METRICS):
-        board.add(event)  # a killed start may not have copied these; the first event replaces the existing board
+        board.add(event)
     return board

@@ -45,6 +45,7 @@ class Background:
             self._done.get()()
 
     def _work(self) -> None:
+        """Execute the calls one after the other, and ring for the owner after each. Runs in the thread, for ever."""
         while True:
             work, done = self._waiting.get()
             try:

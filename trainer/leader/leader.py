@@ -1,4 +1,4 @@
-"""The control plane on server 0: runs the coordinator, brings all servers to one checkpoint, and answers supervisors."""
+"""The control plane on server 0: runs the coordinator, loads one checkpoint on all servers, answers supervisors."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ GIVEN_UP = f"more than {WAITING} checkpoints wait for the evaluator: the oldest 
 
 @dataclass
 class Follower:
-    """Another server.
+    """A server other than server 0, as server 0 knows it.
 
     Attributes:
-        identity: of its connection.
+        identity: its connection, as the address of messages to it.
         session: grows with every start of its process.
-        loaded: the generation that it has loaded.
+        loaded: the generation that it has loaded, 0 before the first.
     """
 
     identity: bytes
@@ -52,7 +52,14 @@ class Follower:
 
 @dataclass(frozen=True)
 class Training:
-    """The state of server 0 while all servers hold the same generation."""
+    """The state of server 0 while all servers hold the same generation. A roll-back discards it.
+
+    Attributes:
+        coordinator: decides on gradients and workers.
+        convergence: the test by which --tolerance ends the run.
+        journal: writes the events and pushes of this generation to the log.
+        snapshots: the checkpoints that are being written.
+    """
 
     coordinator: Coordinator
     convergence: Convergence
@@ -66,10 +73,13 @@ class Leader:
     Args:
         config, facts: the run.
         folders: where the run is kept and logged.
-        send_order, send_load: send to all given followers, and execute on this server.
+        send_order: send_order(followers, order) sends an order to followers and executes it on this server.
+        send_load: send_load(followers, generation, version) has all load a checkpoint, this server too.
         read: returns the parameters of this server's slice.
         microseconds: a clock that is later than at any earlier start, for the numbers of generations.
-        work: completes checkpoints and deletes old ones in the background.
+        work: completes checkpoints and deletes old ones in the background (default: at once, in the caller's thread).
+
+    ``now`` of its methods is the caller's clock in seconds.
     """
 
     def __init__(
@@ -95,19 +105,22 @@ class Leader:
         self.work = work or AtOnce()
         self.followers: dict[int, Follower] = {}
         self.generation = self.version = 0
-        self.training: Training | None = None  # while not all servers have loaded one generation
-        self._snapshot_at = 0.0
+        self.training: Training | None = None  # None until all servers have loaded one generation
+        self._snapshot_at = 0.0  # when the last checkpoint began
         self._left: int | None = None  # the version that a roll-back left, until it is logged
         self._gather_again: str | None = None  # the cause of a roll-back to repeat after an error of the file system
+        # the time of the last tick, and until when no worker counts as silent
         self._ticked = self._patient_until = 0.0
-        self._has_warned = False
+        self._has_warned = False  # that checkpoints are deleted before their evaluation
 
     # --- servers ------------------------------------------------------------------------------------------------------
 
     def hello(self, identity: bytes, index: int, session: int) -> None:
-        """Register a follower, and roll back to the last checkpoint if it was restarted or has reconnected.
+        """Register a follower. Once all are connected, all servers load the newest checkpoint.
 
-        After a reconnection, which changes the identity, orders and messages about gradients may have been lost."""
+        A repeated hello changes nothing. A new session means that its process was restarted, a new identity that its
+        connection broke, so that orders and messages about gradients may have been lost. Both roll the run back to the
+        newest checkpoint."""
         known = self.followers.get(index)
         if known and (known.session, known.identity) == (session, identity):
             return
@@ -116,7 +129,12 @@ class Leader:
         self.gather(f"the connection to server {index} broke" if broken else f"server {index} was started again")
 
     def gather(self, cause: str = "") -> None:
-        """Have all servers load the newest complete checkpoint, once all are connected. Raises JobError without one."""
+        """Have all servers load the newest sound checkpoint, which begins a new generation.
+
+        A no-op until all servers are connected. If files cannot be read or written now, the next tick tries again.
+        Raises JobError if there is no sound checkpoint.
+
+        cause: why the run rolls back, for the log; unused at the start."""
         if len(self.followers) < self.config.processes.servers - 1:
             return
         if self.training:
@@ -124,7 +142,7 @@ class Leader:
             self.training = None
         self._gather_again = None
         try:
-            # The clock is the lower bound, because a server 0 that died may have used a generation that no file records.
+            # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             found = go_back(self.checkpoints, at_least=max(self.generation + 1, self.microseconds()))
         except OSError as error:
             logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
@@ -140,7 +158,9 @@ class Leader:
         self.send_load(list(self.followers.values()), self.generation, self.version)
 
     def loaded(self, index: int, generation: int, now: float) -> None:
-        """Note that a server has loaded the checkpoint, and continue the run once all have."""
+        """Note that a server has loaded a generation's checkpoint, and continue the run once all have.
+
+        A message about another generation is late and changes nothing. index: number of the server, 0 for this one."""
         if self.training or not generation or generation != self.generation:
             return  # a late message about another generation, perhaps to an earlier server 0
         if index:
@@ -165,6 +185,7 @@ class Leader:
         self._snapshot_at = now
 
     def _snapshots(self, journal: Journal) -> Snapshots:
+        """Return the bookkeeping of the present generation's checkpoints."""
         generation = self.generation
         return Snapshots(
             self.checkpoints,
@@ -193,7 +214,10 @@ class Leader:
             append(self.log / NEWS, ".")
 
     def wrote(self, server: int, generation: int, sequence: int, outcome: WriteOutcome) -> None:
-        """Note that a server has written its slice of a checkpoint, or failed to."""
+        """Note that a server has written its slice of a checkpoint, or failed to.
+
+        sequence: number of the order to write it. Parameters that are not finite end the run as diverged. A message
+        about another generation changes nothing."""
         if not self.training or generation != self.generation:
             return
         self.training.snapshots.wrote(server, sequence, outcome)
@@ -201,7 +225,7 @@ class Leader:
             self.training.coordinator.diverge()
 
     def _given_up(self, deleted: tuple[int, ...]) -> None:
-        """Log that checkpoints were deleted before they were evaluated."""
+        """Log that checkpoints were deleted before they were evaluated, and warn once. deleted: their versions."""
         if not self._has_warned:
             self._has_warned = True
             log_event(self.log, "warning", message=GIVEN_UP)
@@ -218,14 +242,26 @@ class Leader:
     def pushed(
         self, server: int, worker: int, session: int, clock: int, now: float, measured: StepMeasurements | None = None
     ) -> bool:
-        """Note that a server holds a gradient. Returns False if its worker must join again."""
+        """Note that a server holds its part of a gradient. Returns False if its worker must join again.
+
+        It must if no checkpoint is loaded, or if the gradient is not of the step that the worker computes now.
+
+        Args:
+            server, worker: their numbers.
+            session: the worker's session.
+            clock: the worker's step.
+            now: time of the message (seconds).
+            measured: the measurements of the step, from server 0 only.
+        """
         if not self.training or not self.training.coordinator.push(server, worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)
         return True
 
     def gave_up(self, worker: int, session: int, clock: int, now: float, measured: StepMeasurements) -> bool:
-        """Note that a worker has given up a step as told. Returns False as ``pushed``."""
+        """Note that a worker has given up its step on request. Returns False if the worker must join again.
+
+        It must if no checkpoint is loaded, or if this is not the step that it computes now."""
         if not self.training or not self.training.coordinator.give_up(worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)
@@ -302,10 +338,11 @@ class Leader:
         }
 
     def trouble(self, now: float) -> str | None:
-        """Return why the last checkpoint is missing, or None."""
+        """Return why the last checkpoint is late or failed, as text; None if it is not, or no checkpoint is loaded."""
         return self.training.snapshots.trouble(now) if self.training else None
 
     def _diverged(self, training: Training) -> str | None:
+        """Return in words why the run has diverged, or None if it has not."""
         bad = training.coordinator.diverged
         if bad and not bad.version_pulled:  # it was computed with the initial parameters
             return (
@@ -317,9 +354,10 @@ class Leader:
         return training.snapshots.broken
 
     def _advance(self, training: Training, now: float) -> None:
-        """Send the orders that can be decided now.
+        """Send the orders that can be decided now, and begin the checkpoints that belong to them.
 
-        Workers wait while too many checkpoints are being written, so that none at the end of an epoch is skipped."""
+        Nothing is decided while too many checkpoints are being written, so that no end of an epoch is skipped; workers
+        wait."""
         coordinator = training.coordinator
         journal = training.journal
         snapshots = training.snapshots
@@ -339,13 +377,16 @@ class Leader:
                 return
 
     def _converged(self, training: Training, now: float) -> None:
+        """End the run because its parameters hardly change any more, and log that."""
         training.coordinator.converge()
         position = training.coordinator.budget.position
         seconds = training.journal.seconds(now)
         log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
     def _state(self, snapshot: Snapshot, seconds: float) -> RunState:
-        """Return the state of a checkpoint, from its progress and the properties of the run."""
+        """Return the state of a checkpoint, from its progress and the properties of the run.
+
+        seconds: training time so far."""
         return RunState(
             **vars(snapshot.position),
             epoch=snapshot.epoch,

@@ -1,4 +1,4 @@
-"""The checkpoints that are being written: all servers write their slices, then server 0 the state that completes them."""
+"""The checkpoints that are being written: all servers write slices, then server 0 the state that completes them."""
 
 from __future__ import annotations
 
@@ -49,17 +49,25 @@ class CheckpointCompletion(NamedTuple):
 
 
 class Snapshots:
-    """The checkpoints of one generation, identified by the sequence numbers of their orders.
+    """The checkpoints of one generation that are being written, identified by the sequence numbers of their orders.
+
+    A checkpoint is complete, and visible to other processes, once its state is written: after the slices of all
+    servers, and after all log entries up to its version, in the two steps ``log`` and ``secure``.
 
     Args:
         root: folder of checkpoints.
-        secure: makes the log durable, in the background, before a checkpoint becomes visible.
-        num_servers: slices of a checkpoint.
+        secure: makes the log files durable, by fsync or a copy to the home; called in the background.
+        num_servers: servers that write a slice of every checkpoint.
         work: runs slow operations in the background.
-        log: writes the log up to a checkpoint before that becomes visible.
-        is_current: whether the run still has this generation.
-        told: called once a checkpoint is complete.
-        given_up: called with versions that were deleted before their evaluation.
+        log: appends the pushes that are still in memory to the log files; called in the owner's thread.
+        is_current: returns whether the run still has this generation; called in the background.
+        told: called in the background once a checkpoint is complete, to tell the evaluator.
+        given_up: called in the owner's thread with the versions that were deleted before their evaluation.
+
+    Attributes:
+        under_way: checkpoints that are not complete yet, by sequence number.
+        is_final_whole: whether the final checkpoint of the run is complete.
+        broken: the text of a divergence: a server's parameters are not finite, so there is nothing left to checkpoint.
     """
 
     def __init__(
@@ -84,8 +92,8 @@ class Snapshots:
         self.given_up = given_up
         self.under_way: dict[int, PendingCheckpoint] = {}  # oldest first
         self.is_final_whole = False
-        self.broken: str | None = None  # why there is nothing left to checkpoint
-        self._trouble: str | None = None
+        self.broken: str | None = None
+        self._trouble: str | None = None  # why the last attempt at a checkpoint failed, None once one is complete
 
     @property
     def is_full(self) -> bool:
@@ -93,11 +101,16 @@ class Snapshots:
         return len(self.under_way) >= MOST
 
     def begin(self, sequence: int, state: RunState, now: float) -> None:
-        """Begin a checkpoint, before servers are told to write their slices."""
+        """Begin a checkpoint, before servers are told to write their slices.
+
+        sequence: number of the order that tells them; state: written last; now: seconds on the caller's clock."""
         self.under_way[sequence] = PendingCheckpoint(state, now, set(range(self.num_servers)))
 
     def wrote(self, server: int, sequence: int, outcome: WriteOutcome) -> None:
-        """Note the result of a server's slice. After the last one the state is written."""
+        """Note the result of a server's slice. After the last slice the checkpoint is completed in the background.
+
+        A failure of any server ends the attempt at this checkpoint. sequence: number of the order to write the
+        slice."""
         found = self.under_way.get(sequence)
         # The checkpoint has already failed on another server.
         if not found:
@@ -122,7 +135,7 @@ class Snapshots:
                 self.work.submit(self._make_room, self._made_room)
 
     def trouble(self, now: float) -> str | None:
-        """Return in words why the last checkpoint is missing, or None."""
+        """Return in words why the last checkpoint is late or failed, or None. now: as in ``begin``."""
         slow = next((found for found in self.under_way.values() if now - found.begun > SLOW_S), None)
         if slow:
             return f"the checkpoint of version {slow.state.version} is not written after {SLOW_S:g} s"
@@ -158,10 +171,12 @@ class Snapshots:
             return ()
 
     def _made_room(self, given_up: tuple[int, ...]) -> None:
+        """Report, in the owner's thread, the versions that ``_make_room`` deleted before their evaluation."""
         if given_up:
             self.given_up(given_up)
 
     def _completed(self, sequence: int, completed: CheckpointCompletion) -> None:
+        """Note, in the owner's thread, the result of ``_complete`` for the checkpoint of an order."""
         state = self.under_way.pop(sequence).state
         self._trouble = completed.trouble
         if state.final and not completed.trouble:
