@@ -46,6 +46,7 @@ class DSSP(SSP):
         memory["last"][worker] = view.time
 
     def release(self, worker: int, view: View) -> Release:
+        """Return NOW within the lower bound and for an extra step, otherwise the clock that the slowest must reach."""
         extra: list[int] = _memory(view)["extra"]
         ahead = view.clock(worker) - view.slowest()
         if extra[worker] and ahead <= self.staleness_upper_bound:
@@ -74,6 +75,7 @@ class DSSP(SSP):
         most = self.staleness_upper_bound - self.staleness_bound
 
         def gap(extra: int) -> float:
+            """Return the seconds from this push, after ``extra`` more steps, to the closest push of the slowest."""
             after = last + extra * interval - slow_last
             # The last push of the slowest worker is past, so only its next pushes count. Two of its pushes at one time,
             # as in virtual time, give no pace.
@@ -85,6 +87,10 @@ class DSSP(SSP):
 
 
 def _memory(view: View) -> dict[str, Any]:
+    """Return the protocol's memory, which is filled at its first use.
+
+    It has an entry per worker: in ``last`` and ``before`` the times of its last two pushes (None if it has not pushed),
+    in ``extra`` its remaining extra steps."""
     if not view.memory:
         never = [None] * view.num_workers
         view.memory.update(last=never[:], before=never[:], extra=[0] * view.num_workers)

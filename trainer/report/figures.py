@@ -201,6 +201,7 @@ def draw_bands(ax: Any, spread: Floats) -> None:
 
 
 def draw_boxes(ax: Any, spread: Floats) -> None:
+    """Draw a box per worker, with its whiskers, sides and middle at the quantiles of ``SPREAD``."""
     keys = ("whislo", "q1", "med", "q3", "whishi")
     known = np.flatnonzero(~np.isnan(spread).any(axis=1))
     boxes = [dict(zip(keys, spread[worker], strict=True)) for worker in known]

@@ -125,6 +125,9 @@ def _is_lost(train: Event) -> bool:
 
 
 def _describe_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
+    """Return the result of the data check: did every pass that all workers completed train every row once?
+
+    Empty without a completed pass, or if the set has no fingerprint to compare with."""
     passes = summary["passes"]
     rejected = summary["rejected"]
     whole = passes["whole"]

@@ -38,6 +38,7 @@ FEWEST_BINS = 4  # a figure over time needs more bins than this
 
 
 def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
+    """Return figures of loss and accuracy over epochs and over seconds, and of the learning rate, by name."""
     drawn: dict[str, EmbeddedFigure] = {}
     for axis, place in (("epoch", "over epochs"), ("seconds", "over seconds")):
         losses = curves(live, axis, "loss")

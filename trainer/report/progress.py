@@ -76,6 +76,7 @@ class ProgressLine:
         self._next = self._begin
 
     def update(self, status: Status) -> None:
+        """Show a status: at once on a terminal, elsewhere as a line if the last one is old enough."""
         if self._quiet:
             return
         if self._terminal:
@@ -102,6 +103,7 @@ class ProgressLine:
         self._say_pending()
 
     def _draw(self, status: Status) -> None:
+        """Draw the bar with a status. It is created with the first one, which has its total."""
         if self._bar is None:
             # The pushes before a resumption must not count for the speed of this start.
             start = {"initial": status["accepted"], "total": status["total"], "desc": line(status)}

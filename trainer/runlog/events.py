@@ -51,6 +51,7 @@ def log_event(root: Path, event: str, **values: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value in plain JSON: NaN and infinities become None, keys text, and tuples lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -72,6 +73,7 @@ def log_pushes(root: Path, generation: int, pushes: Iterable[tuple[float, Record
 
 
 def _line(generation: int, seconds: float, record: Record) -> str:
+    """Return the line of a push in pushes.csv, in the order of COLUMNS."""
     step = record.measured
     return (
         f"{generation},{record.version},{record.worker},{record.clock},{record.version_pulled},{record.staleness},"

@@ -97,6 +97,7 @@ class Surviving:
         self._generations = Generations()
 
     def add(self, event: Event) -> None:
+        """Add the next event of the log, and drop the events that it makes void."""
         if event["event"] in CUTS:
             back_to = event.get(CUTS[event["event"]]) or 0
             self.events = [earlier for earlier in self.events if _version(earlier) <= back_to]
@@ -214,6 +215,7 @@ class _Parts:
         return damaged
 
     def _add(self, header: str, block: bytes) -> int:
+        """Parse a block of rows, append the sound ones to the columns, and return their number. Raises DataError."""
         import pandas as pd
 
         # A row of zeros goes before each block, because pandas skips rows longer than the first, which may be damaged.
@@ -248,6 +250,7 @@ class _Parts:
         return len(frame)
 
     def _coded(self, generations: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """Return the codes of generations, both [rows]. Codes take half the memory."""
         distinct, places = np.unique(generations.astype(np.int64), return_inverse=True)
         codes = [self._codes.setdefault(generation, len(self._codes)) for generation in distinct.tolist()]
         return np.array(codes, np.int32)[places.reshape(-1)]

@@ -123,7 +123,7 @@ class SliceServer:
             return None
         handle = unpack_json(body)
         memory = open_memory(handle, self.facts.elements) if "pid" in handle else None
-        # What it pushed before stays: an order that uses it may be on its way, when every server held it by then.
+        # A gradient of the earlier session stays: if all servers have it, an order that uses it may be under way.
         self.peers[worker] = Peer(identity, message.session, memory, known.pushed if known else None)
         return None
 
@@ -174,6 +174,9 @@ class SliceServer:
         return self.slice.values[: self.slice.num_parameters]
 
     def _use(self, order: Order) -> None:
+        """Add the gradients of an order to the sum of the next update, and apply that update if the order says so.
+
+        Each gradient is used in one order only."""
         pushed = []
         for worker, clock, _ in order.shares:
             gradient = self.peers[worker].pushed
@@ -193,6 +196,7 @@ class SliceServer:
         return peer if peer and peer.session == reply.session else None
 
     def _send_parameters(self, peer: Peer, reply: Reply, version: int) -> None:
+        """Send the parameters of a worker's next step: through shared memory if there is any, else in the message."""
         body = None
         if peer.memory:
             np.copyto(peer.memory.pulled[self.begin : self.end], self.slice.values)
@@ -203,6 +207,7 @@ class SliceServer:
         self.send(peer.identity, message, body)
 
     def _serialised(self, version: int) -> bytes:
+        """Return the slice as bytes. They are computed once per version, for all workers that get them."""
         if self._answer is None or self._answer[0] != version:
             self._answer = (version, self.slice.values.tobytes())
         return self._answer[1]
@@ -217,6 +222,7 @@ class SliceServer:
         )
 
     def _tell(self, generation: int, sequence: int, done: tuple[WriteOutcome, str | None]) -> None:
+        """Note the outcome of a write, and report it to the owner of this slice server."""
         outcome, self.trouble = done
         self.wrote(generation, sequence, outcome)
 

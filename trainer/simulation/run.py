@@ -108,6 +108,10 @@ def _run(
     options: Options,
     folders: Folders,
 ) -> Result:
+    """Simulate a run in its prepared folder and return its result. Raises as ``run``.
+
+    However the run ends, its end is logged and its result is written. An interruption requests a last checkpoint first.
+    """
     config = context.config
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
     if not (options.quiet or options.silent):
@@ -157,7 +161,13 @@ def _evaluator(context: RunContext, folders: Folders) -> Evaluator:
 
 
 class _Watcher:
-    """The observer of a simulation, which evaluates checkpoints as they are written, and shows progress."""
+    """The observer of a simulation, which evaluates checkpoints as they are written, and shows progress.
+
+    Args:
+        output: folder of the run.
+        evaluator: evaluates checkpoints; None for toy losses.
+        options: quiet, silent and tensorboard apply.
+    """
 
     def __init__(self, output: Path, evaluator: Evaluator | None, options: Options) -> None:
         self.output = output
@@ -169,6 +179,9 @@ class _Watcher:
         self._shown = 0.0
 
     def __call__(self, engine: Engine) -> None:
+        """Evaluate new checkpoints and show progress. Called by the engine after every event.
+
+        Raises RunInterruptedError after a signal to stop."""
         if self.interrupted:
             raise RunInterruptedError
         if engine.has_snapshot:
@@ -195,6 +208,7 @@ class _Watcher:
                 self.progress.message(event["message"])
 
     def close(self) -> None:
+        """Close the progress line and, with --tensorboard, write all events of the run for TensorBoard."""
         self.progress.close()
         if self.has_board:
             from trainer.report.tensorboard import TensorBoardWriter

@@ -27,6 +27,7 @@ def local_addresses(run: str, servers: int) -> list[str]:
 
 
 def _free_ports(count: int) -> list[int]:
+    """Return TCP ports that are free now. All are bound before any is closed, so that they differ."""
     held = [sockets.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in held]
     for server in held:
@@ -56,6 +57,7 @@ def check_addresses(addresses: Sequence[str], servers: int) -> None:
 
 
 def _is_valid(address: str) -> bool:
+    """True if the port is in its range and a number in brackets is an IPv6 number."""
     number, _, port = parts_of(address)
     try:
         return (not number or ip_address(number).version == 6) and 0 < int(port) < 1 << 16

@@ -193,7 +193,7 @@ class Rejoin(NamedTuple):
 
     Attributes:
         later_session: a later session of this worker that the server knows, which its next one must exceed; else 0.
-        joined: False in the reply to a heartbeat that said so.
+        joined: False in the reply to a heartbeat whose ``joined`` is False.
     """
 
     worker: int

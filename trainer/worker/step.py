@@ -57,6 +57,7 @@ class Step:
         self.gradients.zero_()
         running = self.values[self.flat.num_parameters :]
         pushed = self.gradients[self.flat.num_parameters :]
+        # BatchNorm updates ``running`` in the forward pass; "changes" pushes the new statistics minus the old ones.
         if self.pushes_changes:
             pushed -= running
         outcome = self._backward(batch, is_cancelled) if len(batch.labels) else (0.0, 0)
@@ -65,6 +66,9 @@ class Step:
         return outcome
 
     def _backward(self, batch: Batch, is_cancelled: Callable[[], bool]) -> tuple[float, int] | None:
+        """Add the gradient of a mini-batch with at least one example to ``gradients``, micro-batch by micro-batch.
+
+        Returns (mean loss with the L2 term, correct predictions), or None if the step was cancelled."""
         images = batch.images_BCHW.to(self.values.device)
         labels = batch.labels.to(self.values.device)
         parts = min(self.config.protocol.parts_of_a_step(), len(labels))

@@ -38,6 +38,9 @@ def _describe_start(summaries: Sequence[SystemSummary]) -> str:
 
 
 def _describe_reading(summaries: Sequence[SystemSummary], model: Model) -> str:
+    """Return a sentence on the rows per second that the systems read into memory.
+
+    Empty unless both MLlib and the synchronous server were measured."""
     speeds = read_throughput(summaries, model)
     if not {"mllib", "ps-sync"} <= speeds.keys():
         return ""

@@ -174,6 +174,7 @@ def collect_timings(summaries: Sequence[SystemSummary], model: Model, cores: int
 
 
 def _select_samples(summaries: Sequence[SystemSummary], model: Model, system: System, cores: int) -> Samples:
+    """Return a system's mini-batches on one model: a sample per configuration, with the median seconds."""
     return [
         TimedMiniBatch(each.rows, each.batch, each.tasks or cores, each.metrics["compute_s"].median)
         for each in summaries
@@ -224,6 +225,10 @@ def count_model_weights(model: Model) -> int:
 
 
 def _fit_cost_model(timings: Timings) -> CostModel:
+    """Fit the costs of one model's mini-batches to measurements, validate them, and predict the thesis's cluster.
+
+    The server is fitted to runs over shared memory. Its cost per push is then replaced by the cost over sockets, which
+    workers on other nodes would use."""
     assert timings.socket_push is not None
     spark = fit_spark(timings.usual_spark, timings.cores, timings.task)
     server = fit_server(timings.memory_server, timings.cores, timings.memory_push)

@@ -104,6 +104,9 @@ def summarise(records: Sequence[Record]) -> list[SystemSummary]:
 
 
 def _summarise_group(key: Key, group: Sequence[Record]) -> SystemSummary:
+    """Return the summary of one configuration on one system, without speedups.
+
+    Failed runs contribute their errors only. key: the values of CONFIGURATION, then the system. group: its records."""
     measured = [record["measurement"] for record in group if record["measurement"]]
     values = {name: [each[name] for each in measured if each[name] is not None] for name in METRICS}
     values |= {name: [record[name] for record in group if record[name] is not None] for name in ("loss", "gap")}
@@ -115,7 +118,7 @@ def _summarise_group(key: Key, group: Sequence[Record]) -> SystemSummary:
 
 
 def _compare(summary: SystemSummary, mllib: SystemSummary | None) -> SystemSummary:
-    """Add the speedups to a summary."""
+    """Add the speedups over MLlib to a summary; it is unchanged if either has no measurements."""
     if not mllib or not mllib.metrics or not summary.metrics:
         return summary
     seconds, each = (mllib.metrics[name].median / summary.metrics[name].median for name in ("seconds", "compute_s"))

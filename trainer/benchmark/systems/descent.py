@@ -98,10 +98,12 @@ METHODS: dict[str, tuple[Callable[[TaskRows, Floats, Gather], Iterator[Descent]]
 
 
 def descend(system: str, part: TaskRows, start: Floats, gather: Gather) -> Descent:
-    """Run one task to its end.
+    """Run the mini-batches of one task and return the last state.
 
-    MLlib's stop rule is applied to the common model after each update except the first. For an update of K
-    mini-batches, the tolerance is multiplied by K, because the update is the sum of K steps.
+    The run ends after the configuration's ``max_mini_batches``. Without a fixed length it ends earlier if MLlib's stop
+    rule is met: the rule compares the common model before and after each update, from the second one on. If an update
+    consists of K mini-batches, the tolerance is multiplied by K, because the update is the sum of K steps. All tasks
+    end together, because they have the same weights after each update.
 
     Args:
         system: "averaging" or "all-reduce".

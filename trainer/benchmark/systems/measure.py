@@ -153,6 +153,9 @@ def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> RunTi
 
 
 def _run_mllib(execution: Execution, configuration: Configuration, setup: Setup) -> RunTimings:
+    """Run MLlib once on its cached rows, and keep Spark's task metrics of a regression's mini-batch.
+
+    Raises the error that kept the rows from being cached."""
     if isinstance(setup.cached, Exception):
         raise setup.cached
     if isinstance(setup.cached, mllib.CachedTable):

@@ -39,7 +39,7 @@ class Curves:
 
     @property
     def last_gain(self) -> float:
-        """Return the gain of the mean over the last epoch; NaN if there is only one epoch."""
+        """Return the gain of the mean accuracy from the last but one evaluation to the last; NaN for one evaluation."""
         return float((self.accuracy[:, -1] - self.accuracy[:, -2]).mean()) if len(self.epochs) > 1 else math.nan
 
     @property
@@ -249,6 +249,10 @@ def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
 
 
 def _member_of(name: str, records: list[Record], baseline: list[Record] | None, plan: StudyPlan) -> ComparisonSide:
+    """Return a member of a setting with its summaries, and its comparisons with the baseline over their common seeds.
+
+    baseline: the baseline's records in this setting, None if there are none. The baseline is not compared with itself.
+    """
     whole = _whole(records)
     against = _whole(baseline) if baseline is not None and name != plan.baseline else {}
     # Tests are paired, so both sides need the seeds that ended with a model in both.
@@ -289,6 +293,14 @@ def _values(records: Any, key: str) -> list[float]:
 
 
 def _compared(theirs: list[Record], mine: list[Record], key: str, margin: float) -> Comparison | None:
+    """Compare a measure over pairs of runs with equal seeds; pairs without it are left out. None for fewer than three.
+
+    Args:
+        theirs: the baseline's runs.
+        mine: the member's runs, in the same order of seeds.
+        key: the measure.
+        margin: of equivalence.
+    """
     pairs = [(a[key], b[key]) for a, b in zip(theirs, mine, strict=True) if None not in (a.get(key), b.get(key))]
     return compare([a for a, _ in pairs], [b for _, b in pairs], margin)
 
@@ -329,6 +341,10 @@ def _twins_of(plan: StudyPlan, setting: StudySetting, beside: Sequence[Record]) 
 
 
 def _quality_tests(setting: StudySetting) -> list[QualityTest]:
+    """Return a test per measure of shards: do runs with less even shards end further from their member's median?
+
+    Members with fewer than FEWEST runs for which the measure is known are left out. Without any other member there is
+    no test of the measure."""
     tests = []
     for quality in QUALITIES:
         pairs = {
@@ -361,6 +377,7 @@ def _with_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats
 
 
 def _shown(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
+    """Return the correlation over all runs of several members together, without a test."""
     x, y = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.zeros(0), np.zeros(0))
     return Correlation(len(x), statistics.rank_correlation(x, y))
 
@@ -374,6 +391,9 @@ def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
 
 
 def _member(member: ComparisonSide) -> dict[str, Any]:
+    """Return the numbers of a member as plain JSON, without its records, wall-clock time and time of sharding.
+
+    Its p-values of equivalence are null for losses, because the margin is a difference of accuracies."""
     said = asdict(replace(member, records=[], curves=None))
     for key, found in said["comparisons"].items():
         if found and "accuracy" not in key:  # the margin is a difference of accuracies

@@ -85,11 +85,13 @@ class Comparison:
         spread_p: p-value of equal spread, see the module.
         brown_forsythe_p: the same by the F distribution.
         difference: mean of the member minus mean of the baseline.
-        difference_interval: paired.
-        difference_p: paired t-test.
+        difference_interval: 95 % interval of the difference, by a paired t-test.
+        difference_p: p-value of equal means, by the same test.
         equivalence_p: p-value of means that differ by the margin or more (TOST).
         correlation: between the pairs; if it is positive, pairing by seed makes the tests more powerful.
-        adjusted_spread_p: after Holm, as the other two.
+        adjusted_spread_p: spread_p after Holm's adjustment over its family; NaN before.
+        adjusted_difference_p: difference_p, likewise.
+        adjusted_equivalence_p: equivalence_p, likewise.
     """
 
     n: int

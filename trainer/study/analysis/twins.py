@@ -34,9 +34,9 @@ class Twins:
     Attributes:
         setting: its name.
         member: its name, or ALL.
-        mean: final accuracy.
-        sd: of the final accuracy; NaN for ALL.
-        staleness: mean.
+        mean: mean final accuracy.
+        sd: standard deviation of the final accuracy; NaN for ALL.
+        staleness: mean staleness in updates.
         found: comparison of the final accuracy; the other study is the baseline.
         same_seeds: True if both runs of every pair have the same seeds; otherwise only their images and shards are the
             same.
@@ -80,6 +80,7 @@ def twins_of(
 
 
 def _twin(record: Record, other: Mapping[str, Record]) -> Record | None:
+    """Return the record of the same run in the other study; None if it has none with equal images and shards."""
     theirs = other.get(record["run"])
     same = theirs and theirs["data"] == record["data"] and _shards(theirs) == _shards(record)
     return theirs if same else None

@@ -141,6 +141,7 @@ def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
 
 
 def _twin(analysis: Analysis, twins: Twins) -> str:
+    """Return a clause on the mean and standard deviation of one member, or of ALL, here and in the other study."""
     found = twins.found
     whose = "over all strategies, averaged by seed, the" if twins.member == ALL else f"the {twins.member}"
     low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)

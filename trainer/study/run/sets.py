@@ -50,10 +50,12 @@ class Sets:
         }
 
     def key(self, run: Run) -> SetKey:
+        """Return the key of the shard set on which a run trains."""
         seed = self.plan.seed_of("sharding", run) if self.draws[run.cell.sharding] else None
         return SetKey(run.cell.dataset, run.cell.sharding, seed)
 
     def uri(self, key: SetKey) -> str:
+        """Return the URI of a ready set, or the folder of a set that the study makes."""
         ready = self.plan.shardings[key.sharding].get(READY)
         return str(ready) if ready else str(self.root / SETS / str(key))
 
