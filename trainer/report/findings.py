@@ -55,7 +55,7 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     Args:
         events: all events of the log.
         live: the events that roll-backs and restarts have not voided.
-        summary: of trainer.runlog.result.
+        summary: the content of result.json.
     """
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
     trains = select_kind(live, "train")
@@ -147,7 +147,7 @@ def _describe_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
 
 
 def headline(summary: Mapping[str, Any]) -> list[Figure]:
-    """Return the headline figures with their meanings."""
+    """Return the rows of the table of headline figures. summary: the content of result.json."""
     staleness = summary["staleness"]
     epoch = summary["best_epoch"]
     restarts = summary["restarts"]

@@ -60,7 +60,13 @@ def marks(happened: Iterable[Incident], axis: str) -> list[Mark]:
 
 
 def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
-    """Return the curves of loss or accuracy over seconds or epoch, of every source that has values."""
+    """Return the curves of loss or accuracy, of every source that has values.
+
+    Args:
+        live: the events that count.
+        axis: "seconds" or "epoch", the horizontal axis.
+        value: "loss" or "accuracy".
+    """
     sources = (("train", value), ("epoch", value), ("eval", f"train_{value}"), ("eval", value))
     found = []
     for name, (kind, key) in zip(figures.CURVE_LOOKS, sources, strict=True):

@@ -115,7 +115,7 @@ def _version(event: Event) -> int:
 
 
 def surviving(events: Iterable[Event]) -> list[Event]:
-    """Return the events that count (see ``Surviving``)."""
+    """Return the events that no later roll-back or restart has made void (see ``Surviving``)."""
     found = Surviving()
     for event in events:
         found.add(event)
@@ -302,7 +302,9 @@ def _is_row(line: bytes) -> bool:
 
 
 def _header(line: str, path: Place) -> str:
-    """Return the names of the columns, comma-separated. Raises DataError if one is missing."""
+    """Return the names of the columns, comma-separated. Raises DataError if a necessary one is missing.
+
+    If a full disk kept the header out of the file, or cut it off, the usual columns are assumed."""
     names = [name.strip() for name in line.strip().split(",")]
     if _is_row(line.encode()) or COLUMNS.startswith(line.strip()) or any(name[:1].isdigit() for name in names):
         return COLUMNS  # the header is missing or cut off, perhaps with a row behind it
@@ -313,7 +315,9 @@ def _header(line: str, path: Place) -> str:
 
 
 def parse_event(line: str) -> Event | None:
-    """Return the event of a line, or None; if an event was appended to a torn one, the last complete one."""
+    """Return the event of a line, or None if the line has no valid event.
+
+    If a line was cut off and an event was appended to it, the appended event is returned."""
     for text in (line, line[max(line.rfind('{"event"'), 0) :]):
         try:
             event = parse(text, constant=lambda name: None)  # NaN and infinities become None, as in log_event

@@ -129,7 +129,9 @@ def is_best_of(output: Place, evaluation: Event) -> bool:
 
 
 def _older_about(path: Place) -> dict[str, Any]:
-    """Return the checkpoint that is named in best.safetensors itself, as earlier versions wrote it; {} if it is not."""
+    """Return the checkpoint of best.safetensors as earlier versions recorded it, in the file itself.
+
+    Empty if there is no file or no such record."""
     try:
         about = parse(json_header(path)[0]["__metadata__"]["trained"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):

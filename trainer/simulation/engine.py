@@ -322,7 +322,7 @@ class Engine:
 
 
 def _begin_at(root: Path) -> tuple[float, int]:
-    """Return the virtual second at which this start resumes, and a lower bound for its generation.
+    """Return the virtual time at which this start resumes, and a lower bound for the number of its generation.
 
     The bound is above every generation of the logged pushes. Pushes that a killed process logged after its last
     checkpoint therefore belong to an earlier generation, and are void."""

@@ -47,7 +47,9 @@ def run(config: Config, simulated: SimulationSettings, options: Options) -> Resu
 
 
 def run_in(context: RunContext, simulated: SimulationSettings, options: Options) -> Result:
-    """Simulate a run whose home is a local folder, to its end. Raises as ``run``."""
+    """Simulate a run whose home is a local folder, to its end, and return its result.
+
+    A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
     config = context.config
     output = context.home
     assert isinstance(output, Path), "resolve_output refuses other places"
@@ -89,7 +91,9 @@ def drawn_ratios(context: RunContext, simulated: SimulationSettings, num_workers
 
 
 def size_of(context: RunContext, simulated: SimulationSettings) -> tuple[int, int, str]:
-    """Return the numbers of workers and rows, and the digest of the shards. Raises UsageError if they are unknown."""
+    """Return (workers, rows, digest of the shards) of a virtual run; "none" is the digest without shards.
+
+    Raises UsageError if the number of workers is unknown, or real gradients have no shards."""
     if context.config.data.shards:
         shards = context.shards
         return simulated.workers or shards.num_workers, shards.rows, digest(shards)

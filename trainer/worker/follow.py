@@ -40,7 +40,9 @@ def recorded(home: Place, worker: int) -> list[Stretch]:
 
 
 def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
-    """Write the record if there is none, and return the stored one."""
+    """Write a worker's decision, unless one is recorded for the same position, and return the recorded one.
+
+    Raises DataError if that is damaged."""
     place = home / FOLLOWED / name_of(worker, stretch.position)
     store = Store() if isinstance(place, Path) else place.store
     # A different record was written by an earlier start of this worker that was presumed dead.

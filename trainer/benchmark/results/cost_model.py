@@ -128,7 +128,7 @@ def fit_spark(samples: Sequence[TimedMiniBatch], cores: int, task: float) -> Spa
 
 
 def fit_server(samples: Sequence[TimedMiniBatch], cores: int, push: float) -> ServerCosts:
-    """Fit the costs of the synchronous protocol, as ``fit_spark``.
+    """Fit the costs of the synchronous protocol by least squares of relative errors, without negative costs.
 
     Args:
         samples: with one worker per core; they must differ in batch.

@@ -55,7 +55,7 @@ def draw_mini_batches(summaries: Sequence[SystemSummary]) -> list[EmbeddedFigure
 
 
 def draw_sizes(summaries: Sequence[SystemSummary]) -> list[EmbeddedFigure]:
-    """Draw the time of a mini-batch against the number of rows.
+    """Draw the time of a mini-batch against the number of rows of the set.
 
     Empty if no model was timed on several numbers of rows."""
     timed = [each for each in summaries if each.metrics and (each.length or each.size == "all")]

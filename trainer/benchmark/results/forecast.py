@@ -185,8 +185,8 @@ def _select_samples(summaries: Sequence[SystemSummary], model: Model, system: Sy
 def _measure_driver_task(summaries: Sequence[SystemSummary], model: Model, cores: int, most: int) -> float:
     """Return the driver's CPU seconds per additional task.
 
-    This is the difference between jobs with one task per core and jobs with the most tasks. 0 if no job has more tasks
-    than there are cores.
+    It is the difference between jobs with the most tasks and jobs with one task per core, divided by the additional
+    tasks. 0 if no job has more tasks than there are cores, or if they were not measured.
 
     Args:
         summaries: of all runs.
@@ -242,7 +242,9 @@ def _fit_cost_model(timings: Timings) -> CostModel:
 
 
 def _validate_on_most_rows(timings: Timings) -> list[Validation]:
-    """Compare the largest set with costs fitted without it; empty if too few sizes are left."""
+    """Fit the costs without the largest set, and compare its measurements with their predictions.
+
+    Empty if fewer than two sizes are left to fit."""
 
     def split(samples: Samples) -> tuple[Samples, Samples]:
         most = timings.most_rows

@@ -140,7 +140,9 @@ class Goal:
 
 
 def judge_goals(summaries: Sequence[SystemSummary]) -> list[Goal]:
-    """Return the thesis's goals: MLlib's seconds to converge over the better server's, if both converged."""
+    """Return the thesis's two claims as goals, each with the measured speedup.
+
+    A speedup is MLlib's seconds to converge over those of the faster parameter server, if both converged."""
     best = best_server_speedups(summaries, "speedup")
     # The thesis reports its largest speedup at this mini-batch. The goal is stricter: every model must reach it.
     small = [speedup for (_, _, batch, *_), speedup in best.items() if batch == SMALL_BATCH]
@@ -162,9 +164,11 @@ def judge_goals(summaries: Sequence[SystemSummary]) -> list[Goal]:
 def best_server_speedups(
     summaries: Sequence[SystemSummary], speedup: Literal["speedup", "speedup_with_start"]
 ) -> dict[Key, float]:
-    """Return the better server's speedup by configuration.
+    """Return the larger speedup of the two parameter servers, by configuration.
 
-    Contains configurations with mini-batches on which MLlib and a server converged."""
+    Only configurations with mini-batches are contained, and only if MLlib and a server converged.
+
+    speedup: the field of SystemSummary to return."""
     comparable = {each.configuration for each in summaries if each.system == "mllib" and each.converged}
     best: dict[Key, float] = {}
     for each in summaries:
@@ -177,9 +181,9 @@ def best_server_speedups(
 
 
 def read_throughput(summaries: Sequence[SystemSummary], model: Model) -> dict[System, float]:
-    """Return the examples per second read into memory on all cores, by system.
+    """Return the examples per second that each system reads into memory with all cores.
 
-    Measured on the largest set that all systems read."""
+    Measured on the largest set that all systems read; empty if there is none."""
     mine = [each for each in summaries if each.model == model and each.metrics]
     systems = {each.system for each in mine}
     sizes = {each.rows for each in mine}

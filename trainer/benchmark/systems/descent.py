@@ -59,7 +59,9 @@ class Descent:
 
 
 def reduce_gradients(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[Descent]:
-    """Yield the state of all-reduce after every mini-batch."""
+    """Yield the state of all-reduce after every mini-batch.
+
+    All tasks take the same step with the mean gradient over the examples of all tasks."""
     examples = 0
     for number in range(1, part.configuration.max_mini_batches + 1):
         gradient, count = part.draw_gradient(weights)

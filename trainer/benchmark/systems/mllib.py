@@ -105,7 +105,13 @@ def warm_up(run: Callable[[], RunTimings]) -> None:
 
 
 def run_regression(points: CachedPoints, configuration: Configuration, meter: CpuMeter) -> RunTimings:
-    """Run a regression from zero weights."""
+    """Run a regression from zero weights, to its length or convergence, and return its measurements.
+
+    Args:
+        points: cached rows.
+        configuration: of the run.
+        meter: measures the CPU use.
+    """
     limit = configuration.max_mini_batches
     learner, start = _build_learner(points, configuration)
     jobs = count_jobs(points.context)
@@ -179,7 +185,7 @@ def cache_table(spark: SparkSession, folder: str, features: int) -> Iterator[Cac
 def run_perceptron(
     rows: CachedTable, configuration: Configuration, start: np.ndarray[Any, Any], meter: CpuMeter
 ) -> RunTimings:
-    """Run the perceptron.
+    """Run the perceptron, to its length or convergence, and return its measurements.
 
     Args:
         rows: cached rows.

@@ -240,7 +240,7 @@ def analyse(
 
 
 def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
-    """Return the cells by setting and member, in the plan's order."""
+    """Return the cells by the setting's name and the member's name, in the plan's order."""
     found: dict[str, dict[str, Cell]] = {}
     for cell in plan.cells():
         rest = [name for axis, name in zip(Cell._fields, cell, strict=True) if axis != plan.compare]
@@ -306,9 +306,9 @@ def _compared(theirs: list[Record], mine: list[Record], key: str, margin: float)
 
 
 def curves_of(records: Sequence[Record]) -> Curves | None:
-    """Return the curves of runs that were evaluated at the same epochs, or None.
+    """Return the curves of runs that were evaluated at the same epochs.
 
-    None also without evaluations, and for real targets, which have no accuracy."""
+    None if their epochs differ, if no run was evaluated, and for real targets, which have no accuracy."""
     curves = [record["curve"] for record in records if record["curve"] and record["curve"]["epoch"]]
     if not curves or any(curve["epoch"] != curves[0]["epoch"] or None in curve["accuracy"] for curve in curves):
         return None

@@ -87,7 +87,7 @@ def _twin(record: Record, other: Mapping[str, Record]) -> Record | None:
 
 
 def _shards(record: Record) -> Record:
-    """Return all facts about a run's shards except for times.
+    """Return all facts about a run's shards except for the time that it took to make them.
 
     Digests are not compared, because older versions included names in them."""
     return {key: value for key, value in record["sharding"].items() if key != "seconds"}
@@ -98,12 +98,12 @@ def _known(key: str, *records: Record) -> bool:
 
 
 def _twins(setting: str, name: str, groups: Sequence[Sequence[Pair]], key: str, margin: float) -> Twins | None:
-    """Compare the averages of groups of pairs, one value per group and study; None for fewer than three groups.
+    """Compare this study's runs with the other's, as averages over groups; None for fewer than three groups.
 
     Args:
         setting: its name.
         name: of the member, or ALL.
-        groups: the pairs whose averages are one value.
+        groups: each is averaged to one value per study. A member has one pair per group, ALL has all pairs of one seed.
         key: the measure.
         margin: of equivalence.
     """

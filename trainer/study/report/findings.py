@@ -119,7 +119,7 @@ def _count_note(member: ComparisonSide) -> str:
 
 
 def _visible(analysis: Analysis) -> str:
-    """Return a sentence on the smallest ratio that this number of seeds can show."""
+    """Return a sentence on the smallest ratio of standard deviations that this number of seeds detects."""
     if analysis.smallest_ratio is None:
         return f"{analysis.seeds} seeds detect no ratio of standard deviations reliably."
     return (

@@ -21,7 +21,9 @@ MAKERS = {
 
 
 def levelled(analysis: Analysis) -> str:
-    """Return a sentence on the length of the runs and the gain of their last epoch, which longer runs might extend."""
+    """Return a sentence on whether the runs had levelled off: the baseline's gain between the last two evaluations.
+
+    A large gain means that longer runs would give other results. Empty without learning curves."""
     said = []
     for setting in analysis.settings:
         baseline = setting.members.get(analysis.baseline)
@@ -36,9 +38,9 @@ def levelled(analysis: Analysis) -> str:
 
 
 def unlike(analysis: Analysis) -> list[str]:
-    """Return a warning if different programs or machines made the runs.
+    """Return a warning if the runs come from different programs or machines, otherwise nothing.
 
-    Runs with equal seeds may then differ in their bits for that reason alone."""
+    Runs with equal seeds may then differ for that reason alone."""
     lines = []
     for key, words in MAKERS.items():
         counts: dict[str, int] = {}

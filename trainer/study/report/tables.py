@@ -231,7 +231,9 @@ def _published(analysis: Analysis, setting: StudySetting) -> list[Table]:
 
 
 def _ours(analysis: Analysis, member: ComparisonSide | None) -> tuple[str, ...]:
-    """Return a member's final accuracy and loss, in the order of the published columns."""
+    """Return a member's final accuracy and loss in the order of the columns; "-" for values that are unknown.
+
+    The ratio is left out if the baseline is not random sharding, to which the published ratios refer."""
     if not member or PRIMARY not in member.summaries:
         return ("-",) * 6
     accuracy = member.summaries[PRIMARY]

@@ -136,7 +136,9 @@ class ServerClient:
         return False
 
     def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
-        """Report that the step of this turn was given up, and wait for the next turn, as ``exchange`` does."""
+        """Report that the step of this turn was given up, and wait for the next turn, or None at the end.
+
+        Raises MustRejoin."""
         head = pack(GiveUp(self.worker, self.session, turn.clock))
         if self._outdated.is_set() or not offer(self.sockets[0], head, pack_report(report)):
             raise MustRejoin
@@ -180,7 +182,10 @@ class ServerClient:
         return self._turn(list(answers.values()))
 
     def _receive(self, index: int) -> Parameters | Stop | None:
-        """Receive a server's answer and copy its elements into ``pulled``; None for an answer to an earlier session."""
+        """Receive one message of a server. Copies parameters into ``pulled``, unless they are in shared memory.
+
+        Returns the answer to the current request; None for other messages, such as answers to an earlier session.
+        Raises UsageError if server 0 refuses this host, MustRejoin if the session has ended."""
         head, body = self.sockets[index].recv_multipart(copy=False)
         match message := unpack(head.buffer):
             case Refusal(session=self.session):
