@@ -23,7 +23,7 @@ class Hyperparameters:
     step_size: float  # a0 of the learning rate a0/sqrt(t), or the constant rate
     decay: float  # L2 factor
     max_mini_batches: int  # at which a run ends without convergence
-    constant_rate: bool = False
+    constant_rate: bool = False  # whether the learning rate is step_size in every step
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""

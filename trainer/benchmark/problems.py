@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 class Problem:
     """A learning problem, and the planted model behind its generated rows."""
 
-    name: str
+    name: str  # also of the folder of its rows
     features: int  # d
     real: bool  # the target is a real number, not one of two classes
     norm: float  # Euclidean norm of the planted weights

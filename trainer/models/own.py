@@ -71,7 +71,14 @@ def _checked(model: Any, reference: str, shape: tuple[int, int, int], num_classe
     """Return the user's model in training mode.
 
     Raises UsageError if it is no torch module, or does not turn two black images into logits. A single logit per image
-    will do for two classes."""
+    will do for two classes.
+
+    Args:
+        model: the result of the user's function.
+        reference: module:function, for messages.
+        shape: (channels, height, width) of an image.
+        num_classes: number of logits per image.
+    """
     import torch
     from torch import nn
 

@@ -99,7 +99,13 @@ def few_ticks(axis: Any) -> None:
 
 
 def learning_curves(losses: Sequence[Curve], accuracies: Sequence[Curve], marks: Sequence[Mark], xlabel: str) -> Figure:
-    """Draw loss on the left and accuracy on the right, over the same axis."""
+    """Draw loss on the left and accuracy on the right, over the same axis.
+
+    Args:
+        losses, accuracies: the curves of each panel.
+        marks: incidents, drawn in both panels.
+        xlabel: "seconds" or "epoch".
+    """
     figure, axes = canvas(3.6, 2)
     for ax, curves, ylabel in zip(axes, (losses, accuracies), ("loss", "accuracy"), strict=True):
         for curve in curves:

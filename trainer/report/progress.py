@@ -61,7 +61,13 @@ def size(terminal: TextIO) -> dict[str, Any]:
 class ProgressLine:
     """A display of ``line(status)`` on standard error: a bar on a terminal, else a plain line about every ten seconds.
 
-    update may be called for every change of the status; it costs about 0.1 ms. now: a clock in seconds."""
+    update may be called for every change of the status; it costs about 0.1 ms.
+
+    Args:
+        quiet: show nothing.
+        file: where to write; standard error by default.
+        now: a clock in seconds.
+    """
 
     def __init__(
         self, *, quiet: bool = False, file: TextIO | None = None, now: Callable[[], float] = time.monotonic

@@ -229,7 +229,15 @@ class SliceServer:
     def _written(
         self, generation: int, version: int, values: Float32s, momentum: Float32s
     ) -> tuple[WriteOutcome, str | None]:
-        """Write a slice and return the result. After a failure training continues, and older checkpoints are kept."""
+        """Write a slice and return the outcome, with the error message of a failed write, otherwise None.
+
+        Called in the background. After a failure training continues, and older checkpoints are kept.
+
+        Args:
+            generation: the generation of the slice; if it is over, nothing is written.
+            version: the version of the slice.
+            values, momentum: copies of the slice's elements.
+        """
         if generation != self.generation:
             return WriteOutcome.FAILED, None  # a roll-back has started another generation
         if not (np.isfinite(values).all() and np.isfinite(momentum).all()):

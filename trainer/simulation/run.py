@@ -115,6 +115,14 @@ def _run(
     """Simulate a run in its prepared folder and return its result. Raises as ``run``.
 
     However the run ends, its end is logged and its result is written. An interruption requests a last checkpoint first.
+
+    Args:
+        context: the configuration and the shards.
+        facts: the facts of the run.
+        simulated: the virtual cluster.
+        compute: computes the gradients.
+        options: how this host takes part.
+        folders: the run's folders.
     """
     config = context.config
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit

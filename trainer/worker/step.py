@@ -19,9 +19,16 @@ from trainer.watchdog import kick
 class Step:
     """Computes the gradient of a mini-batch, from the parameters in ``pulled`` into ``pushed``.
 
-    Both are host vectors, float32 [P + Q]: parameters, then BatchNorm's statistics, pushed in the form that ParameterSlice
-    expects for ``num_workers`` workers. On a CPU the model computes in them without a copy; on a GPU each is copied once
-    per step."""
+    On a CPU the model computes in these vectors without a copy; on a GPU each is copied once per step.
+
+    Args:
+        config: the run.
+        built: the network and its task.
+        pulled, pushed: vectors of the host, float32 [P + Q]: parameters or their gradient, then BatchNorm's statistics.
+            The pushed statistics have the form that ParameterSlice expects for ``num_workers`` workers.
+        device: where the model computes.
+        num_workers: workers of the run.
+    """
 
     def __init__(
         self,

@@ -52,10 +52,10 @@ class Descent:
     """The state of a descent. The weights are the same in every task."""
 
     weights: Floats
-    mini_batches: int = 0
+    mini_batches: int = 0  # so far
     updates: int = 0  # of the common model
     examples: int = 0  # drawn by this task
-    converged: bool = False
+    converged: bool = False  # whether MLlib's stop rule has ended it
 
 
 def reduce_gradients(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[Descent]:

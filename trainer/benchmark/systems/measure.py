@@ -88,7 +88,15 @@ def _objective(execution: Execution, stored: StoredRows, configuration: Configur
 def _warm_mllib(
     execution: Execution, stored: StoredRows, configuration: Configuration, start: Floats, stack: ExitStack
 ) -> mllib.CachedPoints | mllib.CachedTable:
-    """Cache MLlib's rows and warm up its compilers before any run is timed. The trainer keeps no such state."""
+    """Cache MLlib's rows and warm up its compilers before any run is timed. The trainer keeps no such state.
+
+    Args:
+        execution: shared state.
+        stored: the rows.
+        configuration: one of the runs; all have the same model.
+        start: initial weights.
+        stack: drops the cached rows at the end.
+    """
     folder = stored.folder
     features = stored.problem.features
     meter = execution.meter

@@ -37,8 +37,8 @@ class CachedPoints:
     """The rows of a regression, cached in the JVM."""
 
     context: SparkContext
-    features: int
-    rdd: Any
+    features: int  # d
+    rdd: Any  # RDD of LabeledPoint in the JVM
     load_s: float  # to read, parse and cache them
     read_s: float  # to read and parse: cost per mini-batch without a cache, since MLlib samples from all rows
 

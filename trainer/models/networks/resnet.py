@@ -28,7 +28,9 @@ def _conv(before: int, channels: int, size: int, stride: int) -> nn.Conv2d:
 
 
 class _Pad(nn.Module):
-    """The shortcut of option A: every stride-th pixel, with half of the additional channels as zeros on either side."""
+    """The shortcut of option A: every stride-th pixel, with half of the additional channels as zeros on either side.
+
+    before, channels: channels of the input and of the output."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -47,7 +49,15 @@ def _shortcut(kind: Shortcut, before: int, channels: int, stride: int, norm: Nor
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions added to a shortcut, then a ReLU (version 1)."""
+    """Two 3x3 convolutions added to a shortcut, then a ReLU (version 1).
+
+    Args:
+        before: channels of the input.
+        channels: channels of the output.
+        stride: of the first convolution; 2 halves height and width.
+        norm: kind of the normalisation layers.
+        shortcut: maps the input to the shape of the output.
+    """
 
     def __init__(self, before: int, channels: int, stride: int, norm: Norm, shortcut: nn.Module) -> None:
         super().__init__()

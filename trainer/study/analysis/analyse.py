@@ -96,7 +96,12 @@ class StudySetting:
 class Correlation(NamedTuple):
     """Spearman's rank correlation.
 
-    runs: number of values. p: of a tested correlation, NaN otherwise. adjusted_p: after Holm, over all tested ones."""
+    Attributes:
+        runs: number of values.
+        rho: the correlation, from -1 to 1.
+        p: p-value of a tested correlation, NaN otherwise.
+        adjusted_p: p after Holm's adjustment over all tested correlations.
+    """
 
     runs: int
     rho: float
