@@ -46,7 +46,10 @@ class DSSP(SSP):
         memory["last"][worker] = view.time
 
     def release(self, worker: int, view: View) -> Release:
-        """Return NOW within the lower bound and for an extra step, otherwise the clock that the slowest must reach."""
+        """Return the condition for a worker's next step.
+
+        It may start at once within the lower bound and, if it has an extra step left, up to the upper bound. Otherwise
+        it waits until its lead over the slowest worker is no more than the lower bound."""
         extra: list[int] = _memory(view)["extra"]
         ahead = view.clock(worker) - view.slowest()
         if extra[worker] and ahead <= self.staleness_upper_bound:
@@ -64,7 +67,9 @@ class DSSP(SSP):
         return Release(slowest=view.clock(worker) - self.staleness_bound)
 
     def _extra_steps(self, worker: int, view: View) -> int:
-        """Return after how many more steps this worker's push is closest to one of the slowest worker."""
+        """Return after how many more steps this worker's push is predicted to be closest to one of the slowest worker.
+
+        At most the difference of the two bounds; 0 until both workers have pushed twice."""
         slowest = view.slowest_worker()
         mine = _pace(worker, view)
         other = _pace(slowest, view) if slowest is not None else None

@@ -98,7 +98,9 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
 
 
 def _result(summary: Mapping[str, Any]) -> list[RunFinding]:
-    """Return the sentence that answers what came out of a run; empty before the first evaluation."""
+    """Return a sentence on the last and the best evaluation of a run; empty before the first evaluation.
+
+    It is about accuracies or, for real targets, about losses. summary: the content of result.json."""
     epoch = summary["best_epoch"]
     if epoch is None:
         return []

@@ -64,7 +64,16 @@ def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str,
 def draw_workers(
     live: Sequence[Event], pushes: pd.DataFrame, happened: Sequence[Incident], num_workers: int
 ) -> dict[str, EmbeddedFigure]:
-    """Return the figures that compare workers over time."""
+    """Return the figures that compare workers over time, by name: clocks, and throughput.
+
+    A figure is left out if there are too few ``train`` events, or too few pushes.
+
+    Args:
+        live: the events that count.
+        pushes: the pushes that count.
+        happened: the incidents to mark.
+        num_workers: workers of the run.
+    """
     drawn: dict[str, EmbeddedFigure] = {}
     trains = [event for event in select_kind(live, "train") if event["workers"]]
     trains = [trains[at] for at in figures.evenly(len(trains))]

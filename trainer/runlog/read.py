@@ -173,7 +173,7 @@ _told: set[tuple[str, int]] = set()  # (file, damaged rows) of which this proces
 
 
 def logged_generations(path: Place) -> Generations:
-    """Return the generations that are logged in metrics.jsonl."""
+    """Return the generations that are logged in metrics.jsonl; none for an absent file."""
     found = Generations()
     mark = b'"event": "generation"'
     try:
@@ -215,7 +215,12 @@ class _Parts:
         return damaged
 
     def _add(self, header: str, block: bytes) -> int:
-        """Parse a block of rows, append the sound ones to the columns, and return their number. Raises DataError."""
+        """Parse a block of rows, append the sound ones to the columns, and return their number. Raises DataError.
+
+        A row is sound if it has as many fields as ``header`` has names, its integers are in range and not negative, and
+        its seconds are finite.
+
+        block: whole lines, the last one of the file perhaps cut off."""
         import pandas as pd
 
         # A row of zeros goes before each block, because pandas skips rows longer than the first, which may be damaged.

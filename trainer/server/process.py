@@ -118,7 +118,10 @@ class Server:
         )
 
     def run(self) -> None:
-        """Serve until the process is ended."""
+        """Serve until the process is ended: handle messages and finished background work, and tick from time to time.
+
+        Raises UsageError if server 0 refuses this host, RuntimeError if an order was lost, DataError for a damaged
+        checkpoint, and JobError if there is no complete one."""
         poller = zmq.Poller()
         mine = [socket for socket in (self.socket, self.to_leader) if socket]
         for socket in mine:

@@ -149,7 +149,9 @@ class SliceServer:
         return True
 
     def execute(self, order: Order) -> None:
-        """Execute the next order. Raises RuntimeError if one was lost; the server must be restarted then."""
+        """Execute the next order: use its gradients, write the slice if requested, then send the answers to workers.
+
+        Raises RuntimeError if an order was lost; the server must be restarted then."""
         # A server that skips an order would hold another version than the others, and no later order would reveal it.
         if order.sequence != self.sequence + 1:
             raise RuntimeError(f"server {self.index} has order {order.sequence} after {self.sequence}: one was lost")

@@ -171,7 +171,7 @@ def _time_to(run: ProtocolMeasurements, goal: float | None) -> float | None:
 
 
 def describe(runs: Sequence[ProtocolMeasurements], goal: float | None) -> str:
-    """Return the comparison as a text table."""
+    """Return the comparison as a text table, a row per protocol. goal: the loss of "time to loss", or None."""
     to_loss = f"s to loss {goal:.4g}" if goal is not None else "s to loss"
     header = ("protocol", "images/s", "updates", "refused", "staleness", "most", "virtual time", to_loss)
     rows = []

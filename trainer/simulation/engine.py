@@ -147,7 +147,9 @@ class Engine:
         )
 
     def run(self) -> None:
-        """Handle events until the run has ended or no event is left. Raises JobError as the leader does."""
+        """Handle events until the run has ended or no event is left.
+
+        Raises JobError if there is no complete checkpoint to load."""
         for failure in self.simulated.failures:
             if self.now and failure.at_s <= self.now:
                 continue  # it happened before the run was resumed

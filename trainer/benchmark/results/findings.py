@@ -54,7 +54,9 @@ def _describe_reading(summaries: Sequence[SystemSummary], model: Model) -> str:
 
 
 def _describe_wins(summaries: Sequence[SystemSummary]) -> str:
-    """Return a sentence on the configurations in which MLlib is faster than every parameter server."""
+    """Return a sentence on the configurations in which MLlib is faster than both parameter servers.
+
+    If there are none, it has the smallest speedup. Empty without a configuration that MLlib and a server have run."""
     best: dict[Key, float] = {}
     for each in summaries:
         speedup = each.speedup if each.length is None else each.mini_batch_speedup

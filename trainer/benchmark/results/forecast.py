@@ -142,7 +142,15 @@ class Timings:
         )
 
     def validate(self, system: System, costs: SparkCosts | ServerCosts, samples: Samples) -> list[Validation]:
-        """Compare costs with measurements on this machine, whose cores tasks, driver, workers and server share."""
+        """Return the predicted and the measured seconds of mini-batches on this machine.
+
+        Its cores are shared by tasks, driver, workers and server, and no message leaves it.
+
+        Args:
+            system: "mllib" or a parameter server.
+            costs: the fitted costs of that system.
+            samples: the measurements.
+        """
         weights = count_model_weights(self.model)
         units = "tasks" if system == "mllib" else "workers"
         return [

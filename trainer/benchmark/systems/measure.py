@@ -61,7 +61,10 @@ def set_up(
 def _choose_start(
     execution: Execution, stored: StoredRows, configuration: Configuration
 ) -> tuple[Floats, float | None]:
-    """Return the initial weights, and the smallest objective if it is known and needed."""
+    """Return the initial weights of all systems, and the smallest objective or None.
+
+    The perceptron starts at weights that the trainer draws, a regression at 0. The smallest objective is computed for a
+    regression's run to convergence only."""
     problem = stored.problem
     context = execution.context
     seed = execution.experiment.seed
@@ -135,7 +138,10 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
 
 
 def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> RunTimings:
-    """Run once. Raises any error of the system."""
+    """Run once on the system of ``planned`` and return its measurements. Raises any error of the system.
+
+    Except on MLlib, every repeat has another seed. The perceptron on the parameter server keeps one, which also draws
+    its initial weights."""
     configuration = planned.configuration
     system = planned.system
     stored = setup.stored

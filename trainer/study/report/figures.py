@@ -126,7 +126,10 @@ def finals(setting: StudySetting) -> Figure | None:
 
 
 def class_counts(setting: StudySetting) -> Figure | None:
-    """Draw the rows of a class in a shard: minimum, quartiles and maximum (the paper's figure 7); None if unknown."""
+    """Draw the rows of a class in a shard, a box per member: minimum, quartiles and maximum (the paper's figure 7).
+
+    If the paper has whiskers for random sharding, they are drawn beside its box. Returns None if no counts were
+    recorded."""
     rows = [(name, counts) for name, m in setting.members.items() if (counts := _class_counts(m)) is not None]
     if not rows:
         return None

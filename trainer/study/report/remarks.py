@@ -77,7 +77,9 @@ def seeds_chosen(analysis: Analysis) -> list[str]:
 
 
 def same_shards(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return a remark on the ways of sharding whose shards are the same for every seed."""
+    """Return a remark on the ways of sharding whose shards are the same for every seed.
+
+    Empty if there are none, or if ways of sharding are not compared."""
     shards = {name: [record["shards"] for record in member.records] for name, member in setting.members.items()}
     same = [name for name, digests in shards.items() if len(digests) > 1 == len(set(digests))]
     if analysis.compared != "sharding" or not same:
@@ -103,7 +105,9 @@ def reservations(analysis: Analysis, setting: StudySetting, member: ComparisonSi
 
 
 def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return sentences on the correlation of shard measures with spread, among runs that differ in nothing else."""
+    """Return sentences on whether runs with less even shards end further from the median of their strategy.
+
+    A sentence per measure of shards, about runs of equal strategy. Empty unless ways of sharding are compared."""
     lines = []
     for test in analysis.qualities if analysis.compared == "sharding" else []:
         found = test.within
@@ -119,7 +123,9 @@ def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
 
 
 def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return sentences on the same runs in the study beside this one, and on other differences between the two."""
+    """Return sentences on the same runs in the study ``beside``: their differences, and what else differs.
+
+    Empty if the plan names no such study."""
     other = analysis.beside
     found = [twins for twins in analysis.twins if twins.setting == setting.name]
     if not other:
@@ -164,7 +170,9 @@ def _differ(twins: Twins, key: str) -> bool:
 
 
 def paper(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return a sentence with the published ratios of standard deviations and their overlap with the ratios here."""
+    """Return a sentence with the paper's ratios of standard deviations, and whether their intervals overlap with ours.
+
+    Empty if the paper has no table of the data set, or if random sharding is not the baseline."""
     printed = published_of(setting.dataset)
     if not printed or (analysis.compared, analysis.baseline) != ("sharding", "random"):
         return []

@@ -158,7 +158,10 @@ class Runner:
                 self.sets.drop(key)
 
     def _measure(self, run: Run) -> Record:
-        """Return the record of one run, made by a process of its own. Raises JobError."""
+        """Return the record of one run, made by a process of its own.
+
+        If the process is killed it is started again, TRIES times in all. Raises the error that the process reported,
+        and JobError if it is killed every time."""
         folder = self._folder(run)
         record = folder.with_name(f"{folder.name}.json")
         folder.parent.mkdir(exist_ok=True)

@@ -99,7 +99,9 @@ class Sets:
         _delete(self.root / DATASETS)
 
     def _task(self, key: SetKey) -> dict[str, Any]:
-        """Return a task of make_sets: derive a data set if the plan changes it, then shard it."""
+        """Return a task of make_sets: derive a data set if the plan changes it, then shard it.
+
+        The task's ``derive`` is None if the data set is not changed."""
         given = self.plan.datasets[key.dataset]
         source = str(given["input"])
         evaluation = str(given.get("eval_input", given["input"]))
