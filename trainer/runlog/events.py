@@ -62,7 +62,9 @@ def _plain(value: Any) -> Any:
 
 
 def log_pushes(root: Path, generation: int, pushes: Iterable[tuple[float, Record]]) -> None:
-    """Append pushed gradients, each with the training time at which it was used (seconds)."""
+    """Append pushed gradients to pushes.csv, and the header if the file is new.
+
+    Each comes with the training time in seconds at which it was used."""
     lines = [_line(generation, seconds, record) for seconds, record in pushes]
     if not lines:
         return

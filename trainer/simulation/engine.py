@@ -316,6 +316,7 @@ class Engine:
     def _cancel(self, mine: VirtualWorker, worker: int) -> None:
         """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
         part_s = (mine.ends - mine.begun) / self.config.protocol.parts_of_a_step()
+        # The message takes the latency of the network, and cannot stop a step before its parameters have arrived.
         told = max(self.now + (self.network.latency_s if self.network else 0.0), mine.begun)
         # The worker only notices between two micro-batches. Half a part of slack absorbs rounding errors.
         stops = mine.begun + part_s * math.ceil((told - mine.begun) / part_s) if part_s else mine.ends

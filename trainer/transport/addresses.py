@@ -104,7 +104,7 @@ def all_interfaces(host: str) -> str:
 
 
 def interface(found: Sequence[str]) -> str:
-    """Return the IP address at which to listen, among those of a host's name: the first one that is not loopback.
+    """Return the IP address at which to listen, given the addresses of a host's name: the first that is not loopback.
 
     If all are loopback, it stands for all interfaces: the name may still lead other hosts here, because Debian's
     /etc/hosts maps a host's own name to a loopback address."""

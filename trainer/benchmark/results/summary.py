@@ -142,7 +142,7 @@ class Goal:
 def judge_goals(summaries: Sequence[SystemSummary]) -> list[Goal]:
     """Return the thesis's two claims as goals, each with the measured speedup.
 
-    A speedup is MLlib's seconds to converge over those of the faster parameter server, if both converged."""
+    A speedup is MLlib's seconds to converge divided by the faster parameter server's, if both converged."""
     best = best_server_speedups(summaries, "speedup")
     # The thesis reports its largest speedup at this mini-batch. The goal is stricter: every model must reach it.
     small = [speedup for (_, _, batch, *_), speedup in best.items() if batch == SMALL_BATCH]

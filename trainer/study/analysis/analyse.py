@@ -371,7 +371,9 @@ def _quality_tests(setting: StudySetting) -> list[QualityTest]:
 
 
 def _with_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats]:
-    """Return a measure of each run's shards, and the distance of its final accuracy from the median: [runs] each."""
+    """Return a measure of each run's shards, and the distance of its accuracy from its member's median, [runs] each.
+
+    Runs without a final accuracy or without the measure are left out."""
     pairs = [
         (record["sharding"][quality], record[PRIMARY])
         for record in member.records
