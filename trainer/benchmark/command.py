@@ -98,7 +98,9 @@ def print_summaries(summaries: Sequence[SystemSummary]) -> None:
 
 
 def format_summary(summary: SystemSummary) -> list[str]:
-    """Return the cells of one line."""
+    """Return the cells of a line, in the order of COLUMNS.
+
+    A plus after the mini-batches marks runs that ended without convergence."""
     first = [summary.model, f"{summary.rows:,}", summary.size, summary.label]
     if not summary.metrics:
         return [*first, "failed: " + "; ".join(summary.errors)[:60], "", "", ""]

@@ -10,7 +10,7 @@ System = Literal["mllib", "ps-sync", "ps-async", "averaging", "all-reduce"]
 SYSTEMS: tuple[System, ...] = ("mllib", "ps-sync", "ps-async", "averaging", "all-reduce")
 Model = Literal["logistic", "linear", "perceptron"]
 HIDDEN_LAYERS = (15, 15)
-MAX_WORKERS = 32  # workers of a server, each a process; may exceed the cores
+MAX_WORKERS = 32  # workers of a parameter server, each a process; may exceed the cores
 TOLERANCE = 1e-3  # MLlib's default
 BLOCK_ROWS = 128  # MLlib's default block size of the perceptron: rows in one matrix
 
@@ -23,7 +23,7 @@ class Hyperparameters:
     step_size: float  # a0 of the learning rate a0/sqrt(t), or the constant rate
     decay: float  # L2 factor
     max_mini_batches: int  # at which a run ends without convergence
-    constant_rate: bool = False
+    constant_rate: bool = False  # whether the learning rate is step_size in every step
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 1."""
@@ -51,7 +51,7 @@ class Configuration:
         batch: examples of the global mini-batch; all rows for gradient descent.
         length: mini-batches to time; None to run until MLlib's stop rule is met.
         tolerance: of the stop rule.
-        tasks: tasks of an MLlib job, or workers of a server; None for one per core.
+        tasks: tasks of an MLlib job, or workers of a parameter server; None for one per core.
     """
 
     model: Model
@@ -89,9 +89,9 @@ class Configuration:
 def configurations_to_converge(
     model: Model, rows: int, batches: tuple[int, ...], tolerance: float = TOLERANCE
 ) -> list[Configuration]:
-    """Return runs to convergence: gradient descent, and the regressions' mini-batches (thesis, figures 2.12 and 2.13).
+    """Return runs to convergence (thesis, figures 2.12 and 2.13): gradient descent, and descent with mini-batches.
 
-    MLlib's perceptron has no mini-batches.
+    The perceptron has gradient descent only, because MLlib's perceptron has no mini-batches.
 
     Args:
         model: the model to train.
@@ -118,16 +118,17 @@ def configuration_with_tasks(
 ) -> Configuration:
     """Return a run whose mini-batches are split over more tasks or workers than there are cores.
 
-    The cost per task is most of the cost of a mini-batch on many nodes. A server gets five times ``length``, because
-    its pushes are short compared with its start; MLlib gets a fifth.
+    Such runs measure the fixed cost per task, which dominates the time of a mini-batch on many nodes. The parameter
+    server runs five times ``length`` mini-batches, because each takes little time compared with the start of its
+    processes. MLlib runs a fifth of ``length``, because each of its mini-batches is slow.
 
     Args:
         model: the model to train.
         rows: of the training set.
         batch: examples of the global mini-batch.
         length: mini-batches, before the factor of the system.
-        tasks: tasks of an MLlib job, or workers of a server.
-        system: "mllib" or a server.
+        tasks: tasks of an MLlib job, or workers of a parameter server.
+        system: "mllib", or a parameter server ("ps-sync", "ps-async").
     """
     mini_batches = max(1, length // 5) if system == "mllib" else 5 * length
     return Configuration(model, rows, batch, mini_batches, tasks=tasks)

@@ -96,7 +96,7 @@ def store_rows(execution: Execution, problem: Problem, folder: str, rows: int | 
 
 
 def shard_rows(execution: Execution, folder: str, workers: int) -> str:
-    """Shard stored rows for a number of workers and return the URI of the set."""
+    """Shard stored rows for a number of workers, stratified by class, and return the URI of the set."""
     result = pipeline.shard(
         SparkSession(execution.context),
         input=f"{folder}/parquet",

@@ -36,7 +36,7 @@ Floats = npt.NDArray[np.float32]
 class Problem:
     """A learning problem, and the planted model behind its generated rows."""
 
-    name: str
+    name: str  # also of the folder of its rows
     features: int  # d
     real: bool  # the target is a real number, not one of two classes
     norm: float  # Euclidean norm of the planted weights
@@ -54,7 +54,10 @@ class Problem:
         return planted
 
     def draw(self, seed: int, block: int, rows: int) -> tuple[Floats, npt.NDArray[np.int32], Floats]:
-        """Draw a block: features [rows, d] of zero mean and unit variance, classes [rows], real targets [rows]."""
+        """Draw a block: features [rows, d] of zero mean and unit variance, classes [rows], real targets [rows].
+
+        The planted weights give each row a score. Its class is 1 with the probability sigmoid(score); its target is the
+        score with normal noise."""
         rng = np.random.default_rng([seed, ROWS, block])
         drawn = rng.standard_normal((rows, self.features))
         for column in range(1, self.features):  # an autoregressive chain, which keeps unit variance

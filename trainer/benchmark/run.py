@@ -90,7 +90,10 @@ def run_experiment(
 
 
 def _run_problem(execution: Execution, problem: Problem) -> Iterator[BenchmarkRecord]:
-    """Run to convergence, time mini-batches on the same rows, also with many tasks, and then on sets of other sizes."""
+    """Yield the records of all runs on a problem.
+
+    For each model: runs to convergence, timed mini-batches on the same rows and, for regressions, timed mini-batches
+    with many tasks. Then timed mini-batches on sets of other sizes."""
     experiment = execution.experiment
     folder = f"{execution.data}/{problem.name}"
     stored = store_rows(execution, problem, folder, experiment.rows(problem), experiment.file(problem))
@@ -107,7 +110,9 @@ def _run_problem(execution: Execution, problem: Problem) -> Iterator[BenchmarkRe
 
 
 def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[BenchmarkRecord]:
-    """Time mini-batches on sets of every size. Their rows are deleted afterwards."""
+    """Time mini-batches on sets of every size, whose rows are deleted afterwards.
+
+    The perceptron leaves out the largest of several sizes."""
     experiment = execution.experiment
     sizes = choose_sizes(execution.context, problem) if experiment.sizes is None else experiment.sizes
     for size in sizes:

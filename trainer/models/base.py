@@ -21,7 +21,12 @@ Shortcut = Literal["pad", "conv"]
 class ModelInput:
     """The properties of a shard set that a model depends on.
 
-    shape: (channels, height, width). has_targets: rows have a real-valued target. has_labels: rows have a class."""
+    Attributes:
+        shape: (channels, height, width) of an image.
+        num_classes: number of classes.
+        has_targets: whether rows have a real-valued target.
+        has_labels: whether rows have a class.
+    """
 
     shape: tuple[int, int, int]
     num_classes: int

@@ -64,6 +64,7 @@ class FlatModel:
             self._attach_gradients(gradients)
 
     def _attach_gradients(self, gradients: Tensor) -> None:
+        """Make every parameter's gradient a view of gradients [P], and note which of them get weight decay."""
         _check_length("gradients", gradients, self.num_parameters)
         trained = _trained(self.model)
         for slot in self.slots[: len(trained)]:
@@ -100,6 +101,7 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _rest(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the state without gradients: frozen parameters and saved floating-point buffers."""
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     saved = model.state_dict().keys()  # buffers that are not saved are made again with the model
     return frozen | {name: t for name, t in model.named_buffers() if t.is_floating_point() and name in saved}

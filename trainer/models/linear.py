@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LinearSpec(ModelSpec):
+    """The base class of the regressions."""
+
     learning_rate: ClassVar[float] = 0.01
     stale_learning_rate: ClassVar[float] = 0.005
     intercept: bool = option(True, "add an intercept to the weights")

@@ -36,6 +36,7 @@ def normalises(model: nn.Module, shape: tuple[int, int, int], examples: int) -> 
 
 
 def _refuse_one_value(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Raise _OneValue if a BatchNorm layer gets a single value per channel."""
     values = inputs[0]
     if values.numel() <= values.shape[1]:
         raise _OneValue

@@ -54,6 +54,7 @@ class OwnModel(ModelSpec):
 
 
 def _import(reference: str, module_name: str) -> Any:
+    """Import a module of the current folder or an installed one. Raises UsageError if it does not exist."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -67,6 +68,17 @@ def _import(reference: str, module_name: str) -> Any:
 
 
 def _checked(model: Any, reference: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """Return the user's model in training mode.
+
+    Raises UsageError if it is no torch module, or does not turn two black images into logits. A single logit per image
+    will do for two classes.
+
+    Args:
+        model: the result of the user's function.
+        reference: module:function, for messages.
+        shape: (channels, height, width) of an image.
+        num_classes: number of logits per image.
+    """
     import torch
     from torch import nn
 

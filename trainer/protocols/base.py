@@ -89,8 +89,8 @@ class Protocol(Spec):
     def parts_of_a_step(self) -> int:
         """Return the number of micro-batches per step.
 
-        Between two of them a worker gives up the step if it has been told that its gradient will be refused. With 1 it is
-        never told."""
+        Between two of them, a worker gives up its step if server 0 has cancelled it because the gradient will be
+        refused. With 1, steps are never cancelled."""
         return 1
 
     def clock_bound(self) -> int | None:

@@ -46,6 +46,10 @@ class DSSP(SSP):
         memory["last"][worker] = view.time
 
     def release(self, worker: int, view: View) -> Release:
+        """Return the condition for a worker's next step.
+
+        It may start at once within the lower bound and, if it has an extra step left, up to the upper bound. Otherwise
+        it waits until its lead over the slowest worker is no more than the lower bound."""
         extra: list[int] = _memory(view)["extra"]
         ahead = view.clock(worker) - view.slowest()
         if extra[worker] and ahead <= self.staleness_upper_bound:
@@ -63,7 +67,9 @@ class DSSP(SSP):
         return Release(slowest=view.clock(worker) - self.staleness_bound)
 
     def _extra_steps(self, worker: int, view: View) -> int:
-        """Return after how many more steps this worker's push is closest to one of the slowest worker."""
+        """Return after how many more steps this worker's push is predicted to be closest to one of the slowest worker.
+
+        At most the difference of the two bounds; 0 until both workers have pushed twice."""
         slowest = view.slowest_worker()
         mine = _pace(worker, view)
         other = _pace(slowest, view) if slowest is not None else None
@@ -74,6 +80,7 @@ class DSSP(SSP):
         most = self.staleness_upper_bound - self.staleness_bound
 
         def gap(extra: int) -> float:
+            """Return the seconds from this push, after ``extra`` more steps, to the closest push of the slowest."""
             after = last + extra * interval - slow_last
             # The last push of the slowest worker is past, so only its next pushes count. Two of its pushes at one time,
             # as in virtual time, give no pace.
@@ -85,6 +92,10 @@ class DSSP(SSP):
 
 
 def _memory(view: View) -> dict[str, Any]:
+    """Return the protocol's memory, which is filled at its first use.
+
+    It has an entry per worker: in ``last`` and ``before`` the times of its last two pushes (None if it has not pushed),
+    in ``extra`` its remaining extra steps."""
     if not view.memory:
         never = [None] * view.num_workers
         view.memory.update(last=never[:], before=never[:], extra=[0] * view.num_workers)

@@ -99,7 +99,13 @@ def few_ticks(axis: Any) -> None:
 
 
 def learning_curves(losses: Sequence[Curve], accuracies: Sequence[Curve], marks: Sequence[Mark], xlabel: str) -> Figure:
-    """Draw loss on the left and accuracy on the right, over the same axis."""
+    """Draw loss on the left and accuracy on the right, over the same axis.
+
+    Args:
+        losses, accuracies: the curves of each panel.
+        marks: incidents, drawn in both panels.
+        xlabel: "seconds" or "epoch".
+    """
     figure, axes = canvas(3.6, 2)
     for ax, curves, ylabel in zip(axes, (losses, accuracies), ("loss", "accuracy"), strict=True):
         for curve in curves:
@@ -130,7 +136,9 @@ def log_scale(ax: Any) -> None:
 
 
 def learning_rate(epoch: Floats, rate: Floats) -> Figure:
-    """Draw the learning rate of the global mini-batch over the global epoch, both [E]."""
+    """Draw the learning rate of the global mini-batch over the global epoch.
+
+    Both are [E]. The vertical axis is logarithmic if the largest rate is more than five times the smallest."""
     figure, (ax,) = canvas(1.9)
     ax.plot(thin(epoch), thin(rate), color=BLUE, lw=1.6, drawstyle="steps-post")
     ax.set(xlabel="epoch", ylabel="learning rate", xlim=(0, None))
@@ -165,7 +173,9 @@ def staleness(histogram: Ints, spread: Floats) -> Figure:
 
 
 def draw_histogram(ax: Any, histogram: Ints) -> None:
-    """Draw counts [V] as bars of shares."""
+    """Draw the shares of updates by staleness as bars, and the mean staleness as a line.
+
+    histogram: number of updates with staleness 0, 1, 2, ..., [V]."""
     edges, counts, beyond = cut_tail(histogram)
     total = histogram.sum()
     width = edges[1] - edges[0]
@@ -192,7 +202,7 @@ def draw_spread(ax: Any, spread: Floats) -> None:
 
 
 def draw_bands(ax: Any, spread: Floats) -> None:
-    """Draw the ranges of whiskers and sides as bands, and the middles as a line."""
+    """Draw the quantiles of ``SPREAD`` over the workers: two bands around a line, the median."""
     workers = np.arange(len(spread))
     (low, first, middle, third, high) = spread.T
     ax.fill_between(workers, low, high, color=SKY, alpha=0.35, lw=0, rasterized=True)
@@ -201,6 +211,7 @@ def draw_bands(ax: Any, spread: Floats) -> None:
 
 
 def draw_boxes(ax: Any, spread: Floats) -> None:
+    """Draw a box per worker, with its whiskers, sides and middle at the quantiles of ``SPREAD``."""
     keys = ("whislo", "q1", "med", "q3", "whishi")
     known = np.flatnonzero(~np.isnan(spread).any(axis=1))
     boxes = [dict(zip(keys, spread[worker], strict=True)) for worker in known]
@@ -210,7 +221,7 @@ def draw_boxes(ax: Any, spread: Floats) -> None:
 
 
 def throughput(seconds: Floats, images_per_s: Floats, marks: Sequence[Mark]) -> Figure:
-    """Draw the training images per second of all workers together, [T]."""
+    """Draw the training images per second of all workers together over the training time, both [T]."""
     figure, (ax,) = canvas(2.3)
     ax.plot(thin(seconds), thin(finite(images_per_s)), color=BLUE, lw=1.2)
     draw_marks(ax, marks)

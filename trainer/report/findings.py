@@ -55,7 +55,7 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     Args:
         events: all events of the log.
         live: the events that roll-backs and restarts have not voided.
-        summary: of trainer.runlog.result.
+        summary: the content of result.json.
     """
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
     trains = select_kind(live, "train")
@@ -98,7 +98,9 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
 
 
 def _result(summary: Mapping[str, Any]) -> list[RunFinding]:
-    """Return the sentence that answers what came out of a run; empty before the first evaluation."""
+    """Return a sentence on the last and the best evaluation of a run; empty before the first evaluation.
+
+    It is about accuracies or, for real targets, about losses. summary: the content of result.json."""
     epoch = summary["best_epoch"]
     if epoch is None:
         return []
@@ -125,6 +127,9 @@ def _is_lost(train: Event) -> bool:
 
 
 def _describe_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
+    """Return the result of the data check: did every pass that all workers completed train every row once?
+
+    Empty without a completed pass, or if the set has no fingerprint to compare with."""
     passes = summary["passes"]
     rejected = summary["rejected"]
     whole = passes["whole"]
@@ -144,7 +149,7 @@ def _describe_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
 
 
 def headline(summary: Mapping[str, Any]) -> list[Figure]:
-    """Return the headline figures with their meanings."""
+    """Return the rows of the table of headline figures. summary: the content of result.json."""
     staleness = summary["staleness"]
     epoch = summary["best_epoch"]
     restarts = summary["restarts"]

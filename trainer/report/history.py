@@ -39,7 +39,9 @@ def column(events: Sequence[Event], key: str) -> Floats:
 
 
 def incidents(live: Iterable[Event]) -> list[Incident]:
-    """Return the incidents in order, each with the progress of the last ``train`` event before it."""
+    """Return the incidents in order, each with the progress of the last ``train`` event before it, 0 if there is none.
+
+    live: the events of metrics.jsonl that no roll-back or restart has made void (see ``surviving``)."""
     found = []
     seconds = 0.0
     epoch = 0.0
@@ -58,7 +60,13 @@ def marks(happened: Iterable[Incident], axis: str) -> list[Mark]:
 
 
 def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
-    """Return the curves of loss or accuracy over seconds or epoch, of every source that has values."""
+    """Return the curves of loss or accuracy, of every source that has values.
+
+    Args:
+        live: the events that count.
+        axis: "seconds" or "epoch", the horizontal axis.
+        value: "loss" or "accuracy".
+    """
     sources = (("train", value), ("epoch", value), ("eval", f"train_{value}"), ("eval", value))
     found = []
     for name, (kind, key) in zip(figures.CURVE_LOOKS, sources, strict=True):
@@ -82,7 +90,10 @@ def clock_table(trains: Sequence[Event], num_workers: int) -> Floats:
 
 
 def throughput_table(pushes: pd.DataFrame, num_workers: int) -> tuple[Floats, Floats]:
-    """Return edges [B + 1] in seconds and images per second [W, B], also of rejected pushes. B may be 0. O(pushes)."""
+    """Return the edges of time bins in seconds, [B + 1], and images per second by worker and bin, [W, B].
+
+    Images of rejected pushes count too. There are at most BINS bins, and fewer for a short run, so that each has about
+    STEPS_A_BIN pushes per worker; B is 0 if there are not enough pushes for one."""
     bins = min(BINS, len(pushes) // (STEPS_A_BIN * max(1, num_workers)))
     edges = np.linspace(0, max(pushes["seconds"].max(), 1e-3) if bins else 0, bins + 1)
     if not bins:
@@ -112,7 +123,16 @@ def staleness_spread(accepted: pd.DataFrame, num_workers: int) -> Floats:
 
 
 def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int) -> list[dict[str, Any]]:
-    """Return a table row per worker; None for values that a worker without accepted pushes lacks."""
+    """Return a row per worker for the report's table. Values that are not known are None.
+
+    images, staleness_mean, staleness_max and loss are of accepted pushes, where loss is the mean over the pushes that
+    have one. accepted and rejected are numbers of pushes. step_s is the median time of a step in seconds.
+
+    Args:
+        events: the events that count.
+        pushes: the pushes that count.
+        num_workers: number of rows to return.
+    """
     restarts = Counter(event["index"] for event in select_kind(events, "restart") if event["role"] == "worker")
     accepted, images, stale, losses, loss_sums = np.zeros((5, num_workers))
     pushed, stalest = np.zeros((2, num_workers), np.int64)

@@ -38,6 +38,7 @@ FEWEST_BINS = 4  # a figure over time needs more bins than this
 
 
 def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
+    """Return figures of loss and accuracy over epochs and over seconds, and of the learning rate, by name."""
     drawn: dict[str, EmbeddedFigure] = {}
     for axis, place in (("epoch", "over epochs"), ("seconds", "over seconds")):
         losses = curves(live, axis, "loss")
@@ -63,7 +64,16 @@ def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str,
 def draw_workers(
     live: Sequence[Event], pushes: pd.DataFrame, happened: Sequence[Incident], num_workers: int
 ) -> dict[str, EmbeddedFigure]:
-    """Return the figures that compare workers over time."""
+    """Return the figures that compare workers over time, by name: clocks, and throughput.
+
+    A figure is left out if there are too few ``train`` events, or too few pushes.
+
+    Args:
+        live: the events that count.
+        pushes: the pushes that count.
+        happened: the incidents to mark.
+        num_workers: workers of the run.
+    """
     drawn: dict[str, EmbeddedFigure] = {}
     trains = [event for event in select_kind(live, "train") if event["workers"]]
     trains = [trains[at] for at in figures.evenly(len(trains))]

@@ -61,7 +61,13 @@ def size(terminal: TextIO) -> dict[str, Any]:
 class ProgressLine:
     """A display of ``line(status)`` on standard error: a bar on a terminal, else a plain line about every ten seconds.
 
-    update may be called for every change of the status; it costs about 0.1 ms. now: a clock in seconds."""
+    update may be called for every change of the status; it costs about 0.1 ms.
+
+    Args:
+        quiet: show nothing.
+        file: where to write; standard error by default.
+        now: a clock in seconds.
+    """
 
     def __init__(
         self, *, quiet: bool = False, file: TextIO | None = None, now: Callable[[], float] = time.monotonic
@@ -76,6 +82,7 @@ class ProgressLine:
         self._next = self._begin
 
     def update(self, status: Status) -> None:
+        """Show a status: at once on a terminal, elsewhere as a line if the last one is old enough."""
         if self._quiet:
             return
         if self._terminal:
@@ -102,6 +109,7 @@ class ProgressLine:
         self._say_pending()
 
     def _draw(self, status: Status) -> None:
+        """Draw the bar with a status. It is created with the first one, which has its total."""
         if self._bar is None:
             # The pushes before a resumption must not count for the speed of this start.
             start = {"initial": status["accepted"], "total": status["total"], "desc": line(status)}

@@ -51,6 +51,7 @@ def log_event(root: Path, event: str, **values: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value in plain JSON: NaN and infinities become None, keys text, and tuples lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -61,7 +62,9 @@ def _plain(value: Any) -> Any:
 
 
 def log_pushes(root: Path, generation: int, pushes: Iterable[tuple[float, Record]]) -> None:
-    """Append pushed gradients, each with the training time at which it was used (seconds)."""
+    """Append pushed gradients to pushes.csv, and the header if the file is new.
+
+    Each comes with the training time in seconds at which it was used."""
     lines = [_line(generation, seconds, record) for seconds, record in pushes]
     if not lines:
         return
@@ -72,6 +75,7 @@ def log_pushes(root: Path, generation: int, pushes: Iterable[tuple[float, Record
 
 
 def _line(generation: int, seconds: float, record: Record) -> str:
+    """Return the line of a push in pushes.csv, in the order of COLUMNS."""
     step = record.measured
     return (
         f"{generation},{record.version},{record.worker},{record.clock},{record.version_pulled},{record.staleness},"

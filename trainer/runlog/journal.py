@@ -50,7 +50,9 @@ class Journal:
         self._recent: list[Record] = []
 
     def seconds(self, now: float) -> float:
-        """Return the training time in seconds: the sum over the run's starts, each from first step to last update."""
+        """Return the training time of the run so far in seconds.
+
+        It is the sum over the starts of the run, each from its first step to its last update."""
         if self._start is None and self.coordinator.started:
             self._start = self._flushed = now
         if self._end is None and self.coordinator.finished:
@@ -58,7 +60,9 @@ class Journal:
         return self._before + ((self._end or now) - self._start if self._start is not None else 0.0)
 
     def note(self, boundary: int | None, now: float) -> None:
-        """Take over the coordinator's records. boundary: the epoch that they complete, or None."""
+        """Take over the coordinator's records of pushes, and log the passes and the epoch that they complete.
+
+        boundary: the epoch that they complete, or None."""
         seconds = self.seconds(now)
         records = self.coordinator.records
         self.coordinator.records = []
@@ -106,10 +110,16 @@ class Journal:
             log_event(self.root, "train", **self.summary)
 
     def _summarise(self, recent: list[Record], trained: float, now: float) -> dict[str, Any]:
-        """Return the values of a ``train`` event, which describe accepted pushes; its per-worker values describe all.
+        """Return the values of a ``train`` event. They describe accepted pushes, except for ``workers``: all pushes.
 
-        trained: training time of these pushes (seconds). The last interval of a run may be too short to measure a
-        speed; then the previous speed is repeated."""
+        If ``trained`` is too short to measure a speed, as in the last interval of a run, the previous speed is
+        repeated.
+
+        Args:
+            recent: the pushes since the previous event.
+            trained: training time of these pushes in seconds.
+            now: the current time.
+        """
         coordinator = self.coordinator
         accepted = [record for record in recent if record.accepted]
         speed = self.summary.get("images_per_s") if trained < EVERY_S / 2 else None

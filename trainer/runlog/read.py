@@ -97,6 +97,7 @@ class Surviving:
         self._generations = Generations()
 
     def add(self, event: Event) -> None:
+        """Add the next event of the log, and drop the events that it makes void."""
         if event["event"] in CUTS:
             back_to = event.get(CUTS[event["event"]]) or 0
             self.events = [earlier for earlier in self.events if _version(earlier) <= back_to]
@@ -114,7 +115,7 @@ def _version(event: Event) -> int:
 
 
 def surviving(events: Iterable[Event]) -> list[Event]:
-    """Return the events that count (see ``Surviving``)."""
+    """Return the events that no later roll-back or restart has made void (see ``Surviving``)."""
     found = Surviving()
     for event in events:
         found.add(event)
@@ -172,7 +173,7 @@ _told: set[tuple[str, int]] = set()  # (file, damaged rows) of which this proces
 
 
 def logged_generations(path: Place) -> Generations:
-    """Return the generations that are logged in metrics.jsonl."""
+    """Return the generations that are logged in metrics.jsonl; none for an absent file."""
     found = Generations()
     mark = b'"event": "generation"'
     try:
@@ -214,6 +215,12 @@ class _Parts:
         return damaged
 
     def _add(self, header: str, block: bytes) -> int:
+        """Parse a block of rows, append the sound ones to the columns, and return their number. Raises DataError.
+
+        A row is sound if it has as many fields as ``header`` has names, its integers are in range and not negative, and
+        its seconds are finite.
+
+        block: whole lines, the last one of the file perhaps cut off."""
         import pandas as pd
 
         # A row of zeros goes before each block, because pandas skips rows longer than the first, which may be damaged.
@@ -248,6 +255,7 @@ class _Parts:
         return len(frame)
 
     def _coded(self, generations: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """Return the codes of generations, both [rows]. Codes take half the memory."""
         distinct, places = np.unique(generations.astype(np.int64), return_inverse=True)
         codes = [self._codes.setdefault(generation, len(self._codes)) for generation in distinct.tolist()]
         return np.array(codes, np.int32)[places.reshape(-1)]
@@ -299,7 +307,9 @@ def _is_row(line: bytes) -> bool:
 
 
 def _header(line: str, path: Place) -> str:
-    """Return the names of the columns, comma-separated. Raises DataError if one is missing."""
+    """Return the names of the columns, comma-separated. Raises DataError if a necessary one is missing.
+
+    If a full disk kept the header out of the file, or cut it off, the usual columns are assumed."""
     names = [name.strip() for name in line.strip().split(",")]
     if _is_row(line.encode()) or COLUMNS.startswith(line.strip()) or any(name[:1].isdigit() for name in names):
         return COLUMNS  # the header is missing or cut off, perhaps with a row behind it
@@ -310,7 +320,9 @@ def _header(line: str, path: Place) -> str:
 
 
 def parse_event(line: str) -> Event | None:
-    """Return the event of a line, or None; if an event was appended to a torn one, the last complete one."""
+    """Return the event of a line, or None if the line has no valid event.
+
+    If a line was cut off and an event was appended to it, the appended event is returned."""
     for text in (line, line[max(line.rfind('{"event"'), 0) :]):
         try:
             event = parse(text, constant=lambda name: None)  # NaN and infinities become None, as in log_event

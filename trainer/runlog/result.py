@@ -70,11 +70,11 @@ class Result:
     error: str | None = None  # error message of a failed run
 
     def events(self) -> list[Event]:
-        """Return the events of the run that count, in order."""
+        """Return the events that no roll-back or restart has made void, in order."""
         return surviving(read_events(self.output / METRICS))
 
     def pushes(self) -> pd.DataFrame:
-        """Return the pushed gradients that count, one per row."""
+        """Return the pushed gradients that no roll-back or restart has made void, one per row."""
         return read_pushes(self.output / PUSHES)
 
     def weights(self) -> dict[str, npt.NDArray[np.float32]]:
@@ -109,7 +109,9 @@ def _digest(model: bytes) -> str:
 
 
 def is_best_of(output: Place, evaluation: Event) -> bool:
-    """Return whether best.safetensors is the model of an evaluation. Reads the whole file if best.json says so."""
+    """Return whether best.safetensors is the model of an evaluation.
+
+    Reads the whole model only if best.json names the version and generation of the evaluation."""
     try:
         about = parse_object((output / BEST_OF).read_bytes())
     except FileNotFoundError:
@@ -127,7 +129,9 @@ def is_best_of(output: Place, evaluation: Event) -> bool:
 
 
 def _older_about(path: Place) -> dict[str, Any]:
-    """Return the checkpoint that is named in best.safetensors itself, as earlier versions wrote it; {} if it is not."""
+    """Return the checkpoint of best.safetensors as earlier versions recorded it, in the file itself.
+
+    Empty if there is no file or no such record."""
     try:
         about = parse(json_header(path)[0]["__metadata__"]["trained"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -169,6 +173,11 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
 
 
 def _run(live: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
+    """Return the keys of result.json that identify the run: protocol, model, seed, and numbers of workers and servers.
+
+    The values come from the last ``start`` event; without one they are None, and the workers of the pushes are counted.
+
+    live: the events that count."""
     start = _last(live, "start")
     config = start.get("config", {})
     plan = start.get("plan") or {}
@@ -182,6 +191,9 @@ def _run(live: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
 
 
 def _accuracy(live: list[Event]) -> dict[str, Any]:
+    """Return the keys of result.json with losses and accuracies, from evaluations and the last complete epoch.
+
+    None for values that were not measured or are not finite. live: the events that count."""
     evaluated = evaluations(live)
     last = _last(evaluated)
     top = best(evaluated) or {}
@@ -214,10 +226,19 @@ def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
 
 
 def _passes(whole: list[Event]) -> dict[str, Any]:
-    """Return the summary of ``pass`` events.
+    """Return the value of ``passes`` in result.json.
 
-    whole: number of complete passes; true: passes whose fingerprint was the expected one; fingerprint: rows of the last
-    event's passes; expected: the same by the set's manifest."""
+    In a pass every worker trains its whole shard once.
+
+    whole: the ``pass`` events that count. One event can cover several passes, ``first`` to ``last``, counted from 1.
+
+    Keys:
+        whole: number of passes that all workers have completed, 0 if none.
+        true: number of these passes in which every row was trained exactly once, as the fingerprint shows.
+        fingerprint: sum of the hashes of the rows trained in the last event's passes, in hexadecimal; None without an
+            event.
+        expected: the same sum computed from the shard set; None if the set has no fingerprint.
+    """
     last = _last(whole)
     true = sum(event["last"] - event["first"] + 1 for event in whole if event["fingerprint"] == event["expected"])
     known = {key: last.get(key) for key in ("fingerprint", "expected")}
@@ -230,6 +251,7 @@ def _restarts(events: Iterable[Event]) -> dict[str, int]:
 
 
 def _last(events: list[Event], kind: str | None = None) -> Event:
+    """Return the last event, or the last one of a kind; an empty event if there is none."""
     return next((event for event in reversed(events) if kind in (None, event["event"])), {})
 
 

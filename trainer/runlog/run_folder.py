@@ -282,6 +282,7 @@ def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_f
 
 
 def _refuse_other(output: Place, saved: RunRecord, requested: RunRecord, resume: bool) -> None:
+    """Raise UsageError with the first essential value in which the run in the folder differs from the requested one."""
     before = saved.essentials()
     now = requested.essentials()
     for name in now | before:
@@ -301,7 +302,7 @@ def _refuse_foreign(output: Place, names: list[str]) -> None:
 def _delete(output: Place, names: list[str], *, held: bool = False) -> None:
     """Remove files, config.json first, and the folders that become empty.
 
-    The lock or lease and the marks of starts are kept, unless ``held``."""
+    held: whether to remove the lock or lease and the marks of starts too."""
     for name in sorted(names, key=lambda name: name != CONFIG):
         if held or not (re.fullmatch(_HELD, name) or segments.MARKS.fullmatch(name)):
             (output / name).unlink(missing_ok=True)
@@ -316,6 +317,7 @@ def read_record(output: Place) -> RunRecord:
 
 
 def _saved(output: Place) -> RunRecord | None:
+    """Return the record of the run in a folder; None without config.json. Raises DataError if it is damaged."""
     try:
         return read_record(output)
     except FileNotFoundError:

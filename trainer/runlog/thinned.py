@@ -54,6 +54,9 @@ class ThinnedLog(Surviving):
         self._with_workers = 0
 
     def add(self, event: Event) -> None:
+        """Add the next event of the log.
+
+        A ``train`` event may cause earlier ones to be thinned; an incident keeps the last ``train`` event before it."""
         super().add(event)
         if event["event"] == "train" and self.events and self.events[-1] is event:
             self._number += 1
@@ -67,12 +70,14 @@ class ThinnedLog(Surviving):
             self._pin_last()
 
     def _thin(self) -> None:
+        """Drop ``train`` events that are neither pinned nor kept by a stride, which is widened if necessary."""
         self._forget_void()
         numbers = [train.number for train in self._trains.values()]
         self._events.widen(numbers, self._number)
         self._keep(lambda train: train.is_pinned or self._events.keeps(train.number, self._number))
 
     def _thin_workers(self) -> None:
+        """Empty the entries of workers in ``train`` events that the stride for them does not keep."""
         self._forget_void()
         having = [train for train in self._trains.values() if train.event.get("workers")]
         self._workers.widen([train.number for train in having], self._number)
@@ -92,6 +97,7 @@ class ThinnedLog(Surviving):
         self._trains = {key: train for key, train in self._trains.items() if key not in dropped}
 
     def _pin_last(self) -> None:
+        """Keep the last ``train`` event permanently."""
         last = next((event for event in reversed(self.events) if event["event"] == "train"), None)
         if last is not None:
             self._trains[id(last)] = self._trains[id(last)]._replace(is_pinned=True)

@@ -60,6 +60,23 @@ Frames = list[memoryview]
 
 
 class Server:
+    """A server of parameters: one thread polls its sockets, another one writes checkpoints.
+
+    Server 0 also runs the leader, which decides on orders. The other servers report to server 0 which join requests and
+    gradients they have, and execute the orders that server 0 sends.
+
+    Args:
+        config, facts: the run.
+        index: number of this server.
+        addresses: one per server. This server listens at ``addresses[index]``; all others connect to ``addresses[0]``.
+        secret: the token of the run, which authenticates connections.
+        held: a socket of the supervisor that already listens at this server's address; None if this server must bind
+            it.
+        folders: the run's folders on this host.
+    Raises:
+        UsageError: the address is taken.
+    """
+
     def __init__(
         self,
         config: Config,
@@ -82,11 +99,12 @@ class Server:
         self.slice_server = SliceServer(
             config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote
         )
-        self._untold: list[WriteReceipt] = []  # to server 0, which did not read
+        self._untold: list[WriteReceipt] = []  # receipts that could not be sent to server 0 yet
         self.leader = None if index else self._make_leader()
         self.malformed = 0
 
     def _make_leader(self) -> Leader:
+        """Return the leader, which sends its orders through this server."""
         config = self.slice_server.config
         facts = self.slice_server.facts
         return Leader(
@@ -100,7 +118,10 @@ class Server:
         )
 
     def run(self) -> None:
-        """Serve until the process is ended."""
+        """Serve until the process is ended: handle messages and finished background work, and tick from time to time.
+
+        Raises UsageError if server 0 refuses this host, RuntimeError if an order was lost, DataError for a damaged
+        checkpoint, and JobError if there is no complete one."""
         poller = zmq.Poller()
         mine = [socket for socket in (self.socket, self.to_leader) if socket]
         for socket in mine:
@@ -136,6 +157,7 @@ class Server:
         self.slice_server.execute(order)
 
     def send_load(self, followers: Sequence[Follower], generation: int, version: int) -> None:
+        """Have the given followers and this server load a checkpoint, and start a generation with it."""
         for follower in followers:
             self.send(follower.identity, Load(generation, version), None)
         self.slice_server.load(generation, version)
@@ -143,6 +165,9 @@ class Server:
         self.leader.loaded(0, generation, time.monotonic())
 
     def _tick(self, now: float) -> None:
+        """Do the periodic work: the leader's tick on server 0, an introduction and unsent receipts on other servers.
+
+        The introduction is repeated because a restarted server 0 knows no other server."""
         if self.leader:
             self.leader.tick(now)
         else:
@@ -155,7 +180,9 @@ class Server:
         return offer(self.to_leader, pack(message), body)
 
     def _wrote(self, generation: int, sequence: int, outcome: WriteOutcome) -> None:
-        """Tell server 0 that this server's part of a checkpoint is written, or is not. sequence: number of the order."""
+        """Report that this server's slice of a checkpoint is written, or was not: to the leader here, or to server 0.
+
+        sequence: number of the order that asked for the checkpoint."""
         if self.slice_server.trouble:
             logger.warning(self.slice_server.trouble)
         if self.leader:
@@ -165,10 +192,14 @@ class Server:
             self._tell_what_is_written()
 
     def _tell_what_is_written(self) -> None:
+        """Send the unsent receipts in order, and keep the rest if server 0 does not read."""
         while self._untold and self._tell_leader(self._untold[0]):
             self._untold.pop(0)
 
     def _drain(self, socket: zmq.Socket[bytes], most: int = 64) -> None:
+        """Handle up to ``most`` waiting messages of a socket; the limit lets ``run`` do its other work in between.
+
+        Malformed messages are counted, logged and dropped."""
         for _ in range(most):
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -181,6 +212,9 @@ class Server:
                 logger.warning(f"dropped a malformed message: {error}")
 
     def _receive(self, frames: Frames, *, from_leader: bool) -> None:
+        """Parse one message and pass it on. Raises MalformedMessageError.
+
+        frames: the head and the bodies; the identity of the sender comes first, except in messages of server 0."""
         parts = frames if from_leader else frames[1:]
         if len(parts) < 2:
             raise MalformedMessageError(f"{len(frames)} frames")
@@ -193,7 +227,15 @@ class Server:
             self._serve(bytes(frames[0]), message, parts[1], parts[-1])
 
     def _serve(self, identity: bytes, message: Message, first: memoryview, last: memoryview) -> None:
-        """Handle a message of a worker, another server or a supervisor. first, last: its bodies, mostly the same one."""
+        """Handle a message of a worker, another server or a supervisor.
+
+        Args:
+            identity: the sender's connection, to which replies go.
+            message: the head.
+            first, last: the first and the last body. Only a Push has two; otherwise both are the same.
+        Raises:
+            MalformedMessageError: the message is invalid, or only server 0 may get it.
+        """
         # Before anything else: a host of another configuration would train another model.
         if isinstance(message, INTRODUCED) and not self._is_introduced(identity, message, first):
             return
@@ -216,9 +258,10 @@ class Server:
                 raise MalformedMessageError(f"{type(message).__name__} to server {self.index}")
 
     def _is_introduced(self, identity: bytes, message: Message, body: memoryview) -> bool:
-        """Return whether a peer is of a host that agrees about the run.
+        """Return whether the introduction in ``body`` comes from a host that agrees about the run.
 
-        Server 0 tells one that is not. Another server, which may itself be the one that differs, only does not listen."""
+        If not, server 0 replies with a refusal. Another server only ignores the message, because its own host may be
+        the one that differs. Raises MalformedMessageError if ``body`` is no introduction."""
         if self.agreement.admits(unpack_json(body)):
             return True
         if self.leader:
@@ -226,7 +269,11 @@ class Server:
         return False
 
     def _hold(self, identity: bytes, message: Push, report: StepMeasurements, now: float) -> None:
-        """Count a gradient that this server holds."""
+        """Report a gradient that this server has stored: to the leader here, or to server 0 in a receipt.
+
+        If the leader did not expect the gradient, the worker is told to join again.
+
+        report: the worker's measurements of its step, which only the leader uses."""
         worker = message.worker
         session = message.session
         if not self.leader:
@@ -236,7 +283,9 @@ class Server:
             self.send(identity, Rejoin(worker, session), None)
 
     def _lead(self, leader: Leader, identity: bytes, message: Message, body: memoryview, now: float) -> None:
-        """Handle a message that only server 0 gets. Raises MalformedMessageError."""
+        """Handle a message that only server 0 may get. Raises MalformedMessageError.
+
+        body: the first body of the message."""
         # A worker that is no member, or whose step is not the current one, is told to join again.
         match message:
             case Hello():
@@ -268,7 +317,9 @@ class Server:
                 raise MalformedMessageError(f"{type(message).__name__} to server 0")
 
     def _held(self, leader: Leader, message: JoinReceipt | GradientReceipt, now: float) -> None:
-        """Count what another server holds. Messages of an earlier generation are void."""
+        """Tell the leader that another server has a join request or a gradient; ignore earlier generations.
+
+        Raises MalformedMessageError."""
         server = self._server(message.server)
         worker = self._worker(message.worker)
         if message.generation != self.slice_server.generation:
@@ -279,21 +330,26 @@ class Server:
             leader.pushed(server, worker, message.session, message.clock, now)
 
     def _status(self, leader: Leader, now: float) -> dict[str, Any]:
+        """Return the leader's status, with the number of malformed messages and the reason for a missing checkpoint."""
         trouble = self.slice_server.trouble or leader.trouble(now)
         return leader.status(now) | {"malformed": self.malformed, "trouble": trouble}
 
     def _worker(self, index: int) -> int:
+        """Return a worker's index. Raises MalformedMessageError if there is no such worker."""
         if index >= self.slice_server.facts.num_workers:
             raise MalformedMessageError(f"worker {index}")
         return index
 
     def _server(self, index: int) -> int:
+        """Return the index of a server other than 0. Raises MalformedMessageError if there is none."""
         if not 0 < index < self.slice_server.config.processes.servers:
             raise MalformedMessageError(f"server {index}")
         return index
 
     def _follow(self, message: Message, body: memoryview) -> None:
-        """Handle a message of server 0. Raises UsageError if that has another configuration."""
+        """Handle a message of server 0. Raises UsageError if server 0 refused this host, whose configuration differs.
+
+        Orders of earlier generations are ignored."""
         match message:
             case Refusal():
                 raise self.agreement.refused(body)
@@ -323,14 +379,6 @@ def main(
 ) -> None:
     """Run one server; never returns.
 
-    Raises UsageError if the address is taken, or the host of server 0 has another configuration.
-
-    Args:
-        config, facts: the run.
-        index: number of the server.
-        addresses: of all servers.
-        secret: authenticates connections.
-        held: the socket of its address, if the supervisor holds it.
-        folders: the run's folders on this host.
-    """
+    Raises UsageError if the address is taken, or the host of server 0 has another configuration. See ``Server`` for the
+    arguments."""
     Server(config, facts, index, addresses, secret, held, folders).run()

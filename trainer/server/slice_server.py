@@ -123,7 +123,7 @@ class SliceServer:
             return None
         handle = unpack_json(body)
         memory = open_memory(handle, self.facts.elements) if "pid" in handle else None
-        # What it pushed before stays: an order that uses it may be on its way, when every server held it by then.
+        # A gradient of the earlier session stays: if all servers have it, an order that uses it may be under way.
         self.peers[worker] = Peer(identity, message.session, memory, known.pushed if known else None)
         return None
 
@@ -149,7 +149,9 @@ class SliceServer:
         return True
 
     def execute(self, order: Order) -> None:
-        """Execute the next order. Raises RuntimeError if one was lost; the server must be restarted then."""
+        """Execute the next order: use its gradients, write the slice if requested, then send the answers to workers.
+
+        Raises RuntimeError if an order was lost; the server must be restarted then."""
         # A server that skips an order would hold another version than the others, and no later order would reveal it.
         if order.sequence != self.sequence + 1:
             raise RuntimeError(f"server {self.index} has order {order.sequence} after {self.sequence}: one was lost")
@@ -174,6 +176,9 @@ class SliceServer:
         return self.slice.values[: self.slice.num_parameters]
 
     def _use(self, order: Order) -> None:
+        """Add the gradients of an order to the sum of the next update, and apply that update if the order says so.
+
+        Each gradient is used in one order only."""
         pushed = []
         for worker, clock, _ in order.shares:
             gradient = self.peers[worker].pushed
@@ -193,6 +198,7 @@ class SliceServer:
         return peer if peer and peer.session == reply.session else None
 
     def _send_parameters(self, peer: Peer, reply: Reply, version: int) -> None:
+        """Send the parameters of a worker's next step: through shared memory if there is any, else in the message."""
         body = None
         if peer.memory:
             np.copyto(peer.memory.pulled[self.begin : self.end], self.slice.values)
@@ -203,6 +209,7 @@ class SliceServer:
         self.send(peer.identity, message, body)
 
     def _serialised(self, version: int) -> bytes:
+        """Return the slice as bytes. They are computed once per version, for all workers that get them."""
         if self._answer is None or self._answer[0] != version:
             self._answer = (version, self.slice.values.tobytes())
         return self._answer[1]
@@ -217,13 +224,22 @@ class SliceServer:
         )
 
     def _tell(self, generation: int, sequence: int, done: tuple[WriteOutcome, str | None]) -> None:
+        """Note the outcome of a write, and report it to the owner of this slice server."""
         outcome, self.trouble = done
         self.wrote(generation, sequence, outcome)
 
     def _written(
         self, generation: int, version: int, values: Float32s, momentum: Float32s
     ) -> tuple[WriteOutcome, str | None]:
-        """Write a slice and return the result. After a failure training continues, and older checkpoints are kept."""
+        """Write a slice and return the outcome, with the error message of a failed write, otherwise None.
+
+        Called in the background. After a failure training continues, and older checkpoints are kept.
+
+        Args:
+            generation: the generation of the slice; if it is over, nothing is written.
+            version: the version of the slice.
+            values, momentum: copies of the slice's elements.
+        """
         if generation != self.generation:
             return WriteOutcome.FAILED, None  # a roll-back has started another generation
         if not (np.isfinite(values).all() and np.isfinite(momentum).all()):

@@ -81,6 +81,7 @@ def parse_protocols(text: str) -> dict[str, Protocol]:
 
 
 def _value(part: str, text: str, hint: Any) -> Any:
+    """Convert a parameter's text to the type of its field. Raises UsageError. part: the protocol, for the message."""
     if hint in (int, int | None):
         try:
             return int(text)
@@ -136,6 +137,9 @@ def compare(
 
 
 def _measure(label: str, result: Any) -> ProtocolMeasurements:
+    """Return the measurements of a finished run, without the time to a loss.
+
+    Its loss curve is the moving average over as many accepted pushes as there are workers."""
     pushes = result.pushes()
     used = pushes[pushes["accepted"] == 1]
     loss = used["loss"].rolling(result.num_workers).mean().to_numpy()
@@ -154,18 +158,20 @@ def _measure(label: str, result: Any) -> ProtocolMeasurements:
 
 
 def _reached_by_all(runs: Sequence[ProtocolMeasurements]) -> float | None:
+    """Return the lowest loss that every run reaches; None if a run has no losses."""
     if any(not len(run.loss) for run in runs):
         return None
     return float(max(run.loss.min() for run in runs))
 
 
 def _time_to(run: ProtocolMeasurements, goal: float | None) -> float | None:
+    """Return the virtual seconds until the loss is first at most ``goal``; None if it never is, or without a goal."""
     below = np.flatnonzero(run.loss <= (np.nan if goal is None else goal))
     return float(run.seconds[below[0]]) if len(below) else None
 
 
 def describe(runs: Sequence[ProtocolMeasurements], goal: float | None) -> str:
-    """Return the comparison as a text table."""
+    """Return the comparison as a text table, a row per protocol. goal: the loss of "time to loss", or None."""
     to_loss = f"s to loss {goal:.4g}" if goal is not None else "s to loss"
     header = ("protocol", "images/s", "updates", "refused", "staleness", "most", "virtual time", to_loss)
     rows = []
@@ -187,6 +193,7 @@ def describe(runs: Sequence[ProtocolMeasurements], goal: float | None) -> str:
 
 
 def _write(output: Path, runs: Sequence[ProtocolMeasurements], goal: float | None) -> None:
+    """Write the table as JSON and the figure. goal: the loss of "time to loss", None if there is none."""
     output.mkdir(parents=True, exist_ok=True)
     plain = [{name: value for name, value in vars(run).items() if not isinstance(value, np.ndarray)} for run in runs]
     write_durably(output / TABLE, (json.dumps({"loss": goal, "runs": plain}, indent=1) + "\n").encode())
@@ -194,6 +201,7 @@ def _write(output: Path, runs: Sequence[ProtocolMeasurements], goal: float | Non
 
 
 def _picture(runs: Sequence[ProtocolMeasurements], goal: float | None) -> bytes:
+    """Return the figure as PNG: loss over virtual time, throughput, and mean staleness, by protocol."""
     import io
 
     from pipeline.core.reporting.plots import canvas, number_decades, style

@@ -168,6 +168,7 @@ COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {
 
 
 def facts_of(compute: Compute, num_workers: int, rows: int) -> RunFacts:
+    """Return the facts of a run whose gradients come from ``compute``."""
     return RunFacts(
         num_workers,
         rows,

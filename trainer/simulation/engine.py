@@ -90,7 +90,15 @@ class VirtualWorker:
 class Engine:
     """The simulation of one run: virtual workers, and the real leader and slice servers, driven by an event queue.
 
-    observe(engine) is called after every event. A push costs O(log N), the servers' work, and ``compute``."""
+    A push costs O(log N) in the queue, the work of the servers, and ``compute``.
+
+    Args:
+        config, facts: the run.
+        simulated: the virtual cluster.
+        compute: computes the gradients.
+        folders: the run's folders.
+        observe: observe(engine) is called after every event.
+    """
 
     def __init__(
         self,
@@ -139,12 +147,15 @@ class Engine:
         )
 
     def run(self) -> None:
-        """Handle events until the run has ended or no event is left. Raises JobError as the leader does."""
+        """Handle events until the run has ended or no event is left.
+
+        Raises JobError if there is no complete checkpoint to load."""
         for failure in self.simulated.failures:
             if self.now and failure.at_s <= self.now:
                 continue  # it happened before the run was resumed
             kind = Kind.CRASH if failure.worker is None else Kind.DIE
             self._schedule(failure.at_s, -1 if failure.worker is None else failure.worker, kind, away_s=failure.away_s)
+        # Starts the run: all servers load the newest checkpoint and all workers join, which queues their first steps.
         self._recover(first=True)
         due = 0.0
         while self.queue and not self.is_over():
@@ -174,6 +185,7 @@ class Engine:
         heapq.heappush(self.queue, Event(time, worker, kind, attempt, away_s))
 
     def _handle(self, event: Event) -> None:
+        """Pass an event to the method of its kind, unless it belongs to a step that is void."""
         worker = event.worker
         if event.kind is Kind.CRASH:
             self._crash(event.away_s)
@@ -193,6 +205,7 @@ class Engine:
             self._push(worker)
 
     def _join(self, worker: int) -> None:
+        """Let a worker join at all servers with a new session; no-op while it is absent or the servers are down."""
         mine = self.workers[worker]
         if self.down or mine.back_at > self.now:
             return  # _recover makes all workers join; a worker that died again joins at its own restart
@@ -204,6 +217,9 @@ class Engine:
             self.leader.joined(index, worker, mine.session, self.now)
 
     def _push(self, worker: int) -> None:
+        """Compute the gradient of a worker's step and give it to all servers at once.
+
+        It is computed only now, when its virtual time is over, so that a cancelled step costs nothing."""
         mine = self.workers[worker]
         turn = mine.turn
         vector, examples, loss, correct, seen = self.compute.step(worker, turn.clock, mine.parts)
@@ -216,6 +232,10 @@ class Engine:
             self.leader.pushed(index, worker, mine.session, turn.clock, self.now, None if index else measured)
 
     def _give_up(self, worker: int) -> None:
+        """End the step of a worker whose gradient would be refused, and tell the leader, which assigns the next step.
+
+        The report has no examples and no loss, the virtual seconds so far, and the rows of the mini-batch. The leader
+        needs the rows to know where the worker's pass over its shard ends."""
         mine = self.workers[worker]
         mine.attempt += 1
         seen = self.compute.seen(worker, mine.turn.clock)
@@ -223,6 +243,7 @@ class Engine:
         self.leader.gave_up(worker, mine.session, mine.turn.clock, self.now, measured)
 
     def _die(self, worker: int, away_s: float) -> None:
+        """Let a worker die and restart after ``away_s`` virtual seconds. Its current step is lost."""
         self.workers[worker].attempt += 1  # voids the step that the worker was computing
         self.workers[worker].back_at = max(self.workers[worker].back_at, self.now + away_s)
         if not self.down:
@@ -231,15 +252,19 @@ class Engine:
         self._schedule(self.now + away_s, worker, Kind.JOIN)
 
     def _crash(self, away_s: float) -> None:
+        """Let all servers die and restart after ``away_s`` virtual seconds. They then load the newest checkpoint."""
         self.down = True
         log_event(self.root, "restart", role="server", index=0, cause=SCRIPTED)
         self._schedule(self.now + away_s, -1, Kind.RECOVER)
 
     def _recover(self, *, first: bool = False) -> None:
-        """Let all servers load the newest checkpoint, and all workers join that are not dead."""
+        """Let all servers load the newest checkpoint, and all workers join that are not absent.
+
+        first: True at the start of the run. The other servers then register at the leader, which makes all of them load
+        after the last one has. Otherwise, or if there is only one server, ``gather`` makes them load."""
         self.down = False
         for index in range(1, len(self.servers)) if first else ():
-            self.leader.hello(b"", index, 1)  # after the last hello the leader makes all of them load
+            self.leader.hello(b"", index, 1)
         if not first or len(self.servers) == 1:
             self.leader.gather("server 0 was started again")
         for worker, mine in enumerate(self.workers):
@@ -263,6 +288,9 @@ class Engine:
         self.leader.wrote(index, generation, sequence, outcome)
 
     def _answer(self, index: int, identity: bytes, message: Message, body: bytes | None) -> None:
+        """Deliver a server's message to a virtual worker. A step begins when the last server's parameters are there.
+
+        Stop and Rejoin are ignored: a worker without a step has no event, and ``_recover`` lets workers join again."""
         if isinstance(message, Parameters):
             mine = self.workers[message.worker]
             mine.parts[index] = np.frombuffer(body or b"", np.float32)
@@ -280,6 +308,7 @@ class Engine:
         self._schedule(mine.ends, turn.worker, Kind.FINISH)
 
     def _step_s(self, worker: int, clock: int) -> float:
+        """Return the virtual seconds of a worker's step, which the profile defines."""
         simulated = self.simulated
         ordinary_s = simulated.step_ms / 1000 * self.shares[worker]
         return simulated.profile.seconds(ordinary_s, self.schedule_seed, worker, clock)
@@ -287,6 +316,7 @@ class Engine:
     def _cancel(self, mine: VirtualWorker, worker: int) -> None:
         """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
         part_s = (mine.ends - mine.begun) / self.config.protocol.parts_of_a_step()
+        # The message takes the latency of the network, and cannot stop a step before its parameters have arrived.
         told = max(self.now + (self.network.latency_s if self.network else 0.0), mine.begun)
         # The worker only notices between two micro-batches. Half a part of slack absorbs rounding errors.
         stops = mine.begun + part_s * math.ceil((told - mine.begun) / part_s) if part_s else mine.ends
@@ -295,7 +325,7 @@ class Engine:
 
 
 def _begin_at(root: Path) -> tuple[float, int]:
-    """Return the virtual second at which this start resumes, and a lower bound for its generation.
+    """Return the virtual time at which this start resumes, and a lower bound for the number of its generation.
 
     The bound is above every generation of the logged pushes. Pushes that a killed process logged after its last
     checkpoint therefore belong to an earlier generation, and are void."""

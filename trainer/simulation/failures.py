@@ -32,6 +32,7 @@ def parse_failures(text: str) -> tuple[Failure, ...]:
 
 
 def _failure(part: str) -> Failure:
+    """Parse one failure of the list. Raises UsageError."""
     match = _FAILURE.fullmatch(part)
     try:
         if match:

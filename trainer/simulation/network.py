@@ -19,7 +19,13 @@ class Link:
 
 
 class Network:
-    """The links of all servers, simulated as one pair: servers have equal links and equal parts of every message."""
+    """The links of all servers, simulated as one pair: servers have equal links and equal parts of every message.
+
+    Args:
+        latency_s: virtual seconds that every message takes in addition to its transmission.
+        megabits_per_s: bandwidth per direction of a server's link.
+        message_bytes: size of a server's part of a gradient, and of the parameters.
+    """
 
     def __init__(self, latency_s: float, megabits_per_s: float, message_bytes: float) -> None:
         bytes_per_s = megabits_per_s * 1e6 / 8

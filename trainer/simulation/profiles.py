@@ -128,6 +128,7 @@ class Trace(Profile):
 
     @cached_property
     def _times(self) -> Mapping[int, npt.NDArray[np.float64]]:
+        """Return the step times in seconds, [steps] per worker. Workers are renumbered from 0 without gaps."""
         from trainer.home.place import place_of
         from trainer.run_files import PUSHES
         from trainer.runlog.read import read_pushes

@@ -103,6 +103,11 @@ def configurations(events: Iterable[Event]) -> list[tuple[int, Config]]:
 
 
 def _config_of(start: Event) -> Config:
+    """Return the configuration of a ``start`` event, with ``processes.threads`` set to the threads per worker.
+
+    The number has three sources. On real processes it is in the plan, as configured or as the host's cores divided by
+    its workers. In virtual time it is the configured number or, by default, 1, because a single process computes all
+    gradients in turn; the plan in that log describes processes that never started."""
     config = Config.from_json(start["config"])
     threads = int(start["plan"]["threads_per_worker"])
     if start.get("simulated") is not None:
@@ -111,7 +116,10 @@ def _config_of(start: Event) -> Config:
 
 
 def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
-    """Return (configuration, kind of compute, workers, rows, ``configurations``). Raises DataError, UsageError."""
+    """Return (configuration, kind of compute, workers, rows, ``configurations``) of the run in a folder.
+
+    The configuration has the threads of the last start. The kind of compute is a key of ``COMPUTES``. Raises DataError
+    if there is no run or it is damaged, UsageError if a replay cannot compute its gradients."""
     try:
         record = read_record(run)
         spans = configurations(iter_events(run / METRICS))
@@ -151,6 +159,15 @@ def _replay(
     updates: Iterator[list[tuple[int, ...]]],
     used: pd.DataFrame,
 ) -> Floats:
+    """Return the parameters after all updates, float32 [P + Q].
+
+    Args:
+        spans: see ``configurations``.
+        facts: the facts of the run.
+        compute: computes the gradients.
+        updates: see ``_updates``.
+        used: the pushes of all updates, whose ``version_pulled`` says how long each version is needed.
+    """
     config = spans[0][1]  # the others differ only in the length of the run and in threads
     momentum = np.zeros(facts.num_parameters, np.float32)
     part = build_slice(config, facts.num_workers, compute.start().copy(), momentum)

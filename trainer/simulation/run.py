@@ -47,7 +47,9 @@ def run(config: Config, simulated: SimulationSettings, options: Options) -> Resu
 
 
 def run_in(context: RunContext, simulated: SimulationSettings, options: Options) -> Result:
-    """Simulate a run whose home is a local folder, to its end. Raises as ``run``."""
+    """Simulate a run whose home is a local folder, to its end, and return its result.
+
+    A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
     config = context.config
     output = context.home
     assert isinstance(output, Path), "resolve_output refuses other places"
@@ -89,7 +91,9 @@ def drawn_ratios(context: RunContext, simulated: SimulationSettings, num_workers
 
 
 def size_of(context: RunContext, simulated: SimulationSettings) -> tuple[int, int, str]:
-    """Return the numbers of workers and rows, and the digest of the shards. Raises UsageError if they are unknown."""
+    """Return (workers, rows, digest of the shards) of a virtual run; "none" is the digest without shards.
+
+    Raises UsageError if the number of workers is unknown, or real gradients have no shards."""
     if context.config.data.shards:
         shards = context.shards
         return simulated.workers or shards.num_workers, shards.rows, digest(shards)
@@ -108,6 +112,18 @@ def _run(
     options: Options,
     folders: Folders,
 ) -> Result:
+    """Simulate a run in its prepared folder and return its result. Raises as ``run``.
+
+    However the run ends, its end is logged and its result is written. An interruption requests a last checkpoint first.
+
+    Args:
+        context: the configuration and the shards.
+        facts: the facts of the run.
+        simulated: the virtual cluster.
+        compute: computes the gradients.
+        options: how this host takes part.
+        folders: the run's folders.
+    """
     config = context.config
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
     if not (options.quiet or options.silent):
@@ -157,7 +173,13 @@ def _evaluator(context: RunContext, folders: Folders) -> Evaluator:
 
 
 class _Watcher:
-    """The observer of a simulation, which evaluates checkpoints as they are written, and shows progress."""
+    """The observer of a simulation, which evaluates checkpoints as they are written, and shows progress.
+
+    Args:
+        output: folder of the run.
+        evaluator: evaluates checkpoints; None for toy losses.
+        options: quiet, silent and tensorboard apply.
+    """
 
     def __init__(self, output: Path, evaluator: Evaluator | None, options: Options) -> None:
         self.output = output
@@ -169,6 +191,9 @@ class _Watcher:
         self._shown = 0.0
 
     def __call__(self, engine: Engine) -> None:
+        """Evaluate new checkpoints and show progress. Called by the engine after every event.
+
+        Raises RunInterruptedError after a signal to stop."""
         if self.interrupted:
             raise RunInterruptedError
         if engine.has_snapshot:
@@ -195,6 +220,7 @@ class _Watcher:
                 self.progress.message(event["message"])
 
     def close(self) -> None:
+        """Close the progress line and, with --tensorboard, write all events of the run for TensorBoard."""
         self.progress.close()
         if self.has_board:
             from trainer.report.tensorboard import TensorBoardWriter

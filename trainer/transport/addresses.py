@@ -27,6 +27,7 @@ def local_addresses(run: str, servers: int) -> list[str]:
 
 
 def _free_ports(count: int) -> list[int]:
+    """Return TCP ports that are free now. All are bound before any is closed, so that they differ."""
     held = [sockets.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in held]
     for server in held:
@@ -56,6 +57,7 @@ def check_addresses(addresses: Sequence[str], servers: int) -> None:
 
 
 def _is_valid(address: str) -> bool:
+    """True if the port is in its range and a host in brackets is an IPv6 address."""
     number, _, port = parts_of(address)
     try:
         return (not number or ip_address(number).version == 6) and 0 < int(port) < 1 << 16
@@ -64,14 +66,14 @@ def _is_valid(address: str) -> bool:
 
 
 def parts_of(address: str) -> tuple[str | None, str, str]:
-    """Return (IPv6 number or None, name or IPv4 number, port) of a TCP address."""
+    """Return (IPv6 address or None, host name or IPv4 address, port) of a TCP address."""
     found = _TCP.fullmatch(address)
     assert found, address
     return found[1], found[2] or "", found[3]
 
 
 def listening(address: str) -> tuple[str, bool]:
-    """Return the address at which libzmq listens, which must be numeric, and whether it is IPv6.
+    """Return the address at which libzmq listens, with an IP address instead of a name, and whether it is IPv6.
 
     Raises UsageError if the host's name is unknown."""
     if not address.startswith("tcp://"):
@@ -87,14 +89,14 @@ def listening(address: str) -> tuple[str, bool]:
 
 
 def bracketed(host: str) -> str:
-    """Return a host's name or number as it is written in an address: IPv6 numbers in brackets."""
+    """Return a host as it is written in an address: IPv6 addresses in brackets, anything else unchanged."""
     return f"[{host.strip('[]')}]" if ":" in host else host
 
 
 def all_interfaces(host: str) -> str:
-    """Return the number at which to listen for peers that use a name or number of this machine.
+    """Return the IP address at which to listen for peers that reach this machine as ``host``.
 
-    It is all interfaces, except for a loopback number, which only this machine reaches."""
+    It stands for all interfaces, unless ``host`` is a loopback address, which only this machine reaches."""
     at = f"tcp://{bracketed(host)}:1"
     if LOOPBACK.fullmatch(at) and host != "localhost":
         return bracketed(host)
@@ -102,10 +104,10 @@ def all_interfaces(host: str) -> str:
 
 
 def interface(found: Sequence[str]) -> str:
-    """Return the number at which to listen, from the numbers of a host's name: the first one that is not loopback.
+    """Return the IP address at which to listen, given the addresses of a host's name: the first that is not loopback.
 
-    If all are loopback, it is all interfaces: the name may still lead other hosts here, because Debian's /etc/hosts
-    maps a host's own name to a loopback number."""
+    If all are loopback, it stands for all interfaces: the name may still lead other hosts here, because Debian's
+    /etc/hosts maps a host's own name to a loopback address."""
     numbers = _plain(found)
     reached = [number for number in numbers if not ip_address(number.strip("[]")).is_loopback]
     return reached[0] if reached else "[::]" if numbers[0].startswith("[") else "0.0.0.0"
@@ -121,7 +123,7 @@ def is_ipv6(address: str) -> bool:
 
 
 def _plain(found: Sequence[str]) -> list[str]:
-    """Return the IPv4 numbers if there are any, otherwise the IPv6 numbers in brackets."""
+    """Return the IPv4 addresses if there are any, otherwise the IPv6 addresses in brackets."""
     return [number for number in found if ":" not in number] or [f"[{number}]" for number in found]
 
 
@@ -134,7 +136,7 @@ def _is_number(name: str) -> bool:
 
 
 def _lookup(name: str) -> list[str]:
-    """Return the numbers of a host's name, none if it is unknown."""
+    """Return the IP addresses of a host's name, none if it is unknown."""
     try:
         return [str(entry[4][0]) for entry in sockets.getaddrinfo(name, None, type=sockets.SOCK_STREAM)]
     except OSError:

@@ -1,7 +1,11 @@
 """The messages of a run and their wire format. Nothing is ever unpickled.
 
 A message is a head of a fixed size for its kind, followed by its bodies: raw floats, a report or JSON. The class of a
-kind has the fields of its head, and its docstring names the bodies."""
+kind has the fields of its head, and its docstring names the bodies.
+
+Fields that several messages share: worker and server are the index of the sender or of the addressee; session grows
+with every join of a worker and every start of a server; generation grows with every roll-back; clock is the number of a
+worker's step; version is the number of updates that the parameters contain."""
 
 from __future__ import annotations
 
@@ -193,7 +197,7 @@ class Rejoin(NamedTuple):
 
     Attributes:
         later_session: a later session of this worker that the server knows, which its next one must exceed; else 0.
-        joined: False in the reply to a heartbeat that said so.
+        joined: False in the reply to a heartbeat whose ``joined`` is False.
     """
 
     worker: int

@@ -77,7 +77,7 @@ def serve(
         address: a private or tcp:// address.
         secret: the token of the run.
         body_bytes: size of the largest body; peers that send much more are disconnected.
-        held: the result of ``addresses.hold`` for the address.
+        held: a socket that already listens at the address (see ``addresses.hold``); None to bind the address here.
     """
     bound, ipv6 = listening(address)
     authenticator = ThreadAuthenticator(context)
@@ -161,6 +161,7 @@ class Watch:
 
 
 def _socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str, *, ipv6: bool) -> zmq.Socket[bytes]:
+    """Return an unconnected socket with the buffers, timeouts and heartbeats that all sockets of a run have."""
     socket = context.socket(kind)
     socket.ipv6 = ipv6
     if LOOPBACK.fullmatch(address):

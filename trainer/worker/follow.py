@@ -40,7 +40,9 @@ def recorded(home: Place, worker: int) -> list[Stretch]:
 
 
 def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
-    """Write the record if there is none, and return the stored one."""
+    """Write a worker's decision, unless one is recorded for the same position, and return the recorded one.
+
+    Raises DataError if that is damaged."""
     place = home / FOLLOWED / name_of(worker, stretch.position)
     store = Store() if isinstance(place, Path) else place.store
     # A different record was written by an earlier start of this worker that was presumed dead.
@@ -60,7 +62,7 @@ def _parse(place: Place, text: bytes) -> Stretch:
 
 
 class GrowingRows:
-    """The rows of a worker in a growing set; implements trainer.data.follow.Source.
+    """The rows of a worker in a growing set; implements trainer.data.follow.RowSource.
 
     Args:
         home: folder of the run.
@@ -87,10 +89,14 @@ class GrowingRows:
         self._looked = -LOOK_S
 
     def following(self) -> Following:
+        """Return the passes over the rows, with all decisions that are recorded so far."""
         first = Stretch(0, 0, len(self._rows), self.loaded)
         return Following([first, *recorded(self.home, self.worker)], self)
 
     def next(self, now: Stretch, position: int, turn: int) -> Stretch | None:
+        """Return the stretch from pass ``turn`` on if a newer generation has rows for this worker, otherwise None.
+
+        The decision is recorded and logged, and its rows are loaded. See RowSource for the arguments."""
         if not self.looks or time.monotonic() - self._looked < LOOK_S:
             return None
         self._look()
@@ -110,6 +116,7 @@ class GrowingRows:
         return found
 
     def rows(self, generation: int) -> Rows:
+        """Return the worker's rows up to a generation or later; files that are not loaded yet are read now."""
         if generation > self.loaded:
             if generation > last_generation(self.newest):
                 self._look()
@@ -136,7 +143,10 @@ def last_generation(shards: Shards) -> int:
 def follow(
     home: Place, work: Path, worker: int, shards: Shards, rows: Rows, *, targets: bool, looks: bool
 ) -> Following | None:
-    """Return the passes over a growing set, or None for a set that was made at once. See ``GrowingRows``."""
+    """Return the passes over a growing set, or None if the worker's rows never change in this run.
+
+    That is so if the set does not grow, and if the run does not look for new rows and never has. Raises UsageError if
+    the run's folder is not shared with server 0. See ``GrowingRows`` for the arguments."""
     if not generations(shards):
         return None
     if looks and isinstance(home, Path) and not (home / CONFIG).exists():

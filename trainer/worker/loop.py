@@ -38,6 +38,9 @@ def train(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: i
 
 
 def _next(client: Client, turn: Turn, report: StepMeasurements, *, is_cancelled: bool) -> Turn | None:
+    """Hand in a gradient, or report a cancelled step, and return the next turn; None if there are no more.
+
+    Joins again if the worker is no member any more."""
     try:
         return client.give_up(turn, report) if is_cancelled else client.exchange(turn, report)
     except MustRejoin:

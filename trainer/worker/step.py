@@ -19,9 +19,16 @@ from trainer.watchdog import kick
 class Step:
     """Computes the gradient of a mini-batch, from the parameters in ``pulled`` into ``pushed``.
 
-    Both are host vectors, float32 [P + Q]: parameters, then BatchNorm's statistics, pushed in the form that ParameterSlice
-    expects for ``num_workers`` workers. On a CPU the model computes in them without a copy; on a GPU each is copied once
-    per step."""
+    On a CPU the model computes in these vectors without a copy; on a GPU each is copied once per step.
+
+    Args:
+        config: the run.
+        built: the network and its task.
+        pulled, pushed: vectors of the host, float32 [P + Q]: parameters or their gradient, then BatchNorm's statistics.
+            The pushed statistics have the form that ParameterSlice expects for ``num_workers`` workers.
+        device: where the model computes.
+        num_workers: workers of the run.
+    """
 
     def __init__(
         self,
@@ -57,6 +64,7 @@ class Step:
         self.gradients.zero_()
         running = self.values[self.flat.num_parameters :]
         pushed = self.gradients[self.flat.num_parameters :]
+        # BatchNorm updates ``running`` in the forward pass; "changes" pushes the new statistics minus the old ones.
         if self.pushes_changes:
             pushed -= running
         outcome = self._backward(batch, is_cancelled) if len(batch.labels) else (0.0, 0)
@@ -65,6 +73,9 @@ class Step:
         return outcome
 
     def _backward(self, batch: Batch, is_cancelled: Callable[[], bool]) -> tuple[float, int] | None:
+        """Add the gradient of a mini-batch with at least one example to ``gradients``, micro-batch by micro-batch.
+
+        Returns (mean loss with the L2 term, correct predictions), or None if the step was cancelled."""
         images = batch.images_BCHW.to(self.values.device)
         labels = batch.labels.to(self.values.device)
         parts = min(self.config.protocol.parts_of_a_step(), len(labels))

@@ -67,6 +67,7 @@ class SparkCosts:
             weights: number of the model's weights.
             on: the cluster.
         """
+        # From five tasks on MLlib sums gradients in a tree, so that the driver gets about sqrt(tasks) of them.
         gathered = math.isqrt(on.tasks) if on.tasks > 4 else on.tasks
         return {
             "scheduling": self.job + self.task * on.tasks / on.driver_cores + self.launch * on.tasks / on.cores,
@@ -127,7 +128,7 @@ def fit_spark(samples: Sequence[TimedMiniBatch], cores: int, task: float) -> Spa
 
 
 def fit_server(samples: Sequence[TimedMiniBatch], cores: int, push: float) -> ServerCosts:
-    """Fit the costs of the synchronous protocol, as ``fit_spark``.
+    """Fit the costs of the synchronous protocol by least squares of relative errors, without negative costs.
 
     Args:
         samples: with one worker per core; they must differ in batch.
@@ -140,6 +141,9 @@ def fit_server(samples: Sequence[TimedMiniBatch], cores: int, push: float) -> Se
 
 
 def _fit(terms: Sequence[Sequence[float]], seconds: Sequence[float]) -> tuple[float, ...]:
+    """Return non-negative costs that minimise the squared relative errors of the seconds.
+
+    terms: a row per sample with the factors of the costs, so that their product should be the sample's seconds."""
     scale = np.maximum(np.array(seconds), 1e-9)
     costs, _ = nnls(np.array(terms) / scale[:, None], np.array(seconds) / scale)
     return tuple(float(value) for value in costs)

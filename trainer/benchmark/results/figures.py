@@ -55,7 +55,7 @@ def draw_mini_batches(summaries: Sequence[SystemSummary]) -> list[EmbeddedFigure
 
 
 def draw_sizes(summaries: Sequence[SystemSummary]) -> list[EmbeddedFigure]:
-    """Draw the time of a mini-batch against the number of rows.
+    """Draw the time of a mini-batch against the number of rows of the set.
 
     Empty if no model was timed on several numbers of rows."""
     timed = [each for each in summaries if each.metrics and (each.length or each.size == "all")]
@@ -148,6 +148,7 @@ def draw_over_rows(summaries: Sequence[SystemSummary]) -> Figure:
 
 
 def _open_panels(summaries: Sequence[SystemSummary]) -> tuple[Figure, dict[str, Any]]:
+    """Return a figure, and its panels by model: one for each model with measurements."""
     models = [model for model in HYPERPARAMETERS if any(each.model == model and each.metrics for each in summaries)]
     figure, axes = plots.canvas(3.4, len(models))
     return figure, dict(zip(models, axes, strict=True))

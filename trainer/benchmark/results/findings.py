@@ -27,7 +27,7 @@ def write_findings(summaries: Sequence[SystemSummary]) -> list[str]:
 
 
 def _describe_start(summaries: Sequence[SystemSummary]) -> str:
-    """Return a sentence on the speedup including the start."""
+    """Return a sentence on the average and the least speedup of the better server, including the start."""
     best = best_server_speedups(summaries, "speedup_with_start")
     if not best:
         return ""
@@ -38,6 +38,9 @@ def _describe_start(summaries: Sequence[SystemSummary]) -> str:
 
 
 def _describe_reading(summaries: Sequence[SystemSummary], model: Model) -> str:
+    """Return a sentence on the rows per second that the systems read into memory.
+
+    Empty unless both MLlib and the synchronous server were measured."""
     speeds = read_throughput(summaries, model)
     if not {"mllib", "ps-sync"} <= speeds.keys():
         return ""
@@ -51,7 +54,9 @@ def _describe_reading(summaries: Sequence[SystemSummary], model: Model) -> str:
 
 
 def _describe_wins(summaries: Sequence[SystemSummary]) -> str:
-    """Return a sentence on the configurations in which MLlib is faster than every parameter server."""
+    """Return a sentence on the configurations in which MLlib is faster than both parameter servers.
+
+    If there are none, it has the smallest speedup. Empty without a configuration that MLlib and a server have run."""
     best: dict[Key, float] = {}
     for each in summaries:
         speedup = each.speedup if each.length is None else each.mini_batch_speedup
@@ -71,7 +76,9 @@ def _describe_wins(summaries: Sequence[SystemSummary]) -> str:
 
 
 def _describe_all_reduce(summaries: Sequence[SystemSummary]) -> str:
-    """Return a sentence on the part of the gap that Spark can close by itself."""
+    """Return a sentence on how much faster than MLlib Spark's own tasks are, without a job per mini-batch.
+
+    It shows which part of the gap to the parameter server Spark could close itself."""
     tasks, server = (
         [each.mini_batch_speedup for each in summaries if each.system == system and each.mini_batch_speedup]
         for system in ("all-reduce", "ps-sync")
@@ -85,9 +92,10 @@ def _describe_all_reduce(summaries: Sequence[SystemSummary]) -> str:
 
 
 def _describe_small_batches(summaries: Sequence[SystemSummary], model: Model) -> str:
-    """Return a sentence on the speedup of a small mini-batch over all rows, beside the thesis's figures.
+    """Return a sentence on the speedup of small mini-batches over all rows, beside the thesis's figures.
 
-    It also contains the mini-batch that converges first."""
+    It also names the mini-batch size with which each system converges first. Empty unless MLlib and the synchronous
+    server were measured with both sizes."""
     mine = [each for each in summaries if each.model == model and each.length is None and each.metrics]
     gains = []
     for system in ("mllib", "ps-sync"):

@@ -142,7 +142,15 @@ class Timings:
         )
 
     def validate(self, system: System, costs: SparkCosts | ServerCosts, samples: Samples) -> list[Validation]:
-        """Compare costs with measurements on this machine, whose cores tasks, driver, workers and server share."""
+        """Return the predicted and the measured seconds of mini-batches on this machine.
+
+        Its cores are shared by tasks, driver, workers and server, and no message leaves it.
+
+        Args:
+            system: "mllib" or a parameter server.
+            costs: the fitted costs of that system.
+            samples: the measurements.
+        """
         weights = count_model_weights(self.model)
         units = "tasks" if system == "mllib" else "workers"
         return [
@@ -174,6 +182,7 @@ def collect_timings(summaries: Sequence[SystemSummary], model: Model, cores: int
 
 
 def _select_samples(summaries: Sequence[SystemSummary], model: Model, system: System, cores: int) -> Samples:
+    """Return a system's mini-batches on one model: a sample per configuration, with the median seconds."""
     return [
         TimedMiniBatch(each.rows, each.batch, each.tasks or cores, each.metrics["compute_s"].median)
         for each in summaries
@@ -184,8 +193,8 @@ def _select_samples(summaries: Sequence[SystemSummary], model: Model, system: Sy
 def _measure_driver_task(summaries: Sequence[SystemSummary], model: Model, cores: int, most: int) -> float:
     """Return the driver's CPU seconds per additional task.
 
-    This is the difference between jobs with one task per core and jobs with the most tasks. 0 if no job has more tasks
-    than there are cores.
+    It is the difference between jobs with the most tasks and jobs with one task per core, divided by the additional
+    tasks. 0 if no job has more tasks than there are cores, or if they were not measured.
 
     Args:
         summaries: of all runs.
@@ -224,6 +233,10 @@ def count_model_weights(model: Model) -> int:
 
 
 def _fit_cost_model(timings: Timings) -> CostModel:
+    """Fit the costs of one model's mini-batches to measurements, validate them, and predict the thesis's cluster.
+
+    The server is fitted to runs over shared memory. Its cost per push is then replaced by the cost over sockets, which
+    workers on other nodes would use."""
     assert timings.socket_push is not None
     spark = fit_spark(timings.usual_spark, timings.cores, timings.task)
     server = fit_server(timings.memory_server, timings.cores, timings.memory_push)
@@ -237,7 +250,9 @@ def _fit_cost_model(timings: Timings) -> CostModel:
 
 
 def _validate_on_most_rows(timings: Timings) -> list[Validation]:
-    """Compare the largest set with costs fitted without it; empty if too few sizes are left."""
+    """Fit the costs without the largest set, and compare its measurements with their predictions.
+
+    Empty if fewer than two sizes are left to fit."""
 
     def split(samples: Samples) -> tuple[Samples, Samples]:
         most = timings.most_rows

@@ -104,6 +104,9 @@ def summarise(records: Sequence[Record]) -> list[SystemSummary]:
 
 
 def _summarise_group(key: Key, group: Sequence[Record]) -> SystemSummary:
+    """Return the summary of one configuration on one system, without speedups.
+
+    Failed runs contribute their errors only. key: the values of CONFIGURATION, then the system. group: its records."""
     measured = [record["measurement"] for record in group if record["measurement"]]
     values = {name: [each[name] for each in measured if each[name] is not None] for name in METRICS}
     values |= {name: [record[name] for record in group if record[name] is not None] for name in ("loss", "gap")}
@@ -115,7 +118,7 @@ def _summarise_group(key: Key, group: Sequence[Record]) -> SystemSummary:
 
 
 def _compare(summary: SystemSummary, mllib: SystemSummary | None) -> SystemSummary:
-    """Add the speedups to a summary."""
+    """Add the speedups over MLlib to a summary; it is unchanged if either has no measurements."""
     if not mllib or not mllib.metrics or not summary.metrics:
         return summary
     seconds, each = (mllib.metrics[name].median / summary.metrics[name].median for name in ("seconds", "compute_s"))
@@ -137,7 +140,9 @@ class Goal:
 
 
 def judge_goals(summaries: Sequence[SystemSummary]) -> list[Goal]:
-    """Return the thesis's goals: MLlib's seconds to converge over the better server's, if both converged."""
+    """Return the thesis's two claims as goals, each with the measured speedup.
+
+    A speedup is MLlib's seconds to converge divided by the faster parameter server's, if both converged."""
     best = best_server_speedups(summaries, "speedup")
     # The thesis reports its largest speedup at this mini-batch. The goal is stricter: every model must reach it.
     small = [speedup for (_, _, batch, *_), speedup in best.items() if batch == SMALL_BATCH]
@@ -159,9 +164,11 @@ def judge_goals(summaries: Sequence[SystemSummary]) -> list[Goal]:
 def best_server_speedups(
     summaries: Sequence[SystemSummary], speedup: Literal["speedup", "speedup_with_start"]
 ) -> dict[Key, float]:
-    """Return the better server's speedup by configuration.
+    """Return the larger speedup of the two parameter servers, by configuration.
 
-    Contains configurations with mini-batches on which MLlib and a server converged."""
+    Only configurations with mini-batches are contained, and only if MLlib and a server converged.
+
+    speedup: the field of SystemSummary to return."""
     comparable = {each.configuration for each in summaries if each.system == "mllib" and each.converged}
     best: dict[Key, float] = {}
     for each in summaries:
@@ -174,9 +181,9 @@ def best_server_speedups(
 
 
 def read_throughput(summaries: Sequence[SystemSummary], model: Model) -> dict[System, float]:
-    """Return the examples per second read into memory on all cores, by system.
+    """Return the examples per second that each system reads into memory with all cores.
 
-    Measured on the largest set that all systems read."""
+    Measured on the largest set that all systems read; empty if there is none."""
     mine = [each for each in summaries if each.model == model and each.metrics]
     systems = {each.system for each in mine}
     sizes = {each.rows for each in mine}

@@ -60,6 +60,7 @@ def start_all_gather(host: str, ranks: int) -> AllGather:
 
 
 def _serve(listener: Listener, ranks: int) -> None:
+    """Accept all ranks, then send the rows of all of them to each, again and again, until one disconnects."""
     with ExitStack() as stack, suppress(EOFError, OSError):
         stack.enter_context(listener)
         connections: dict[int, Connection] = {}

@@ -58,6 +58,7 @@ def run_barrier_job(
     exchange = start_all_gather(str(context.getConf().get("spark.driver.host")), len(spans))
 
     def run_task(index: int, own: Iterable[tuple[int, int]]) -> Iterable[TaskResult]:
+        """Read the rows of one task, wait until all tasks have read theirs, and run the descent."""
         began = time.perf_counter()
         [span] = own  # read to the end, otherwise Spark replaces the Python worker, which takes a second
         x, y = read_arrays(dataset, *span, real=real)

@@ -52,14 +52,16 @@ class Descent:
     """The state of a descent. The weights are the same in every task."""
 
     weights: Floats
-    mini_batches: int = 0
+    mini_batches: int = 0  # so far
     updates: int = 0  # of the common model
     examples: int = 0  # drawn by this task
-    converged: bool = False
+    converged: bool = False  # whether MLlib's stop rule has ended it
 
 
 def reduce_gradients(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[Descent]:
-    """Yield the state of all-reduce after every mini-batch."""
+    """Yield the state of all-reduce after every mini-batch.
+
+    All tasks take the same step with the mean gradient over the examples of all tasks."""
     examples = 0
     for number in range(1, part.configuration.max_mini_batches + 1):
         gradient, count = part.draw_gradient(weights)
@@ -98,10 +100,12 @@ METHODS: dict[str, tuple[Callable[[TaskRows, Floats, Gather], Iterator[Descent]]
 
 
 def descend(system: str, part: TaskRows, start: Floats, gather: Gather) -> Descent:
-    """Run one task to its end.
+    """Run the mini-batches of one task and return the last state.
 
-    MLlib's stop rule is applied to the common model after each update except the first. For an update of K
-    mini-batches, the tolerance is multiplied by K, because the update is the sum of K steps.
+    The run ends after the configuration's ``max_mini_batches``. Without a fixed length it ends earlier if MLlib's stop
+    rule is met: the rule compares the common model before and after each update, from the second one on. If an update
+    consists of K mini-batches, the tolerance is multiplied by K, because the update is the sum of K steps. All tasks
+    end together, because they have the same weights after each update.
 
     Args:
         system: "averaging" or "all-reduce".

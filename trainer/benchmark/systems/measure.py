@@ -61,7 +61,10 @@ def set_up(
 def _choose_start(
     execution: Execution, stored: StoredRows, configuration: Configuration
 ) -> tuple[Floats, float | None]:
-    """Return the initial weights, and the smallest objective if it is known and needed."""
+    """Return the initial weights of all systems, and the smallest objective or None.
+
+    The perceptron starts at weights that the trainer draws, a regression at 0. The smallest objective is computed for a
+    regression's run to convergence only."""
     problem = stored.problem
     context = execution.context
     seed = execution.experiment.seed
@@ -88,7 +91,15 @@ def _objective(execution: Execution, stored: StoredRows, configuration: Configur
 def _warm_mllib(
     execution: Execution, stored: StoredRows, configuration: Configuration, start: Floats, stack: ExitStack
 ) -> mllib.CachedPoints | mllib.CachedTable:
-    """Cache MLlib's rows and warm up its compilers before any run is timed. The trainer keeps no such state."""
+    """Cache MLlib's rows and warm up its compilers before any run is timed. The trainer keeps no such state.
+
+    Args:
+        execution: shared state.
+        stored: the rows.
+        configuration: one of the runs; all have the same model.
+        start: initial weights.
+        stack: drops the cached rows at the end.
+    """
     folder = stored.folder
     features = stored.problem.features
     meter = execution.meter
@@ -127,7 +138,10 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
 
 
 def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> RunTimings:
-    """Run once. Raises any error of the system."""
+    """Run once on the system of ``planned`` and return its measurements. Raises any error of the system.
+
+    Except on MLlib, every repeat has another seed. The perceptron on the parameter server keeps one, which also draws
+    its initial weights."""
     configuration = planned.configuration
     system = planned.system
     stored = setup.stored
@@ -153,6 +167,9 @@ def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> RunTi
 
 
 def _run_mllib(execution: Execution, configuration: Configuration, setup: Setup) -> RunTimings:
+    """Run MLlib once on its cached rows, and keep Spark's task metrics of a regression's mini-batch.
+
+    Raises the error that kept the rows from being cached."""
     if isinstance(setup.cached, Exception):
         raise setup.cached
     if isinstance(setup.cached, mllib.CachedTable):

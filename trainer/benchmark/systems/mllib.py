@@ -37,8 +37,8 @@ class CachedPoints:
     """The rows of a regression, cached in the JVM."""
 
     context: SparkContext
-    features: int
-    rdd: Any
+    features: int  # d
+    rdd: Any  # RDD of LabeledPoint in the JVM
     load_s: float  # to read, parse and cache them
     read_s: float  # to read and parse: cost per mini-batch without a cache, since MLlib samples from all rows
 
@@ -105,7 +105,13 @@ def warm_up(run: Callable[[], RunTimings]) -> None:
 
 
 def run_regression(points: CachedPoints, configuration: Configuration, meter: CpuMeter) -> RunTimings:
-    """Run a regression from zero weights."""
+    """Run a regression from zero weights, to its length or convergence, and return its measurements.
+
+    Args:
+        points: cached rows.
+        configuration: of the run.
+        meter: measures the CPU use.
+    """
     limit = configuration.max_mini_batches
     learner, start = _build_learner(points, configuration)
     jobs = count_jobs(points.context)
@@ -179,7 +185,7 @@ def cache_table(spark: SparkSession, folder: str, features: int) -> Iterator[Cac
 def run_perceptron(
     rows: CachedTable, configuration: Configuration, start: np.ndarray[Any, Any], meter: CpuMeter
 ) -> RunTimings:
-    """Run the perceptron.
+    """Run the perceptron, to its length or convergence, and return its measurements.
 
     Args:
         rows: cached rows.

@@ -136,7 +136,13 @@ def initialise_weights(
 
 
 def flatten_weights(named: Mapping[str, Any], model: Model, features: int) -> Floats:
-    """Return the trainer's arrays as one vector in MLlib's order, see arithmetic."""
+    """Return the trainer's arrays as one vector in MLlib's order, which trainer.benchmark.arithmetic describes.
+
+    Args:
+        named: arrays by their names in the state_dict.
+        model: the trained model.
+        features: d.
+    """
     in_order = [
         named[name] for name in sorted(named, key=lambda name: int(name.split(".")[0]))
     ]  # 0.weight, 0.bias, ...

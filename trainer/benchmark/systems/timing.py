@@ -52,6 +52,10 @@ class CpuMeter:
             self._sample()
 
     def _sample(self) -> None:
+        """Append the time, and the busy and total seconds of all cores.
+
+        Waiting for I/O counts as idle. Time of guests is part of the user time, and is subtracted so that it counts
+        once."""
         times = psutil.cpu_times()
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         idle = times.idle + getattr(times, "iowait", 0.0)

@@ -28,7 +28,9 @@ def _conv(before: int, channels: int, size: int, stride: int) -> nn.Conv2d:
 
 
 class _Pad(nn.Module):
-    """The shortcut of option A: every stride-th pixel, with half of the additional channels as zeros on either side."""
+    """The shortcut of option A: every stride-th pixel, with half of the additional channels as zeros on either side.
+
+    before, channels: channels of the input and of the output."""
 
     def __init__(self, before: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -40,13 +42,22 @@ class _Pad(nn.Module):
 
 
 def _shortcut(kind: Shortcut, before: int, channels: int, stride: int, norm: Norm) -> nn.Module:
+    """Return the shortcut of a first block; with "pad" the identity if neither channels nor size change."""
     if kind == "conv":
         return nn.Sequential(_conv(before, channels, 1, stride), _normalised(channels, norm))
     return nn.Identity() if (before, stride) == (channels, 1) else _Pad(before, channels, stride)
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions added to a shortcut, then a ReLU (version 1)."""
+    """Two 3x3 convolutions added to a shortcut, then a ReLU (version 1).
+
+    Args:
+        before: channels of the input.
+        channels: channels of the output.
+        stride: of the first convolution; 2 halves height and width.
+        norm: kind of the normalisation layers.
+        shortcut: maps the input to the shape of the output.
+    """
 
     def __init__(self, before: int, channels: int, stride: int, norm: Norm, shortcut: nn.Module) -> None:
         super().__init__()
@@ -71,7 +82,8 @@ class ResNet(nn.Module):
     """The network: images_NCHW of any size -> logits [N, num_classes].
 
     Three stages of ``blocks`` blocks have 16, 32 and 64 channels; stages 2 and 3 halve height and width. With shortcut
-    "conv", the first block of every stage, also of the first, has a 1x1 convolution and normalisation as its shortcut.
+    "conv", the first block of each of the three stages has a 1x1 convolution and normalisation as its shortcut. With
+    "pad", the first block of stages 2 and 3 has the padding of option A. All other shortcuts are the identity.
     Initialisation: He-normal convolutions, fully connected layer N(0, 0.01) with zero bias."""
 
     def __init__(

@@ -39,7 +39,7 @@ class Curves:
 
     @property
     def last_gain(self) -> float:
-        """Return the gain of the mean over the last epoch; NaN if there is only one epoch."""
+        """Return the gain of the mean accuracy from the last but one evaluation to the last; NaN for one evaluation."""
         return float((self.accuracy[:, -1] - self.accuracy[:, -2]).mean()) if len(self.epochs) > 1 else math.nan
 
     @property
@@ -96,7 +96,12 @@ class StudySetting:
 class Correlation(NamedTuple):
     """Spearman's rank correlation.
 
-    runs: number of values. p: of a tested correlation, NaN otherwise. adjusted_p: after Holm, over all tested ones."""
+    Attributes:
+        runs: number of values.
+        rho: the correlation, from -1 to 1.
+        p: p-value of a tested correlation, NaN otherwise.
+        adjusted_p: p after Holm's adjustment over all tested correlations.
+    """
 
     runs: int
     rho: float
@@ -240,7 +245,7 @@ def analyse(
 
 
 def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
-    """Return the cells by setting and member, in the plan's order."""
+    """Return the cells by the setting's name and the member's name, in the plan's order."""
     found: dict[str, dict[str, Cell]] = {}
     for cell in plan.cells():
         rest = [name for axis, name in zip(Cell._fields, cell, strict=True) if axis != plan.compare]
@@ -249,6 +254,10 @@ def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
 
 
 def _member_of(name: str, records: list[Record], baseline: list[Record] | None, plan: StudyPlan) -> ComparisonSide:
+    """Return a member of a setting with its summaries, and its comparisons with the baseline over their common seeds.
+
+    baseline: the baseline's records in this setting, None if there are none. The baseline is not compared with itself.
+    """
     whole = _whole(records)
     against = _whole(baseline) if baseline is not None and name != plan.baseline else {}
     # Tests are paired, so both sides need the seeds that ended with a model in both.
@@ -289,14 +298,22 @@ def _values(records: Any, key: str) -> list[float]:
 
 
 def _compared(theirs: list[Record], mine: list[Record], key: str, margin: float) -> Comparison | None:
+    """Compare a measure over pairs of runs with equal seeds; pairs without it are left out. None for fewer than three.
+
+    Args:
+        theirs: the baseline's runs.
+        mine: the member's runs, in the same order of seeds.
+        key: the measure.
+        margin: of equivalence.
+    """
     pairs = [(a[key], b[key]) for a, b in zip(theirs, mine, strict=True) if None not in (a.get(key), b.get(key))]
     return compare([a for a, _ in pairs], [b for _, b in pairs], margin)
 
 
 def curves_of(records: Sequence[Record]) -> Curves | None:
-    """Return the curves of runs that were evaluated at the same epochs, or None.
+    """Return the curves of runs that were evaluated at the same epochs.
 
-    None also without evaluations, and for real targets, which have no accuracy."""
+    None if their epochs differ, if no run was evaluated, and for real targets, which have no accuracy."""
     curves = [record["curve"] for record in records if record["curve"] and record["curve"]["epoch"]]
     if not curves or any(curve["epoch"] != curves[0]["epoch"] or None in curve["accuracy"] for curve in curves):
         return None
@@ -329,6 +346,10 @@ def _twins_of(plan: StudyPlan, setting: StudySetting, beside: Sequence[Record]) 
 
 
 def _quality_tests(setting: StudySetting) -> list[QualityTest]:
+    """Return a test per measure of shards: do runs with less even shards end further from their member's median?
+
+    Members with fewer than FEWEST runs for which the measure is known are left out. Without any other member there is
+    no test of the measure."""
     tests = []
     for quality in QUALITIES:
         pairs = {
@@ -350,7 +371,9 @@ def _quality_tests(setting: StudySetting) -> list[QualityTest]:
 
 
 def _with_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats]:
-    """Return a measure of each run's shards, and the distance of its final accuracy from the median: [runs] each."""
+    """Return a measure of each run's shards, and the distance of its accuracy from its member's median, [runs] each.
+
+    Runs without a final accuracy or without the measure are left out."""
     pairs = [
         (record["sharding"][quality], record[PRIMARY])
         for record in member.records
@@ -361,6 +384,7 @@ def _with_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats
 
 
 def _shown(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
+    """Return the correlation over all runs of several members together, without a test."""
     x, y = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.zeros(0), np.zeros(0))
     return Correlation(len(x), statistics.rank_correlation(x, y))
 
@@ -374,6 +398,9 @@ def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
 
 
 def _member(member: ComparisonSide) -> dict[str, Any]:
+    """Return the numbers of a member as plain JSON, without its records, wall-clock time and time of sharding.
+
+    Its p-values of equivalence are null for losses, because the margin is a difference of accuracies."""
     said = asdict(replace(member, records=[], curves=None))
     for key, found in said["comparisons"].items():
         if found and "accuracy" not in key:  # the margin is a difference of accuracies

@@ -85,11 +85,13 @@ class Comparison:
         spread_p: p-value of equal spread, see the module.
         brown_forsythe_p: the same by the F distribution.
         difference: mean of the member minus mean of the baseline.
-        difference_interval: paired.
-        difference_p: paired t-test.
+        difference_interval: 95 % interval of the difference, by a paired t-test.
+        difference_p: p-value of equal means, by the same test.
         equivalence_p: p-value of means that differ by the margin or more (TOST).
         correlation: between the pairs; if it is positive, pairing by seed makes the tests more powerful.
-        adjusted_spread_p: after Holm, as the other two.
+        adjusted_spread_p: spread_p after Holm's adjustment over its family; NaN before.
+        adjusted_difference_p: difference_p, likewise.
+        adjusted_equivalence_p: equivalence_p, likewise.
     """
 
     n: int
@@ -199,9 +201,9 @@ def spread_p(a: Floats, b: Floats) -> float:
 
 
 def brown_forsythe(a: Floats, b: Floats) -> tuple[float, float]:
-    """Return the statistic and its p-value by the F distribution.
+    """Return the Brown-Forsythe statistic, and its p-value by the F distribution.
 
-    (0, 1) if the distances from the medians do not vary."""
+    They are (0, 1) if the distances from the medians do not vary."""
     if not _sd(a) and not _sd(b):
         return 0.0, 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -278,10 +280,12 @@ def rank_correlation(x: Floats, y: Floats) -> float:
 def rank_correlation_within(groups: Sequence[tuple[Floats, Floats]]) -> tuple[float, float]:
     """Return Spearman's rank correlation of x and y within groups, and its p-value.
 
-    x and y are taken relative to the mean of their group. The p-value is the share of permutations of y within groups
-    with at least the same absolute correlation. Both are NaN with fewer than four values, or if one side does not vary.
-    A group has one degree of freedom less than values, so with a few values per group the usual p-value gives twice the
-    false alarms."""
+    x and y are taken relative to the mean of their group, so that differences between groups do not count. The p-value
+    is the share of permutations of y within groups with at least the same absolute correlation. The usual p-value would
+    give twice the false alarms with a few values per group, because each group has one degree of freedom less than
+    values. Both results are NaN with fewer than four values, or if x or y does not vary.
+
+    groups: arrays (x, y) of equal length per group."""
     x = np.concatenate([_centred(x) for x, _ in groups]) if groups else np.zeros(0)
     y = np.concatenate([_centred(y) for _, y in groups]) if groups else np.zeros(0)
     if len(x) < 4 or not np.ptp(x) or not np.ptp(y):
@@ -308,9 +312,9 @@ def _centred(x: Floats) -> Floats:
 
 @lru_cache(maxsize=256)
 def power(n: int, ratio: float, level: float = LEVEL) -> float:
-    """Return the share of studies of n seeds that detect a true sd ratio of normal values.
+    """Return the share of studies of n seeds that detect a true sd ratio of normal values at a significance level.
 
-    By STUDIES simulated studies; by the F test for more than MANY seeds."""
+    It is estimated from STUDIES simulated studies or, for more than MANY seeds, computed for the F test."""
     if n > MANY:
         return _power_of_f(n, ratio, level)
     draw = np.random.default_rng([n, STUDIES]).standard_normal((2, n, STUDIES))

@@ -34,9 +34,9 @@ class Twins:
     Attributes:
         setting: its name.
         member: its name, or ALL.
-        mean: final accuracy.
-        sd: of the final accuracy; NaN for ALL.
-        staleness: mean.
+        mean: mean final accuracy.
+        sd: standard deviation of the final accuracy; NaN for ALL.
+        staleness: mean staleness in updates.
         found: comparison of the final accuracy; the other study is the baseline.
         same_seeds: True if both runs of every pair have the same seeds; otherwise only their images and shards are the
             same.
@@ -80,13 +80,14 @@ def twins_of(
 
 
 def _twin(record: Record, other: Mapping[str, Record]) -> Record | None:
+    """Return the record of the same run in the other study; None if it has none with equal images and shards."""
     theirs = other.get(record["run"])
     same = theirs and theirs["data"] == record["data"] and _shards(theirs) == _shards(record)
     return theirs if same else None
 
 
 def _shards(record: Record) -> Record:
-    """Return all facts about a run's shards except for times.
+    """Return all facts about a run's shards except for the time that it took to make them.
 
     Digests are not compared, because older versions included names in them."""
     return {key: value for key, value in record["sharding"].items() if key != "seconds"}
@@ -97,12 +98,12 @@ def _known(key: str, *records: Record) -> bool:
 
 
 def _twins(setting: str, name: str, groups: Sequence[Sequence[Pair]], key: str, margin: float) -> Twins | None:
-    """Compare the averages of groups of pairs, one value per group and study; None for fewer than three groups.
+    """Compare this study's runs with the other's, as averages over groups; None for fewer than three groups.
 
     Args:
         setting: its name.
         name: of the member, or ALL.
-        groups: the pairs whose averages are one value.
+        groups: each is averaged to one value per study. A member has one pair per group, ALL has all pairs of one seed.
         key: the measure.
         margin: of equivalence.
     """

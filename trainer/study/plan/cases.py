@@ -167,7 +167,9 @@ def open_ready(plan: StudyPlan, name: str) -> Shards:
 
 
 def derivation(plan: StudyPlan, name: str, order: str) -> Any:
-    """Return the changes to a data set before it is sharded. Raises UsageError."""
+    """Return the changes to a data set before it is sharded. Raises UsageError for invalid keys.
+
+    order: the order of the rows, "given" or "class-blocks"."""
     from pipeline.datasets.derive import Derivation, parser
 
     keys = {key: value for key, value in plan.datasets[name].items() if key not in ("input", "eval_input")}
@@ -178,6 +180,9 @@ def derivation(plan: StudyPlan, name: str, order: str) -> Any:
 
 
 def _check_dataset(plan: StudyPlan, name: str) -> None:
+    """Raise UsageError if a data set lacks an input, labels, evaluation rows, or enough rows for the workers.
+
+    Nothing is checked if every way of sharding it is a ready set."""
     from pipeline.datasets.derive import Derivation, check_derivation, sides
 
     keys = plan.datasets[name]
@@ -206,6 +211,11 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
 
 
 def _check_sharding(plan: StudyPlan, name: str) -> None:
+    """Raise UsageError, or DataError for a broken set, if no run could use a way of sharding.
+
+    A ready set must suit the plan, serve a single data set, and be the only key. Otherwise the study makes the sets:
+    ``order`` and the flags must be valid, and the sets must keep their labels. Either way, some source of randomness
+    must make seeds differ."""
     from pipeline.runs.flags import read_request
 
     keys = plan.shardings[name]
@@ -230,6 +240,9 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
 
 
 def _check_varies(plan: StudyPlan, *, draws: bool) -> None:
+    """Raise UsageError if only shards may differ between seeds, but these shards do not.
+
+    draws: whether the seed changes the shards."""
     if not draws and set(plan.vary) == {"sharding"}:
         raise UsageError('its shards are the same for every seed, and vary = ["sharding"] changes nothing else')
 
@@ -248,6 +261,7 @@ def _shard_flags(plan: StudyPlan, name: str) -> Namespace:
 
 
 def _check_cell(plan: StudyPlan, cell: Cell) -> None:
+    """Raise UsageError if the flags of a cell are invalid, do not suit the workers, or avoid training on the shards."""
     case = case_of(plan, Run(cell, plan.seeds[0]), "shards", Path("run"))
     if case.simulated and (case.simulated.compute != "real" or case.simulated.workers is not None):
         raise UsageError("a study trains on its shards: leave out compute and workers")

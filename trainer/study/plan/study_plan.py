@@ -112,6 +112,7 @@ class StudyPlan:
     virtual: Table = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Set the default baseline. Raises UsageError, with key and value, for a plan that cannot be carried out."""
         for table in TABLES:
             _check_names(table, getattr(self, table))
         if not self.seeds:
@@ -256,6 +257,7 @@ def _check_names(table: str, members: Mapping[str, Table]) -> None:
 
 
 def _check_table(key: str, value: Any, *, nested: bool) -> None:
+    """Raise UsageError unless ``value`` is a table of flags or, if ``nested``, a table of such tables by name."""
     if not isinstance(value, dict):
         raise UsageError(f"{key} = {value!r} is not a table: write [{key}{'.NAME' * nested}]")
     for name, inner in value.items():

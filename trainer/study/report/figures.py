@@ -23,7 +23,8 @@ MAX_LINES = 60  # runs drawn one by one
 def learning(setting: StudySetting) -> Figure | None:
     """Draw accuracy over epochs, a panel per member: every run and the median.
 
-    Shows how far two trainings may end apart, which the paper's figure 1 shows for random shards."""
+    Shows how far apart runs of one configuration may end, as the paper's figure 1 does for random shards. Returns None
+    if no member was evaluated at two epochs or more."""
     drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.epochs) > 1]
     if not drawn:
         return None
@@ -42,7 +43,9 @@ def learning(setting: StudySetting) -> Figure | None:
 
 
 def spread_over_epochs(setting: StudySetting) -> Figure | None:
-    """Draw the standard deviation over seeds at every epoch (the paper's figure 8)."""
+    """Draw the standard deviation over seeds at every epoch (the paper's figure 8), with its 95 % interval.
+
+    Returns None if no member has two runs, or if one was evaluated at a single epoch."""
     drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.accuracy) > 1]
     if not drawn or any(len(curves.epochs) < 2 for _, curves in drawn):
         return None
@@ -65,7 +68,10 @@ def spread_over_epochs(setting: StudySetting) -> Figure | None:
 
 
 def ratios(setting: StudySetting, baseline: str) -> Figure | None:
-    """Draw the baseline's standard deviation over each member's, with its intervals, and the published ratio."""
+    """Draw the baseline's standard deviation of the final accuracy over each member's, and the published ratio.
+
+    A row per member, with its intervals by the F distribution and the bootstrap. Returns None if no ratio is positive
+    and finite."""
     rows = [(name, c) for name, m in setting.members.items() if (c := m.comparisons[PRIMARY]) and _drawable(c.sd_ratio)]
     if not rows:
         return None
@@ -99,7 +105,7 @@ def ratios(setting: StudySetting, baseline: str) -> Figure | None:
 
 
 def finals(setting: StudySetting) -> Figure | None:
-    """Draw the final accuracy of every run, and the mean with its interval."""
+    """Draw the final accuracy of every run, and each member's mean with its 95 % interval; None without accuracies."""
     rows = [(name, m) for name, m in setting.members.items() if PRIMARY in m.summaries]
     if not rows:
         return None
@@ -120,7 +126,10 @@ def finals(setting: StudySetting) -> Figure | None:
 
 
 def class_counts(setting: StudySetting) -> Figure | None:
-    """Draw the rows of a class in a shard: minimum, quartiles and maximum over all runs (the paper's figure 7)."""
+    """Draw the rows of a class in a shard, a box per member: minimum, quartiles and maximum (the paper's figure 7).
+
+    If the paper has whiskers for random sharding, they are drawn beside its box. Returns None if no counts were
+    recorded."""
     rows = [(name, counts) for name, m in setting.members.items() if (counts := _class_counts(m)) is not None]
     if not rows:
         return None
@@ -147,7 +156,11 @@ def class_counts(setting: StudySetting) -> Figure | None:
 
 
 def quality(setting: StudySetting) -> Figure | None:
-    """Draw the unevenness of each run's shards against its distance from its member's median."""
+    """Draw each run's distance from its member's median final accuracy over the unevenness of its shards.
+
+    Two panels, one per measure of shards on the horizontal axis: MMD2 relative to a random split, and chi-square of
+    classes. They share the vertical axis, the distance in percentage points. A dot is a run; its colour is its member.
+    Returns None if no member has both a final accuracy and a known MMD2."""
     rows = [
         (name, m)
         for name, m in setting.members.items()
@@ -183,7 +196,7 @@ def quality(setting: StudySetting) -> Figure | None:
 
 
 def staleness(setting: StudySetting) -> Figure | None:
-    """Draw the mean staleness and training time of every member."""
+    """Draw the mean staleness and training time of every member; None if no run ended with a model."""
     rows = [(name, m) for name, m in setting.members.items() if not math.isnan(m.staleness)]
     if not rows:
         return None
@@ -203,6 +216,9 @@ def _colours(count: int) -> Sequence[str]:
 
 
 def _class_counts(member: ComparisonSide) -> list[float] | None:
+    """Return minimum, quartiles and maximum of the rows of one class in one shard; None if they were not recorded.
+
+    Minimum and maximum are over all runs of the member, quartiles are means over its runs."""
     counts = [record["sharding"]["class_counts"] for record in member.records if "class_counts" in record["sharding"]]
     if not counts:
         return None

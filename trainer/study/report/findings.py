@@ -27,7 +27,10 @@ class StudyFinding(NamedTuple):
 
 
 def findings(analysis: Analysis) -> list[StudyFinding]:
-    """Return the first lines of the report: the answer, its basis, then every comparison of the final accuracy."""
+    """Return the sentences of the report, most important first.
+
+    The answer and its basis come first; then, setting by setting, every comparison of the final accuracy, with
+    reservations about its runs, and further remarks."""
     said = [StudyFinding("plain", text, "answer") for text in _answer(analysis)]
     said += [StudyFinding("plain", text) for text in (_basis(analysis), *remarks.unlike(analysis))]
     said += [StudyFinding("plain", text) for text in remarks.seeds_chosen(analysis)]
@@ -56,7 +59,10 @@ def _has_no_accuracy(member: ComparisonSide) -> bool:
 
 
 def _answer(analysis: Analysis) -> list[str]:
-    """Return sentences on members whose spread or mean differs from the baseline's, and on undecided comparisons."""
+    """Return sentences that name the members by result.
+
+    The spread differs from the baseline's, or no difference is shown; the mean differs, is equal or is undecided.
+    Without accuracies or comparisons, return the reason instead."""
     base = analysis.baseline
     found = [
         (named(analysis, s, m) + _count_note(m), c)
@@ -113,7 +119,7 @@ def _count_note(member: ComparisonSide) -> str:
 
 
 def _visible(analysis: Analysis) -> str:
-    """Return a sentence on the smallest ratio that this number of seeds can show."""
+    """Return a sentence on the smallest ratio of standard deviations that this number of seeds detects."""
     if analysis.smallest_ratio is None:
         return f"{analysis.seeds} seeds detect no ratio of standard deviations reliably."
     return (
@@ -123,6 +129,7 @@ def _visible(analysis: Analysis) -> str:
 
 
 def _basis(analysis: Analysis) -> str:
+    """Return how many runs the results are based on, the time that they took, and how p-values are adjusted."""
     done = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
     number = f"{analysis.family} comparison{'s' if analysis.family != 1 else ''}"
     family = f"P-values are adjusted over {number} (Holm), separately for spread, means and equivalence"
@@ -135,10 +142,12 @@ def _basis(analysis: Analysis) -> str:
 
 
 def _about(analysis: Analysis, setting: StudySetting, member: ComparisonSide, found: Comparison) -> StudyFinding:
-    """Return the finding of one comparison.
+    """Return the finding of one comparison with the baseline.
 
-    It is "better" only if nothing is worse, including the number of diverged runs."""
+    Its level is "plain" without a significant difference, "better" if every difference is in favour of the member, and
+    "worse" otherwise. If there is a difference, more diverged runs than the baseline's count against the member."""
     baseline = setting.members[analysis.baseline]
+    # One entry per difference that is shown: True if it is in favour of the member.
     shown = [found.steadier] * (found.adjusted_spread_p < LEVEL and found.steadier is not None)
     shown += [found.difference > 0] * (found.adjusted_difference_p < LEVEL)
     if shown and member.diverged > baseline.diverged:
@@ -149,6 +158,10 @@ def _about(analysis: Analysis, setting: StudySetting, member: ComparisonSide, fo
 
 
 def _spread_words(analysis: Analysis, found: Comparison) -> str:
+    """Return a clause on the standard deviation of the baseline over the member's, with its interval.
+
+    If the difference is significant, the clause has its p-value; if a few extreme runs decide its direction, a warning.
+    """
     if math.isnan(found.sd_ratio):
         return f"neither it nor {analysis.baseline} varies from seed to seed."
     if math.isinf(found.sd_ratio):
@@ -166,6 +179,9 @@ def _spread_words(analysis: Analysis, found: Comparison) -> str:
 
 
 def _mean_words(analysis: Analysis, found: Comparison) -> str:
+    """Return a sentence on the difference of the means in percentage points, with its 95 % interval.
+
+    It says whether a difference is shown, equality within the margin, both, or neither ("undecided")."""
     points = found.difference * POINTS
     ends = Interval(found.difference_interval.low * POINTS, found.difference_interval.high * POINTS)
     side = "higher" if points >= 0 else "lower"

@@ -21,7 +21,9 @@ MAKERS = {
 
 
 def levelled(analysis: Analysis) -> str:
-    """Return a sentence on the length of the runs and the gain of their last epoch, which longer runs might extend."""
+    """Return a sentence on whether the runs had levelled off: the baseline's gain between the last two evaluations.
+
+    A large gain means that longer runs would give other results. Empty without learning curves."""
     said = []
     for setting in analysis.settings:
         baseline = setting.members.get(analysis.baseline)
@@ -36,9 +38,9 @@ def levelled(analysis: Analysis) -> str:
 
 
 def unlike(analysis: Analysis) -> list[str]:
-    """Return a warning if different programs or machines made the runs.
+    """Return a warning if the runs come from different programs or machines, otherwise nothing.
 
-    Runs with equal seeds may then differ in their bits for that reason alone."""
+    Runs with equal seeds may then differ for that reason alone."""
     lines = []
     for key, words in MAKERS.items():
         counts: dict[str, int] = {}
@@ -75,7 +77,9 @@ def seeds_chosen(analysis: Analysis) -> list[str]:
 
 
 def same_shards(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return a remark on the ways of sharding whose shards are the same for every seed."""
+    """Return a remark on the ways of sharding whose shards are the same for every seed.
+
+    Empty if there are none, or if ways of sharding are not compared."""
     shards = {name: [record["shards"] for record in member.records] for name, member in setting.members.items()}
     same = [name for name, digests in shards.items() if len(digests) > 1 == len(set(digests))]
     if analysis.compared != "sharding" or not same:
@@ -101,7 +105,9 @@ def reservations(analysis: Analysis, setting: StudySetting, member: ComparisonSi
 
 
 def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return sentences on the correlation of shard measures with spread, among runs that differ in nothing else."""
+    """Return sentences on whether runs with less even shards end further from the median of their strategy.
+
+    A sentence per measure of shards, about runs of equal strategy. Empty unless ways of sharding are compared."""
     lines = []
     for test in analysis.qualities if analysis.compared == "sharding" else []:
         found = test.within
@@ -117,7 +123,9 @@ def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
 
 
 def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return sentences on the same runs in the study beside this one, and on other differences between the two."""
+    """Return sentences on the same runs in the study ``beside``: their differences, and what else differs.
+
+    Empty if the plan names no such study."""
     other = analysis.beside
     found = [twins for twins in analysis.twins if twins.setting == setting.name]
     if not other:
@@ -141,6 +149,7 @@ def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
 
 
 def _twin(analysis: Analysis, twins: Twins) -> str:
+    """Return a clause on the mean and standard deviation of one member, or of ALL, here and in the other study."""
     found = twins.found
     whose = "over all strategies, averaged by seed, the" if twins.member == ALL else f"the {twins.member}"
     low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)
@@ -161,7 +170,9 @@ def _differ(twins: Twins, key: str) -> bool:
 
 
 def paper(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return a sentence with the published ratios of standard deviations and their overlap with the ratios here."""
+    """Return a sentence with the paper's ratios of standard deviations, and whether their intervals overlap with ours.
+
+    Empty if the paper has no table of the data set, or if random sharding is not the baseline."""
     printed = published_of(setting.dataset)
     if not printed or (analysis.compared, analysis.baseline) != ("sharding", "random"):
         return []

@@ -53,6 +53,9 @@ def tables(analysis: Analysis) -> list[Table]:
 
 
 def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
+    """Return all tables of a setting: of measures, whole curves, staleness and time, and of comparisons with others.
+
+    A study that compares ways of sharding also has tables on the evenness of the shards."""
     measured = [key for key in PRINTED if any(key in m.summaries for m in setting.members.values())]
     made = [table for key in measured for table in _measure(analysis, setting, key)]
     made += [_curve(analysis, setting), _work(setting)]
@@ -63,7 +66,9 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
 
 
 def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]:
-    """Return the table of a measure's values, and the table of its comparisons with the baseline."""
+    """Return the table of a measure's values and, if a member can be compared with the baseline, of the comparisons.
+
+    key: of NAMES."""
     values = []
     compared = []
     for member in setting.members.values():
@@ -91,6 +96,12 @@ def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]
 
 
 def _curve(analysis: Analysis, setting: StudySetting) -> Table:
+    """Return the table on whole learning curves, with a row per member.
+
+    The ratio of distances is the baseline's mean distance from its median curve over the member's; above 1 the member
+    is steadier. Its p-values are before and after Holm's adjustment. The best epoch is the mean over runs of the epoch
+    with the best evaluation. The gain is the change of the mean accuracy from the last but one evaluation to the last,
+    in percentage points. Values that cannot be computed are "-"."""
     header = (
         analysis.compared,
         "ratio of distances",
@@ -113,6 +124,9 @@ def _curve(analysis: Analysis, setting: StudySetting) -> Table:
 
 
 def _work(setting: StudySetting) -> Table:
+    """Return the table of staleness and work, of the runs that did not diverge.
+
+    Staleness, time and updates are means per run; rejected gradients and restarts are sums over runs."""
     header = ("", "staleness, mean, in updates", "training time, s", "updates", "rejected gradients", "restarts")
     rows = []
     for member in setting.members.values():
@@ -127,6 +141,7 @@ def _work(setting: StudySetting) -> Table:
 
 
 def _quality(setting: StudySetting) -> Table:
+    """Return the table of the evenness of shards, with a row per way of sharding: means over its runs."""
     header = (
         "sharding",
         *QUALITIES_IN_FULL.values(),
@@ -145,9 +160,9 @@ def _quality(setting: StudySetting) -> Table:
 
 
 def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
-    """Return the table of correlations between evenness and spread; empty without such tests.
+    """Return the table of correlations between the evenness of shards and the spread of runs, or nothing without tests.
 
-    Spread is the distance of a run from the median of its member."""
+    Spread is the distance of a run's final accuracy from the median of its member. The columns follow QualityTest."""
     header = (
         "measure",
         "over all runs",
@@ -173,7 +188,9 @@ def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
 
 
 def _compare_studies(analysis: Analysis, setting: StudySetting) -> list[Table]:
-    """Return the comparison with the same runs in another study."""
+    """Return the table that compares members with the same runs in the study ``beside``; no table without such runs.
+
+    The row ALL, the mean over all members, has no standard deviations (see Twins)."""
     other = analysis.beside
     header = (
         analysis.compared, "pairs", "mean", f"mean, {other}", "difference, points", "95 %", "p of equivalence", "sd",
@@ -194,7 +211,7 @@ def _compare_studies(analysis: Analysis, setting: StudySetting) -> list[Table]:
 
 
 def _published(analysis: Analysis, setting: StudySetting) -> list[Table]:
-    """Return the paper's table beside this study's numbers, if the paper has one for the data set."""
+    """Return tables of the paper's figures beside this study's, or nothing if the paper has none for the data set."""
     printed = published_of(setting.dataset) if analysis.compared == "sharding" else None
     if not printed:
         return []
@@ -214,7 +231,9 @@ def _published(analysis: Analysis, setting: StudySetting) -> list[Table]:
 
 
 def _ours(analysis: Analysis, member: ComparisonSide | None) -> tuple[str, ...]:
-    """Return a member's final accuracy and loss, in the order of the published columns."""
+    """Return a member's final accuracy and loss in the order of the columns; "-" for values that are unknown.
+
+    The ratio is left out if the baseline is not random sharding, to which the published ratios refer."""
     if not member or PRIMARY not in member.summaries:
         return ("-",) * 6
     accuracy = member.summaries[PRIMARY]
@@ -227,6 +246,9 @@ def _ours(analysis: Analysis, member: ComparisonSide | None) -> tuple[str, ...]:
 
 
 def _theirs(row: PublishedFigures | None, base: PublishedFigures) -> tuple[str, ...]:
+    """Return a row of the paper in the order of the columns; "-" if the paper has no such row.
+
+    base: the paper's row of random sharding, with which ``row`` is compared."""
     if not row:
         return ("-",) * 6
     ratio = base.accuracy_sd / row.accuracy_sd
@@ -239,6 +261,7 @@ def _with_sd(mean: float, sd: float) -> str:
 
 
 def _sparse(setting: StudySetting, printed: PublishedTable) -> Table:
+    """Return the table of sparse neighbourhoods: mean and range over a member's runs, and the published numbers."""
     rows = []
     for name in filter(setting.members.__contains__, printed.sparse):
         counts = [record["sharding"]["sparse"] for record in setting.members[name].records]
@@ -262,6 +285,9 @@ def to_csv(analysis: Analysis) -> str:
 
 
 def _numbers(member: ComparisonSide, key: str) -> list[str]:
+    """Return the cells of a CSV line after setting, member and measure, in the order of COLUMNS.
+
+    Cells are empty if the value is unknown, or if the member is not compared with the baseline."""
     s = member.summaries[key]
     c = member.comparisons[key]
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
@@ -304,6 +330,7 @@ def to_latex(analysis: Analysis) -> str:
 
 
 def _latex(table: Table) -> str:
+    """Return a table environment that is as wide as a line."""
     lines = [
         "\\begin{table}",
         f"\\caption{{{_escaped(table.caption)}}}",

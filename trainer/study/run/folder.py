@@ -18,7 +18,9 @@ OLDER_WITHOUT = ("strategies", "simulations", "sources")  # parts that older pla
 
 
 def claim(plan: StudyPlan, root: Path) -> None:
-    """Make a folder this plan's. Raises UsageError if it belongs to another plan, or holds other files."""
+    """Make a folder the study of this plan, by writing plan.json.
+
+    Raises UsageError if it belongs to another plan, or holds other files."""
     refuse_foreign(root)
     begun = refuse_other_plan(plan, root).get("tests") if (root / PLAN).exists() else None
     root.mkdir(parents=True, exist_ok=True)
@@ -69,7 +71,9 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
 
 
 def _identity(plan: StudyPlan) -> dict[str, Any]:
-    """Return the content of a study's plan.json except for the tests, as JSON returns it."""
+    """Return the content that plan.json has for a plan, except for the tests.
+
+    It has passed through JSON, so that it can be compared with the content of the file."""
     cells = plan.cells()
     asked = {
         "plan": plan.identity(),
@@ -92,7 +96,11 @@ def _check_tests(begun: Any) -> None:
 
 
 def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
-    """Return the first value that differs, or None. Added members do not count, removed ones do."""
+    """Return the first difference between two plans in words, or None.
+
+    Members that ``asked`` adds to ``stored`` do not count; keys that it adds to a table of flags do.
+
+    place: the names of the tables above, joined by dots."""
     for key, value in stored.items():
         at = f"{place}.{key}" if place else key
         if key not in asked:

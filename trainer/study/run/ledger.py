@@ -83,6 +83,11 @@ class StudyLedger:
         return [self.records[str(run)] for run in plan.runs() if run in self]
 
     def _read(self, mine: bool) -> None:
+        """Read the file into ``records``.
+
+        Raises DataError for a damaged line, and for a run that is there twice with different results.
+
+        mine: whether an incomplete last line is cut off; otherwise it is ignored."""
         data = self.path.read_bytes()
         # A process that was killed while it appended leaves a line without its end.
         whole = data.rfind(b"\n") + 1
@@ -102,8 +107,8 @@ class StudyLedger:
 class Contents:
     """The data and shards of a study's runs, by name: equal names must mean equal data.
 
-    owner(run): the order of the rows in the run's shards, or its ready set, and the seed of the shards, None without a
-    seed."""
+    owner: owner(run) returns (rows, seed). rows names the order of the rows that are sharded, or the ready set; seed is
+    the seed of the shards, None if they do not depend on it."""
 
     def __init__(self, records: Iterable[Record], owner: Callable[[Run], tuple[str, int | None]]) -> None:
         self.owner = owner
@@ -138,6 +143,7 @@ def read_beside(plan: StudyPlan, root: Path) -> list[Record]:
 
 
 def _differing(mine: Record, other: Record, keys: Sequence[str] = OUTCOME) -> str | None:
+    """Return the first key whose values differ, or None."""
     return next((key for key in keys if mine.get(key) != other.get(key)), None)
 
 
@@ -179,7 +185,9 @@ def parse(line: bytes) -> Record:
 
 
 def _is_curve(curve: Any) -> bool:
-    """True for accuracies at epochs, null for real targets, or for None: no evaluation before the end."""
+    """True for None, which stands for no evaluation, and for as many accuracies as epochs.
+
+    An accuracy is None for real targets. Raises KeyError or TypeError for other values."""
     if curve is None:
         return True
     epochs = curve["epoch"]
@@ -189,6 +197,7 @@ def _is_curve(curve: Any) -> bool:
 
 
 def _numbers(values: Iterable[Any]) -> bool:
+    """True if all values are finite numbers."""
     return all(
         isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         for value in values

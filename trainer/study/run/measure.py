@@ -66,6 +66,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
 
 
 def _train(case: Case) -> Result:
+    """Train once, in virtual time or on real processes. Raises DivergenceError for a diverged run, and JobError."""
     options = Options(overwrite=True, silent=True, report=False)
     if case.simulated:
         from trainer.simulate import simulate
@@ -79,6 +80,7 @@ def _train(case: Case) -> Result:
 
 
 def _made_of(uri: str) -> dict[str, Any]:
+    """Return the fingerprints of the images and the shards of a set, and the facts about the evenness of its shards."""
     from trainer.data.shards import open_shards
 
     store = Store()
@@ -89,6 +91,7 @@ def _made_of(uri: str) -> dict[str, Any]:
 
 
 def _outcome(result: Result) -> dict[str, Any]:
+    """Return the results of a run that ended with a model: scores, curve, staleness, work and a digest of the model."""
     from trainer.runlog.read import evaluations
 
     evaluated = evaluations(result.events())
@@ -154,6 +157,7 @@ def _code_digest() -> str:
 
 
 def _processor() -> str:
+    """Return the name of the processor or, if it is unknown, of its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

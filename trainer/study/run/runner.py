@@ -97,9 +97,17 @@ class Runner:
                 self.contents.add({"run": str(Run(cell, self.plan.seeds[0])), **found})
 
     def _train(self, part: Sequence[Run], open_runs: Counter[SetKey], waiting: Sequence[Run], total: int) -> None:
-        """Do runs in parallel.
+        """Do runs in parallel, and append each to the ledger when it ends.
 
-        open_runs: number of runs that still need each set, which is deleted after the last of them."""
+        A failed run does not stop the others, unless MAX_FAILURES runs have failed. Any other error does: all running
+        processes are killed.
+
+        Args:
+            part: the runs to do.
+            open_runs: number of runs that still need each set, which is deleted after the last of them.
+            waiting: the unfinished runs of this start, for the estimate of the time left.
+            total: number of all runs of this start, for the lines that are printed.
+        """
         pool = ThreadPoolExecutor(self.jobs)
         try:
             futures: dict[Future[Record], Run] = {pool.submit(self._measure, run): run for run in part}
@@ -150,7 +158,10 @@ class Runner:
                 self.sets.drop(key)
 
     def _measure(self, run: Run) -> Record:
-        """Return the record of one run, made by a process of its own. Raises JobError."""
+        """Return the record of one run, made by a process of its own.
+
+        If the process is killed it is started again, TRIES times in all. Raises the error that the process reported,
+        and JobError if it is killed every time."""
         folder = self._folder(run)
         record = folder.with_name(f"{folder.name}.json")
         folder.parent.mkdir(exist_ok=True)
@@ -187,16 +198,19 @@ class Runner:
         return os.environ if self.plan.backend == "processes" else os.environ | {"OMP_NUM_THREADS": "1"}
 
     def _started(self, child: Child) -> None:
+        """Register a process, and kill it if the study was stopped while it started."""
         self.children.add(child)
         if self.stopped:  # while this thread started it
             child.kill()
 
     def _advice(self, code: int, run: Run) -> str:
+        """Return advice for a run that failed on a broken set which the study made; otherwise nothing."""
         if code != DataError.exit_code or READY in self.plan.shardings[run.cell.sharding]:
             return ""
         return f"; delete {self.sets.uri(self.sets.key(run))} to have the set made again"
 
     def _line(self, run: Run, record: Record, total: int, waiting: Sequence[Run]) -> str:
+        """Return the line about a finished run: its result, its seconds and the time left."""
         outcome = "diverged" if record["failed"] else percent(record["final_accuracy"])
         left = duration(self._left_s(waiting, self._running()))
         return f"[{total - self.left}/{total}] {run}: {outcome} in {record['wall_s']:.0f} s; {left} left"
@@ -205,11 +219,13 @@ class Runner:
         return self.root / RUNS / str(run).replace("/", ",")
 
     def _running(self) -> dict[Run, RunProgress]:
+        """Return the progress of the runs that are being trained."""
         began = dict(self.began)  # a copy, because the threads of the runs change it
         now = time.monotonic()
         return {run: RunProgress(now - start, done_of(self._folder(run))) for run, start in began.items()}
 
     def _left_s(self, waiting: Sequence[Run], under_way: Mapping[Run, RunProgress]) -> float:
+        """Return the estimated seconds until all waiting runs are done."""
         left = [run for run in waiting if run not in self.ledger and run not in self.failures]
         return remaining_s(left, self.took, self.jobs, under_way)
 

@@ -50,10 +50,12 @@ class Sets:
         }
 
     def key(self, run: Run) -> SetKey:
+        """Return the key of the shard set on which a run trains."""
         seed = self.plan.seed_of("sharding", run) if self.draws[run.cell.sharding] else None
         return SetKey(run.cell.dataset, run.cell.sharding, seed)
 
     def uri(self, key: SetKey) -> str:
+        """Return the URI of a ready set, or the folder of a set that the study makes."""
         ready = self.plan.shardings[key.sharding].get(READY)
         return str(ready) if ready else str(self.root / SETS / str(key))
 
@@ -97,7 +99,9 @@ class Sets:
         _delete(self.root / DATASETS)
 
     def _task(self, key: SetKey) -> dict[str, Any]:
-        """Return a task of make_sets: derive a data set if the plan changes it, then shard it."""
+        """Return a task of make_sets: derive a data set if the plan changes it, then shard it.
+
+        The task's ``derive`` is None if the data set is not changed."""
         given = self.plan.datasets[key.dataset]
         source = str(given["input"])
         evaluation = str(given.get("eval_input", given["input"]))

@@ -57,7 +57,9 @@ class Client(Protocol):
         ...
 
     def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
-        """Report a cancelled turn that has no gradient, and return the next turn, as ``exchange`` does."""
+        """Report a cancelled turn, which has no gradient, and return the next turn; blocks until it is due.
+
+        Returns None if there is nothing left to do. Raises MustRejoin."""
         ...
 
     def close(self) -> None:

@@ -48,7 +48,16 @@ def open_client(config: Config, facts: RunFacts, worker: int, addresses: Sequenc
 class ServerClient:
     """A worker's connection to all servers; implements trainer.worker.clients.base.Client.
 
-    Its vectors are in memory that it shares with the servers of its host, if there are any."""
+    Its vectors are in memory that it shares with the servers of its host, if there are any.
+
+    Args:
+        agreement: the values that all hosts of the run have in common.
+        facts: the facts of the run.
+        worker: number of the worker.
+        addresses: of the servers, by their numbers.
+        secret: the token of the run.
+        use_memory: whether to offer shared memory to the servers.
+    """
 
     def __init__(
         self,
@@ -127,7 +136,9 @@ class ServerClient:
         return False
 
     def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
-        """Report that the step of this turn was given up, and wait for the next turn, as ``exchange`` does."""
+        """Report that the step of this turn was given up, and wait for the next turn, or None at the end.
+
+        Raises MustRejoin."""
         head = pack(GiveUp(self.worker, self.session, turn.clock))
         if self._outdated.is_set() or not offer(self.sockets[0], head, pack_report(report)):
             raise MustRejoin
@@ -145,6 +156,11 @@ class ServerClient:
             offer(socket, pack(Join(self.worker, self.session)), body)
 
     def _wait(self, resend: Callable[[], None] | None) -> Turn | None:
+        """Wait until all servers have answered, and return the next turn; None if nothing is left to do.
+
+        resend: sends the request, now and every RESEND_S seconds; None if it is sent already and must not be repeated.
+        In that case MustRejoin is raised if a connection broke or the session ended, since an answer may be lost.
+        Raises UsageError if this host does not belong to the run."""
         poller = zmq.Poller()
         for socket in [*self.sockets, *(watch.monitor for watch in self.watches)]:
             poller.register(socket, zmq.POLLIN)
@@ -166,7 +182,10 @@ class ServerClient:
         return self._turn(list(answers.values()))
 
     def _receive(self, index: int) -> Parameters | Stop | None:
-        """Receive a server's answer and copy its elements into ``pulled``; None for an answer to an earlier session."""
+        """Receive one message of a server. Copies parameters into ``pulled``, unless they are in shared memory.
+
+        Returns the answer to the current request; None for other messages, such as answers to an earlier session.
+        Raises UsageError if server 0 refuses this host, MustRejoin if the session has ended."""
         head, body = self.sockets[index].recv_multipart(copy=False)
         match message := unpack(head.buffer):
             case Refusal(session=self.session):
@@ -191,6 +210,7 @@ class ServerClient:
         self.pulled[begin:end] = np.frombuffer(body, np.float32)
 
     def _turn(self, answers: list[Parameters | Stop]) -> Turn | None:
+        """Return the turn on which all answers agree, None if it is Stop. Raises MustRejoin if they differ."""
         turns = {(answer.clock, answer.version, answer.generation) for answer in answers}
         if len(turns) > 1:
             raise MustRejoin  # the servers rolled back between two answers
