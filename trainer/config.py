@@ -83,8 +83,8 @@ class Optimiser(Spec):
 
     learning_rate: float | None = option(
         None,
-        "learning rate of single-process SGD; synchronous protocols apply it to the mean gradient, asynchronous protocols"
-        " divide it by the number of workers",
+        "learning rate of single-process SGD; each gradient of an update is multiplied by this rate divided by the number"
+        " of workers (n-softsync: by the number of gradients in the update)",
         above=0,
         shown="set by the model, lower if gradients can be stale",
     )
