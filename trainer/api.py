@@ -112,7 +112,7 @@ def _settled(
     check = check or partial(_check, context, options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:
         if start is Start.FINISHED and not options.silent:
-            print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume goes on")
+            print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume continues")
         if start is Start.FINISHED and options.report and not (output / REPORT).exists():
             from trainer.launch.ends import try_report  # its report failed before
 

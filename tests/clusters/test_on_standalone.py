@@ -267,7 +267,7 @@ def test_a_scheduler_s_signal_leaves_a_checkpoint_and_a_killed_driver_leaves_no_
         run.wait_for_checkpoint()
         run.process.terminate()
         assert run.wait() == 1
-    assert re.search(r"error: interrupted at version \d+ .*--resume goes on\n", run.said()), run.said()
+    assert re.search(r"error: interrupted at version \d+ .*--resume continues\n", run.said()), run.said()
     until(lambda: not training_processes(standalone), "every process ends")
     left = max(checkpoints(output))
     with job(task, output, tmp_path / "second", "--resume", **where) as run:

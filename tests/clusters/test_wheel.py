@@ -82,5 +82,5 @@ def test_a_job_without_java_is_one_line_that_says_what_to_install(installed: Whe
     done = installed.run("python", "-c", start, env={"JAVA_HOME": "/nowhere"})
     assert done.stderr.splitlines()[-1] == (
         "pipeline.core.errors.JobError: no program /nowhere/bin/java, which Spark needs:"
-        " install Java 17 or newer, or set JAVA_HOME to such a version"
+        " install Java 17 or newer, or set JAVA_HOME to one"
     )

@@ -132,7 +132,7 @@ def test_sigterm_ends_a_study_with_a_line_and_what_was_done_stays(shards: Path, 
     process.terminate()
     assert process.wait(30) == 1
     assert process.stderr
-    assert process.stderr.read().splitlines()[-1].startswith("error: interrupted; runs that ended are in the ledger")
+    assert process.stderr.read().splitlines()[-1].startswith("error: interrupted; finished runs are in the ledger")
     assert len(lines(study)) >= 1
 
 

@@ -125,7 +125,7 @@ def test_the_first_signal_leaves_a_checkpoint_and_a_resume_goes_on(start: Start,
     run.wait_for_updates(100)
     run.process.terminate()
     assert run.wait() == 1
-    assert re.search(r"error: interrupted at version \d+ .*--resume goes on\n$", run.said()), run.said()
+    assert re.search(r"error: interrupted at version \d+ .*--resume continues\n$", run.said()), run.said()
     until(lambda: not run.family(), "all processes end")
     version = max(whole(run.output / "checkpoints"))
     assert version >= 100
@@ -170,7 +170,9 @@ def test_a_host_that_stays_frozen_is_waited_for_as_long_as_a_process_that_stalls
     run.wait_for_updates(10)
     part_of(run, "worker-2").suspend()
     assert run.wait() == 1
-    assert re.search(r"error: host 2 was not heard of for 1\d s \(--stall-timeout-s 11\); --resume goes on", run.said())
+    assert re.search(
+        r"error: host 2 was not heard of for 1\d s \(--stall-timeout-s 11\); --resume continues", run.said()
+    )
     until(lambda: not run.family(), "every process on every host ends", 15)
 
 

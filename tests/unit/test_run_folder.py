@@ -66,7 +66,7 @@ def test_a_start_in_an_absent_or_empty_folder_is_a_new_run(tmp_path: Path, resum
 
 def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished: Path) -> None:
     before = content(unfinished)
-    with pytest.raises(UsageError, match=r"--resume goes on with it, --overwrite starts anew"):
+    with pytest.raises(UsageError, match=r"--resume continues with it, --overwrite starts anew"):
         start(unfinished)
     assert content(unfinished) == before
     assert start(unfinished, resume=True) is Start.GO_ON
@@ -88,7 +88,7 @@ def test_a_finished_run_is_found_finished_and_untouched(finished: Path, resume: 
 
 
 def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finished_itself(finished: Path) -> None:
-    with pytest.raises(UsageError, match=r"10 steps a worker; --resume goes on to the 30"):
+    with pytest.raises(UsageError, match=r"10 steps a worker; --resume continues to the 30"):
         start(finished, asking(steps=30))
     assert start(finished, asking(steps=30), resume=True) is Start.GO_ON
     assert not (finished / "result.json").exists()

@@ -170,7 +170,7 @@ def test_the_report_and_the_result_say_that_seconds_are_virtual(
     done = virtual(tmp_path / "run", options=Options(quiet=True))
     assert done.simulated
     assert done.simulated["compute"] == "quadratic"
-    assert "In virtual time" in (tmp_path / "run" / "report.html").read_text()
+    assert "all seconds on this page are virtual time" in (tmp_path / "run" / "report.html").read_text()
     assert "of virtual time" in capsys.readouterr().out
 
 

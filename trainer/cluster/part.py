@@ -135,7 +135,9 @@ class _Host:
             if answer.wanted in (LEAVE, DONE):
                 return
             if answer.wanted == CHECKPOINT:
-                raise RunInterruptedError("interrupted; --resume goes on from the last checkpoint, where there is one")
+                raise RunInterruptedError(
+                    "interrupted; --resume continues from the last checkpoint, where there is one"
+                )
             # The first addresses, or new ones after a server has moved; the supervisor with the old ones has ended.
             if answer.wanted == GO and answer.facts and answer.edition > self.edition:
                 self.edition = answer.edition

@@ -236,7 +236,7 @@ class ClusterRun:
         for part, seconds in silent.items():
             if limit and seconds > limit:
                 raise JobError(
-                    f"host {part} was not heard of for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume goes on from"
+                    f"host {part} was not heard of for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume continues from"
                     " the last checkpoint"
                 )
 
@@ -257,7 +257,7 @@ class ClusterRun:
                 if found.part == head:
                     raise RunInterruptedError(found.text)
         raise RunInterruptedError(
-            f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume goes on from the last"
+            f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume continues from the last"
         )
 
     def _wait_for_ends(self) -> None:

@@ -111,7 +111,7 @@ class SparkLauncher:
                 cause = cause_of(str(error))
                 due = self._attempts.lost(0, time.monotonic())
                 if self._has_stopped():
-                    self._failure = "the Spark application was ended; the same command with --resume goes on"
+                    self._failure = "the Spark application was ended; the same command with --resume continues"
                 elif cause or due is None:
                     self._failure = f"a host's part cannot run: {cause or 'it is lost as soon as it is started'}"
                 if self._failure or due is None:

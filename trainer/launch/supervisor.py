@@ -307,7 +307,7 @@ class Supervisor:
             wait_for_checkpoint(self.control, root, self.facts)
         elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
             wait_for_leader(self.control, root, self.facts)
-        raise RunInterruptedError(f"interrupted{newest_in_words(root)}; the same command with --resume goes on")
+        raise RunInterruptedError(f"interrupted{newest_in_words(root)}; the same command with --resume continues")
 
     # --- progress and messages ----------------------------------------------------------------------------------------
 
@@ -387,7 +387,7 @@ class Supervisor:
         """Return a message for a trained run that could not be written: the cause, the last checkpoint, a remedy."""
         home = self.folders.home
         version = newest_in_words(self.folders.checkpoints)
-        return f"{trouble}; kept is the run{version}: make room on {home}, and the same command with --resume goes on"
+        return f"{trouble}; kept is the run{version}: make room on {home}, and the same command with --resume continues"
 
     def _tell_of_silence(self) -> None:
         """Report once that server 0 does not answer; again only after it has answered in between."""

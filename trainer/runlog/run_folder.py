@@ -263,7 +263,9 @@ def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_f
         raise UsageError(f"{output} holds a run without its {CONFIG}; choose another --output, or --overwrite")
     _refuse_other(output, saved, requested, resume)
     if not is_finished and not resume:
-        raise UsageError(f"{output} holds a run that has not ended; --resume goes on with it, --overwrite starts anew")
+        raise UsageError(
+            f"{output} holds a run that has not ended; --resume continues with it, --overwrite starts anew"
+        )
     if not is_finished:
         return Start.GO_ON
     # Training beyond the requested length cannot be undone.
@@ -275,7 +277,7 @@ def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_f
     # Without --resume the longer run may be meant as a new one.
     if requested.steps > saved.steps and not resume:
         raise UsageError(
-            f"{output} holds a finished run of {saved.steps} steps a worker; --resume goes on to the {requested.steps}"
+            f"{output} holds a finished run of {saved.steps} steps a worker; --resume continues to the {requested.steps}"
             f" asked for, --overwrite starts anew"
         )
     return Start.GO_ON if requested.steps > saved.steps else Start.FINISHED

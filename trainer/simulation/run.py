@@ -154,7 +154,7 @@ def _run(
             engine.leader.end(engine.now)
         at = engine.status()
         raise RunInterruptedError(
-            f"interrupted at version {at['version']} (epoch {at['epoch']:.2f}); the same command with --resume goes on"
+            f"interrupted at version {at['version']} (epoch {at['epoch']:.2f}); the same command with --resume continues"
         ) from None
     except Exception as error:
         failure = error
