@@ -236,8 +236,8 @@ class ClusterRun:
         for part, seconds in silent.items():
             if limit and seconds > limit:
                 raise JobError(
-                    f"host {part} was not heard of for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume continues from"
-                    " the last checkpoint"
+                    f"host {part} was not heard of for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume continues"
+                    " from the last checkpoint"
                 )
 
     def _leave_checkpoint(self) -> None:
