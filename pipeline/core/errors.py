@@ -1,5 +1,7 @@
 """Errors that a user can fix. Each has an exit code, and its message is one line."""
 
+MOST_CHARACTERS = 1500  # of a message about damaged data
+
 
 class JobError(Exception):
     """The run failed for a reason outside the input and the command line (exit 1)."""
@@ -22,6 +24,12 @@ class UnsuitableError(UsageError):
 
 
 class DataError(JobError):
-    """The input or a committed shard set is broken (exit 3)."""
+    """The input or a committed shard set is broken (exit 3).
+
+    Messages quote what is wrong in the data, which can be of any length, so a long one is cut in its middle."""
 
     exit_code = 3
+
+    def __init__(self, message: str) -> None:
+        half = MOST_CHARACTERS // 2
+        super().__init__(message if len(message) <= MOST_CHARACTERS else f"{message[:half]} ... {message[-half:]}")
