@@ -109,6 +109,12 @@ def test_a_damaged_manifest_is_refused(case: str, tmp_path: Path) -> None:
     assert words in refused("manifest", tmp_path)
 
 
+def test_the_advice_about_a_damaged_manifest_can_be_followed(tmp_path: Path) -> None:
+    """A job reads the manifest before it replaces the set, so --overwrite would end with the same line."""
+    damaged("manifest", tmp_path, "manifest.json", put(rows="60"))
+    assert refused("manifest", tmp_path).endswith("; restore it, or move the folder away and make the set again")
+
+
 def test_shards_with_other_columns_are_refused(tmp_path: Path) -> None:
     """With sizes and digests that fit: whoever can write a shard can write a manifest."""
     KINDS["shards-sealed"].make(tmp_path)

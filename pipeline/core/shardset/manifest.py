@@ -89,7 +89,7 @@ def _read(store: Store, uri: str, name: str) -> ShardSet | None:
         return ShardSet(store, uri, Manifest.from_json(values))
     except ValueError as fault:
         raise DataError(
-            f"{uri}/{name} is damaged: {fault}; restore it, or make the set again with --overwrite"
+            f"{uri}/{name} is damaged: {fault}; restore it, or move the folder away and make the set again"
         ) from None
 
 
