@@ -233,6 +233,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Fill in a learning rate and momentum that are not given, by model and protocol; check pairs of options."""
+        self._check_exchange()
         rate = self.model.stale_learning_rate
         coefficient = self.model.stale_momentum
         if self.protocol.synchronous:
@@ -249,6 +250,22 @@ class Config:
             raise UsageError(
                 f"--tolerance needs the whole model on a single server: give --servers 1, not {self.processes.servers}"
             )
+
+    def _check_exchange(self) -> None:
+        """Set the protocol of an exchange that has its own, and check the options that it does not support."""
+        name = self.exchange.name
+        own = self.exchange.protocol
+        if own is None:
+            return
+        # A command line refuses --protocol beside such an exchange, so that any other protocol is the default here.
+        if self.protocol.name != own:
+            object.__setattr__(self, "protocol", PROTOCOLS[own]())  # the dataclass is frozen
+        if self.processes.servers > 1:
+            raise UsageError(
+                f"--exchange {name} keeps the model on the workers: leave out --servers {self.processes.servers}"
+            )
+        if self.optimiser.tolerance:
+            raise UsageError(f"--exchange {name} has no --tolerance: leave it out, or use {ParameterServer.name}")
 
     def worker_batches(self, num_workers: int, ratios: Ratios = ()) -> tuple[int, ...]:
         """Return each worker's examples per step for n workers and the global mini-batch B. A result may be 0.

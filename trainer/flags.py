@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
+from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, add_flags, add_member_flags, from_flags, member_from_flags, summaries
 from pipeline.core.storage.store import Store
@@ -97,6 +98,9 @@ def config_of(args: argparse.Namespace) -> Config:
     Its paths are absolute, so that they mean the same in every process."""
     data = from_flags(Data, args)
     run = from_flags(RunSpec, args)
+    exchange = member_from_flags(EXCHANGES, "--exchange", args)
+    if exchange.protocol and "protocol" in args.given:
+        raise UsageError(f"--exchange {exchange.name} has no protocols: leave out --protocol {args.protocol}")
     is_local = bool(data.shards) and split_uri(data.shards)[0] in ("", "file")
     return Config(
         data=replace(data, shards=Store().resolve(data.shards)) if is_local else data,
@@ -104,7 +108,7 @@ def config_of(args: argparse.Namespace) -> Config:
         model=_model_of(args),
         optimiser=from_flags(Optimiser, args),
         protocol=member_from_flags(PROTOCOLS, "--protocol", args),
-        exchange=member_from_flags(EXCHANGES, "--exchange", args),
+        exchange=exchange,
         processes=from_flags(Processes, args),
     )
 

@@ -56,11 +56,23 @@ class ParameterSlice:
         if self._sum is None or self._sum.dtype != self.values.dtype:
             self._sum = np.empty_like(self.values)
         total = self._sum
-        begun = self._summed > 0
-        for span in self._spans():
-            _add(total[span], [vector[span] for vector in pushed], weights, begun=begun)
-        _add(total[self._statistics], [vector[self._statistics] for vector in pushed], [1.0] * len(pushed), begun=begun)
+        add_pushed(total, pushed, weights, self.num_parameters, begun=self._summed > 0)
         self._summed += len(pushed)
+
+    def apply_sum(self, total: Vector, rate: float, count: int) -> None:
+        """Make an update from a sum of weighted gradients that ``add_pushed`` made elsewhere. Overwrites ``total``.
+
+        The result has the bits of ``apply`` with the same gradients.
+
+        Args:
+            total: the sum, a vector like ``values``.
+            rate: the factor of the sum, a/n.
+            count: gradients in the sum.
+        """
+        for span in self._spans():
+            total[span] *= rate
+            self._step(span, total[span])
+        self._merge_statistics(total[self._statistics], count)
 
     def apply(self, pushed: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
         """Make an update: u = rate * sum of weighted gradients, applied by the momentum rule.
@@ -77,10 +89,7 @@ class ParameterSlice:
         if self._summed:
             self.accumulate(pushed, weights)
             assert self._sum is not None
-            for span in self._spans():
-                self._sum[span] *= rate
-                self._step(span, self._sum[span])
-            self._merge_statistics(self._sum[self._statistics], self._summed)
+            self.apply_sum(self._sum, rate, self._summed)
             self._summed = 0
             return
         for span in self._spans():
@@ -102,8 +111,7 @@ class ParameterSlice:
             self.values[span] -= update
 
     def _spans(self) -> Iterator[slice]:
-        for start in range(0, self.num_parameters, CHUNK):
-            yield slice(start, min(start + CHUNK, self.num_parameters))
+        return _chunks(self.num_parameters)
 
     @property
     def _statistics(self) -> slice:
@@ -115,6 +123,29 @@ class ParameterSlice:
             self.values[self._statistics] = total / count
         else:
             self.values[self._statistics] += total / self.num_workers
+
+
+def add_pushed(
+    total: Vector, pushed: Sequence[Vector], weights: Sequence[float], num_parameters: int, *, begun: bool = False
+) -> None:
+    """Add weighted gradients to ``total``, in the given order. Reads each gradient once.
+
+    Args:
+        total: any range of the flat vector.
+        pushed: the same range of each gradient: of the parameters, then the pushed statistics.
+        weights: one factor per gradient, which does not apply to statistics.
+        num_parameters: elements of the range that are parameters.
+        begun: whether ``total`` holds a sum already, or else is overwritten.
+    """
+    for span in _chunks(num_parameters):
+        _add(total[span], [vector[span] for vector in pushed], weights, begun=begun)
+    rest = slice(num_parameters, len(total))
+    _add(total[rest], [vector[rest] for vector in pushed], [1.0] * len(pushed), begun=begun)
+
+
+def _chunks(length: int) -> Iterator[slice]:
+    for start in range(0, length, CHUNK):
+        yield slice(start, min(start + CHUNK, length))
 
 
 def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float) -> Vector:

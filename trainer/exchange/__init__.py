@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pipeline.core.specs import registry
+from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.base import Exchange
 from trainer.exchange.parameter_server import ParameterServer
 
-EXCHANGES: dict[str, type[Exchange]] = registry(ParameterServer)
+EXCHANGES: dict[str, type[Exchange]] = registry(ParameterServer, AllReduce)
 
 __all__ = ["EXCHANGES", "Exchange"]

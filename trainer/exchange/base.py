@@ -18,8 +18,12 @@ class Exchange(Spec):
     Attributes:
         client: the module of the worker's side, whose ``open_client(config, facts, worker, addresses, secret)`` returns
             a trainer.worker.clients.base.Client.
+        server: the module of server 0, and of any other server.
+        protocol: the protocol whose updates the exchange makes; None if it works with any protocol.
         in_virtual_time: whether virtual time and replay compute it.
     """
 
     client: ClassVar[str]
+    server: ClassVar[str] = "trainer.server.process"
+    protocol: ClassVar[str | None] = None
     in_virtual_time: ClassVar[bool] = False

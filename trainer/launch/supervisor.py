@@ -163,7 +163,7 @@ class Supervisor:
         secret = self.secret
         if role.kind == "server":
             listening = addresses, secret, self.held[role.index], self.folders
-            return Child(str(role), log, "trainer.server.process", config, facts, role.index, *listening)
+            return Child(str(role), log, config.exchange.server, config, facts, role.index, *listening)
         if role.kind == "worker":
             share = self.plan.threads_per_worker, self.workers.index(role.index), self.folders
             return Child(str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, *share)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from trainer.coordination.orders import StepMeasurements
@@ -222,6 +223,154 @@ class Execute(NamedTuple):
     generation: int
 
 
+# --- between workers that exchange among themselves, and server 0 -----------------------------------------------------
+
+
+class PeerJoin(NamedTuple):
+    """A worker has left its view and asks to take part in the next. To server 0. Bodies: an introduction; its rounds.
+
+    The introduction has the address at which other workers reach it, and the snapshots of which it keeps a copy. The
+    rounds are those that server 0 has not settled, up to the version that the worker holds.
+
+    Attributes:
+        process: a random number of the worker's process.
+        number: of the Regroup that this answers, 0 before the first.
+        generation: of the model that the worker holds.
+        holds: version of that model plus one; 0 for none.
+    """
+
+    worker: int
+    process: int
+    number: int
+    generation: int
+    holds: int
+
+
+class PeerBeat(NamedTuple):
+    """A worker is alive. To server 0, on a connection of its own. number: of its view; version: of its model."""
+
+    worker: int
+    process: int
+    number: int
+    version: int
+
+
+class RoundReport(NamedTuple):
+    """The reports of the last rounds up to a version. To server 0. Bodies: none; the rounds."""
+
+    worker: int
+    process: int
+    number: int
+    version: int
+
+
+class CopyReceipt(NamedTuple):
+    """A worker has written the checkpoint of a version, or failed to. outcome: a checkpoints.write.WriteOutcome."""
+
+    worker: int
+    process: int
+    generation: int
+    version: int
+    outcome: int
+
+
+class Broken(NamedTuple):
+    """A worker's connection to another worker broke, so that messages of the view may be lost. To server 0."""
+
+    worker: int
+    process: int
+    number: int
+
+
+class Regroup(NamedTuple):
+    """A worker must leave its view and answer with a PeerJoin of this number. From server 0."""
+
+    number: int
+
+
+class Replaced(NamedTuple):
+    """A later process has taken the place of this one, which must end. From server 0."""
+
+    process: int
+
+
+class View(NamedTuple):
+    """The members of the next rounds, and the model with which they begin. From server 0. Body: members and progress.
+
+    Attributes:
+        number: grows with every view, and every Regroup before it.
+        generation: grows with every roll-back.
+        version: of the model with which all members begin.
+    """
+
+    number: int
+    generation: int
+    version: int
+
+
+class WriteCopy(NamedTuple):
+    """A worker must write its copy of a snapshot as a checkpoint. From server 0."""
+
+    generation: int
+    version: int
+
+
+class Settled(NamedTuple):
+    """Server 0 has the rounds up to a version. Body: the versions of which workers must keep a copy."""
+
+    generation: int
+    version: int
+
+
+class WantSnapshot(NamedTuple):
+    """The next round must end with a snapshot. From server 0 to worker 0, whose sums tell all others."""
+
+    number: int
+
+
+class Finished(NamedTuple):
+    """The run is over. From server 0."""
+
+    number: int
+
+
+class Piece(NamedTuple):
+    """A worker's gradient in the range of the addressee. Bodies: the worker's report; the elements, float32.
+
+    Attributes:
+        version: of the parameters at which it was computed.
+        in_memory: whether the elements are in the memory of the sender; the second body is empty then.
+    """
+
+    number: int
+    version: int
+    worker: int
+    in_memory: bool
+
+
+class RangeSum(NamedTuple):
+    """The sum of all gradients in the range of the sender. Bodies: the reports of all workers; the elements, float32.
+
+    Attributes:
+        version: of the parameters at which the gradients were computed.
+        in_memory: as in Piece.
+        snapshot: whether the round ends with a snapshot; decided by worker 0.
+    """
+
+    number: int
+    version: int
+    worker: int
+    in_memory: bool
+    snapshot: bool
+
+
+class ModelCopy(NamedTuple):
+    """The model with which a view begins, to a member that lacks it. Bodies: values and momentum, float32."""
+
+    number: int
+    version: int
+
+
 Message = (
     Join
     | Push
@@ -244,7 +393,23 @@ Message = (
     | Rejoin
     | Load
     | Execute
+    | PeerJoin
+    | PeerBeat
+    | RoundReport
+    | CopyReceipt
+    | Broken
+    | Regroup
+    | Replaced
+    | View
+    | WriteCopy
+    | Settled
+    | WantSnapshot
+    | Finished
+    | Piece
+    | RangeSum
+    | ModelCopy
 )
+TWO_BODIES = (Push, PeerJoin, RoundReport, Piece, RangeSum, ModelCopy)
 KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _FORMATS = {int: "q", bool: "?"}
@@ -283,7 +448,7 @@ def unpack(head: bytes | memoryview) -> Message:
 
 def num_frames(message: Message) -> int:
     """Return the number of frames of a message: its head and its bodies, of which there is one even if it is empty."""
-    return 3 if isinstance(message, Push) else 2
+    return 3 if isinstance(message, TWO_BODIES) else 2
 
 
 def pack_report(report: StepMeasurements) -> bytes:
@@ -305,6 +470,41 @@ def unpack_report(body: bytes | memoryview) -> StepMeasurements:
     examples, correct, loss, seconds, read_s, *hashes = _REPORT.unpack(body)
     seen = RowSums(*hashes)
     return StepMeasurements(examples, loss, correct, seconds, read_s, seen if seen.passes >= 0 else None)
+
+
+class Round(NamedTuple):
+    """A completed round of an exchange among workers.
+
+    Attributes:
+        snapshot: whether it ended with a snapshot on request.
+        reports: one per worker, in the order of workers.
+    """
+
+    snapshot: bool
+    reports: tuple[StepMeasurements, ...]
+
+
+def pack_reports(reports: Sequence[StepMeasurements]) -> bytes:
+    return b"".join(map(pack_report, reports))
+
+
+def unpack_reports(body: bytes | memoryview) -> tuple[StepMeasurements, ...]:
+    """Parse reports. Raises MalformedMessageError."""
+    size = _REPORT.size
+    return tuple(unpack_report(body[start : start + size]) for start in range(0, len(body), size))
+
+
+def pack_rounds(rounds: Sequence[Round]) -> bytes:
+    return b"".join(bytes([each.snapshot]) + pack_reports(each.reports) for each in rounds)
+
+
+def unpack_rounds(body: bytes | memoryview, num_workers: int) -> list[Round]:
+    """Parse rounds. Raises MalformedMessageError."""
+    size = 1 + num_workers * _REPORT.size
+    if len(body) % size:
+        raise MalformedMessageError(f"rounds of {len(body)} bytes")
+    starts = range(0, len(body), size)
+    return [Round(bool(body[start]), unpack_reports(body[start + 1 : start + size])) for start in starts]
 
 
 def pack_json(value: Any) -> bytes:

@@ -1,0 +1,23 @@
+"""All-reduce: the workers add up their gradients among themselves, and each keeps the whole model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from trainer.exchange.base import Exchange
+
+
+@dataclass(frozen=True)
+class AllReduce(Exchange):
+    """The exchange in which every worker gets the sum of all gradients, without parameter servers.
+
+    Worker j adds up range j of N: it receives N-1 pieces, adds them in the order of workers, and sends the sum to the
+    N-1 others. Each worker thus sends 2(N-1)/N of the vector per step, as in a ring, in two steps rather than 2(N-1).
+    The order of the additions is that of bsp on servers, and so are the bits of the result."""
+
+    name: ClassVar[str] = "all-reduce"
+    summary: ClassVar[str] = "workers add up their gradients among themselves, in the order of bsp"
+    client: ClassVar[str] = "trainer.worker.clients.all_reduce"
+    server: ClassVar[str] = "trainer.server.rounds"
+    protocol: ClassVar[str | None] = "bsp"
