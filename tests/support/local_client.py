@@ -6,13 +6,16 @@ from collections.abc import Sequence
 
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
+from trainer.home.folders import Folders
 from trainer.transport.sockets import Secret
 from trainer.worker.clients import servers
 from trainer.worker.clients.base import Client, Turn
 
 
-def open_client(config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret) -> LocalClient:
-    return LocalClient(config, servers.open_client(config, facts, worker, addresses, secret))
+def open_client(
+    config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret, folders: Folders
+) -> LocalClient:
+    return LocalClient(config, servers.open_client(config, facts, worker, addresses, secret, folders))
 
 
 class LocalClient:

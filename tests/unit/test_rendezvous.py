@@ -14,7 +14,7 @@ import zmq
 from pipeline.core.errors import UsageError
 from tests.support.trainer_runs import until
 from trainer.cluster import rendezvous as module
-from trainer.cluster.part import interface_towards
+from trainer.transport.addresses import interface_towards
 from trainer.cluster.rendezvous import CHECKPOINT, GO, LEAVE, WAIT, AttemptLostError, Line, PartEnd, Rendezvous
 from trainer.cluster.run import drained
 from trainer.transport import sockets

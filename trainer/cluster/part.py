@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +34,11 @@ from trainer.launch.supervisor import RunInterruptedError, Supervisor
 from trainer.options import Options, parse_roles
 from trainer.report.progress import Status
 from trainer.run_files import CONFIG
-from trainer.transport.addresses import LOOPBACK, bracketed, parts_of
+from trainer.transport.addresses import bracketed, interface_towards
 from trainer.transport.sockets import Secret
 
 POLL_S = 0.05
 BACKLOG = 4096
-ELSEWHERE = ("192.0.2.1", 9)  # reserved for documentation; a route to it uses the interface to other networks
 
 
 def run_part(invitation: Invitation, slot: PartExecution) -> tuple[int, str]:
@@ -243,23 +241,6 @@ def _listening(part: Part, rendezvous: str) -> Iterator[dict[int, sockets.socket
     finally:
         for listener in held.values():
             listener.close()
-
-
-def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
-    """Return the family and numeric address of the interface of this host that routes to a TCP address. Sends nothing.
-
-    A host name that means loopback here, but is not a loopback address, is the name of this host: other hosts reach it
-    by the interface to other networks."""
-    number, name, port = parts_of(address)
-    family, kind, _, _, target = sockets.getaddrinfo(number or name, port, type=sockets.SOCK_DGRAM)[0]
-    with sockets.socket(family, kind) as probe:  # connecting a UDP socket only looks up the route
-        probe.connect(target)
-        own = str(probe.getsockname()[0])
-    if ip_address(own).is_loopback and not LOOPBACK.fullmatch(address):  # the name is loopback on this host only
-        with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
-            probe.connect(ELSEWHERE)
-            return sockets.AF_INET, str(probe.getsockname()[0])
-    return sockets.AddressFamily(family), own
 
 
 def address_of(listener: sockets.socket) -> str:

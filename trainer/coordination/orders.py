@@ -29,6 +29,18 @@ class StepMeasurements(NamedTuple):
     seen: RowSums | None = None
 
 
+class Round(NamedTuple):
+    """A completed round of an exchange among workers.
+
+    Attributes:
+        snapshot: whether it ended with a snapshot on request.
+        reports: one per worker, in the order of workers.
+    """
+
+    snapshot: bool
+    reports: tuple[StepMeasurements, ...]
+
+
 class Record(NamedTuple):
     """A pushed gradient in the run's log.
 

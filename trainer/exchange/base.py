@@ -16,8 +16,8 @@ class Exchange(Spec):
     configuration, which a command line reads without sockets and torch. What runs in a worker is a module of its own.
 
     Attributes:
-        client: the module of the worker's side, whose ``open_client(config, facts, worker, addresses, secret)`` returns
-            a trainer.worker.clients.base.Client.
+        client: the module of the worker's side, whose ``open_client(config, facts, worker, addresses, secret, folders)``
+            returns a trainer.worker.clients.base.Client.
         server: the module of server 0, and of any other server.
         protocol: the protocol whose updates the exchange makes; None if it works with any protocol.
         in_virtual_time: whether virtual time and replay compute it.

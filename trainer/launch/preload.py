@@ -11,6 +11,8 @@ gc.disable()
 with suppress(Exception):  # a role repeats the failed import, and its log has the error
     import trainer.evaluation.process
     import trainer.server.process
+    import trainer.server.rounds
+    import trainer.worker.clients.all_reduce
     import trainer.worker.process  # noqa: F401
 
 gc.freeze()

@@ -292,8 +292,11 @@ class Leader:
             self.gather(self._gather_again)
         if self.training:
             if now >= self._patient_until:
-                self.training.coordinator.lose_silent(now, timeout_s)
+                self._lose_silent(self.training, now, timeout_s)
             self.keep(now)
+
+    def _lose_silent(self, training: Training, now: float, timeout_s: float) -> None:
+        training.coordinator.lose_silent(now, timeout_s)
 
     def keep(self, now: float) -> None:
         """Write the checkpoints and log lines that are due."""

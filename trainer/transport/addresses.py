@@ -14,6 +14,7 @@ from pipeline.core.errors import UsageError
 PRIVATE = re.compile(r"ipc://@.+")
 LOOPBACK = re.compile(r"ipc://.+|tcp://(127\.\d+\.\d+\.\d+|\[::1\]|localhost):\d+")
 _TCP = re.compile(r"tcp://(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+)):(\d{1,5})")
+ELSEWHERE = ("192.0.2.1", 9)  # reserved for documentation; a route to it uses the interface to other networks
 _WAITING = 4096  # connections that may wait while a server restarts; the kernel may allow fewer
 
 
@@ -86,6 +87,23 @@ def listening(address: str) -> tuple[str, bool]:
         raise UsageError(f"--addresses: the host {name!r} is not known here")
     at = _plain(found)[0] if _is_localhost(name) else interface(found)
     return f"tcp://{at}:{port}", at.startswith("[")
+
+
+def interface_towards(address: str) -> tuple[sockets.AddressFamily, str]:
+    """Return the family and numeric address of the interface of this host that routes to a TCP address. Sends nothing.
+
+    A host name that means loopback here, but is not a loopback address, is the name of this host: other hosts reach it
+    by the interface to other networks."""
+    number, name, port = parts_of(address)
+    family, kind, _, _, target = sockets.getaddrinfo(number or name, port, type=sockets.SOCK_DGRAM)[0]
+    with sockets.socket(family, kind) as probe:  # connecting a UDP socket only looks up the route
+        probe.connect(target)
+        own = str(probe.getsockname()[0])
+    if ip_address(own).is_loopback and not LOOPBACK.fullmatch(address):  # the name is loopback on this host only
+        with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as probe:
+            probe.connect(ELSEWHERE)
+            return sockets.AF_INET, str(probe.getsockname()[0])
+    return sockets.AddressFamily(family), own
 
 
 def bracketed(host: str) -> str:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.orders import Round, StepMeasurements
 from trainer.coordination.passes import RowSums
 
 MAGIC = b"PS2"
@@ -323,9 +323,14 @@ class Settled(NamedTuple):
 
 
 class WantSnapshot(NamedTuple):
-    """The next round must end with a snapshot. From server 0 to worker 0, whose sums tell all others."""
+    """The next round must end with a snapshot. From server 0 to worker 0, whose sums tell all others.
+
+    Attributes:
+        wish: grows with every snapshot that is wanted, so that a repeated message does not cause another one.
+    """
 
     number: int
+    wish: int
 
 
 class Finished(NamedTuple):
@@ -470,18 +475,6 @@ def unpack_report(body: bytes | memoryview) -> StepMeasurements:
     examples, correct, loss, seconds, read_s, *hashes = _REPORT.unpack(body)
     seen = RowSums(*hashes)
     return StepMeasurements(examples, loss, correct, seconds, read_s, seen if seen.passes >= 0 else None)
-
-
-class Round(NamedTuple):
-    """A completed round of an exchange among workers.
-
-    Attributes:
-        snapshot: whether it ended with a snapshot on request.
-        reports: one per worker, in the order of workers.
-    """
-
-    snapshot: bool
-    reports: tuple[StepMeasurements, ...]
 
 
 def pack_reports(reports: Sequence[StepMeasurements]) -> bytes:

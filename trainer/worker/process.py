@@ -50,7 +50,9 @@ def main(
     built = build(config.model, shards.inputs, config.model_seed)
     rows = _load(folders.work, shards, worker, built)
     # By name, because a command line reads the exchange too, and must load neither sockets nor torch.
-    client: Client = import_module(config.exchange.client).open_client(config, facts, worker, addresses, secret)
+    client: Client = import_module(config.exchange.client).open_client(
+        config, facts, worker, addresses, secret, folders
+    )
     device = pick_device(config.processes.device, place)
     # After the client, because the model computes in the client's vectors.
     step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)

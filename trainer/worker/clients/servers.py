@@ -12,6 +12,7 @@ import zmq
 from pipeline.core.errors import JobError
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.orders import StepMeasurements
+from trainer.home.folders import Folders
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
     Cancel,
@@ -37,8 +38,10 @@ RESEND_S = 1.0
 HEARTBEAT_S = 1.0
 
 
-def open_client(config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret) -> ServerClient:
-    """Return the client of a worker. addresses: of the servers."""
+def open_client(
+    config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret, folders: Folders
+) -> ServerClient:
+    """Return the client of a worker. addresses: of the servers; folders: unused, as servers keep the model."""
     use_memory = config.processes.same_host == "memory"
     return ServerClient(
         Agreement.from_config(config, facts), facts, worker, list(addresses), secret, use_memory=use_memory

@@ -1,0 +1,386 @@
+"""The leader of an exchange without servers: decides which workers take part, and keeps the run's log and checkpoints.
+
+Workers exchange among themselves and report completed rounds. The leader passes their reports to a coordinator of the
+exchange's protocol, whose log, epochs and checkpoints are those of a run with servers. When a worker is lost, or comes,
+all workers leave their view; once all are back, they begin with the model of one that has the highest version. If
+nobody has a model, or a snapshot that must be written is lost, they begin with the newest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainer.checkpoints.write import WriteOutcome
+from trainer.config import Config, RunFacts
+from trainer.coordination.orders import Order, Round
+from trainer.home.folders import Folders
+from trainer.leader.background import CallQueue
+from trainer.leader.leader import Leader, Training
+from trainer.transport.messages import (
+    Finished,
+    Message,
+    PeerJoin,
+    Regroup,
+    Replaced,
+    Settled,
+    View,
+    WantSnapshot,
+    WriteCopy,
+    pack_json,
+)
+
+logger = logging.getLogger(__name__)
+
+# send(worker, message, body)
+SendToWorker = Callable[[int, Message, bytes], None]
+
+
+@dataclass
+class Joined:
+    """A worker's join request for the next view.
+
+    Attributes:
+        process: of the worker.
+        version: of its model, -1 if it has none that counts.
+        introduction: address, host and memory, as other workers need them.
+        copies: versions of which it keeps a snapshot.
+        rounds: the last rounds up to its version that are not settled.
+    """
+
+    process: int
+    version: int
+    introduction: Mapping[str, Any]
+    copies: frozenset[int]
+    rounds: list[Round] = field(default_factory=list)
+
+
+class RoundsLeader(Leader):
+    """The control plane of a run without servers.
+
+    Args:
+        config, facts, folders: the run.
+        send: send(worker, message, body) sends to a worker that has joined.
+        work, microseconds: as in Leader.
+
+    Attributes:
+        number: of the newest view or Regroup. It is at least a clock's reading, so that a later leader never repeats it.
+        members: the workers' requests of the present view; None while workers gather.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: RunFacts,
+        folders: Folders,
+        send: SendToWorker,
+        microseconds: Callable[[], int],
+        work: CallQueue | None = None,
+    ) -> None:
+        super().__init__(
+            config,
+            facts,
+            folders,
+            self._note_order,
+            lambda followers, generation, version: self.loaded(0, generation, self._now),
+            read=lambda: (_ for _ in ()).throw(AssertionError("there is no --tolerance")),
+            microseconds=microseconds,
+            work=work,
+        )
+        self.send = send
+        self.number = 0
+        self.members: list[Joined] | None = None
+        self.view: tuple[View, bytes] | None = None
+        self.requests: dict[int, Joined] = {}
+        self.processes: dict[int, int] = {}  # by worker, the one that spoke last
+        self._replaced: set[int] = set()
+        self._rounds: list[tuple[int, Round]] = []  # reported and not yet passed on, with their versions
+        self._orders: dict[int, int] = {}  # sequence number of the order for a snapshot, by version
+        self._wish = 0
+        self._is_wanted = False
+        self._is_settled = True
+        self._now = 0.0
+
+    # --- views --------------------------------------------------------------------------------------------------------
+
+    def regroup(self, now: float) -> None:
+        """Have all workers leave their view and ask to join the next."""
+        self._now = now
+        self.number = max(self.number + 1, self.microseconds())
+        self.members = None
+        self.view = None
+        self.requests = {}
+        if self.training:
+            for worker in range(self.facts.num_workers):
+                self.training.coordinator.lose(worker)
+        for worker in self.processes:
+            self.send(worker, Regroup(self.number), b"")
+
+    def _keep_ahead_of(self, number: int, now: float) -> None:
+        """Take a number after one that an earlier leader, whose clock was ahead, has given."""
+        if number > self.number:
+            self.number = number
+            self.regroup(now)
+
+    def is_replaced(self, worker: int, process: int) -> bool:
+        """Note which process of a worker speaks, and return whether a later one has replaced it.
+
+        A process that speaks for the first time is the later one."""
+        if process in self._replaced:
+            return True
+        known = self.processes.get(worker)
+        if known is not None and known != process:
+            self._replaced.add(known)
+        self.processes[worker] = process
+        return False
+
+    def join(self, join: PeerJoin, introduction: Mapping[str, Any], rounds: list[Round], now: float) -> None:
+        """Handle a join request. The view begins once all workers have answered the same Regroup."""
+        self._now = now
+        worker = join.worker
+        self._keep_ahead_of(join.number, now)
+        if self._is_over():
+            self.send(worker, Finished(self.number), b"")
+            return
+        if self.members is not None:
+            if join.number == self.number and self.members[worker].process == join.process and self.view:
+                self.send(worker, *self.view)  # the first was lost
+            else:
+                self.regroup(now)
+            return
+        if join.number != self.number:
+            self.send(worker, Regroup(self.number), b"")
+            return
+        # A model of another generation belongs to a history that a roll-back has ended.
+        holds = join.holds - 1 if join.generation == self.generation else -1
+        copies = frozenset(introduction["copies"]) if holds >= 0 else frozenset()
+        self.requests[worker] = Joined(join.process, holds, introduction, copies, rounds if holds >= 0 else [])
+        self._open_view(now)
+
+    def lose(self, worker: int, now: float) -> None:
+        """Note that a worker's process has ended, or is silent. Its join request no longer counts."""
+        self._now = now
+        self.requests.pop(worker, None)
+        if self.members is not None:
+            self.regroup(now)
+
+    def broken(self, number: int, now: float) -> None:
+        if self.members is not None and number == self.number:
+            self.regroup(now)
+
+    def _open_view(self, now: float) -> None:
+        """Begin a view if all workers have asked for it, and the log is as far as the model with which it begins."""
+        if len(self.requests) < self.facts.num_workers or not self.training:
+            return
+        coordinator = self.training.coordinator
+        source = max(self.requests, key=lambda worker: (self.requests[worker].version, -worker))
+        version = self.requests[source].version
+        if version >= 0:
+            self.report(version, self.requests[source].rounds, now)
+            # Too many checkpoints are being written. The next tick tries again.
+            if coordinator.version < version and self.training.snapshots.is_full:
+                return
+            if coordinator.version != version or not self._all_copies_are_held():
+                self._left = coordinator.version
+                self.training = None
+                self.gather("a snapshot or a report was lost with a worker")
+                version = -1
+        if not self.training:
+            return  # the checkpoint cannot be read now; the tick tries again
+        coordinator = self.training.coordinator
+        self._send_view(None if version < 0 else source, now)
+        for worker in range(self.facts.num_workers):
+            coordinator.join(0, worker, self.number, now)
+        self._advance(self.training, now)
+        for snapshot in self._orders:
+            self._have_written(snapshot)
+
+    def _send_view(self, source: int | None, now: float) -> None:
+        """Send all members the view. source: the worker whose model all begin with; None for the newest checkpoint."""
+        assert self.training
+        position = self.training.coordinator.budget.position
+        version = position.version
+        self.members = [self.requests[worker] for worker in range(self.facts.num_workers)]
+        clocks = [self.training.coordinator.members[worker].clock for worker in range(self.facts.num_workers)]
+        copies = [
+            worker for worker, member in self.requests.items() if source is not None and member.version != version
+        ]
+        body = {
+            "members": [{"process": member.process, **_reach(member.introduction)} for member in self.members],
+            "source": source,
+            "copies": sorted(copies),
+            "accepted": position.accepted,
+            "examples": position.examples,
+            "clocks": clocks,
+        }
+        self.view = (View(self.number, self.generation, version), pack_json(body))
+        self._rounds = []
+        for worker in range(self.facts.num_workers):
+            self.send(worker, *self.view)
+
+    def _all_copies_are_held(self) -> bool:
+        """Return whether each snapshot that is not written yet is held by a worker that has joined."""
+        held = {version for member in self.requests.values() for version in member.copies}
+        if self.training and self.training.coordinator.finished:  # the model itself is the last snapshot
+            held |= {member.version for member in self.requests.values()}
+        return set(self._orders) <= held
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def report(self, version: int, rounds: list[Round], now: float) -> None:
+        """Take over reports of completed rounds. version: the number of rounds up to the last of them."""
+        self._now = now
+        first = version - len(rounds)
+        known = self._rounds[-1][0] + 1 if self._rounds else self.training.coordinator.version if self.training else 0
+        self._rounds += [(first + index, each) for index, each in enumerate(rounds) if first + index >= known]
+        self._pass_on(now)
+
+    def _pass_on(self, now: float) -> None:
+        """Pass reported rounds to the coordinator as pushes, in the order of workers.
+
+        It waits while too many checkpoints are being written, like a leader of servers."""
+        while self._rounds and self.training and not self.training.snapshots.is_full:
+            version, each = self._rounds[0]
+            coordinator = self.training.coordinator
+            if version != coordinator.version or coordinator.finished:
+                self._rounds = []
+                return
+            del self._rounds[0]
+            if self.members is None:  # a report with a join request: the workers are members for this round
+                for worker in range(self.facts.num_workers):
+                    coordinator.join(0, worker, self.number, now)
+                self._advance(self.training, now)
+            for worker, measured in enumerate(each.reports):
+                if each.snapshot and worker == self.facts.num_workers - 1:
+                    self._is_wanted = False
+                    coordinator.request_snapshot()  # together with the update that the last report completes
+                member = coordinator.members[worker]
+                coordinator.push(0, worker, member.session, member.clock, now, measured)
+            self._is_settled = False
+            self._advance(self.training, now)
+
+    def _note_order(self, followers: object, order: Order) -> None:
+        """Have a worker write its copy of the snapshot of an order. The updates are made by the workers."""
+        if order.snapshot:
+            self._orders[order.version] = order.sequence
+            self._have_written(order.version)
+
+    def _have_written(self, version: int) -> None:
+        """Tell a worker that keeps a snapshot to write it: any member if they completed its round in this view."""
+        if self.members is None or not self.view:
+            return
+        joined_at = self.view[0].version
+        writers = [w for w, member in enumerate(self.members) if version > joined_at or version in member.copies]
+        # Without a round left, the model of every member is the last snapshot.
+        self.send(writers[0] if writers else 0, WriteCopy(self.generation, version), b"")
+
+    def written(self, generation: int, version: int, outcome: WriteOutcome) -> None:
+        """Note that a worker has written a snapshot, or failed to."""
+        sequence = self._orders.pop(version, None) if generation == self.generation else None
+        if sequence is not None:
+            self.wrote(0, generation, sequence, outcome)
+            self._is_settled = False
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def gather(self, cause: str = "") -> None:
+        """Begin a new generation with the newest checkpoint; all models that workers hold are void."""
+        self._orders = {}
+        self._rounds = []
+        for joined in self.requests.values():
+            joined.version = -1
+            joined.copies = frozenset()
+            joined.rounds = []
+        super().gather(cause)
+
+    def tick(self, now: float) -> None:
+        """Handle all that is due by time: silent workers, checkpoints, log lines, and messages that may be lost."""
+        self._now = now
+        super().tick(now)
+        if self.members is None:
+            self._open_view(now)
+        self._pass_on(now)
+        if not self.training or self.members is None or not self.view:
+            return
+        if self._is_over():
+            for worker in range(self.facts.num_workers):
+                self.send(worker, Finished(self.number), b"")
+            return
+        if self._is_wanted:
+            self.send(0, WantSnapshot(self.number, self._wish), b"")
+        for version in self._orders:
+            self._have_written(version)
+        if not self._is_settled:
+            self._is_settled = True
+            pending = pack_json({"pending": sorted(self._orders)})
+            for worker in range(self.facts.num_workers):
+                self.send(worker, Settled(self.generation, self.training.coordinator.version), pending)
+
+    def keep(self, now: float) -> None:
+        """Write the checkpoints and log lines that are due. A checkpoint in between is a snapshot of a coming round."""
+        training = self.training
+        if not training:
+            return
+        if training.coordinator.finished:
+            super().keep(now)
+            return
+        if now - self._snapshot_at >= self.config.run.checkpoint_every_s and not training.snapshots.under_way:
+            self._want_snapshot(now)
+        self._advance(training, now)
+        training.journal.flush(now)
+
+    def end(self, now: float) -> None:
+        """Have a checkpoint written, because the supervisor is about to stop the run."""
+        if self.training and self.training.coordinator.finished:
+            super().end(now)
+        elif self.training:
+            self._want_snapshot(now)
+
+    def _want_snapshot(self, now: float) -> None:
+        self._snapshot_at = now
+        if not self._is_wanted:
+            self._is_wanted = True
+            self._wish += 1
+        if self.members is not None:
+            self.send(0, WantSnapshot(self.number, self._wish), b"")
+
+    def silent(self, now: float, timeout_s: float) -> list[int]:
+        """Return the members that were not heard of for ``timeout_s`` seconds."""
+        if not self.training or self.members is None:
+            return []
+        return self.training.coordinator.membership.silent(now, timeout_s)
+
+    def _lose_silent(self, training: Training, now: float, timeout_s: float) -> None:
+        for worker in self.silent(now, timeout_s):
+            logger.warning(f"worker {worker} has sent no heartbeat for {timeout_s:g} s")
+            self.lose(worker, now)
+
+    def lost(self, worker: int, now: float) -> None:
+        self.lose(worker, now)
+
+    def beat(self, worker: int, number: int, version: int, now: float) -> tuple[Message, bytes] | None:
+        """Note a heartbeat and return the answer, if the worker lacks a newer message. Its process is the current one.
+
+        A lost message is made good in this way."""
+        self._keep_ahead_of(number, now)
+        if self.training and self.members is not None:
+            self.training.coordinator.alive(worker, self.number, now)
+        if self._is_over():
+            return Finished(self.number), b""
+        if self.members is None:
+            return (Regroup(self.number), b"") if number < self.number else None
+        if self.members[worker].process != self.processes[worker]:
+            return Regroup(self.number), b""
+        return self.view if number < self.number else None
+
+    def _is_over(self) -> bool:
+        return bool(self.status(self._now)["finished"])
+
+
+def replaced(process: int) -> tuple[Message, bytes]:
+    return Replaced(process), b""
+
+
+def _reach(introduction: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: introduction[name] for name in ("address", "host", "memory")}

@@ -1,0 +1,211 @@
+"""The process of server 0 in an exchange without servers: it has no parameters, and coordinates the workers' rounds."""
+
+from __future__ import annotations
+
+import logging
+import socket as sockets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from trainer.checkpoints.write import WriteOutcome
+from trainer.config import Config, RunFacts
+from trainer.home.folders import Folders
+from trainer.leader.background import Background
+from trainer.leader.rounds import RoundsLeader, replaced
+from trainer.transport.agreement import Agreement
+from trainer.transport.messages import (
+    AskStatus,
+    Broken,
+    CopyReceipt,
+    End,
+    EndReply,
+    MalformedMessageError,
+    Message,
+    PeerBeat,
+    PeerJoin,
+    Refusal,
+    RoundReport,
+    StatusReply,
+    WorkerLoss,
+    num_frames,
+    pack,
+    pack_json,
+    unpack,
+    unpack_json,
+    unpack_rounds,
+)
+from trainer.transport.sockets import Secret, serve
+from trainer.watchdog import kick
+
+logger = logging.getLogger(__name__)
+
+INTRODUCED = (PeerJoin, AskStatus, WorkerLoss, End)  # their body is an introduction
+OF_WORKERS = PeerJoin | PeerBeat | RoundReport | CopyReceipt | Broken
+TICK_S = 0.2
+BODY_BYTES = 64 << 20  # of the reports of many rounds
+
+
+class RoundsServer:
+    """Server 0 of an exchange without servers: polls one socket, and writes states of checkpoints in a thread.
+
+    Args:
+        config, facts: the run.
+        address: where it listens.
+        secret: the token of the run.
+        held: a socket of the supervisor that already listens there; None if this process must bind the address.
+        folders: the run's folders on this host.
+    Raises:
+        UsageError: the address is taken.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: RunFacts,
+        address: str,
+        secret: Secret,
+        held: sockets.socket | None,
+        folders: Folders,
+    ) -> None:
+        self.facts = facts
+        self.agreement = Agreement.from_config(config, facts)
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = serve(self.context, address, secret, BODY_BYTES, held)
+        self.background = Background()
+        self.identities: dict[int, bytes] = {}  # connections of workers, as addresses of messages
+        self.leader = RoundsLeader(
+            config, facts, folders, self.send, lambda: time.time_ns() // 1000, work=self.background
+        )
+        self.malformed = 0
+
+    def run(self) -> None:
+        """Serve until the process is ended. Raises JobError if there is no complete checkpoint."""
+        poller = zmq.Poller()
+        poller.register(self.socket, zmq.POLLIN)
+        poller.register(self.background, zmq.POLLIN)
+        self.leader.gather()
+        self.leader.regroup(time.monotonic())
+        due = 0.0
+        while True:
+            kick()
+            for ready, _ in poller.poll(int(TICK_S * 1000)):
+                if isinstance(ready, zmq.Socket):
+                    self._drain()
+                else:
+                    self.background.collect()
+            now = time.monotonic()
+            if now >= due:
+                due = now + TICK_S
+                self.leader.tick(now)
+
+    def send(self, worker: int, message: Message, body: bytes) -> None:
+        if worker in self.identities:
+            self._answer(self.identities[worker], message, body)
+
+    def _answer(self, identity: bytes, message: Message, body: bytes = b"") -> None:
+        self.socket.send_multipart([identity, pack(message), body], copy=False)
+
+    def _drain(self, most: int = 64) -> None:
+        """Handle up to ``most`` waiting messages. Malformed ones are counted, logged and dropped."""
+        for _ in range(most):
+            try:
+                frames = [frame.buffer for frame in self.socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+            except zmq.Again:
+                return
+            try:
+                if len(frames) < 3:
+                    raise MalformedMessageError(f"{len(frames)} frames")
+                message = unpack(frames[1])
+                if len(frames) != 1 + num_frames(message):
+                    raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
+                self._receive(bytes(frames[0]), message, frames[2], frames[-1])
+            except MalformedMessageError as error:
+                self.malformed += 1
+                logger.warning(f"dropped a malformed message: {error}")
+
+    def _receive(self, identity: bytes, message: Message, first: memoryview, last: memoryview) -> None:
+        """Handle a message of a worker or a supervisor. Raises MalformedMessageError.
+
+        identity: the sender's connection; first, last: the first and the last body."""
+        # Before anything else: a host of another configuration would train another model.
+        if isinstance(message, INTRODUCED) and not self.agreement.admits(unpack_json(first)):
+            return self._answer(identity, Refusal(0), self.agreement.refusal())
+        now = time.monotonic()
+        match message:
+            case PeerJoin() | PeerBeat() | RoundReport() | CopyReceipt() | Broken():
+                self._hear(identity, message, first, last, now)
+            case AskStatus():
+                self._answer(identity, StatusReply(), pack_json(self._status(now)))
+            case WorkerLoss():
+                self.leader.lost(self._worker(message.worker), now)
+            case End():
+                self._answer(identity, EndReply(), pack_json(self._status(now)))
+                self.leader.end(now)
+            case _:
+                raise MalformedMessageError(f"{type(message).__name__} to server 0")
+        return None
+
+    def _hear(self, identity: bytes, message: OF_WORKERS, first: memoryview, last: memoryview, now: float) -> None:
+        """Handle a message of a worker, unless a later process has replaced it. Raises MalformedMessageError."""
+        worker = self._worker(message.worker)
+        if self.leader.is_replaced(worker, message.process):
+            return self._answer(identity, *replaced(message.process))
+        match message:
+            case PeerJoin():
+                self.identities[worker] = identity
+                rounds = unpack_rounds(last, self.facts.num_workers)
+                self.leader.join(message, _introduction(first), rounds, now)
+            case PeerBeat():
+                answer = self.leader.beat(worker, message.number, message.version, now)
+                if answer:
+                    self._answer(identity, *answer)
+            case RoundReport(number=self.leader.number):
+                rounds = unpack_rounds(last, self.facts.num_workers)
+                self.leader.report(message.version, rounds, now)
+            case CopyReceipt():
+                if message.outcome not in set(WriteOutcome):
+                    raise MalformedMessageError(str(message))
+                self.leader.written(message.generation, message.version, WriteOutcome(message.outcome))
+            case Broken():
+                self.leader.broken(message.number, now)
+        return None
+
+    def _status(self, now: float) -> dict[str, Any]:
+        """Return the leader's status, with the number of malformed messages and the reason for a missing checkpoint."""
+        return self.leader.status(now) | {"malformed": self.malformed, "trouble": self.leader.trouble(now)}
+
+    def _worker(self, index: int) -> int:
+        """Return a worker's index. Raises MalformedMessageError if there is no such worker."""
+        if index >= self.facts.num_workers:
+            raise MalformedMessageError(f"worker {index}")
+        return index
+
+
+def _introduction(body: memoryview) -> dict[str, Any]:
+    """Parse the introduction of a join request. Raises MalformedMessageError."""
+    values = unpack_json(body)
+    copies = values.get("copies")
+    texts = isinstance(values.get("address"), str) and isinstance(values.get("host"), str)
+    if not texts or not isinstance(values.get("memory"), dict) or not isinstance(copies, list):
+        raise MalformedMessageError("the introduction of a worker")
+    if not all(isinstance(version, int) for version in copies):
+        raise MalformedMessageError("the copies of a worker")
+    return values
+
+
+def main(
+    config: Config,
+    facts: RunFacts,
+    index: int,
+    addresses: Sequence[str],
+    secret: Secret,
+    held: sockets.socket | None,
+    folders: Folders,
+) -> None:
+    """Run server 0; never returns. index: 0, as there is one server. See ``RoundsServer`` for the others.
+
+    Raises UsageError if the address is taken."""
+    RoundsServer(config, facts, addresses[index], secret, held, folders).run()

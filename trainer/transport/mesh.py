@@ -1,0 +1,199 @@
+"""The connections among workers that exchange without servers: a ROUTER per worker, and a DEALER to each other one.
+
+Workers of one host also share memory. A worker writes only memory of its own: its gradient, and the sum of its range.
+Each has a mark, the number of the view and the version of the parameters, which the worker clears before it writes. A
+reader checks the mark before and after it reads, so that a worker that was suspended cannot use what it finds there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zmq
+
+from pipeline.core.errors import UsageError
+from trainer.transport.addresses import PRIVATE, bracketed, interface_towards
+from trainer.transport.messages import MalformedMessageError, Message, num_frames, pack, unpack
+from trainer.transport.shared_memory import SharedVectors, WorkerMemory, open_memory
+from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
+
+Vector = npt.NDArray[np.float32]
+Body = bytes | memoryview
+MARK = 4  # floats with the mark of a vector: two 64-bit numbers
+
+
+def padded(elements: int) -> int:
+    """Return the length of a shared vector with its mark, which must begin at a multiple of 8 bytes."""
+    return elements + elements % 2 + MARK
+
+
+class MarkedMemory:
+    """The two vectors of a worker in shared memory, with their marks.
+
+    Attributes:
+        gradient: float32 [elements].
+        range_sums: float32 [elements], of which the worker uses its own range.
+    """
+
+    def __init__(self, vectors: SharedVectors, elements: int) -> None:
+        self.gradient = vectors.pushed[:elements]
+        self.range_sums = vectors.pulled[:elements]
+        self._gradient_mark = vectors.pushed[-MARK:].view(np.int64)
+        self._sum_mark = vectors.pulled[-MARK:].view(np.int64)
+
+    def offer_piece(self, number: int, version: int) -> None:
+        self._gradient_mark[:] = (number, version)
+
+    def offer_sum(self, number: int, version: int) -> None:
+        self._sum_mark[:] = (number, version)
+
+    def piece(self, number: int, version: int, begin: int, end: int) -> Vector | None:
+        """Return a range of the gradient, or None if it is not the gradient of this view and version."""
+        return self.gradient[begin:end] if tuple(self._gradient_mark) == (number, version) else None
+
+    def range_sum(self, number: int, version: int, begin: int, end: int) -> Vector | None:
+        """Return a range of the sum, or None if it is not the sum of this view and version."""
+        return self.range_sums[begin:end] if tuple(self._sum_mark) == (number, version) else None
+
+
+class Mesh:
+    """A worker's connections to the other workers of its view; implements trainer.worker.replica.Links.
+
+    Args:
+        context: of the sockets.
+        worker: number of the worker.
+        leader: address of server 0.
+        secret: the token of the run.
+        elements: length of the flat vector.
+        use_memory: whether to share memory with workers of this host.
+
+    Attributes:
+        inbox: the ROUTER, which receives what other workers send.
+        memory: the memory of this worker, or None.
+        address: where other workers reach this one.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        worker: int,
+        leader: str,
+        secret: Secret,
+        elements: int,
+        *,
+        use_memory: bool,
+    ) -> None:
+        self.context = context
+        self.worker = worker
+        self.secret = secret
+        self.elements = elements
+        self._own = _memory(padded(elements)) if use_memory else None
+        self.memory = MarkedMemory(self._own, elements) if self._own else None
+        self.inbox = serve(context, _own_address(leader), secret, 4 * elements)
+        endpoint = self.inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = endpoint if endpoint.startswith("tcp") else endpoint.rstrip("\0")
+        self.host = _host()
+        self._sockets: dict[int, tuple[int, zmq.Socket[bytes], Watch]] = {}  # by worker, with its process
+        self._memories: dict[int, tuple[int, MarkedMemory | None]] = {}
+
+    def introduction(self) -> dict[str, Any]:
+        """Return what other workers need to reach this one, for the join request."""
+        return {
+            "address": self.address,
+            "host": self.host if self._own else "",
+            "memory": self._own.handle() if self._own else {},
+        }
+
+    def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
+        """Connect to the members of a view, and drop the connections to other processes.
+
+        Raises MalformedMessageError for an invalid handle to memory, UsageError for one that cannot be opened."""
+        for worker, member in enumerate(members):
+            if worker == self.worker:
+                continue
+            process = member["process"]
+            known = self._sockets.get(worker)
+            if known and known[0] == process:
+                continue
+            if known:
+                known[1].close(linger=0)
+            socket = dealer(self.context, member["address"], self.secret)
+            watch = Watch(socket)
+            socket.connect(member["address"])
+            self._sockets[worker] = (process, socket, watch)
+            # Both decide by the same facts whether they share memory, so that no message about it is needed.
+            shares = bool(member["host"]) and member["host"] == self.host and self.memory is not None
+            opened = open_memory(member["memory"], padded(self.elements)) if shares else None
+            if shares and opened is None:
+                raise UsageError(
+                    f"the memory of worker {worker} cannot be opened on this host: give --same-host socket"
+                )
+            self._memories[worker] = (process, MarkedMemory(opened, self.elements) if opened else None)
+
+    def send(self, worker: int, message: Message, *bodies: Body) -> None:
+        """Send a message. It is lost if the other worker is gone, which ``has_broken`` tells."""
+        offer(self._sockets[worker][1], pack(message), *bodies, copy=False)
+
+    def receive(self) -> Iterator[tuple[Message, tuple[Body, ...]]]:
+        """Yield the messages that have arrived. Raises MalformedMessageError."""
+        while True:
+            try:
+                frames = self.inbox.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            if len(frames) < 2:
+                raise MalformedMessageError(f"{len(frames)} frames")
+            message = unpack(frames[1].buffer)
+            if len(frames) != 1 + num_frames(message):
+                raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
+            yield message, tuple(frame.buffer for frame in frames[2:])
+
+    def shares_memory(self, worker: int) -> bool:
+        return self._memories[worker][1] is not None
+
+    def memory_of(self, worker: int) -> MarkedMemory:
+        memory = self.memory if worker == self.worker else self._memories[worker][1]
+        assert memory, "a message says in_memory only if both share it"
+        return memory
+
+    def offer_piece(self, number: int, version: int) -> None:
+        if self.memory:
+            self.memory.offer_piece(number, version)
+
+    def offer_sum(self, number: int, version: int) -> None:
+        if self.memory:
+            self.memory.offer_sum(number, version)
+
+    def has_broken(self) -> bool:
+        """Return whether a connection to a member broke since the last call."""
+        return any([watch.has_broken() for _, _, watch in self._sockets.values()])
+
+
+def _own_address(leader: str) -> str:
+    """Return the address at which this worker listens: reached like server 0, on this host alone or by a network."""
+    if PRIVATE.fullmatch(leader):
+        return f"ipc://@trainer-worker-{secrets.token_hex(8)}"
+    if leader.startswith("ipc://"):
+        raise ValueError(leader)
+    return f"tcp://{bracketed(interface_towards(leader)[1])}:0"
+
+
+def _host() -> str:
+    """Return a text that is equal for processes that can open each other's memory: of one boot, user and PID space."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
+    except OSError:
+        return ""
+
+
+def _memory(elements: int) -> WorkerMemory | None:
+    try:
+        return WorkerMemory(elements)
+    except OSError:
+        return None

@@ -1,0 +1,283 @@
+"""The client of all-reduce: runs a worker's replica on sockets, and answers server 0."""
+
+from __future__ import annotations
+
+import secrets as random_numbers
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+
+import numpy as np
+import zmq
+
+from pipeline.core.errors import JobError
+from trainer.checkpoints.read import read_slice_range
+from trainer.checkpoints.state import folder_of
+from trainer.checkpoints.write import WriteOutcome, write_slice
+from trainer.config import Config, RunFacts
+from trainer.coordination.orders import StepMeasurements
+from trainer.home.folders import Folders
+from trainer.home.place import Place
+from trainer.leader.background import Background
+from trainer.transport.agreement import Agreement
+from trainer.transport.mesh import Mesh
+from trainer.transport.messages import (
+    Broken,
+    CopyReceipt,
+    Finished,
+    MalformedMessageError,
+    Message,
+    PeerBeat,
+    PeerJoin,
+    Refusal,
+    Regroup,
+    Replaced,
+    RoundReport,
+    Settled,
+    View,
+    WantSnapshot,
+    WriteCopy,
+    num_frames,
+    pack,
+    unpack,
+)
+from trainer.transport.sockets import Secret, Watch, dealer, offer
+from trainer.watchdog import kick
+from trainer.worker.clients.base import MustRejoin, Turn, Vector
+from trainer.worker.replica import Body, Phase, Replica
+
+RESEND_S = 1.0
+HEARTBEAT_S = 1.0
+REPORT_S = 0.2  # between two reports of rounds to server 0
+WATCH_S = 0.2  # between two looks at the connections
+
+
+class ReplacedError(JobError):
+    """A later process has taken this worker's place."""
+
+
+def open_client(
+    config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret, folders: Folders
+) -> AllReduceClient:
+    """Return the client of a worker. addresses: of server 0 alone; folders: the run's folders on this host."""
+    return AllReduceClient(config, facts, worker, addresses[0], secret, folders.checkpoints)
+
+
+class AllReduceClient:
+    """A worker's part in all-reduce; implements trainer.worker.clients.base.Client.
+
+    Args:
+        config, facts: the run.
+        worker: number of the worker.
+        leader: address of server 0.
+        secret: the token of the run.
+        checkpoints: folder of checkpoints.
+    """
+
+    def __init__(
+        self, config: Config, facts: RunFacts, worker: int, leader: str, secret: Secret, checkpoints: Place
+    ) -> None:
+        self.agreement = Agreement.from_config(config, facts)
+        self.facts = facts
+        self.worker = worker
+        self.process = random_numbers.randbits(62)
+        self.checkpoints = checkpoints
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        use_memory = config.processes.same_host == "memory"
+        self.mesh = Mesh(self.context, worker, leader, secret, facts.elements, use_memory=use_memory)
+        shared = self.mesh.memory
+        self.pushed: Vector = shared.gradient if shared else np.zeros(facts.elements, np.float32)
+        own_sum = shared.range_sums if shared else np.zeros(facts.elements, np.float32)
+        self.pulled: Vector = np.zeros(facts.elements, np.float32)
+        self.background = Background()
+        self.replica = Replica(
+            config,
+            facts,
+            worker,
+            self.process,
+            self.pushed,
+            own_sum,
+            self.mesh,
+            partial(read_slice_range, checkpoints, begin=0, end=facts.elements),
+            self._write,
+        )
+        self.to_leader = dealer(self.context, leader, secret)
+        self.watch = Watch(self.to_leader)
+        self.to_leader.connect(leader)
+        self._poller = zmq.Poller()
+        for source in (self.to_leader, self.mesh.inbox, self.background):
+            self._poller.register(source, zmq.POLLIN)
+        self._has_finished = False
+        self._reported = 0  # the last round that is reported
+        self._reported_at = self._watched_at = 0.0
+        self._from_beats: SimpleQueue[tuple[Message, Body]] = SimpleQueue()
+        self._closing = threading.Event()
+        # Last, because the thread reads the fields above.
+        self._beats = threading.Thread(target=self._beat, args=(leader, secret), name="heartbeat", daemon=True)
+        self._beats.start()
+
+    # --- the interface of the worker's loop ---------------------------------------------------------------------------
+
+    def join(self) -> Turn | None:
+        """Take part in the next view; blocks until all workers do. Returns None if there is nothing left to do.
+
+        Raises UsageError if the token or the configuration is not the run's."""
+        return self._wait(resend=self._send_join)
+
+    def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
+        """Exchange the gradient in ``pushed`` and return the next turn, or None at the end. Raises MustRejoin."""
+        if self.replica.number != turn.generation or self.replica.phase is not Phase.TURN:
+            raise MustRejoin
+        self.replica.submit(report)
+        return self._wait()
+
+    def is_cancelled(self, turn: Turn) -> bool:
+        """Return False: no step of all-reduce is given up."""
+        return False
+
+    def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
+        raise AssertionError("no step is cancelled")
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._closing.set()
+        self._beats.join()
+        self.context.destroy(linger=0)
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _wait(self, resend: Callable[[], None] | None = None) -> Turn | None:
+        """Handle messages until the next turn is due, and return it; None at the end.
+
+        resend: sends the join request, now and every RESEND_S seconds; without it, MustRejoin is raised once the worker
+        has left its view."""
+        due = 0.0
+        replica = self.replica
+        while not self._has_finished:
+            kick()
+            now = time.monotonic()
+            if replica.phase is Phase.TURN and not replica.must_wait:
+                self._report(now)
+                np.copyto(self.pulled, replica.values)
+                replica.links.offer_piece(0, 0)  # the next step writes the gradient
+                return Turn(replica.clock, replica.version, replica.number)
+            if replica.phase is Phase.OUTSIDE:
+                if resend is None:
+                    raise MustRejoin
+                if now >= due:
+                    due = now + RESEND_S
+                    resend()
+            self._report(now)
+            self._look_at_connections(now)
+            before = replica.number
+            ready = dict(self._poller.poll(50))
+            if self.mesh.inbox in ready:
+                self._drain_mesh()
+            if self.to_leader in ready:
+                self._drain_leader()
+            if self.background.fileno() in ready:
+                self.background.collect()
+            while not self._from_beats.empty():
+                self._obey(*self._from_beats.get())
+            if replica.number > before:
+                due = 0.0  # answer a Regroup at once
+        return None
+
+    def _drain_mesh(self) -> None:
+        for message, bodies in self.mesh.receive():
+            self.replica.handle(message, bodies)
+
+    def _drain_leader(self) -> None:
+        """Handle the messages of server 0 that have arrived."""
+        while self.to_leader.poll(0):
+            frames = self.to_leader.recv_multipart(copy=False)
+            message = unpack(frames[0].buffer)
+            if len(frames) != num_frames(message):
+                raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
+            self._obey(message, frames[1].buffer)
+
+    def _obey(self, message: Message, body: Body) -> None:
+        """Handle a message of server 0. Raises UsageError if it refuses this host, ReplacedError for an old process."""
+        match message:
+            case Refusal():
+                raise self.agreement.refused(body)
+            case Replaced(process=self.process):
+                raise ReplacedError("a later process has this worker's place")
+            case Finished():
+                self._has_finished = True
+            case Regroup():
+                self.replica.leave(message.number)
+            case View():
+                self._reported = message.version
+                self.replica.adopt(message, body)
+            case Settled() | WantSnapshot() | WriteCopy():
+                self.replica.handle(message, (body,))
+
+    # --- messages to server 0 -----------------------------------------------------------------------------------------
+
+    def _send_join(self) -> None:
+        replica = self.replica
+        join = PeerJoin(self.worker, self.process, replica.number, replica.generation, replica.version + 1)
+        body = self.agreement.introduction(**self.mesh.introduction(), **replica.holding())
+        offer(self.to_leader, pack(join), body, replica.unsettled())
+
+    def _report(self, now: float) -> None:
+        """Report completed rounds to server 0, as worker 0 for all: every REPORT_S seconds, and at the end at once."""
+        replica = self.replica
+        is_last = replica.phase is Phase.TRAINED and self._reported < replica.reached
+        if self.worker or not replica.rounds or replica.phase is Phase.OUTSIDE:
+            return
+        if is_last or now - self._reported_at >= REPORT_S:
+            self._reported = replica.reached
+            self._reported_at = now
+            report = RoundReport(self.worker, self.process, replica.number, replica.reached)
+            offer(self.to_leader, pack(report), b"", replica.unsettled())
+
+    def _look_at_connections(self, now: float) -> None:
+        """Report a broken connection to another worker, because messages of this view may be lost."""
+        if now - self._watched_at < WATCH_S:
+            return
+        self._watched_at = now
+        self.watch.has_broken()  # raises UsageError for a wrong token
+        if self.mesh.has_broken() and self.replica.phase is not Phase.OUTSIDE:
+            offer(self.to_leader, pack(Broken(self.worker, self.process, self.replica.number)), b"")
+
+    def _beat(self, leader: str, secret: Secret) -> None:
+        """Send heartbeats from a separate thread, because a step may take longer than the timeout of server 0.
+
+        Each says which view and version this worker has, so that the answer makes good for a message that was lost."""
+        socket = dealer(self.context, leader, secret)
+        socket.connect(leader)
+        while not self._closing.wait(HEARTBEAT_S):
+            replica = self.replica
+            offer(socket, pack(PeerBeat(self.worker, self.process, replica.number, max(0, replica.version))), b"")
+            while socket.poll(0):
+                head, body = socket.recv_multipart()
+                self._from_beats.put((unpack(head), body))
+        socket.close()
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _write(self, generation: int, version: int, values: Vector, momentum: Vector) -> None:
+        """Write a checkpoint in the background, as the only slice, and report it to server 0."""
+        work = partial(self._written, generation, version, values, momentum)
+        self.background.submit(work, partial(self._tell_written, generation, version))
+
+    def _written(self, generation: int, version: int, values: Vector, momentum: Vector) -> WriteOutcome:
+        if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
+            return WriteOutcome.NOT_FINITE
+        total = self.facts.elements
+        try:
+            write_slice(
+                folder_of(self.checkpoints, version), 0, 1, version, 0, total, total, values, momentum, generation
+            )
+        except OSError as error:
+            print(f"the checkpoint of version {version} was not written: {error}", flush=True)
+            return WriteOutcome.FAILED
+        return WriteOutcome.WRITTEN
+
+    def _tell_written(self, generation: int, version: int, outcome: WriteOutcome) -> None:
+        receipt = CopyReceipt(self.worker, self.process, generation, version, int(outcome))
+        offer(self.to_leader, pack(receipt), b"")

@@ -1,0 +1,467 @@
+"""A worker's part in rounds without servers: its copy of the model, and the pieces and sums of the current round.
+
+In a round worker j receives every worker's gradient in range j of the flat vector, adds them up, and sends the sum to
+all. A worker completes a round once it has all sums, which needs all N workers, so that the versions of two workers
+differ by at most 1. Server 0 decides who takes part: a view has a number, and messages of lower numbers are void. The
+replica has neither sockets nor a clock, so that tests can deliver its messages in any order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.config import Config, RunFacts, slice_bounds
+from trainer.coordination.budget import Budget, Position
+from trainer.coordination.orders import Round, StepMeasurements
+from trainer.coordination.parameter_slice import add_pushed
+from trainer.rules import build_slice, build_weights, worker_rate
+from trainer.transport.messages import (
+    MalformedMessageError,
+    Message,
+    ModelCopy,
+    Piece,
+    RangeSum,
+    Settled,
+    View,
+    WantSnapshot,
+    WriteCopy,
+    pack_json,
+    pack_reports,
+    pack_rounds,
+    unpack_json,
+    unpack_report,
+    unpack_reports,
+)
+
+Vector = npt.NDArray[np.float32]
+Body = bytes | memoryview
+MOST_COPIES = 2  # snapshots that may be unwritten before the next one waits
+MOST_UNSETTLED = 200_000  # reports that a worker keeps for server 0 before it waits
+
+
+class Phase(Enum):
+    """The state of a replica. COPYING: it waits for the model of its view. TRAINED: all rounds are done."""
+
+    OUTSIDE = "outside"
+    COPYING = "copying"
+    TURN = "turn"
+    ROUND = "round"
+    TRAINED = "trained"
+
+
+class SharedRange(Protocol):
+    """Memory of another worker on this host. Each method returns None if the memory no longer has that round's data."""
+
+    def piece(self, number: int, version: int, begin: int, end: int) -> Vector | None: ...
+    def range_sum(self, number: int, version: int, begin: int, end: int) -> Vector | None: ...
+
+
+class Links(Protocol):
+    """The connections of a worker, and the memory that it shares with workers of its host."""
+
+    def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
+        """Connect to the members of a view, and drop the connections to others."""
+        ...
+
+    def send(self, worker: int, message: Message, *bodies: Body) -> None: ...
+    def shares_memory(self, worker: int) -> bool: ...
+    def memory_of(self, worker: int) -> SharedRange: ...
+    def offer_piece(self, number: int, version: int) -> None:
+        """Mark the gradient in this worker's memory as that of a round; number 0: as void."""
+        ...
+
+    def offer_sum(self, number: int, version: int) -> None:
+        """Mark the sum in this worker's memory as that of a round; number 0: as void."""
+        ...
+
+
+@dataclass
+class Snapshot:
+    """A copy of the model at a version, kept until its checkpoint is complete."""
+
+    generation: int
+    values: Vector
+    momentum: Vector
+
+
+@dataclass
+class _Round:
+    """The data of the current round that have arrived.
+
+    Attributes:
+        pieces: each worker's report and gradient in this worker's range; None for a gradient in its worker's memory.
+        sums: the owners of the ranges whose sum has been copied.
+        total: the sums, a vector like the gradient.
+        reports: of all workers, from any owner; empty before.
+        snapshot: whether the round ends with a snapshot on request.
+    """
+
+    total: Vector
+    pieces: dict[int, tuple[StepMeasurements, Vector | None]] = field(default_factory=dict)
+    sums: set[int] = field(default_factory=set)
+    reports: tuple[StepMeasurements, ...] = ()
+    snapshot: bool = False
+
+    def clear(self) -> None:
+        self.pieces = {}
+        self.sums = set()
+        self.reports = ()
+        self.snapshot = False
+
+
+class Replica:
+    """A worker's model and its part in the rounds.
+
+    Args:
+        config, facts: the run.
+        worker, process: number of the worker; a random number of its process.
+        pushed: float32 [P + Q], where the worker leaves its gradient.
+        own_sum: float32 [P + Q], where this worker puts the sum of its range, for workers of its host.
+        links: sends messages.
+        load: load(version) returns values and momentum of a checkpoint.
+        write: write(generation, version, values, momentum) writes a checkpoint, in the background.
+
+    Attributes:
+        phase: see Phase.
+        number: of the view, or of the Regroup that this worker has answered.
+        generation: of its model.
+        version: of its model; -1 without one.
+        clock: number of its next mini-batch.
+        values: float32 [P + Q], the model.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: RunFacts,
+        worker: int,
+        process: int,
+        pushed: Vector,
+        own_sum: Vector,
+        links: Links,
+        load: Callable[[int], tuple[Vector, Vector]],
+        write: Callable[[int, int, Vector, Vector], None],
+    ) -> None:
+        self.config = config
+        self.facts = facts
+        self.worker = worker
+        self.process = process
+        self.pushed = pushed
+        self.own_sum = own_sum
+        self.links = links
+        self.load = load
+        self.write = write
+        self.num_workers = facts.num_workers
+        self.bounds = slice_bounds(facts.elements, facts.num_workers)
+        self.weights = build_weights(config, facts)
+        self.slice = build_slice(config, facts.num_workers, np.empty(0, np.float32), np.empty(0, np.float32))
+        self.budget = self._budget(Position())
+        self.phase = Phase.OUTSIDE
+        self.number = 0
+        self.generation = 0
+        self.version = -1
+        self.clock = 0
+        self.rounds: list[Round] = []  # not settled by server 0; the last one led to ``version``
+        self.snapshots: dict[int, Snapshot] = {}
+        self._joined = 0  # the number of the view that it has adopted
+        self._view_generation = 0
+        self.has_diverged = False
+        self._wish = 0  # the last snapshot that server 0 wants
+        self._granted = 0  # the last of them that was made
+        self._round = _Round(np.empty(facts.elements, np.float32))
+        self._early: list[tuple[Message, tuple[Body, ...]]] = []
+
+    @property
+    def values(self) -> Vector:
+        return self.slice.values
+
+    @property
+    def reached(self) -> int:
+        """The number of completed rounds: the version, and one more if the last had a loss that is not finite."""
+        return self.version + self.has_diverged
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the next step must wait for server 0, which has too many rounds or snapshots of this worker to settle."""
+        pending = sum(version <= self.version for version in self.snapshots)
+        return pending > MOST_COPIES or len(self.rounds) * self.num_workers > MOST_UNSETTLED
+
+    # --- views --------------------------------------------------------------------------------------------------------
+
+    def leave(self, number: int) -> bool:
+        """Leave the view, if ``number`` is later, to answer with ``joining``. Returns False for an outdated number."""
+        if number < self.number or number <= self._joined:
+            return False
+        self.number = number
+        self.phase = Phase.OUTSIDE
+        if self.has_diverged:  # the round is repeated, with the same loss
+            self.has_diverged = False
+            self.rounds.pop()
+        self._round.clear()
+        self.links.offer_piece(0, 0)
+        self.links.offer_sum(0, 0)
+        self._early = [early for early in self._early if _number(early[0]) >= number]
+        return True
+
+    def holding(self) -> dict[str, Any]:
+        """Return the versions of this worker's snapshots, for its join request."""
+        return {"copies": [v for v, copy in self.snapshots.items() if copy.generation == self.generation]}
+
+    def unsettled(self) -> bytes:
+        return pack_rounds(self.rounds)
+
+    def adopt(self, view: View, body: Body) -> None:
+        """Enter a view: with this worker's model, a checkpoint's, or that of another member. Raises DataError.
+
+        Whoever does not hold exactly the view's generation and version takes a copy, even if its own version is
+        higher: it belongs to a history that is void. Raises MalformedMessageError."""
+        details = unpack_json(body)
+        members = details["members"]
+        if view.number < self.number or view.number <= self._joined:
+            return
+        if members[self.worker]["process"] != self.process:
+            return
+        self.number = view.number
+        self._joined = view.number
+        self._view_generation = view.generation
+        self._round.clear()
+        self.rounds = []  # server 0 has all up to the version of the view
+        self.has_diverged = False
+        self.links.connect(view.number, members)
+        self.budget = self._budget(Position(view.version, details["accepted"], details["examples"]))
+        self.clock = details["clocks"][self.worker]
+        source = details["source"]
+        if source is None:
+            self.snapshots = {}
+            self._take(view.version, *self.load(view.version))
+        elif (self.generation, self.version) == (view.generation, view.version):
+            if source == self.worker:
+                for other in details["copies"]:
+                    copy = ModelCopy(view.number, view.version)
+                    self.links.send(other, copy, _bytes(self.values), _bytes(self.slice.momentum))
+            self._begin()
+        else:
+            self.phase = Phase.COPYING
+        self._replay()
+
+    def _take(self, version: int, values: Vector, momentum: Vector) -> None:
+        """Replace the model. Both arrays are whole before, so that a copy cut short leaves the old model."""
+        self.slice = build_slice(self.config, self.num_workers, values, momentum)
+        self.version = version
+        self.generation = self._view_generation
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a turn at the present version, or end if no round is left."""
+        self.phase = Phase.TRAINED if self.budget.is_spent() else Phase.TURN
+
+    def _budget(self, position: Position) -> Budget:
+        steps = self.config.steps_per_worker(self.facts.rows)
+        return Budget(self.num_workers, steps, self.config.steps_per_epoch(self.facts.rows), "global", position)
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def submit(self, report: StepMeasurements) -> None:
+        """Send the gradient in ``pushed`` to the owners of its ranges. ``handle`` completes the round."""
+        self.phase = Phase.ROUND
+        self.links.offer_piece(self.number, self.version)
+        body = pack_reports([report])
+        for owner, (begin, end) in enumerate(self.bounds):
+            part = self.pushed[begin:end]
+            if owner == self.worker:
+                self._round.pieces[owner] = (report, part)
+                continue
+            in_memory = self.links.shares_memory(owner)
+            piece = Piece(self.number, self.version, self.worker, in_memory)
+            self.links.send(owner, piece, body, b"" if in_memory else _bytes(part))
+        self._replay()
+        self._add_up()
+
+    def handle(self, message: Message, bodies: tuple[Body, ...]) -> None:
+        """Handle a message of another worker, or one of server 0 about this view. Raises MalformedMessageError.
+
+        What is of a later view or round is kept until it is due; what is of an earlier one is void."""
+        match message:
+            case Piece() | RangeSum() | ModelCopy():
+                if self._is_early(message):
+                    self._early.append((message, bodies))
+                elif self._is_due(message):
+                    self._use(message, bodies)
+            case WantSnapshot(number=self.number):
+                self._wish = message.wish
+            case Settled(generation=self.generation):
+                self._settle(message.version, unpack_json(bodies[0])["pending"])
+            case WriteCopy(generation=self.generation):
+                self._write(message.version)
+
+    def _is_early(self, message: Piece | RangeSum | ModelCopy) -> bool:
+        if message.number != self.number or self._joined < self.number:
+            return message.number >= self.number
+        if isinstance(message, ModelCopy):
+            return False
+        # A member that has the model of this view already can be a round ahead of one that still copies it.
+        is_behind = message.version == self.version and self.phase is Phase.TURN
+        return self.phase is Phase.COPYING or is_behind or message.version > self.version
+
+    def _is_due(self, message: Piece | RangeSum | ModelCopy) -> bool:
+        if message.number != self.number:
+            return False
+        if isinstance(message, ModelCopy):
+            return self.phase is Phase.COPYING
+        return self.phase is Phase.ROUND and message.version == self.version
+
+    def _replay(self) -> None:
+        """Handle the early messages again, which keeps those that are still early."""
+        early = self._early
+        self._early = []
+        for message, bodies in early:
+            self.handle(message, bodies)
+
+    def _use(self, message: Piece | RangeSum | ModelCopy, bodies: tuple[Body, ...]) -> None:
+        """Use a message of the current round, or the model of the view. Raises MalformedMessageError."""
+        first, second = bodies
+        if isinstance(message, ModelCopy):
+            values = _vector(first, self.facts.elements).copy()
+            self._take(message.version, values, _vector(second, self.facts.num_parameters).copy())
+            self._replay()
+            return
+        if message.worker >= self.num_workers:
+            raise MalformedMessageError(str(message))
+        if isinstance(message, Piece):
+            begin, end = self.bounds[self.worker]
+            part = None if message.in_memory else _vector(second, end - begin)
+            self._round.pieces[message.worker] = (unpack_report(first), part)
+            self._add_up()
+        else:
+            begin, end = self.bounds[message.worker]
+            if message.in_memory:
+                # Without its mark, before or after the copy, the owner has left this view, and a Regroup is under way.
+                memory = self.links.memory_of(message.worker)
+                part = memory.range_sum(message.number, message.version, begin, end)
+                if part is None:
+                    return
+                self._round.total[begin:end] = part
+                if memory.range_sum(message.number, message.version, begin, end) is None:
+                    return
+            else:
+                self._round.total[begin:end] = _vector(second, end - begin)
+            self._note_sum(message.worker, unpack_reports(first), snapshot=message.snapshot)
+
+    def _add_up(self) -> None:
+        """Add up this worker's range once all pieces are there, in the order of workers, and send the sum to all."""
+        pieces = self._round.pieces
+        if len(pieces) < self.num_workers or self.worker in self._round.sums:
+            return
+        begin, end = self.bounds[self.worker]
+        vectors = []
+        for worker in range(self.num_workers):
+            part = pieces[worker][1]
+            if part is None:
+                part = self.links.memory_of(worker).piece(self.number, self.version, begin, end)
+            if part is None:
+                return
+            vectors.append(part)
+        reports = tuple(pieces[worker][0] for worker in range(self.num_workers))
+        factors = self.weights.factors([0] * self.num_workers, [report.examples for report in reports])
+        total = self.own_sum[begin:end]
+        self.links.offer_sum(0, 0)
+        add_pushed(total, vectors, factors, min(max(self.facts.num_parameters - begin, 0), end - begin))
+        # A piece that its worker changed meanwhile is of a view that it has left, and so is this sum.
+        if not all(self._still_there(worker, begin, end) for worker in range(self.num_workers)):
+            return
+        self.links.offer_sum(self.number, self.version)
+        # Worker 0 decides for all: whoever completes the round has its sum, so that nobody passes a snapshot.
+        snapshot = self.worker == 0 and self._wish > self._granted
+        body = pack_reports(reports)
+        for other in range(self.num_workers):
+            if other != self.worker:
+                in_memory = self.links.shares_memory(other)
+                message = RangeSum(self.number, self.version, self.worker, in_memory, snapshot)
+                self.links.send(other, message, body, b"" if in_memory else _bytes(total))
+        self._round.total[begin:end] = total
+        self._note_sum(self.worker, reports, snapshot=snapshot)
+
+    def _still_there(self, worker: int, begin: int, end: int) -> bool:
+        if self._round.pieces[worker][1] is not None:
+            return True
+        return self.links.memory_of(worker).piece(self.number, self.version, begin, end) is not None
+
+    def _note_sum(self, owner: int, reports: tuple[StepMeasurements, ...], *, snapshot: bool) -> None:
+        """Note the sum of a range, and complete the round with the last one."""
+        if len(reports) != self.num_workers:
+            raise MalformedMessageError(f"{len(reports)} reports")
+        self._round.sums.add(owner)
+        self._round.reports = reports
+        self._round.snapshot |= snapshot and owner == 0
+        if len(self._round.sums) == self.num_workers:
+            self._complete()
+
+    def _complete(self) -> None:
+        """Make the update of a round whose sums are all there. A loss that is not finite ends the run before it."""
+        reports = self._round.reports
+        snapshot = self._round.snapshot
+        self._round.clear()
+        self.rounds.append(Round(snapshot, reports))
+        if not all(math.isfinite(report.loss) for report in reports):
+            self.has_diverged = True
+            self.phase = Phase.TRAINED
+            return
+        examples = [report.examples for report in reports]
+        rate = worker_rate(self.config, self.facts, self.budget.epoch) * self.weights.correction(examples)
+        self.slice.apply_sum(self._round.total, rate, self.num_workers)
+        boundary = self.budget.use(self.num_workers, sum(examples))
+        self.version += 1
+        self.clock += 1
+        self._begin()
+        if snapshot:
+            self._granted = self._wish
+        if snapshot or (boundary is not None and self.config.run.epoch_checkpoints) or self.phase is Phase.TRAINED:
+            self.snapshots[self.version] = Snapshot(
+                self.generation,
+                self.values.copy(),
+                self.slice.momentum.copy(),
+            )
+
+    def _write(self, version: int) -> None:
+        """Write the snapshot of a version: this worker's copy, or after the last round the model itself."""
+        copy = self.snapshots.get(version)
+        if copy:
+            self.write(copy.generation, version, copy.values, copy.momentum)
+        elif self.phase is Phase.TRAINED and version == self.version:
+            self.write(self.generation, version, self.values, self.slice.momentum)
+
+    def _settle(self, version: int, pending: Sequence[int]) -> None:
+        """Forget the rounds up to a version, and the snapshots up to it that are no longer needed."""
+        first = self.reached - len(self.rounds)
+        if version > first:
+            del self.rounds[: version - first]
+        self.snapshots = {v: copy for v, copy in self.snapshots.items() if v > version or v in pending}
+
+
+def view_body(details: Mapping[str, Any]) -> bytes:
+    """Return the body of a View.
+
+    details: ``members``, ``source`` (a worker, or None for a checkpoint), ``copies`` (the workers that need one),
+    ``accepted``, ``examples`` and ``clocks`` at its version."""
+    return pack_json(details)
+
+
+def _number(message: Message) -> int:
+    return getattr(message, "number", 0)
+
+
+def _bytes(vector: npt.NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(vector).data.cast("B")
+
+
+def _vector(body: Body, elements: int) -> Vector:
+    """Return the floats of a body. Raises MalformedMessageError for another length."""
+    if len(body) != 4 * elements:
+        raise MalformedMessageError(f"{len(body)} bytes for {elements} elements")
+    return np.frombuffer(body, np.float32)
