@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer.checkpoints.read import read_state
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import Order, Round
@@ -19,20 +20,29 @@ from trainer.home.folders import Folders
 from trainer.leader.background import CallQueue
 from trainer.leader.leader import Leader, Training
 from trainer.transport.messages import (
+    Broken,
+    CopyReceipt,
     Finished,
+    MalformedMessageError,
     Message,
+    PeerBeat,
     PeerJoin,
     Regroup,
     Replaced,
+    RoundReport,
     Settled,
     View,
     WantSnapshot,
     WriteCopy,
     pack_json,
+    unpack_json,
+    unpack_rounds,
 )
 
 logger = logging.getLogger(__name__)
 
+Body = bytes | memoryview
+FromWorker = PeerJoin | PeerBeat | RoundReport | CopyReceipt | Broken
 # send(worker, message, body)
 SendToWorker = Callable[[int, Message, bytes], None]
 
@@ -134,6 +144,27 @@ class RoundsLeader(Leader):
             self._replaced.add(known)
         self.processes[worker] = process
         return False
+
+    def hear(self, message: FromWorker, first: Body, last: Body, now: float) -> tuple[Message, bytes] | None:
+        """Handle a message of a worker's current process, and return the answer to its connection, if there is one.
+
+        first, last: its first and its last body. Raises MalformedMessageError."""
+        self._now = now
+        answer: tuple[Message, bytes] | None = None
+        match message:
+            case PeerJoin():
+                self.join(message, _introduction(first), unpack_rounds(last, self.facts.num_workers), now)
+            case PeerBeat():
+                answer = self.beat(message.worker, message.number, now)
+            case RoundReport(number=self.number):
+                self.report(message.version, unpack_rounds(last, self.facts.num_workers), now)
+            case CopyReceipt():
+                if message.outcome not in set(WriteOutcome):
+                    raise MalformedMessageError(str(message))
+                self.written(message.generation, message.version, WriteOutcome(message.outcome))
+            case Broken():
+                self.broken(message.number, now)
+        return answer
 
     def join(self, join: PeerJoin, introduction: Mapping[str, Any], rounds: list[Round], now: float) -> None:
         """Handle a join request. The view begins once all workers have answered the same Regroup."""
@@ -294,6 +325,12 @@ class RoundsLeader(Leader):
             joined.rounds = []
         super().gather(cause)
 
+    def loaded(self, index: int, generation: int, now: float) -> None:
+        """Continue the run from its checkpoint. If that is the end of the run, no worker is needed to write it again."""
+        super().loaded(index, generation, now)
+        if self.training and self.training.coordinator.finished and read_state(self.checkpoints, self.version).final:
+            self.training.snapshots.is_final_whole = True
+
     def tick(self, now: float) -> None:
         """Handle all that is due by time: silent workers, checkpoints, log lines, and messages that may be lost."""
         self._now = now
@@ -359,7 +396,7 @@ class RoundsLeader(Leader):
     def lost(self, worker: int, now: float) -> None:
         self.lose(worker, now)
 
-    def beat(self, worker: int, number: int, version: int, now: float) -> tuple[Message, bytes] | None:
+    def beat(self, worker: int, number: int, now: float) -> tuple[Message, bytes] | None:
         """Note a heartbeat and return the answer, if the worker lacks a newer message. Its process is the current one.
 
         A lost message is made good in this way."""
@@ -376,6 +413,18 @@ class RoundsLeader(Leader):
 
     def _is_over(self) -> bool:
         return bool(self.status(self._now)["finished"])
+
+
+def _introduction(body: Body) -> dict[str, Any]:
+    """Parse the introduction of a join request. Raises MalformedMessageError."""
+    values = unpack_json(body)
+    copies = values.get("copies")
+    texts = isinstance(values.get("address"), str) and isinstance(values.get("host"), str)
+    if not texts or not isinstance(values.get("memory"), dict) or not isinstance(copies, list):
+        raise MalformedMessageError("the introduction of a worker")
+    if not all(isinstance(version, int) for version in copies):
+        raise MalformedMessageError("the copies of a worker")
+    return values
 
 
 def replaced(process: int) -> tuple[Message, bytes]:

@@ -10,11 +10,10 @@ from typing import Any
 
 import zmq
 
-from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
 from trainer.leader.background import Background
-from trainer.leader.rounds import RoundsLeader, replaced
+from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
     AskStatus,
@@ -35,7 +34,6 @@ from trainer.transport.messages import (
     pack_json,
     unpack,
     unpack_json,
-    unpack_rounds,
 )
 from trainer.transport.sockets import Secret, serve
 from trainer.watchdog import kick
@@ -43,7 +41,6 @@ from trainer.watchdog import kick
 logger = logging.getLogger(__name__)
 
 INTRODUCED = (PeerJoin, AskStatus, WorkerLoss, End)  # their body is an introduction
-OF_WORKERS = PeerJoin | PeerBeat | RoundReport | CopyReceipt | Broken
 TICK_S = 0.2
 BODY_BYTES = 64 << 20  # of the reports of many rounds
 
@@ -148,29 +145,15 @@ class RoundsServer:
                 raise MalformedMessageError(f"{type(message).__name__} to server 0")
         return None
 
-    def _hear(self, identity: bytes, message: OF_WORKERS, first: memoryview, last: memoryview, now: float) -> None:
+    def _hear(self, identity: bytes, message: FromWorker, first: memoryview, last: memoryview, now: float) -> None:
         """Handle a message of a worker, unless a later process has replaced it. Raises MalformedMessageError."""
         worker = self._worker(message.worker)
         if self.leader.is_replaced(worker, message.process):
             return self._answer(identity, *replaced(message.process))
-        match message:
-            case PeerJoin():
-                self.identities[worker] = identity
-                rounds = unpack_rounds(last, self.facts.num_workers)
-                self.leader.join(message, _introduction(first), rounds, now)
-            case PeerBeat():
-                answer = self.leader.beat(worker, message.number, message.version, now)
-                if answer:
-                    self._answer(identity, *answer)
-            case RoundReport(number=self.leader.number):
-                rounds = unpack_rounds(last, self.facts.num_workers)
-                self.leader.report(message.version, rounds, now)
-            case CopyReceipt():
-                if message.outcome not in set(WriteOutcome):
-                    raise MalformedMessageError(str(message))
-                self.leader.written(message.generation, message.version, WriteOutcome(message.outcome))
-            case Broken():
-                self.leader.broken(message.number, now)
+        if isinstance(message, PeerJoin):
+            self.identities[worker] = identity
+        if answer := self.leader.hear(message, first, last, now):
+            self._answer(identity, *answer)
         return None
 
     def _status(self, now: float) -> dict[str, Any]:
@@ -182,18 +165,6 @@ class RoundsServer:
         if index >= self.facts.num_workers:
             raise MalformedMessageError(f"worker {index}")
         return index
-
-
-def _introduction(body: memoryview) -> dict[str, Any]:
-    """Parse the introduction of a join request. Raises MalformedMessageError."""
-    values = unpack_json(body)
-    copies = values.get("copies")
-    texts = isinstance(values.get("address"), str) and isinstance(values.get("host"), str)
-    if not texts or not isinstance(values.get("memory"), dict) or not isinstance(copies, list):
-        raise MalformedMessageError("the introduction of a worker")
-    if not all(isinstance(version, int) for version in copies):
-        raise MalformedMessageError("the copies of a worker")
-    return values
 
 
 def main(

@@ -25,8 +25,11 @@ from trainer.transport.messages import (
     MalformedMessageError,
     Message,
     ModelCopy,
+    PeerJoin,
     Piece,
     RangeSum,
+    Regroup,
+    RoundReport,
     Settled,
     View,
     WantSnapshot,
@@ -194,6 +197,31 @@ class Replica:
 
     # --- views --------------------------------------------------------------------------------------------------------
 
+    def obey(self, message: Message, body: Body) -> None:
+        """Handle a message of server 0. Raises MalformedMessageError, and DataError for a damaged checkpoint."""
+        match message:
+            case Regroup():
+                self.leave(message.number)
+            case View():
+                self.adopt(message, body)
+            case WantSnapshot(number=self.number):
+                self._wish = message.wish
+            case Settled(generation=self.generation):
+                self._settle(message.version, unpack_json(body)["pending"])
+            case WriteCopy(generation=self.generation):
+                self._write(message.version)
+
+    def joining(self) -> tuple[PeerJoin, bytes]:
+        """Return the join request for the next view, and the rounds that server 0 has not settled."""
+        join = PeerJoin(self.worker, self.process, self.number, self.generation, self.version + 1)
+        return join, pack_rounds(self.rounds)
+
+    def report(self) -> tuple[RoundReport, bytes] | None:
+        """Return a report of the rounds that server 0 has not settled, or None if there are none."""
+        if not self.rounds or self.phase is Phase.OUTSIDE:
+            return None
+        return RoundReport(self.worker, self.process, self.number, self.reached), pack_rounds(self.rounds)
+
     def leave(self, number: int) -> bool:
         """Leave the view, if ``number`` is later, to answer with ``joining``. Returns False for an outdated number."""
         if number < self.number or number <= self._joined:
@@ -212,9 +240,6 @@ class Replica:
     def holding(self) -> dict[str, Any]:
         """Return the versions of this worker's snapshots, for its join request."""
         return {"copies": [v for v, copy in self.snapshots.items() if copy.generation == self.generation]}
-
-    def unsettled(self) -> bytes:
-        return pack_rounds(self.rounds)
 
     def adopt(self, view: View, body: Body) -> None:
         """Enter a view: with this worker's model, a checkpoint's, or that of another member. Raises DataError.
@@ -284,21 +309,15 @@ class Replica:
         self._add_up()
 
     def handle(self, message: Message, bodies: tuple[Body, ...]) -> None:
-        """Handle a message of another worker, or one of server 0 about this view. Raises MalformedMessageError.
+        """Handle a message of another worker. Raises MalformedMessageError.
 
         What is of a later view or round is kept until it is due; what is of an earlier one is void."""
-        match message:
-            case Piece() | RangeSum() | ModelCopy():
-                if self._is_early(message):
-                    self._early.append((message, bodies))
-                elif self._is_due(message):
-                    self._use(message, bodies)
-            case WantSnapshot(number=self.number):
-                self._wish = message.wish
-            case Settled(generation=self.generation):
-                self._settle(message.version, unpack_json(bodies[0])["pending"])
-            case WriteCopy(generation=self.generation):
-                self._write(message.version)
+        if not isinstance(message, Piece | RangeSum | ModelCopy):
+            raise MalformedMessageError(f"{type(message).__name__} from a worker")
+        if self._is_early(message):
+            self._early.append((message, bodies))
+        elif self._is_due(message):
+            self._use(message, bodies)
 
     def _is_early(self, message: Piece | RangeSum | ModelCopy) -> bool:
         if message.number != self.number or self._joined < self.number:

@@ -30,15 +30,8 @@ from trainer.transport.messages import (
     MalformedMessageError,
     Message,
     PeerBeat,
-    PeerJoin,
     Refusal,
-    Regroup,
     Replaced,
-    RoundReport,
-    Settled,
-    View,
-    WantSnapshot,
-    WriteCopy,
     num_frames,
     pack,
     unpack,
@@ -110,7 +103,7 @@ class AllReduceClient:
         for source in (self.to_leader, self.mesh.inbox, self.background):
             self._poller.register(source, zmq.POLLIN)
         self._has_finished = False
-        self._reported = 0  # the last round that is reported
+        self._has_reported_end = False
         self._reported_at = self._watched_at = 0.0
         self._from_beats: SimpleQueue[tuple[Message, Body]] = SimpleQueue()
         self._closing = threading.Event()
@@ -207,33 +200,24 @@ class AllReduceClient:
                 raise ReplacedError("a later process has this worker's place")
             case Finished():
                 self._has_finished = True
-            case Regroup():
-                self.replica.leave(message.number)
-            case View():
-                self._reported = message.version
-                self.replica.adopt(message, body)
-            case Settled() | WantSnapshot() | WriteCopy():
-                self.replica.handle(message, (body,))
+            case _:
+                self.replica.obey(message, body)
 
     # --- messages to server 0 -----------------------------------------------------------------------------------------
 
     def _send_join(self) -> None:
-        replica = self.replica
-        join = PeerJoin(self.worker, self.process, replica.number, replica.generation, replica.version + 1)
-        body = self.agreement.introduction(**self.mesh.introduction(), **replica.holding())
-        offer(self.to_leader, pack(join), body, replica.unsettled())
+        introduction = self.agreement.introduction(**self.mesh.introduction(), **self.replica.holding())
+        message, rounds = self.replica.joining()
+        offer(self.to_leader, pack(message), introduction, rounds)
 
     def _report(self, now: float) -> None:
         """Report completed rounds to server 0, as worker 0 for all: every REPORT_S seconds, and at the end at once."""
         replica = self.replica
-        is_last = replica.phase is Phase.TRAINED and self._reported < replica.reached
-        if self.worker or not replica.rounds or replica.phase is Phase.OUTSIDE:
-            return
-        if is_last or now - self._reported_at >= REPORT_S:
-            self._reported = replica.reached
+        is_due = now - self._reported_at >= REPORT_S or (replica.phase is Phase.TRAINED and not self._has_reported_end)
+        if self.worker == 0 and is_due and (report := replica.report()):
             self._reported_at = now
-            report = RoundReport(self.worker, self.process, replica.number, replica.reached)
-            offer(self.to_leader, pack(report), b"", replica.unsettled())
+            self._has_reported_end = replica.phase is Phase.TRAINED
+            offer(self.to_leader, pack(report[0]), b"", report[1])
 
     def _look_at_connections(self, now: float) -> None:
         """Report a broken connection to another worker, because messages of this view may be lost."""
