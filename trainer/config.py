@@ -17,6 +17,7 @@ from pipeline.core.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import RECIPES
 from trainer.exchange import EXCHANGES, Exchange
+from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
@@ -152,12 +153,13 @@ class Processes(Spec):
         may_change=True,
         advanced=True,
     )
-    heartbeat_timeout_s: float = option(
-        15.0,
+    heartbeat_timeout_s: float | None = option(
+        None,
         "seconds without a heartbeat after which a process is restarted",
         metavar="SECONDS",
         above=0,
         may_change=True,
+        shown=f"{Exchange.heartbeat_timeout_s:g}; {AllReduce.heartbeat_timeout_s:g} with {AllReduce.name}",
         advanced=True,
     )
     stall_timeout_s: float = option(
@@ -282,6 +284,12 @@ class Config:
             return tuple(size * ratio // sum(ratios) for ratio in ratios)
         share, rest = divmod(size, num_workers)
         return tuple(share + (self.data.worker_batch == "exact" and worker < rest) for worker in range(num_workers))
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """Seconds without a heartbeat after which a process is restarted."""
+        given = self.processes.heartbeat_timeout_s
+        return self.exchange.heartbeat_timeout_s if given is None else given
 
     @property
     def model_seed(self) -> int:

@@ -147,7 +147,7 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
             child = Child("prepare", log, "trainer.launch.prepare", config, home, computes, theirs)
         try:
             while not mine.poll(POLL_S):
-                if child.hangs(config.processes.heartbeat_timeout_s):
+                if child.hangs(config.heartbeat_timeout_s):
                     child.kill()
             return RunFacts(**unpack_json(mine.recv_bytes()))
         except EOFError:

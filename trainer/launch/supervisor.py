@@ -176,7 +176,7 @@ class Supervisor:
         for role, child in list(self.children.items()):
             ended = child.exit_code() is not None
             processes = self.config.processes
-            cause = child.cause() if ended else child.hangs(processes.heartbeat_timeout_s, processes.stall_timeout_s)
+            cause = child.cause() if ended else child.hangs(self.config.heartbeat_timeout_s, processes.stall_timeout_s)
             if cause is not None:
                 child.kill()
                 self._ended(role, child, cause)

@@ -212,11 +212,10 @@ class RoundsLeader(Leader):
             # Too many checkpoints are being written. The next tick tries again.
             if coordinator.version < version and self.training.snapshots.is_full:
                 return
-            if coordinator.version != version or not self._all_copies_are_held():
-                self._left = coordinator.version
-                self.training = None
-                self.gather("a snapshot or a report was lost with a worker")
-                version = -1
+        # Without a model, only a run that is still at its checkpoint can continue.
+        if coordinator.version != (self.version if version < 0 else version) or not self._all_copies_are_held():
+            self.gather("no worker has the newest model, or a snapshot that is to be written")
+            version = -1
         if not self.training:
             return  # the checkpoint cannot be read now; the tick tries again
         coordinator = self.training.coordinator
