@@ -85,7 +85,8 @@ class Host:
         elements = PARAMETERS + STATISTICS
         self.pushed = np.zeros(elements, np.float32)
         self.replica = Replica(
-            network.config, network.facts, worker, self.process, self.pushed, np.zeros(elements, np.float32), self,
+            network.config, network.facts, worker, self.process, np.zeros(elements, np.float32), self.pushed,
+            np.zeros(elements, np.float32), self,
             lambda version: read_slice_range(network.checkpoints, version, 0, elements), self._write,
         )  # fmt: skip
 
@@ -117,6 +118,7 @@ class Host:
             self.network.post(self.process, LEADER, message, pack_json(introduction), rounds)
         elif replica.phase is Phase.TURN and not replica.must_wait:
             self.pushed[:] = gradient(self.worker, replica.clock, replica.values)
+            replica.values[PARAMETERS:] += 1  # as BatchNorm does in the forward pass
             loss = self.network.losses.get((self.worker, replica.clock), 1.0)
             replica.submit(StepMeasurements(2, loss, 1, 0.1))
         elif self.worker == 0 and (report := replica.report()) and self.network.random.random() < 0.5:

@@ -124,6 +124,8 @@ class Replica:
     Args:
         config, facts: the run.
         worker, process: number of the worker; a random number of its process.
+        values: float32 [P + Q], the model, at which the worker computes. A step may change the statistics, its last Q
+            elements, which the replica then restores.
         pushed: float32 [P + Q], where the worker leaves its gradient.
         own_sum: float32 [P + Q], where this worker puts the sum of its range, for workers of its host.
         links: sends messages.
@@ -136,7 +138,6 @@ class Replica:
         generation: of its model.
         version: of its model; -1 without one.
         clock: number of its next mini-batch.
-        values: float32 [P + Q], the model.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Replica:
         facts: RunFacts,
         worker: int,
         process: int,
+        values: Vector,
         pushed: Vector,
         own_sum: Vector,
         links: Links,
@@ -155,6 +157,7 @@ class Replica:
         self.facts = facts
         self.worker = worker
         self.process = process
+        self.values = values
         self.pushed = pushed
         self.own_sum = own_sum
         self.links = links
@@ -163,7 +166,8 @@ class Replica:
         self.num_workers = facts.num_workers
         self.bounds = slice_bounds(facts.elements, facts.num_workers)
         self.weights = build_weights(config, facts)
-        self.slice = build_slice(config, facts.num_workers, np.empty(0, np.float32), np.empty(0, np.float32))
+        self.slice = build_slice(config, facts.num_workers, values, np.zeros(facts.num_parameters, np.float32))
+        self._statistics = values[facts.num_parameters :].copy()
         self.budget = self._budget(Position())
         self.phase = Phase.OUTSIDE
         self.number = 0
@@ -179,10 +183,6 @@ class Replica:
         self._granted = 0  # the last of them that was made
         self._round = _Round(np.empty(facts.elements, np.float32))
         self._early: list[tuple[Message, tuple[Body, ...]]] = []
-
-    @property
-    def values(self) -> Vector:
-        return self.slice.values
 
     @property
     def reached(self) -> int:
@@ -227,6 +227,7 @@ class Replica:
         if number < self.number or number <= self._joined:
             return False
         self.number = number
+        self._restore_statistics()
         self.phase = Phase.OUTSIDE
         if self.has_diverged:  # the round is repeated, with the same loss
             self.has_diverged = False
@@ -269,7 +270,7 @@ class Replica:
             if source == self.worker:
                 for other in details["copies"]:
                     copy = ModelCopy(view.number, view.version)
-                    self.links.send(other, copy, _bytes(self.values), _bytes(self.slice.momentum))
+                    self.links.send(other, copy, self.values.tobytes(), self.slice.momentum.tobytes())
             self._begin()
         else:
             self.phase = Phase.COPYING
@@ -277,14 +278,19 @@ class Replica:
 
     def _take(self, version: int, values: Vector, momentum: Vector) -> None:
         """Replace the model. Both arrays are whole before, so that a copy cut short leaves the old model."""
-        self.slice = build_slice(self.config, self.num_workers, values, momentum)
+        np.copyto(self.values, values)
+        np.copyto(self.slice.momentum, momentum)
         self.version = version
         self.generation = self._view_generation
         self._begin()
 
     def _begin(self) -> None:
         """Begin a turn at the present version, or end if no round is left."""
+        np.copyto(self._statistics, self.values[self.facts.num_parameters :])
         self.phase = Phase.TRAINED if self.budget.is_spent() else Phase.TURN
+
+    def _restore_statistics(self) -> None:
+        np.copyto(self.values[self.facts.num_parameters :], self._statistics)
 
     def _budget(self, position: Position) -> Budget:
         steps = self.config.steps_per_worker(self.facts.rows)
@@ -294,6 +300,7 @@ class Replica:
 
     def submit(self, report: StepMeasurements) -> None:
         """Send the gradient in ``pushed`` to the owners of its ranges. ``handle`` completes the round."""
+        self._restore_statistics()
         self.phase = Phase.ROUND
         self.links.offer_piece(self.number, self.version)
         body = pack_reports([report])
@@ -346,8 +353,8 @@ class Replica:
         """Use a message of the current round, or the model of the view. Raises MalformedMessageError."""
         first, second = bodies
         if isinstance(message, ModelCopy):
-            values = _vector(first, self.facts.elements).copy()
-            self._take(message.version, values, _vector(second, self.facts.num_parameters).copy())
+            values = _vector(first, self.facts.elements)
+            self._take(message.version, values, _vector(second, self.facts.num_parameters))
             self._replay()
             return
         if message.worker >= self.num_workers:
