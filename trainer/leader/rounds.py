@@ -209,11 +209,11 @@ class RoundsLeader(Leader):
         version = self.requests[source].version
         if version >= 0:
             self.report(version, self.requests[source].rounds, now)
-            # Too many checkpoints are being written. The next tick tries again.
-            if coordinator.version < version and self.training.snapshots.is_full:
-                return
+        is_held = self._all_copies_are_held()
+        if is_held and coordinator.version < version and self.training.snapshots.is_full:
+            return  # the next tick tries again, when a checkpoint is written
         # Without a model, only a run that is still at its checkpoint can continue.
-        if coordinator.version != (self.version if version < 0 else version) or not self._all_copies_are_held():
+        if not is_held or coordinator.version != (self.version if version < 0 else version):
             self.gather("no worker has the newest model, or a snapshot that is to be written")
             version = -1
         if not self.training:
@@ -297,13 +297,16 @@ class RoundsLeader(Leader):
             self._have_written(order.version)
 
     def _have_written(self, version: int) -> None:
-        """Tell a worker that keeps a snapshot to write it: any member if they completed its round in this view."""
+        """Tell a worker that keeps a snapshot to write it: of those that joined with it, or completed its round since."""
         if self.members is None or not self.view:
-            return
-        joined_at = self.view[0].version
-        writers = [w for w, member in enumerate(self.members) if version > joined_at or version in member.copies]
-        # Without a round left, the model of every member is the last snapshot.
-        self.send(writers[0] if writers else 0, WriteCopy(self.generation, version), b"")
+            writers = [worker for worker, request in self.requests.items() if version in request.copies]
+        else:
+            joined_at = self.view[0].version
+            writers = [w for w, member in enumerate(self.members) if version > joined_at or version in member.copies]
+            # Without a round left, the model of every member is the last snapshot.
+            writers = writers or [0]
+        if writers:
+            self.send(writers[0], WriteCopy(self.generation, version), b"")
 
     def written(self, generation: int, version: int, outcome: WriteOutcome) -> None:
         """Note that a worker has written a snapshot, or failed to."""
@@ -334,6 +337,8 @@ class RoundsLeader(Leader):
         """Handle all that is due by time: silent workers, checkpoints, log lines, and messages that may be lost."""
         self._now = now
         super().tick(now)
+        for version in self._orders:
+            self._have_written(version)
         if self.members is None:
             self._open_view(now)
         self._pass_on(now)
@@ -345,8 +350,6 @@ class RoundsLeader(Leader):
             return
         if self._is_wanted:
             self.send(0, WantSnapshot(self.number, self._wish), b"")
-        for version in self._orders:
-            self._have_written(version)
         if not self._is_settled:
             self._is_settled = True
             pending = pack_json({"pending": sorted(self._orders)})
