@@ -16,6 +16,7 @@ PLAN ?= quick
 KILLS ?= 200
 FILES ?= 10000
 SEED ?=
+EXCHANGE ?=
 TO ?= data/$(NAME)
 ARGS ?=
 
@@ -33,7 +34,7 @@ TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest --durations=10
 
-.PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards fuzz lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-cluster study study-check clean clean-venv
+.PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards fuzz lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-exchange bench-cluster study study-check clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -80,8 +81,8 @@ test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no tr
 test-full: $(READY_DEV) ## run what `make test` leaves out: before every merge, after `make test`
 	@$(ENV); $(TEST_ENV) $(PYTEST) $(SPREAD) -m full $(ARGS); python -m tests.executed
 
-chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times; SEED repeats what was drawn
-	@$(ENV); $(TEST_ENV) python -m tests.campaigns.training --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times, with EXCHANGE alone if given; SEED repeats what was drawn
+	@$(ENV); $(TEST_ENV) python -m tests.campaigns.training --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(EXCHANGE),--exchange $(EXCHANGE)) $(ARGS)
 
 chaos-shards: $(READY_DEV) ## kill, freeze and starve sharding jobs at random moments, KILLS times; SEED repeats what was drawn
 	@$(ENV); $(TEST_ENV) python -m tests.campaigns.shards --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -106,6 +107,9 @@ bench-sharding: $(READY_DEV) ## time each sharding phase beside scikit-learn and
 
 bench-trainer: $(READY_DEV) ## compare the trainer's messages, speed and memory with the least there could be (SHARDS=DIR)
 	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.benchmarks.trainer $(if $(SHARDS),--shards '$(SHARDS)') $(ARGS)
+
+bench-exchange: $(READY_DEV) ## time a step of all-reduce beside plain gloo, for several lengths and numbers of workers
+	@$(ENV); python -m tests.benchmarks.exchange $(ARGS)
 
 bench-cluster: $(READY_DEV) ## time a training run on a Spark cluster beside the same run on one host
 	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.benchmarks.cluster $(ARGS)

@@ -6,8 +6,8 @@ a seed, which is printed: the same seed draws the same acts in the same order. E
 supervisors, the process that the roles are forked from. A supervisor that has ended is started again, as a person or
 a scheduler would.
 
-A BSP run must end with the bits of an undisturbed one, an ASP run with those that its log gives when it is computed again;
-each has trained every row once a pass, and leaves no process behind."""
+A run of BSP or all-reduce must end with the bits of an undisturbed BSP run, an ASP run with those that its log gives
+when it is computed again; each has trained every row once a pass, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -34,11 +34,15 @@ from tests.support.trainer_runs import Training, train_here
 
 STEPS, ROWS = 600, 720
 RUN = (
-    *("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--servers", 2),
+    *("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1),
     *("--steps", STEPS, "--checkpoint-every-s", 0.5, "--no-epoch-checkpoints", "--heartbeat-timeout-s", 3),
     *("--max-restarts", 10_000, "--no-report", "--quiet"),
 )
-ROLES = ("server:0,server:1,evaluator,worker:0", "worker:1,worker:2")
+EXCHANGES = {
+    "parameter-server": (("bsp", ("--protocol", "bsp")), ("asp", ("--protocol", "asp"))),
+    "all-reduce": (("all-reduce", ("--exchange", "all-reduce")),),
+}
+SERVERS = {"bsp": 2, "asp": 2, "all-reduce": 1}
 PATIENCE_S = 240.0  # of a run that nobody disturbs any more
 ACTS_A_RUN = 10
 ROLES_SHARE = 0.8  # of what is killed or frozen; the rest are supervisors and the processes that roles are forked from
@@ -72,7 +76,7 @@ class Disturbed:
 
     shards: Path
     output: Path
-    protocol: str
+    way: str
     hosts: list[Training] = field(default_factory=list)
     cables: list[Cable] = field(default_factory=list)
     frozen: dict[int, float] = field(default_factory=dict)  # process numbers, and when they go on
@@ -80,7 +84,10 @@ class Disturbed:
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        ports = free_ports(2)
+        self.servers = SERVERS[self.way]
+        servers = ",".join(f"server:{index}" for index in range(self.servers))
+        self.roles = (f"{servers},evaluator,worker:0", "worker:1,worker:2")
+        ports = free_ports(self.servers)
         self.cables = [Cable(port) for port in ports]
         own = ",".join(f"tcp://127.0.0.1:{port}" for port in ports)
         through = ",".join(f"tcp://127.0.0.1:{cable.port}" for cable in self.cables)
@@ -90,8 +97,9 @@ class Disturbed:
         self.hosts = [self._start(index) for index in range(2)]
 
     def _start(self, index: int, *flags: str) -> Training:
-        where = ("--roles", ROLES[index], "--addresses", self.addresses[index], "--token-file", self.token)
-        return Training(self.shards, self.output, *RUN, "--protocol", self.protocol, *where, *flags)
+        where = ("--roles", self.roles[index], "--addresses", self.addresses[index], "--token-file", self.token)
+        how = next(how for ways in EXCHANGES.values() for way, how in ways if way == self.way)
+        return Training(self.shards, self.output, *RUN, *how, "--servers", self.servers, *where, *flags)
 
     def look(self) -> None:
         """Let what was frozen go on when it is time, and start again the supervisors that have ended without success."""
@@ -170,13 +178,13 @@ def check(run: Disturbed, expected: np.ndarray) -> None:
     if result["cause"] != "finished":
         raise Failed(f"result.json says {result['cause']}")
     passes = result["passes"]
-    if passes["true"] != passes["whole"] or (run.protocol == "bsp" and not passes["whole"]):
+    if passes["true"] != passes["whole"] or (run.way != "asp" and not passes["whole"]):
         raise Failed(f"not every row was trained once a pass: {passes}")
     pushes = folder.pushes()
     used = pushes[pushes["accepted"] == 1]
     if used.duplicated(["worker", "clock"]).any() or len(used) != STEPS * 3:
         raise Failed(f"{len(used)} accepted gradients, {used.duplicated(['worker', 'clock']).sum()} of them twice")
-    if run.protocol == "bsp":
+    if run.way != "asp":
         if not np.array_equal(folder.vector(), expected):
             raise Failed("the parameters are not those of an undisturbed run")
     else:
@@ -191,14 +199,19 @@ def check(run: Disturbed, expected: np.ndarray) -> None:
         time.sleep(0.1)
 
 
-def campaign(shards: Path, root: Path, kills: int, seed: int, say: Any = print) -> Counter[str]:
-    """As many acts as asked for, on runs of BSP and ASP in turns. Raises Failed; the folder of that run stays."""
-    expected = train_here(shards, root / "undisturbed", *RUN, "--protocol", "bsp").vector()
+def campaign(
+    shards: Path, root: Path, kills: int, seed: int, say: Any = print, exchange: str | None = None
+) -> Counter[str]:
+    """As many acts as asked for, on runs of all ways in turns, or those of one exchange.
+
+    Raises Failed; the folder of that run stays."""
+    expected = train_here(shards, root / "undisturbed", *RUN, "--protocol", "bsp", "--servers", 2).vector()
+    ways = [way for name, ways in EXCHANGES.items() for way, _ in ways if exchange in (None, name)]
     upcoming, left, tally, number = acts(seed), kills, Counter[str](), 0
     while left:
-        protocol = ("bsp", "asp")[number % 2]
-        (root / f"{number}-{protocol}").mkdir()
-        run = Disturbed(shards, root / f"{number}-{protocol}" / "run", protocol)
+        way = ways[number % len(ways)]
+        (root / f"{number}-{way}").mkdir()
+        run = Disturbed(shards, root / f"{number}-{way}" / "run", way)
         try:
             here = 0
             while left and here < ACTS_A_RUN and not run.is_over:
@@ -213,7 +226,7 @@ def campaign(shards: Path, root: Path, kills: int, seed: int, say: Any = print) 
             check(run, expected)
         finally:
             run.close()
-        say(f"run {number}, {protocol}: {here} acts, as it must be; {left} to go")
+        say(f"run {number}, {way}: {here} acts, as it must be; {left} to go")
         tally += run.done
         tally["runs"] += 1
         number += 1
@@ -249,6 +262,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns.training", description=__doc__.split("\n\n")[0])
     parser.add_argument("--kills", type=int, default=20, help="acts in all (default %(default)s)")
     parser.add_argument("--seed", type=int, help="of the acts (default: the clock's)")
+    parser.add_argument("--exchange", choices=list(EXCHANGES), help="only this exchange's runs (default: all)")
     parser.add_argument("--shards", type=Path, help="a set for three workers (default: a small one is made)")
     args = parser.parse_args(argv)
     seed = args.seed if args.seed is not None else int(time.time())
@@ -256,7 +270,7 @@ def main(argv: list[str] | None = None) -> int:
     root = Path(tempfile.mkdtemp(prefix="chaos-"))
     began = time.monotonic()
     try:
-        tally = campaign(args.shards or _shards(root), root, args.kills, seed)
+        tally = campaign(args.shards or _shards(root), root, args.kills, seed, exchange=args.exchange)
     except Failed as error:
         print(f"FAILED: {error}\nits folder is {root}; seed {seed}", file=sys.stderr)
         return 1
