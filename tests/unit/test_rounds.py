@@ -132,6 +132,8 @@ class Host:
             self.finished = True
         elif isinstance(message, Replaced):
             self.network.end(self)
+            if all(host.worker != self.worker for host in self.network.hosts.values()):
+                self.network.start(self.worker)  # its supervisor does
         elif self.network.is_of_leader(message):
             self.replica.obey(message, bodies[0])
         else:
