@@ -77,6 +77,16 @@ def test_a_run_on_three_nodes_ends_with_the_bits_of_one_host_though_a_node_is_ki
     np.testing.assert_array_equal(RunFolder(output).vector(), undisturbed)
 
 
+def test_all_reduce_on_three_nodes_has_the_bits_of_bsp_on_one_host(
+    cluster: Any, shards: Path, undisturbed: np.ndarray, tmp_path: Path
+) -> None:
+    """The nodes are processes of this host, and their workers share memory."""
+    values = {key: value for key, value in RUN.items() if key not in ("protocol", "servers")}
+    config = make_config(shards, tmp_path / "run", **values, exchange="all-reduce")
+    train(config, Options(silent=True, report=False), launcher=RayLauncher(), hosts=3)
+    np.testing.assert_array_equal(RunFolder(tmp_path / "run").vector(), undisturbed)
+
+
 def test_a_cluster_that_is_too_small_is_told_of(cluster: Any, shards: Path, tmp_path: Path) -> None:
     config = make_config(shards, tmp_path / "run", **RUN)
     with pytest.raises(UsageError, match="--hosts 3 with --host-cores 9 takes 27 CPUs, and the Ray cluster has"):

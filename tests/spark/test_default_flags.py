@@ -40,6 +40,7 @@ STRATEGY_JOBS = {
     "distribution_aware.py": "distribution_aware",
 }
 # Command lines whose default flags another test gives, which is named.
+EXCHANGES_ON_SPARK: tuple[tuple[str, ...], ...] = ((), ("--exchange", "all-reduce"))
 TESTED_ELSEWHERE = {
     "benchmark.py --help": "tests/unit/test_jobs.py::test_every_job_explains_itself_and_shadows_no_standard_module",
     "study": "tests/clusters/test_readme.py::test_the_commands_of_a_readme_run_as_they_stand",
@@ -230,9 +231,10 @@ def test_hash_stream(sample: Path, tmp_path: Path, last_line_of: Check) -> None:
 
 
 @pytest.mark.full
-def test_train_on_spark(shards: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exchange", EXCHANGES_ON_SPARK)
+def test_train_on_spark(shards: Path, tmp_path: Path, exchange: tuple[str, ...]) -> None:
     output = tmp_path / "run"
-    flags = ("--shards", shards, "--output", output, "--model", "logistic", "--epochs", 1)
+    flags = ("--shards", shards, "--output", output, "--model", "logistic", "--epochs", 1, *exchange)
     assert last_line(submit("train.py", *flags)) == f"  report     {output}/report.html"
     assert_run(output)
 
