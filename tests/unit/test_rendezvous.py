@@ -14,10 +14,10 @@ import zmq
 from pipeline.core.errors import UsageError
 from tests.support.trainer_runs import until
 from trainer.cluster import rendezvous as module
-from trainer.transport.addresses import interface_towards
 from trainer.cluster.rendezvous import CHECKPOINT, GO, LEAVE, WAIT, AttemptLostError, Line, PartEnd, Rendezvous
 from trainer.cluster.run import drained
 from trainer.transport import sockets
+from trainer.transport.addresses import interface_towards
 from trainer.transport.sockets import Secret, connect
 
 SECRET = Secret(secrets.token_hex(16))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import WriteOutcome, write_slice, write_state
-from trainer.config import Config, Data, RunFacts, RunSpec
+from trainer.config import Config, Data, RunFacts, RunSpec, slice_bounds
 from trainer.coordination.orders import StepMeasurements
 from trainer.exchange.all_reduce import AllReduce
 from trainer.home.folders import Folders
@@ -25,12 +25,14 @@ from trainer.run_files import PUSHES
 from trainer.runlog.read import read_pushes
 from trainer.transport.messages import (
     CopyReceipt,
-    Finished,
+    GradientPiece,
     Message,
     PeerBeat,
     PeerJoin,
-    Replaced,
-    View,
+    PeerView,
+    RangeSum,
+    Replacement,
+    RunEnd,
     pack_json,
 )
 from trainer.worker.replica import Body, Phase, Replica
@@ -128,9 +130,9 @@ class Host:
             self.network.post(self.process, LEADER, beat, b"")
 
     def receive(self, message: Message, bodies: tuple[bytes, ...]) -> None:
-        if isinstance(message, Finished):
+        if isinstance(message, RunEnd):
             self.finished = True
-        elif isinstance(message, Replaced):
+        elif isinstance(message, Replacement):
             self.network.end(self)
             if all(host.worker != self.worker for host in self.network.hosts.values()):
                 self.network.start(self.worker)  # its supervisor does
@@ -160,6 +162,7 @@ class Network:
         self.losses = losses or {}
         self.now = 0.0
         self.clock = 1
+        self.sent: Counter[int] = Counter()  # bytes of gradients and sums, by process
         self.channels: dict[tuple[int, int], deque[tuple[Message, tuple[bytes, ...]]]] = {}
         self.hosts: dict[int, Host] = {}
         self._first_checkpoint()
@@ -197,6 +200,8 @@ class Network:
 
     def post(self, source: int, target: int, message: Message, *bodies: bytes) -> None:
         self.channels.setdefault((source, target), deque()).append((message, bodies))
+        if isinstance(message, GradientPiece | RangeSum):
+            self.sent[source] += len(bodies[1])
 
     def end(self, host: Host) -> None:
         del self.hosts[host.process]
@@ -204,7 +209,7 @@ class Network:
             del self.channels[channel]
 
     def is_of_leader(self, message: Message) -> bool:
-        names = ("Regroup", "View", "Settled", "WantSnapshot", "WriteCopy")
+        names = ("Regroup", "PeerView", "Settlement", "WantSnapshot", "WriteCopy")
         return type(message).__name__ in names
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -317,6 +322,19 @@ def test_many_random_faults_end_with_the_bits_of_bsp(tmp_path: Path) -> None:
             check(network)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_each_worker_sends_twice_its_share_of_the_vector(workers: int, tmp_path: Path) -> None:
+    """2(N-1)/N of the vector per step: its gradient but for its own range, and the sum of its range to all others."""
+    network = Network(1, tmp_path, workers)
+    network.run([])
+    elements = PARAMETERS + STATISTICS
+    for host in network.hosts.values():
+        begin, end = slice_bounds(elements, workers)[host.worker]
+        expected_bytes = 4 * STEPS * ((elements - (end - begin)) + (workers - 1) * (end - begin))
+        assert network.sent[host.process] == expected_bytes
+    assert network.sent.total() == 4 * STEPS * 2 * (workers - 1) * elements
+
+
 def test_a_loss_that_is_not_finite_ends_all_workers(tmp_path: Path) -> None:
     network = Network(1, tmp_path, 3, losses={(1, 3): float("nan")})
     network.run([])
@@ -330,5 +348,5 @@ def test_a_view_of_another_process_changes_nothing(tmp_path: Path) -> None:
     host = next(iter(network.hosts.values()))
     members = [{"process": 1, "address": "", "host": "", "memory": {}}] * 2
     body = {"members": members, "source": None, "copies": [], "accepted": 0, "examples": 0, "clocks": [0, 0]}
-    host.replica.obey(View(9, 9, 0), pack_json(body))
+    host.replica.obey(PeerView(9, 9, 0), pack_json(body))
     assert host.replica.phase is Phase.OUTSIDE

@@ -20,18 +20,18 @@ from trainer.home.folders import Folders
 from trainer.leader.background import CallQueue
 from trainer.leader.leader import Leader, Training
 from trainer.transport.messages import (
-    Broken,
     CopyReceipt,
-    Finished,
+    LinkLoss,
     MalformedMessageError,
     Message,
     PeerBeat,
     PeerJoin,
+    PeerView,
     Regroup,
-    Replaced,
+    Replacement,
     RoundReport,
-    Settled,
-    View,
+    RunEnd,
+    Settlement,
     WantSnapshot,
     WriteCopy,
     pack_json,
@@ -42,13 +42,13 @@ from trainer.transport.messages import (
 logger = logging.getLogger(__name__)
 
 Body = bytes | memoryview
-FromWorker = PeerJoin | PeerBeat | RoundReport | CopyReceipt | Broken
+FromWorker = PeerJoin | PeerBeat | RoundReport | CopyReceipt | LinkLoss
 # send(worker, message, body)
 SendToWorker = Callable[[int, Message, bytes], None]
 
 
 @dataclass
-class Joined:
+class JoinRequest:
     """A worker's join request for the next view.
 
     Attributes:
@@ -100,9 +100,9 @@ class RoundsLeader(Leader):
         )
         self.send = send
         self.number = 0
-        self.members: list[Joined] | None = None
-        self.view: tuple[View, bytes] | None = None
-        self.requests: dict[int, Joined] = {}
+        self.members: list[JoinRequest] | None = None
+        self.view: tuple[PeerView, bytes] | None = None
+        self.requests: dict[int, JoinRequest] = {}
         self.processes: dict[int, int] = {}  # by worker, the one that spoke last
         self._replaced: set[int] = set()
         self._rounds: list[tuple[int, Round]] = []  # reported and not yet passed on, with their versions
@@ -162,7 +162,7 @@ class RoundsLeader(Leader):
                 if message.outcome not in set(WriteOutcome):
                     raise MalformedMessageError(str(message))
                 self.written(message.generation, message.version, WriteOutcome(message.outcome))
-            case Broken():
+            case LinkLoss():
                 self.broken(message.number, now)
         return answer
 
@@ -172,7 +172,7 @@ class RoundsLeader(Leader):
         worker = join.worker
         self._keep_ahead_of(join.number, now)
         if self._is_over():
-            self.send(worker, Finished(self.number), b"")
+            self.send(worker, RunEnd(self.number), b"")
             return
         if self.members is not None:
             if join.number == self.number and self.members[worker].process == join.process and self.view:
@@ -186,7 +186,7 @@ class RoundsLeader(Leader):
         # A model of another generation belongs to a history that a roll-back has ended.
         holds = join.holds - 1 if join.generation == self.generation else -1
         copies = frozenset(introduction["copies"]) if holds >= 0 else frozenset()
-        self.requests[worker] = Joined(join.process, holds, introduction, copies, rounds if holds >= 0 else [])
+        self.requests[worker] = JoinRequest(join.process, holds, introduction, copies, rounds if holds >= 0 else [])
         self._open_view(now)
 
     def lose(self, worker: int, now: float) -> None:
@@ -244,7 +244,7 @@ class RoundsLeader(Leader):
             "examples": position.examples,
             "clocks": clocks,
         }
-        self.view = (View(self.number, self.generation, version), pack_json(body))
+        self.view = (PeerView(self.number, self.generation, version), pack_json(body))
         self._rounds = []
         for worker in range(self.facts.num_workers):
             self.send(worker, *self.view)
@@ -346,7 +346,7 @@ class RoundsLeader(Leader):
             return
         if self._is_over():
             for worker in range(self.facts.num_workers):
-                self.send(worker, Finished(self.number), b"")
+                self.send(worker, RunEnd(self.number), b"")
             return
         if self._is_wanted:
             self.send(0, WantSnapshot(self.number, self._wish), b"")
@@ -354,7 +354,7 @@ class RoundsLeader(Leader):
             self._is_settled = True
             pending = pack_json({"pending": sorted(self._orders)})
             for worker in range(self.facts.num_workers):
-                self.send(worker, Settled(self.generation, self.training.coordinator.version), pending)
+                self.send(worker, Settlement(self.generation, self.training.coordinator.version), pending)
 
     def keep(self, now: float) -> None:
         """Write the checkpoints and log lines that are due. A checkpoint in between is a snapshot of a coming round."""
@@ -406,7 +406,7 @@ class RoundsLeader(Leader):
         if self.training and self.members is not None:
             self.training.coordinator.alive(worker, self.number, now)
         if self._is_over():
-            return Finished(self.number), b""
+            return RunEnd(self.number), b""
         if self.members is None:
             return (Regroup(self.number), b"") if number < self.number else None
         if self.members[worker].process != self.processes[worker]:
@@ -430,7 +430,7 @@ def _introduction(body: Body) -> dict[str, Any]:
 
 
 def replaced(process: int) -> tuple[Message, bytes]:
-    return Replaced(process), b""
+    return Replacement(process), b""
 
 
 def _reach(introduction: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
     AskStatus,
-    Broken,
     CopyReceipt,
     End,
     EndReply,
+    LinkLoss,
     MalformedMessageError,
     Message,
     PeerBeat,
@@ -132,7 +132,7 @@ class RoundsServer:
             return self._answer(identity, Refusal(0), self.agreement.refusal())
         now = time.monotonic()
         match message:
-            case PeerJoin() | PeerBeat() | RoundReport() | CopyReceipt() | Broken():
+            case PeerJoin() | PeerBeat() | RoundReport() | CopyReceipt() | LinkLoss():
                 self._hear(identity, message, first, last, now)
             case AskStatus():
                 self._answer(identity, StatusReply(), pack_json(self._status(now)))

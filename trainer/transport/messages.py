@@ -274,7 +274,7 @@ class CopyReceipt(NamedTuple):
     outcome: int
 
 
-class Broken(NamedTuple):
+class LinkLoss(NamedTuple):
     """A worker's connection to another worker broke, so that messages of the view may be lost. To server 0."""
 
     worker: int
@@ -288,13 +288,13 @@ class Regroup(NamedTuple):
     number: int
 
 
-class Replaced(NamedTuple):
+class Replacement(NamedTuple):
     """A later process has taken the place of this one, which must end. From server 0."""
 
     process: int
 
 
-class View(NamedTuple):
+class PeerView(NamedTuple):
     """The members of the next rounds, and the model with which they begin. From server 0. Body: members and progress.
 
     Attributes:
@@ -315,7 +315,7 @@ class WriteCopy(NamedTuple):
     version: int
 
 
-class Settled(NamedTuple):
+class Settlement(NamedTuple):
     """Server 0 has the rounds up to a version. Body: the versions of which workers must keep a copy."""
 
     generation: int
@@ -333,13 +333,13 @@ class WantSnapshot(NamedTuple):
     wish: int
 
 
-class Finished(NamedTuple):
+class RunEnd(NamedTuple):
     """The run is over. From server 0."""
 
     number: int
 
 
-class Piece(NamedTuple):
+class GradientPiece(NamedTuple):
     """A worker's gradient in the range of the addressee. Bodies: the worker's report; the elements, float32.
 
     Attributes:
@@ -358,7 +358,7 @@ class RangeSum(NamedTuple):
 
     Attributes:
         version: of the parameters at which the gradients were computed.
-        in_memory: as in Piece.
+        in_memory: as in GradientPiece.
         snapshot: whether the round ends with a snapshot; decided by worker 0.
     """
 
@@ -402,19 +402,19 @@ Message = (
     | PeerBeat
     | RoundReport
     | CopyReceipt
-    | Broken
+    | LinkLoss
     | Regroup
-    | Replaced
-    | View
+    | Replacement
+    | PeerView
     | WriteCopy
-    | Settled
+    | Settlement
     | WantSnapshot
-    | Finished
-    | Piece
+    | RunEnd
+    | GradientPiece
     | RangeSum
     | ModelCopy
 )
-TWO_BODIES = (Push, PeerJoin, RoundReport, Piece, RangeSum, ModelCopy)
+TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy)
 KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _FORMATS = {int: "q", bool: "?"}

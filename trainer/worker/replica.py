@@ -22,16 +22,16 @@ from trainer.coordination.orders import Round, StepMeasurements
 from trainer.coordination.parameter_slice import add_pushed
 from trainer.rules import build_slice, build_weights, worker_rate
 from trainer.transport.messages import (
+    GradientPiece,
     MalformedMessageError,
     Message,
     ModelCopy,
     PeerJoin,
-    Piece,
+    PeerView,
     RangeSum,
     Regroup,
     RoundReport,
-    Settled,
-    View,
+    Settlement,
     WantSnapshot,
     WriteCopy,
     pack_json,
@@ -85,7 +85,7 @@ class Links(Protocol):
 
 
 @dataclass
-class Snapshot:
+class ModelSnapshot:
     """A copy of the model at a version, kept until its checkpoint is complete."""
 
     generation: int
@@ -94,7 +94,7 @@ class Snapshot:
 
 
 @dataclass
-class _Round:
+class _RoundData:
     """The data of the current round that have arrived.
 
     Attributes:
@@ -175,13 +175,13 @@ class Replica:
         self.version = -1
         self.clock = 0
         self.rounds: list[Round] = []  # not settled by server 0; the last one led to ``version``
-        self.snapshots: dict[int, Snapshot] = {}
+        self.snapshots: dict[int, ModelSnapshot] = {}
         self._joined = 0  # the number of the view that it has adopted
         self._view_generation = 0
         self.has_diverged = False
         self._wish = 0  # the last snapshot that server 0 wants
         self._granted = 0  # the last of them that was made
-        self._round = _Round(np.empty(facts.elements, np.float32))
+        self._round = _RoundData(np.empty(facts.elements, np.float32))
         self._early: list[tuple[Message, tuple[Body, ...]]] = []
 
     @property
@@ -202,11 +202,11 @@ class Replica:
         match message:
             case Regroup():
                 self.leave(message.number)
-            case View():
+            case PeerView():
                 self.adopt(message, body)
             case WantSnapshot(number=self.number):
                 self._wish = message.wish
-            case Settled(generation=self.generation):
+            case Settlement(generation=self.generation):
                 self._settle(message.version, unpack_json(body)["pending"])
             case WriteCopy(generation=self.generation):
                 self._write(message.version)
@@ -242,7 +242,7 @@ class Replica:
         """Return the versions of this worker's snapshots, for its join request."""
         return {"copies": [v for v, copy in self.snapshots.items() if copy.generation == self.generation]}
 
-    def adopt(self, view: View, body: Body) -> None:
+    def adopt(self, view: PeerView, body: Body) -> None:
         """Enter a view: with this worker's model, a checkpoint's, or that of another member. Raises DataError.
 
         Whoever does not hold exactly the view's generation and version takes a copy, even if its own version is
@@ -310,7 +310,7 @@ class Replica:
                 self._round.pieces[owner] = (report, part)
                 continue
             in_memory = self.links.shares_memory(owner)
-            piece = Piece(self.number, self.version, self.worker, in_memory)
+            piece = GradientPiece(self.number, self.version, self.worker, in_memory)
             self.links.send(owner, piece, body, b"" if in_memory else _bytes(part))
         self._replay()
         self._add_up()
@@ -319,14 +319,14 @@ class Replica:
         """Handle a message of another worker. Raises MalformedMessageError.
 
         What is of a later view or round is kept until it is due; what is of an earlier one is void."""
-        if not isinstance(message, Piece | RangeSum | ModelCopy):
+        if not isinstance(message, GradientPiece | RangeSum | ModelCopy):
             raise MalformedMessageError(f"{type(message).__name__} from a worker")
         if self._is_early(message):
             self._early.append((message, bodies))
         elif self._is_due(message):
             self._use(message, bodies)
 
-    def _is_early(self, message: Piece | RangeSum | ModelCopy) -> bool:
+    def _is_early(self, message: GradientPiece | RangeSum | ModelCopy) -> bool:
         if message.number != self.number or self._joined < self.number:
             return message.number >= self.number
         if isinstance(message, ModelCopy):
@@ -335,7 +335,7 @@ class Replica:
         is_behind = message.version == self.version and self.phase is Phase.TURN
         return self.phase is Phase.COPYING or is_behind or message.version > self.version
 
-    def _is_due(self, message: Piece | RangeSum | ModelCopy) -> bool:
+    def _is_due(self, message: GradientPiece | RangeSum | ModelCopy) -> bool:
         if message.number != self.number:
             return False
         if isinstance(message, ModelCopy):
@@ -349,7 +349,7 @@ class Replica:
         for message, bodies in early:
             self.handle(message, bodies)
 
-    def _use(self, message: Piece | RangeSum | ModelCopy, bodies: tuple[Body, ...]) -> None:
+    def _use(self, message: GradientPiece | RangeSum | ModelCopy, bodies: tuple[Body, ...]) -> None:
         """Use a message of the current round, or the model of the view. Raises MalformedMessageError."""
         first, second = bodies
         if isinstance(message, ModelCopy):
@@ -359,7 +359,7 @@ class Replica:
             return
         if message.worker >= self.num_workers:
             raise MalformedMessageError(str(message))
-        if isinstance(message, Piece):
+        if isinstance(message, GradientPiece):
             begin, end = self.bounds[self.worker]
             part = None if message.in_memory else _vector(second, end - begin)
             self._round.pieces[message.worker] = (unpack_report(first), part)
@@ -448,7 +448,7 @@ class Replica:
         if snapshot:
             self._granted = self._wish
         if snapshot or (boundary is not None and self.config.run.epoch_checkpoints) or self.phase is Phase.TRAINED:
-            self.snapshots[self.version] = Snapshot(
+            self.snapshots[self.version] = ModelSnapshot(
                 self.generation,
                 self.values.copy(),
                 self.slice.momentum.copy(),
@@ -471,7 +471,7 @@ class Replica:
 
 
 def view_body(details: Mapping[str, Any]) -> bytes:
-    """Return the body of a View.
+    """Return the body of a PeerView.
 
     details: ``members``, ``source`` (a worker, or None for a checkpoint), ``copies`` (the workers that need one),
     ``accepted``, ``examples`` and ``clocks`` at its version."""

@@ -24,14 +24,14 @@ from trainer.leader.background import Background
 from trainer.transport.agreement import Agreement
 from trainer.transport.mesh import Mesh
 from trainer.transport.messages import (
-    Broken,
     CopyReceipt,
-    Finished,
+    LinkLoss,
     MalformedMessageError,
     Message,
     PeerBeat,
     Refusal,
-    Replaced,
+    Replacement,
+    RunEnd,
     num_frames,
     pack,
     unpack,
@@ -196,9 +196,9 @@ class AllReduceClient:
         match message:
             case Refusal():
                 raise self.agreement.refused(body)
-            case Replaced(process=self.process):
+            case Replacement(process=self.process):
                 raise ReplacedError("a later process has this worker's place")
-            case Finished():
+            case RunEnd():
                 self._has_finished = True
             case _:
                 self.replica.obey(message, body)
@@ -226,7 +226,7 @@ class AllReduceClient:
         self._watched_at = now
         self.watch.has_broken()  # raises UsageError for a wrong token
         if self.mesh.has_broken() and self.replica.phase is not Phase.OUTSIDE:
-            offer(self.to_leader, pack(Broken(self.worker, self.process, self.replica.number)), b"")
+            offer(self.to_leader, pack(LinkLoss(self.worker, self.process, self.replica.number)), b"")
 
     def _beat(self, leader: str, secret: Secret) -> None:
         """Send heartbeats from a separate thread, because a step may take longer than the timeout of server 0.
