@@ -28,6 +28,18 @@ def find_matchings(topology: str, num_workers: int, links: Sequence[Link]) -> tu
     return tuple(tuple(sorted(matching)) for matching in found)
 
 
+def are_interchangeable(topology: str, num_workers: int) -> bool:
+    """True if a renumbering of the workers that keeps the graph can turn each matching of a topology into each other.
+
+    lambda_2 is concave, so equal probabilities of such matchings are the best ones: their mean over the renumberings."""
+    if topology == "ring":
+        return num_workers % 2 == 0
+    if topology == "torus":
+        rows, columns = torus_sides(num_workers)
+        return rows == columns and rows % 2 == 0
+    return topology == "complete"
+
+
 def ring_matchings(num_workers: int) -> list[list[Link]]:
     """Return two matchings that alternate along the ring, and a third one for the last link of an odd ring."""
     links = ring(num_workers)

@@ -14,7 +14,9 @@ from pipeline.core.errors import UsageError
 Link = tuple[int, int]
 
 EXPONENTIAL = "exponential"
-RANDOM_PAIR = "random-pair"  # has no fixed graph: every pair of workers can meet
+RANDOM_PAIR = "random-pair"
+ONE_PEER = (EXPONENTIAL, RANDOM_PAIR)  # a worker has at most one neighbour per exchange
+MOST_LINKS = 1_000_000  # of a graph: more would take gigabytes
 # The graph of MATCHA's published code (Wang et al. 2019), divided into its matchings.
 GRAPH0 = (
     ((1, 5), (6, 7), (0, 4), (2, 3)),
@@ -32,7 +34,10 @@ def ring(num_workers: int) -> list[Link]:
 
 
 def complete(num_workers: int) -> list[Link]:
-    """Return a link for every pair of workers."""
+    """Return a link for every pair of workers. Raises UsageError if there are too many."""
+    pairs = num_workers * (num_workers - 1) // 2
+    if pairs > MOST_LINKS:
+        raise UsageError(f"{num_workers:,} workers have {pairs:,} pairs; a graph can have {MOST_LINKS:,} links at most")
     return [(i, j) for i in range(num_workers) for j in range(i + 1, num_workers)]
 
 
@@ -50,7 +55,7 @@ def torus_sides(num_workers: int) -> tuple[int, int]:
     rows = max(side for side in range(1, math.isqrt(num_workers) + 1) if num_workers % side == 0)
     if rows == 1:
         raise UsageError(
-            f"--topology torus needs rows and columns of 2 or more workers, such as 4, 6, 8 or 9 workers, got {num_workers}"
+            f"topology torus needs rows and columns of 2 or more workers, such as 4, 6, 8 or 9 workers, got {num_workers}"
         )
     return rows, num_workers // rows
 
@@ -68,7 +73,7 @@ def bit_pairs(num_workers: int, bit: int) -> list[Link]:
 
 def graph0(num_workers: int) -> list[Link]:
     """Return the links of MATCHA's graph of 8 workers. Raises UsageError for another number of workers."""
-    _check_workers("graph0", GRAPH0_WORKERS, num_workers)
+    _check_size("graph0", GRAPH0_WORKERS, num_workers)
     return _unique(link for matching in GRAPH0 for link in matching)
 
 
@@ -87,13 +92,18 @@ def build_links(topology: str, num_workers: int) -> tuple[Link, ...]:
 
     topology: a name of GRAPHS or the path of a file with the two workers of a link per line. Raises UsageError for an
     unknown name, a number of workers that the topology cannot have, and a broken file or graph."""
-    if num_workers < 1:
-        raise UsageError(f"--workers must be at least 1, got {num_workers}")
+    check_workers(num_workers)
     if topology in GRAPHS:
         return tuple(GRAPHS[topology](num_workers))
     links = read_links(topology)
-    _check_workers(topology, _workers_of(links), num_workers)
+    _check_size(topology, _workers_of(links), num_workers)
     return links
+
+
+def check_workers(num_workers: int) -> None:
+    """Raise UsageError if there is no worker."""
+    if num_workers < 1:
+        raise UsageError(f"--workers must be at least 1, got {num_workers}")
 
 
 def implied_workers(topology: str) -> int | None:
@@ -110,9 +120,9 @@ def read_links(path: str) -> tuple[Link, ...]:
     try:
         text = Path(path).read_text()
     except FileNotFoundError:
-        raise UsageError(f"--topology {path} is none of {', '.join(GRAPHS)}, nor a file of links") from None
+        raise UsageError(f"topology {path} is none of {', '.join(GRAPHS)}, nor a file of links") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"--topology {path} cannot be read: {error}") from None
+        raise UsageError(f"topology {path} cannot be read: {error}") from None
     return parse_links(text, path)
 
 
@@ -125,7 +135,7 @@ def parse_links(text: str, path: str) -> tuple[Link, ...]:
         words = line.partition("#")[0].split()
         if not words:
             continue
-        place = f"--topology {path}: line {number}"
+        place = f"topology {path}: line {number}"
         if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) <= 9 for word in words):
             raise UsageError(f"{place} is not a pair of workers, such as 0 1: {line.strip()[:60]!r}")
         low, high = sorted(map(int, words))
@@ -135,7 +145,7 @@ def parse_links(text: str, path: str) -> tuple[Link, ...]:
             raise UsageError(f"{place} repeats the link {low} {high} of line {lines[low, high]}")
         lines[low, high] = number
     if not lines:
-        raise UsageError(f"--topology {path} has no links")
+        raise UsageError(f"topology {path} has no links")
     links = tuple(sorted(lines))
     check_connected(links, _workers_of(links), path)
     return links
@@ -156,7 +166,7 @@ def check_connected(links: Iterable[Link], num_workers: int, topology: str) -> N
     if len(reached) < num_workers:
         missing = next(worker for worker in range(num_workers) if worker not in reached)
         raise UsageError(
-            f"--topology {topology} does not connect all workers from 0 to {num_workers - 1}:"
+            f"topology {topology} does not connect all workers from 0 to {num_workers - 1}:"
             f" no path leads from 0 to {missing}"
         )
 
@@ -165,9 +175,9 @@ def _workers_of(links: Iterable[Link]) -> int:
     return 1 + max(high for _, high in links)
 
 
-def _check_workers(topology: str, own: int, num_workers: int) -> None:
+def _check_size(topology: str, own: int, num_workers: int) -> None:
     if num_workers != own:
-        raise UsageError(f"--topology {topology} has {own} workers, not {num_workers}")
+        raise UsageError(f"topology {topology} has {own} workers, not {num_workers}")
 
 
 def _unique(pairs: Iterable[tuple[int, int]]) -> list[Link]:
