@@ -19,12 +19,14 @@ COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
     "train": "train a model on a committed shard set",
     "simulate": "train in virtual time in a single process",
+    "topology": "show the matchings, weights and traffic of a topology of workers",
     "embed": "compute vectors of images, for --embedding of the sharding jobs",
     "study": "train several configurations with many seeds, and compare them",
 }
 PROGRAMS = {
     "train": "trainer.__main__",
     "simulate": "trainer.simulate",
+    "topology": "trainer.topology.__main__",
     "embed": "trainer.embed.__main__",
     "study": "trainer.study.__main__",
 }

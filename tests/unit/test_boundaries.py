@@ -26,7 +26,7 @@ TRAINER = (
     "run_files", "protocols", "exchange", "coordination", "models", "config", "plan", "watchdog", "data", "transport",
     "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker", "evaluation", "options",
     "launch",
-    "cluster", "simulation", "flags", "embed", "api", "simulate", "spark_job", "benchmark", "study",
+    "cluster", "simulation", "flags", "topology", "embed", "api", "simulate", "spark_job", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")
 # Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.
