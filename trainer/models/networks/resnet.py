@@ -23,7 +23,8 @@ def _normalised(channels: int, norm: Norm) -> nn.Module:
     return normalisation(norm, channels, momentum=0.003)
 
 
-def _conv(before: int, channels: int, size: int, stride: int) -> nn.Conv2d:
+def convolution(before: int, channels: int, size: int, stride: int) -> nn.Conv2d:
+    """Return a convolution without bias, whose padding keeps height and width for stride 1."""
     return nn.Conv2d(before, channels, size, stride, padding=size // 2, bias=False)
 
 
@@ -44,7 +45,7 @@ class _Pad(nn.Module):
 def _shortcut(kind: Shortcut, before: int, channels: int, stride: int, norm: Norm) -> nn.Module:
     """Return the shortcut of a first block; with "pad" the identity if neither channels nor size change."""
     if kind == "conv":
-        return nn.Sequential(_conv(before, channels, 1, stride), _normalised(channels, norm))
+        return nn.Sequential(convolution(before, channels, 1, stride), _normalised(channels, norm))
     return nn.Identity() if (before, stride) == (channels, 1) else _Pad(before, channels, stride)
 
 
@@ -61,9 +62,9 @@ class _Block(nn.Module):
 
     def __init__(self, before: int, channels: int, stride: int, norm: Norm, shortcut: nn.Module) -> None:
         super().__init__()
-        self.conv1 = _conv(before, channels, 3, stride)
+        self.conv1 = convolution(before, channels, 3, stride)
         self.norm1 = _normalised(channels, norm)
-        self.conv2 = _conv(channels, channels, 3, 1)
+        self.conv2 = convolution(channels, channels, 3, 1)
         self.norm2 = _normalised(channels, norm)
         self.shortcut = shortcut
 
@@ -96,14 +97,14 @@ class ResNet(nn.Module):
         shortcut: Shortcut = "pad",
     ) -> None:
         super().__init__()
-        self.conv = _conv(image_shape[0], WIDTHS[0], 3, 1)
+        self.conv = convolution(image_shape[0], WIDTHS[0], 3, 1)
         self.norm = _normalised(WIDTHS[0], norm)
         before_and_stride = zip((WIDTHS[0], *WIDTHS), WIDTHS, (1, 2, 2), strict=False)
         self.stages = nn.Sequential(
             *(_stage(b, w, stride, blocks, norm, shortcut) for b, w, stride in before_and_stride)
         )
         self.fc = nn.Linear(WIDTHS[-1], num_classes)
-        self.apply(_initialise)
+        self.apply(initialise)
 
     def forward(self, images_NCHW: Tensor) -> Tensor:
         # channels_last takes a quarter less time on a CPU. torch converts the weights at next to no cost.
@@ -113,7 +114,8 @@ class ResNet(nn.Module):
         return logits
 
 
-def _initialise(module: nn.Module) -> None:
+def initialise(module: nn.Module) -> None:
+    """Initialise one layer: He-normal for convolutions, N(0, 0.01) with zero bias for a fully connected layer."""
     if isinstance(module, nn.Conv2d):
         nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
     elif isinstance(module, nn.Linear):
