@@ -15,7 +15,7 @@ from pipeline.core.json_values import build
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
-from trainer.coordination.schedules import RECIPES
+from trainer.coordination.schedules import AUTO, RECIPES, are_drops, parse_drops
 from trainer.exchange import EXCHANGES, Exchange
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.parameter_server import ParameterServer
@@ -112,6 +112,16 @@ class Optimiser(Spec):
         " inverse-sqrt divides it by the square root of the number of mini-batches",
         advanced=True,
     )
+    drops: tuple[float, ...] = option(
+        (),
+        "epochs at which the learning rate is divided by ten, such as 100,150, instead of --recipe",
+        metavar="LIST",
+        parse=parse_drops,
+        check=are_drops,
+        expected="positive epochs in increasing order, such as 100,150",
+        shown="those of --recipe",
+        advanced=True,
+    )
     tolerance: float = option(
         0.0,
         "end the run early when a mini-batch changes the parameters by less than this fraction of their norm (or of 1, if"
@@ -125,6 +135,14 @@ class Optimiser(Spec):
         " update, recalibrate computes them from training rows before each evaluation",
         advanced=True,
     )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drops", tuple(self.drops))  # JSON has lists
+        super().__post_init__()
+        if self.drops and self.recipe != AUTO:
+            raise UsageError(
+                f"--drops and --recipe {self.recipe} both set the schedule of the learning rate: leave out one of them"
+            )
 
 
 @dataclass(frozen=True)

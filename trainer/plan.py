@@ -34,8 +34,8 @@ class RunPlan:
         momentum: its coefficient.
         looks_ahead: whether momentum decays per round of workers instead of per update, and workers compute at the
             point to which it will move the parameters.
-        recipe: the schedule of the rate.
-        drops: epochs of this run at which the recipe divides the rate by ten.
+        recipe: the schedule of the rate, apart from the epochs of --drops.
+        drops: epochs of this run at which the rate is divided by ten.
         epochs: length of the run.
         steps_per_epoch, steps_per_worker: mini-batches per worker in an epoch, and in the run.
         update_size: gradients per update.
@@ -114,7 +114,7 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
         momentum=config.coefficient,
         looks_ahead=config.momentum_of(workers).at_once > 0,
         recipe=config.optimiser.recipe,
-        drops=drops(config.optimiser.recipe, epochs),
+        drops=drops(config.optimiser.recipe, epochs, config.optimiser.drops),
         epochs=epochs,
         steps_per_epoch=steps_per_epoch,
         steps_per_worker=steps,

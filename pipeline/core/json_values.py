@@ -53,6 +53,9 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, dict) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in value.items())
     if origin is list:
         return isinstance(value, list) and all(fits(item, args[0]) for item in value)
+    if origin is tuple and args[-1] is Ellipsis:
+        # JSON has no tuples; a configuration that has not been written yet still has them.
+        return isinstance(value, list | tuple) and all(fits(item, args[0]) for item in value)
     return isinstance(value, origin or hint)
 
 

@@ -498,6 +498,7 @@ def test_values_of_json_are_held_against_their_types() -> None:
     assert fits(3, float)
     assert fits(None, int | None)
     assert fits({"a": [1, 2]}, dict[str, list[int]])
+    assert fits([1, 2.5], tuple[float, ...])
     for value, hint in (
         (True, int),
         (1.0, int),
@@ -505,6 +506,8 @@ def test_values_of_json_are_held_against_their_types() -> None:
         (float("nan"), float),
         ("1", int),
         ([1, "2"], list[int]),
+        ([1, "2"], tuple[float, ...]),
+        (1, tuple[float, ...]),
     ):
         assert not fits(value, hint)
     with pytest.raises(ValueError, match="nested too deeply"):

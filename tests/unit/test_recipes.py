@@ -1,10 +1,20 @@
-"""Learning rates against the table that the recipes print."""
+"""Learning rates against the table that the recipes print, and lists of drops of one's own."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from trainer.coordination.schedules import AUTO, INVERSE_SQRT, drops, learning_rate
+from pipeline.core import command_line
+from pipeline.core.errors import UsageError
+from tests.support.configs import make_config
+from trainer.config import Config, RunFacts
+from trainer.coordination.schedules import AUTO, INVERSE_SQRT, are_drops, drops, learning_rate, parse_drops
+from trainer.flags import config_of, flags
+from trainer.plan import describe, plan
+from trainer.rules import worker_rate
 
 RATES = [  # epoch, ch6, ch4: base 0.1
     (0, 0.1, 0.1),
@@ -42,3 +52,109 @@ def test_inverse_sqrt_divides_by_the_root_of_the_number_of_the_mini_batch(before
 def test_a_recipe_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(KeyError, match="ch5"):
         learning_rate("ch5", 0.1, 0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "rate"), [(0, 0.1), (99.99, 0.1), (100, 0.01), (149.9, 0.01), (150, 0.001), (199, 0.001)]
+)
+def test_the_rate_drops_at_the_listed_epochs(epoch: float, rate: float) -> None:
+    """RC's 100 and 150, with a third drop after the end of the run."""
+    assert drops(AUTO, 200, (100, 150, 200)) == (100, 150)
+    assert learning_rate(AUTO, 0.1, epoch, 0, 200, (100, 150, 200)) == rate
+
+
+def test_listed_drops_before_the_end_replace_those_of_the_recipe() -> None:
+    """A list without an effect in this run still replaces them: its epochs do not move with the length of the run."""
+    assert drops(AUTO, 10, (100, 150)) == ()
+    assert learning_rate(AUTO, 0.1, 9.99, 0, 10, (100, 150)) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("epochs", "valid"),
+    [
+        ((), True),
+        ((0.5, 1, 2.25), True),
+        ((0, 1), False),
+        ((-1,), False),
+        ((2, 2), False),
+        ((150, 100), False),
+        ((float("nan"),), False),
+        ((float("inf"),), False),
+    ],
+)
+def test_drops_are_positive_and_in_increasing_order(epochs: tuple[float, ...], valid: bool) -> None:
+    assert are_drops(epochs) == valid
+
+
+def test_a_list_of_drops_is_parsed() -> None:
+    assert parse_drops("90, 135.5") == (90, 135.5)
+    for text in ("", "90;135", "90,", "ch6"):
+        with pytest.raises(UsageError, match="is not a list of epochs, such as 100,150"):
+            parse_drops(text)
+
+
+def config_from(*words: str) -> Config:
+    common = ["--shards", "s", "--output", "o", "--epochs", "200"]
+    return config_of(command_line.parse(flags(), [*common, *words]))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["--drops", "150,100"],
+            "--drops must be positive epochs in increasing order, such as 100,150, got (150.0, 100.0)",
+        ),
+        (
+            ["--drops", "0,100"],
+            "--drops must be positive epochs in increasing order, such as 100,150, got (0.0, 100.0)",
+        ),
+        (["--drops", "early"], "--drops 'early' is not a list of epochs, such as 100,150"),
+        *(
+            (
+                ["--recipe", recipe, "--drops", "100"],
+                f"--drops and --recipe {recipe} both set the schedule of the learning rate: leave out one of them",
+            )
+            for recipe in ("ch6", "constant", "inverse-sqrt")
+        ),
+    ],
+)
+def test_wrong_drops_are_refused_in_one_line(words: list[str], line: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        config_from(*words)
+    assert str(refused.value) == line
+
+
+def test_drops_come_from_flags_files_and_saved_configurations(tmp_path: Path) -> None:
+    """A whole number in a file is a list of one."""
+    config = config_from("--drops", "100,150")
+    assert config.optimiser.drops == (100, 150)
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config == Config.from_json(config.to_json())
+    assert config.identity() != config_from().identity()
+    for value, found in (('"100,150"', (100, 150)), ("7", (7,))):
+        (tmp_path / "c.toml").write_text(f"drops = {value}\n")
+        assert config_from("--config", str(tmp_path / "c.toml")).optimiser.drops == found
+    assert config_from("--config", str(tmp_path / "c.toml"), "--drops", "9").optimiser.drops == (9,)
+
+
+def test_a_configuration_saved_before_there_were_drops_is_read() -> None:
+    values = json.loads(json.dumps(make_config(steps=3).to_json()))
+    assert values["optimiser"].pop("drops") == []
+    assert Config.from_json(values) == make_config(steps=3)
+
+
+@pytest.mark.parametrize("drops", [3, "100,150", [150, 100], ["100"], [None], [True]])
+def test_a_saved_configuration_with_damaged_drops_is_an_error(drops: object) -> None:
+    values = make_config(steps=3).to_json()
+    values["optimiser"]["drops"] = drops
+    with pytest.raises((ValueError, UsageError), match="drops"):
+        Config.from_json(values)
+
+
+def test_a_run_and_its_plan_follow_the_listed_drops() -> None:
+    config = make_config(epochs=200, batch_size=10, learning_rate=0.1, protocol="bsp", drops=(100.0, 150.5))
+    facts = RunFacts(2, 100, 10, 0)
+    found = [worker_rate(config, facts, epoch) for epoch in (99.9, 100, 150.4, 150.5)]
+    assert found == pytest.approx([0.05, 0.005, 0.005, 0.0005])
+    assert plan(config, facts).drops == (100, 150.5)
+    assert "falls to a tenth at epoch 100 and 150.5\n" in describe(plan(config, facts))

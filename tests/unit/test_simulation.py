@@ -94,6 +94,18 @@ def test_one_worker_is_a_loop_of_plain_gradient_descent(tmp_path: Path) -> None:
     np.testing.assert_allclose(final(done)[:64], values, rtol=1e-4, atol=1e-5)
 
 
+def test_listed_drops_take_effect_at_their_epochs(tmp_path: Path) -> None:
+    """Three epochs of ten steps: a list of auto's epochs gives the bits of auto, one after the end those of constant."""
+    listed = {"auto": (2.25, 2.7), "constant": (3.0,)}
+    for recipe, drops in listed.items():
+        theirs = virtual(tmp_path / recipe, recipe=recipe)
+        mine = virtual(tmp_path / f"like-{recipe}", drops=drops)
+        assert bits_of(mine) == bits_of(theirs)
+    assert bits_of(virtual(tmp_path / "earlier", drops=(0.5,))) != bits_of(theirs)
+    saved = json.loads((tmp_path / "earlier" / "config.json").read_text())
+    assert saved["config"]["optimiser"]["drops"] == [0.5]
+
+
 @pytest.mark.parametrize(
     ("protocol", "rate", "own"),
     [

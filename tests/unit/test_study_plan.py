@@ -94,6 +94,15 @@ def test_a_cell_is_trained_as_its_tables_say() -> None:
     assert case.config.processes.threads == 1
 
 
+def test_a_plan_may_list_drops_of_the_rate() -> None:
+    plan = make_plan(training={"epochs": 200, "drops": "100,150"})
+    cell = plan.cells()[0]
+    assert case_of(plan, Run(cell, 1), "s", Path("o")).config.optimiser.drops == (100, 150)
+    assert essentials(plan, cell)["--drops"] == (100, 150)
+    with pytest.raises(UsageError, match="--drops and --recipe ch6 both set the schedule"):
+        case_of(make_plan(training={"epochs": 200, "drops": 90, "recipe": "ch6"}), Run(cell, 1), "s", Path("o"))
+
+
 def test_on_real_processes_a_case_is_a_configuration_alone() -> None:
     plan = make_plan(backend="processes", training={"epochs": 2, "servers": 2})
     case = case_of(plan, Run(plan.cells()[0], 1), "s", Path("o"))

@@ -1,8 +1,12 @@
-"""Learning-rate recipes: drops to a tenth at given epochs, or the decay of MLlib's gradient descent."""
+"""Learning-rate schedules: drops to a tenth at the epochs of a recipe or of --drops, or the decay of MLlib."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pipeline.core.errors import UsageError
 
 AUTO = "auto"
 INVERSE_SQRT = "inverse-sqrt"
@@ -12,13 +16,30 @@ SHARES = (0.75, 0.9)  # of a run, after which "auto" drops the rate; earlier dro
 RECIPES: dict[str, tuple[float, ...]] = {AUTO: (), "ch6": (91, 136), "ch4": (82, 133), "constant": (), INVERSE_SQRT: ()}
 
 
-def drops(recipe: str, epochs: float) -> tuple[float, ...]:
-    """Return the epochs at which the rate drops in a run of ``epochs`` epochs. Raises KeyError for an unknown recipe."""
+def parse_drops(text: str) -> tuple[float, ...]:
+    """Parse a list of epochs such as 100,150. Raises UsageError for other text; ``are_drops`` checks the numbers."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"--drops {text!r} is not a list of epochs, such as 100,150") from None
+
+
+def are_drops(epochs: Sequence[float]) -> bool:
+    """True for finite, positive epochs, each later than the one before. Fractions of an epoch are valid."""
+    return all(before < epoch < math.inf for before, epoch in pairwise((0.0, *epochs)))
+
+
+def drops(recipe: str, epochs: float, listed: Sequence[float] = ()) -> tuple[float, ...]:
+    """Return the epochs at which the rate drops in a run of ``epochs`` epochs. Raises KeyError for an unknown recipe.
+
+    listed: the epochs of --drops, which replace those of the recipe; empty if it was not given."""
     at = tuple(share * epochs for share in SHARES) if recipe == AUTO else RECIPES[recipe]
-    return tuple(epoch for epoch in at if epoch < epochs)
+    return tuple(epoch for epoch in listed or at if epoch < epochs)
 
 
-def learning_rate(recipe: str, base: float, epoch: float, mini_batches: float, epochs: float) -> float:
+def learning_rate(
+    recipe: str, base: float, epoch: float, mini_batches: float, epochs: float, listed: Sequence[float] = ()
+) -> float:
     """Return the learning rate at a point of a run. Raises KeyError for an unknown recipe.
 
     Args:
@@ -28,8 +49,9 @@ def learning_rate(recipe: str, base: float, epoch: float, mini_batches: float, e
         epoch: global epoch (accepted gradients / gradients per epoch), a fraction, counted from 0.
         mini_batches: global mini-batches so far.
         epochs: length of the run.
+        listed: see ``drops``.
     """
     if recipe == INVERSE_SQRT:
         return base / math.sqrt(1 + mini_batches)
-    fallen = sum(epoch >= drop for drop in drops(recipe, epochs))
+    fallen = sum(epoch >= drop for drop in drops(recipe, epochs, listed))
     return base / 10.0**fallen  # dividing gives the 0.01 and 0.001 that a reader types; multiplying by 0.1 does not
