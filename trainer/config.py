@@ -163,6 +163,13 @@ class Processes(Spec):
     same_host: Literal["memory", "socket"] = option(
         "memory", "transport between a worker and a server on the same host", may_change=True, advanced=True
     )
+    encryption: Literal["on", "off"] = option(
+        "on",
+        "encryption of messages between hosts. With off they travel in clear text, and a process proves that it has the"
+        " token by a password, which whoever can read the traffic can use too: only for networks that you trust",
+        may_change=True,
+        advanced=True,
+    )
     start_wait_s: float = option(
         60.0,
         "seconds to wait at the start for missing workers before the others begin; bsp needs all workers",

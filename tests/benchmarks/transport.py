@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from tests.benchmarks.peers import RATE, Counts, made_up_slice
-from tests.benchmarks.ways import FLOOR_OF, IPC, LOCKED, MEMORY, RAW, TCP, WAYS, Case, Start
+from tests.benchmarks.ways import CLEAR, FLOOR_OF, IPC, LOCKED, MEMORY, RAW, TCP, WAYS, Case, Start
 from trainer.launch.processes import Child, context
 
 WARM_UP = 3  # round trips of every worker before the first moment
@@ -123,7 +123,10 @@ def run(cases: Sequence[Case], repeat: int, seconds: float) -> None:
         for way in worst:
             worst[way] = max(worst[way], statistics.median(ratios(results, way, FLOOR_OF[way])))
         _print_limit(case, least)
-    print(f"  worst of {IPC} over {RAW}: {worst[IPC]:.2f} (goal <= {SOCKET_GOAL:g}); {TCP} is encrypted")
+    print(
+        f"  worst of {IPC} over {RAW}: {worst[IPC]:.2f} (goal <= {SOCKET_GOAL:g}); {TCP} is encrypted,"
+        f" {CLEAR} goes the same way with --encryption off"
+    )
     print(f"  worst of {MEMORY} over {LOCKED}: {worst[MEMORY]:.2f} (goal <= {MEMORY_GOAL:g})")
 
 

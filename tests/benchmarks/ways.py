@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,9 @@ def _child(folder: Path, name: str, role: str, *arguments: object) -> Child:
     return Child(name, folder / f"{name}.log", "tests.benchmarks.peers", role, *arguments)
 
 
-def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use_memory: bool) -> list[Child]:
+def _trainer(
+    case: Case, folder: Path, counts: Counts, addresses: list[str], use_memory: bool, secret: Secret = SECRET
+) -> list[Child]:
     """The trainer's servers from a first checkpoint of zeros, with a run so long that no other is ever due."""
     config = make_config(
         "",
@@ -62,14 +64,14 @@ def _trainer(case: Case, folder: Path, counts: Counts, addresses: list[str], use
             facts,
             index,
             addresses,
-            SECRET,
+            secret,
             None,
             Folders.from_home(folder),
         )
         for index in range(case.servers)
     ]
     return servers + [
-        _child(folder, f"worker-{index}", "trainer_worker", config, facts, index, addresses, SECRET, use_memory, counts)
+        _child(folder, f"worker-{index}", "trainer_worker", config, facts, index, addresses, secret, use_memory, counts)
         for index in range(case.workers)
     ]
 
@@ -82,12 +84,17 @@ def _first_checkpoint(config: Config, facts: RunFacts) -> None:
     write_state(folder, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, facts.elements, 0, config.identity()))
 
 
-def start_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
+def start_tcp(case: Case, folder: Path, counts: Counts, secret: Secret = SECRET) -> list[Child]:
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(case.servers)]
     addresses = [f"tcp://127.0.0.1:{listener.getsockname()[1]}" for listener in held]
     for listener in held:
         listener.close()
-    return _trainer(case, folder, counts, addresses, use_memory=False)
+    return _trainer(case, folder, counts, addresses, use_memory=False, secret=secret)
+
+
+def start_clear_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
+    """With --encryption off."""
+    return start_tcp(case, folder, counts, replace(SECRET, encryption="off"))
 
 
 def start_ipc(case: Case, folder: Path, counts: Counts) -> list[Child]:
@@ -131,14 +138,15 @@ def start_memory_floor(case: Case, folder: Path, counts: Counts) -> list[Child]:
     ]
 
 
-TCP, IPC, RAW, RPC = "ours, tcp", "ours, ipc", "raw TCP", "torch RPC"
+TCP, CLEAR, IPC, RAW, RPC = "ours, tcp", "ours, clear", "ours, ipc", "raw TCP", "torch RPC"
 MEMORY, LOCKED = "ours, memory", "memory + lock"
 WAYS: dict[str, Start] = {
     TCP: start_tcp,
+    CLEAR: start_clear_tcp,
     IPC: start_ipc,
     RAW: start_raw_tcp,
     RPC: start_rpc,
     MEMORY: start_memory,
     LOCKED: start_memory_floor,
 }
-FLOOR_OF = {TCP: RAW, IPC: RAW, RPC: RAW, MEMORY: LOCKED}
+FLOOR_OF = {TCP: RAW, CLEAR: RAW, IPC: RAW, RPC: RAW, MEMORY: LOCKED}

@@ -37,8 +37,12 @@ class Cable:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 time.sleep(max(0.0, self._blocked_until - time.monotonic()))
+                self._carry(source, data)
                 target.sendall(data)
         self._close(source, target)
+
+    def _carry(self, source: socket.socket, data: bytes) -> None:
+        """Look at what is on its way from one of the ends."""
 
     def _close(self, *ends: socket.socket) -> None:
         for end in ends:
@@ -58,3 +62,18 @@ class Cable:
     def close(self) -> None:
         self.listener.close()
         self.cut()
+
+
+class Tap(Cable):
+    """A cable that keeps a copy of all that it carries."""
+
+    def __init__(self, to: int) -> None:
+        self._carried: dict[socket.socket, bytearray] = {}  # by the end that sent it
+        super().__init__(to)
+
+    def _carry(self, source: socket.socket, data: bytes) -> None:
+        self._carried.setdefault(source, bytearray()).extend(data)
+
+    def carried(self, data: bytes) -> bool:
+        """Whether some end has sent these bytes, in the clear and in one piece."""
+        return any(data in sent for sent in list(self._carried.values()))

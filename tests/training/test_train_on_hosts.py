@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -96,6 +97,31 @@ def test_three_hosts_end_with_the_bits_of_one_and_the_token_is_nowhere_to_be_rea
         assert line in said
     assert run.result()["cause"] == "finished"
     until(lambda: not run.family(), "all processes end")
+
+
+def mechanisms(pid: int) -> list[bytes]:
+    """How a process's ZeroMQ servers want peers to prove themselves, as their greetings say."""
+    named = []
+    for found in psutil.Process(pid).net_connections("tcp"):
+        if found.status == psutil.CONN_LISTEN:
+            with socket.create_connection(found.laddr, timeout=30.0) as peer:
+                # No more of a greeting than its version: who names another mechanism is hung up on.
+                peer.sendall(b"\xff" + bytes(8) + b"\x7f\3")
+                named.append(peer.makefile("rb").read(64)[12:32].rstrip(b"\0"))
+    return named
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("encryption", ["on", "off"])
+def test_a_launcher_passes_encryption_on_to_all_hosts(start: Start, encryption: str) -> None:
+    """The line to the starting process is always encrypted."""
+    run = start("--protocol", "asp", "--servers", 2, "--steps", 100_000, "--encryption", encryption)
+    run.wait_for_updates(10)
+    servers = [run.send(role, 0) for role in ("server-0", "server-1")]
+    assert [mechanisms(pid) for pid in servers] == [[b"PLAIN" if encryption == "off" else b"CURVE"]] * 2
+    assert mechanisms(run.process.pid) == [b"CURVE"]
+    assert run.said().count("warning: --encryption off") == (encryption == "off")
+    assert run.process.poll() is None, run.said()
 
 
 LOSSES = [("server-0", True), ("server-1", True), ("worker-2", False)]

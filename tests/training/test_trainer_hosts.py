@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import UsageError
-from tests.campaigns.cable import LOOPBACK, Cable
+from tests.campaigns.cable import LOOPBACK, Cable, Tap
 from tests.clusters import free_ports
 from tests.support.configs import make_config
 from tests.support.trainer_runs import Training, train_here, until
@@ -29,6 +29,7 @@ from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, parse_roles
 from trainer.plan import plan
 from trainer.transport import sockets as transport
+from trainer.transport.messages import Push, pack
 from trainer.transport.sockets import Secret
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
@@ -137,6 +138,24 @@ def test_hosts_on_two_networks_end_with_the_bits_of_one_over_encrypted_sockets(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("encryption", ["on", "off"])
+def test_encryption_changes_what_is_read_and_no_bit(host: Host, undisturbed: np.ndarray, encryption: str) -> None:
+    """The workers' host reaches server 0 through a cable on which every byte is read."""
+    where = addresses(2)
+    tap = Tap(int(where[0].rsplit(":", 1)[1]))
+    flags = (*BSP, "--same-host", "socket", "--encryption", encryption)
+    head = host("server:0-1,evaluator", where, *flags)
+    workers = host("worker:0-2", [f"tcp://{LOOPBACK}:{tap.port}", where[1]], *flags)
+    for part in (head, workers):
+        assert part.wait() == 0, part.said()
+        assert part.said().count("warning: --encryption off") == (encryption == "off")
+    tap.close()
+    np.testing.assert_array_equal(head.vector(), undisturbed)
+    push = pack(Push(0, 0, 0, 0, in_memory=False))[:12]  # kind and number of the worker
+    assert tap.carried(push) == (encryption == "off")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("protocol", ["asp", "ssp"])
 def test_a_host_may_join_a_run_that_has_begun(host: Host, protocol: str) -> None:
     flags = ("--protocol", protocol, "--steps", 2000, "--start-wait-s", 1, "--heartbeat-timeout-s", 1000)
@@ -158,12 +177,13 @@ def test_a_host_may_join_a_run_that_has_begun(host: Host, protocol: str) -> None
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("encryption", ["on", "off"])
 def test_a_host_with_another_token_is_told_so_in_one_line(
-    host: Host, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: Host, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encryption: str
 ) -> None:
     monkeypatch.setattr(transport, "REFUSED_AFTER_S", 1.0)  # of this process, which is the other host's supervisor
     where = addresses(1)
-    flags = ("--protocol", "asp", "--steps", 100_000, "--start-wait-s", 1)
+    flags = ("--protocol", "asp", "--steps", 100_000, "--start-wait-s", 1, "--encryption", encryption)
     head = host("server:0,worker:0,evaluator", where, *flags)
     head.wait_for_updates(10)
     (tmp_path / "other").write_text("fedcba9876543210\n")

@@ -25,6 +25,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from pipeline.core.errors import UsageError
 from pipeline.spark.session import PACKAGE
+from tests.campaigns.cable import LOOPBACK, Tap
 from tests.clusters import free_ports
 from tests.support.configs import change, make_config
 from tests.support.trainer_runs import until
@@ -142,7 +143,8 @@ from trainer.server.process import main
 from trainer.transport.sockets import Secret
 config, facts, index, addresses, token = json.loads(sys.argv[1])
 folders = Folders.from_home(Path(config["run"]["output"]))
-main(Config.from_json(config), RunFacts(**facts), index, addresses, Secret(token), None, folders)
+secret = Secret(token, config["processes"]["encryption"])
+main(Config.from_json(config), RunFacts(**facts), index, addresses, secret, None, folders)
 """
 
 
@@ -163,10 +165,11 @@ class Served:
         waits = {"start_wait_s": 0.1, "checkpoint_every_s": 1e6}
         self.config = make_config("", folder, servers=servers, **RUN | waits | values)
         self.agreement = agreement(servers, **values)
+        self.secret = Secret(SECRET.token, self.config.processes.encryption)
         self._first_checkpoint()
         self.processes = [self._start(index) for index in range(servers)]
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.asker = connect(self.context, addresses[0], SECRET)
+        self.asker = connect(self.context, addresses[0], self.secret)
         until(lambda: self.status()["ready"], "the servers are ready")
 
     def _first_checkpoint(self) -> None:
@@ -193,16 +196,23 @@ class Served:
 
     def peer(self, server: int = 0) -> zmq.Socket[bytes]:
         """A connection that the token admits."""
-        return connect(self.context, self.addresses[server], SECRET)
+        return connect(self.context, self.addresses[server], self.secret)
 
     def worker(self, index: int = 0, *, use_memory: bool = True) -> Worker:
         return Worker(self, self.client(index, use_memory=use_memory))
 
     def client(
-        self, index: int = 0, secret: Secret = SECRET, of: Agreement | None = None, *, use_memory: bool = True
+        self,
+        index: int = 0,
+        secret: Secret | None = None,
+        of: Agreement | None = None,
+        *,
+        use_memory: bool = True,
+        addresses: list[str] | None = None,
     ) -> ServerClient:
-        """A worker's end, perhaps of a host that has another token or another configuration."""
-        return ServerClient(of or self.agreement, FACTS, index, self.addresses, secret, use_memory=use_memory)
+        """A worker's end, perhaps of a host that has another token, another configuration or another way there."""
+        where = addresses or self.addresses
+        return ServerClient(of or self.agreement, FACTS, index, where, secret or self.secret, use_memory=use_memory)
 
     def wait_for_malformed(self, count: int) -> None:
         until(lambda: self._all_alive() and self.status()["malformed"] >= count, f"{count} malformed messages")
@@ -261,10 +271,10 @@ def pair(tmp_path: Path) -> Iterator[Served]:
     served.end()
 
 
-@pytest.fixture
-def networked(tmp_path: Path) -> Iterator[Served]:
-    """One server that is reached through TCP, as by other hosts."""
-    served = Served(tmp_path, 1, [f"tcp://127.0.0.1:{free_ports(1)[0]}"])
+@pytest.fixture(params=["on", "off"])
+def networked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
+    """One server that is reached through TCP, as by other hosts, with --encryption on or off."""
+    served = Served(tmp_path, 1, [f"tcp://127.0.0.1:{free_ports(1)[0]}"], encryption=request.param)
     yield served
     served.end()
 
@@ -600,6 +610,46 @@ def test_over_a_network_nobody_without_the_token_is_heard(networked: Served) -> 
     worker.client.close()
 
 
+def test_gradients_are_read_on_the_way_only_with_encryption_off(networked: Served) -> None:
+    """A peer between worker and server reads gradients, parameters and a password, and never the token."""
+    tap = Tap(int(networked.addresses[0].rpartition(":")[2]))
+    client = networked.client(use_memory=False, addresses=[f"tcp://{LOOPBACK}:{tap.port}"])
+    turn = client.join()
+    assert turn
+    client.pushed[:] = np.random.default_rng(0).normal(size=NUMBERS)
+    assert client.exchange(turn, StepMeasurements(1, 0.5, 1, 0.01))
+    clear = networked.secret.encryption == "off"
+    for vector in (client.pushed, client.pulled):
+        assert vector.any()
+        assert tap.carried(vector.tobytes()) == clear
+    assert tap.carried(networked.secret.password(networked.addresses[0]).encode()) == clear
+    assert not tap.carried(SECRET.token.encode())
+    client.close()
+    tap.close()
+
+
+def test_what_is_read_with_encryption_off_admits_to_no_other_address(networked: Served) -> None:
+    """The password of TCP addresses opens neither the private ones nor servers whose encryption is on."""
+    read = networked.secret.password(networked.addresses[0])
+    assert read != networked.secret.password("ipc://@trainer-run-0")
+    assert read == networked.secret.password("tcp://another-name:7000")
+    peer = networked.context.socket(zmq.DEALER)
+    peer.plain_username, peer.plain_password = b"run", read.encode()
+    if networked.secret.encryption == "on":
+        refused(peer, networked.addresses[0])
+    else:
+        peer.close()
+
+
+def test_a_host_with_another_encryption_is_told_so(networked: Served) -> None:
+    other = Secret(SECRET.token, "off" if networked.secret.encryption == "on" else "on")
+    client = networked.client(1, other)
+    with pytest.raises(UsageError) as refused:
+        client.join()
+    assert str(refused.value) == "the servers have another --encryption than this host: give every host the same"
+    client.close()
+
+
 def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> None:
     client = alone.client(1, Secret("another token, of another run"))
     time.sleep(0.5)  # the answer may be there before it has asked: then no message will ever leave it
@@ -613,7 +663,7 @@ def test_a_worker_with_another_token_is_told_so_over_a_network(
     networked: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "REFUSED_AFTER_S", 1.0)
-    client = networked.client(1, Secret("another token, of another run"))
+    client = networked.client(1, Secret("another token, of another run", networked.secret.encryption))
     with pytest.raises(UsageError, match="token"):
         client.join()
     client.close()

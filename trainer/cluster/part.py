@@ -11,7 +11,7 @@ import socket as sockets
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class _Host:
     Attributes:
         part: the roles of this host.
         slot: the number of the attempt, and its resources.
-        secret: the run's token.
+        secret: the run's token, for the connections to servers.
         held: the listening sockets of this host's servers, by server index.
         line: the connection to the rendezvous.
         config, options: the run, from the invitation.
@@ -113,10 +113,11 @@ class _Host:
     ) -> None:
         self.part = part
         self.slot = slot
-        self.secret = secret
         self.held = held
         self.line = line
         self.config = Config.from_json(invitation["config"])
+        # The line to the rendezvous stays encrypted: its messages are small.
+        self.secret = replace(secret, encryption=self.config.processes.encryption)
         self.options = Options(silent=True, **invitation["options"])
         self.edition = 0
 

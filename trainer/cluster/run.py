@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import secrets
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from trainer.plan import describe, plan
 from trainer.report.progress import ProgressLine
 from trainer.runlog.run_folder import RunRecord
 from trainer.transport.addresses import all_interfaces, bracketed
-from trainer.transport.sockets import Secret
+from trainer.transport.sockets import IN_CLEAR, Secret
 
 POLL_S = 0.1
 SLOW_S = 10.0  # after so long missing parts are reported
@@ -102,6 +103,8 @@ class ClusterRun:
             self._raise_if_interrupted()
         if not (self.options.quiet or self.options.silent):
             print(describe(plan(self.config, RunFacts(**self.rendezvous.facts))), flush=True)
+        if self.config.processes.encryption == "off" and not self.options.silent:
+            print(IN_CLEAR, file=sys.stderr, flush=True)
         return threads
 
     def _threads(self, before: int) -> int:

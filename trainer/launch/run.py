@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import time
 from contextlib import nullcontext, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from trainer.run_files import LOGS
 from trainer.runlog.result import Result
 from trainer.transport.addresses import check_addresses, local_addresses
 from trainer.transport.messages import unpack_json
-from trainer.transport.sockets import Secret
+from trainer.transport.sockets import IN_CLEAR, Secret
 
 
 def run(context: RunContext, options: Options, work: WorkFolder) -> Result | None:
@@ -49,9 +50,11 @@ def run(context: RunContext, options: Options, work: WorkFolder) -> Result | Non
         check_addresses(options.addresses, servers)
     # The random name keeps the addresses of several runs on this host apart.
     addresses = options.addresses or local_addresses(secrets.token_hex(8), servers)
-    supervisor = Supervisor(config, facts, options, addresses, _secret(options), work, roles)
+    supervisor = Supervisor(config, facts, options, addresses, _secret(config, options), work, roles)
     if not (options.quiet or options.silent):
         print(describe(supervisor.plan), flush=True)
+    if config.processes.encryption == "off" and not options.silent:
+        print(IN_CLEAR, file=sys.stderr, flush=True)
     with interruptible(supervisor):
         return supervise(supervisor)
 
@@ -162,13 +165,14 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
     raise errors.get(code, JobError)(cause)
 
 
-def _secret(options: Options) -> Secret:
+def _secret(config: Config, options: Options) -> Secret:
     """Return the token of --token-file, or a random one. Raises UsageError for a token that is too short."""
+    encryption = config.processes.encryption
     if not options.token_file:
-        return Secret(secrets.token_hex(32))
+        return Secret(secrets.token_hex(32), encryption)
     token = options.token_file.read_text().strip()
     if len(token) < 16:
         raise UsageError(
             f"--token-file {options.token_file} holds {len(token)} characters; write at least 16 random ones"
         )
-    return Secret(token)
+    return Secret(token, encryption)

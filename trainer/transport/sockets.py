@@ -3,7 +3,10 @@
 A run's token admits peers and is never sent. CurveZMQ's key pairs are derived from it; both sides authenticate with
 them before any message, so that nothing crosses a network unencrypted and messages of peers without the token are
 dropped. That triples the CPU time of large messages. It is therefore not used at a private address, where only this
-run's servers can listen: there the client sends a password that is valid only for that address."""
+run's servers can listen: there the client sends a password that is valid only for that address.
+
+With --encryption off, TCP clients send a password too. Peers without the token are still refused, but whoever can read
+the traffic can read the password, and servers do not prove that they have the token."""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import os
 import socket as sockets
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import zmq
 import zmq.auth
@@ -29,8 +33,13 @@ OVERHEAD_BYTES = 1 << 20
 LOCAL_BUFFER_BYTES = 4 << 20
 
 BAD_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+OTHER_MECHANISM = zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH  # a value of EVENT_HANDSHAKE_FAILED_PROTOCOL
 WATCHED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | BAD_HANDSHAKE | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 SAME_TOKEN = "give every host the same --token-file"
+IN_CLEAR = (
+    "warning: --encryption off: gradients, parameters and a password cross networks in clear text, and whoever reads the"
+    " password can join the run; use it only on networks that you trust"
+)
 # CurveZMQ does not say why a handshake failed: with a wrong token each one does, after a server's death a single one,
 # and with a proxy all until there is a server behind it.
 REFUSED_AFTER = 5
@@ -39,9 +48,16 @@ REFUSED_AFTER_S = 30.0
 
 @dataclass(frozen=True)
 class Secret:
-    """The token of a run, and the keys and passwords that are derived from it."""
+    """The token of a run, and the keys and passwords that are derived from it.
+
+    encryption: whether TCP connections are encrypted; private ones never are."""
 
     token: str
+    encryption: Literal["on", "off"] = "on"
+
+    def sends_password(self, address: str) -> bool:
+        """Return whether the clients of an address send a password, without encryption, instead of using keys."""
+        return self.encryption == "off" or PRIVATE.fullmatch(address) is not None
 
     def keys(self, side: str) -> tuple[bytes, bytes]:
         """Return the (public, secret) keys of this run's servers or clients, in Z85."""
@@ -49,8 +65,10 @@ class Secret:
         return zmq.curve_public(secret), secret
 
     def password(self, address: str) -> str:
-        """Return the password of a private address, which does not reveal the token."""
-        return hashlib.sha256(f"{address}:{self.token}".encode()).hexdigest()
+        """Return the password of a private address, or that of all TCP addresses. It does not reveal the token."""
+        # Not of a single TCP address, because hosts may know a server by different names.
+        place = address if PRIVATE.fullmatch(address) else "tcp"
+        return hashlib.sha256(f"{place}:{self.token}".encode()).hexdigest()
 
 
 class _OneClient:
@@ -85,7 +103,7 @@ def serve(
     socket = _socket(context, zmq.ROUTER, address, ipv6=ipv6)
     socket.zap_domain = DOMAIN.encode()
     socket.maxmsgsize = body_bytes + OVERHEAD_BYTES
-    if PRIVATE.fullmatch(address):
+    if secret.sends_password(address):
         authenticator.configure_plain(domain=DOMAIN, passwords={"run": secret.password(address)})
         socket.plain_server = True
     else:
@@ -112,7 +130,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secre
 def dealer(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret) -> zmq.Socket[bytes]:
     """Return a DEALER socket with the credentials for an address, not connected yet."""
     socket = _socket(context, zmq.DEALER, address, ipv6=is_ipv6(address))
-    if PRIVATE.fullmatch(address):
+    if secret.sends_password(address):
         socket.plain_username = b"run"
         socket.plain_password = secret.password(address).encode()
     else:
@@ -141,13 +159,17 @@ class Watch:
         """Return whether the connection broke since the last call. Raises UsageError if the server rejects us."""
         broken = False
         while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)["event"]
+            seen = recv_monitor_message(self.monitor)
+            event = seen["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._bad_handshakes.clear()
                 continue
             broken = True
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise UsageError(f"the servers refuse the token of this host: {SAME_TOKEN}")
+            # At once, because libzmq does not connect again after such an answer.
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and seen["value"] == OTHER_MECHANISM:
+                raise UsageError("the servers have another --encryption than this host: give every host the same")
             if event & BAD_HANDSHAKE:  # only a long series of them shows a wrong token (see REFUSED_AFTER)
                 self._bad_handshakes.append(time.monotonic())
                 if len(self._bad_handshakes) >= REFUSED_AFTER and self._lasted() >= REFUSED_AFTER_S:
