@@ -121,19 +121,19 @@ def fill(blocks: Blocks, capacities: Sequence[int], *, by_size: bool = False) ->
 
     The next block is the one with the lowest value among those that are not full, ties to the lowest number. With
     by_size it is the block with the smallest filled fraction."""
-    found = np.empty(sum(capacities), np.int64)
+    block_by_rank = np.empty(sum(capacities), np.int64)
     sizes = [0] * len(capacities)
     heap: list[tuple[float, int]] = [(0, block) for block, capacity in enumerate(capacities) if capacity]
     while heap:
         block = heap[0][1]
-        found[blocks.take(block)] = block
+        block_by_rank[blocks.take(block)] = block
         sizes[block] += 1
         if sizes[block] == capacities[block]:
             heapq.heappop(heap)
         else:  # equal fractions are equal floats, because division is correctly rounded
             key = sizes[block] / capacities[block] if by_size else blocks.values[block]
             heapq.heapreplace(heap, (key, block))
-    return found
+    return block_by_rank
 
 
 def owners_of_class(

@@ -76,10 +76,10 @@ def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[
     """
     rows = parts[-1][1]
     size = rows * record_bytes
-    wanted = max(size >> 30, min(256, max(size >> 26, min(16, rows // 20_000))))
+    total_pieces = max(size >> 30, min(256, max(size >> 26, min(16, rows // 20_000))))
     cuts: list[tuple[int, int]] = []
     for low, high in parts:
-        inside = max(1, -(-wanted * (high - low) // max(1, rows)))
+        inside = max(1, -(-total_pieces * (high - low) // max(1, rows)))
         cuts += pairwise(low + (high - low) * piece // inside for piece in range(inside + 1))
     return cuts
 

@@ -51,12 +51,12 @@ def rows_by_worker(table: GroupTable) -> Ints:
     """Return the rows of each group per worker, copies included, as ``table.owners`` deals them: int64 [workers,
     groups]."""
     if table.uneven:
-        dealt = np.array([table.uneven.counts(group) for group in range(len(table.sizes))]).T
+        rows_if_dealt = np.array([table.uneven.counts(group) for group in range(len(table.sizes))]).T
     else:
         # Round robin from the group's first worker: the remainder goes to the workers at the lowest places after it.
         places = (np.arange(table.num_workers)[:, None] - table.starts) % table.num_workers
-        dealt = table.sizes // table.num_workers + (places < table.sizes % table.num_workers)
-    return np.where(table.sparse, table.sizes, dealt)
+        rows_if_dealt = table.sizes // table.num_workers + (places < table.sizes % table.num_workers)
+    return np.where(table.sparse, table.sizes, rows_if_dealt)
 
 
 def group_table(

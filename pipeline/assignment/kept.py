@@ -36,10 +36,10 @@ def keep(store: Store, folder: str, low: int, groups: npt.NDArray[np.int32]) -> 
         low: id of the first row.
         groups: int32 [rows].
     """
-    kept = KeptRange(low, low + len(groups), f"{folder}/{uuid.uuid4().hex}")
+    kept_range = KeptRange(low, low + len(groups), f"{folder}/{uuid.uuid4().hex}")
     task_folder(store, folder)
-    store.write_new(kept.path, groups.astype("<i4").tobytes())
-    return kept
+    store.write_new(kept_range.path, groups.astype("<i4").tobytes())
+    return kept_range
 
 
 @lru_cache(maxsize=2)  # a task reads rows in order
@@ -58,12 +58,12 @@ class KeptGroups:
         """Return the groups of rows, int64 [rows]. ids: consecutive, at least one."""
         low = int(ids[0])
         high = int(ids[-1]) + 1
-        first = bisect_right(self.ranges, low, key=lambda kept: kept.low) - 1
+        first = bisect_right(self.ranges, low, key=lambda kept_range: kept_range.low) - 1
         parts = []
-        for kept in self.ranges[first:]:
-            if kept.low >= high:
+        for kept_range in self.ranges[first:]:
+            if kept_range.low >= high:
                 break
-            parts.append(_groups(self.store, kept.path)[max(low - kept.low, 0) : high - kept.low])
+            parts.append(_groups(self.store, kept_range.path)[max(low - kept_range.low, 0) : high - kept_range.low])
         return np.concatenate(parts).astype(np.int64)
 
 
@@ -83,8 +83,8 @@ class KeptByRank:
 
     def __call__(self, groups: Ints, ranks: Ints) -> Ints:
         """Return the numbers of rows, int64 [rows]. O(rows x groups among them)."""
-        found = np.empty(len(groups), np.int64)
+        workers = np.empty(len(groups), np.int64)
         for group in np.unique(groups).tolist():
             rows = groups == group
-            found[rows] = _read_class_column(self.store, self.paths[group])[ranks[rows]]
-        return found
+            workers[rows] = _read_class_column(self.store, self.paths[group])[ranks[rows]]
+        return workers

@@ -22,12 +22,12 @@ def keyed_permutation(values: Ints, size: int, key: int) -> Ints:
         left = current >> np.uint64(half)
         right = current & mask
         for turn in range(8):
-            mixed = keyed_hash((right | np.uint64(turn) << np.uint64(48)).astype(np.int64), key) & mask
-            left, right = right, left ^ mixed
+            round_output = keyed_hash((right | np.uint64(turn) << np.uint64(48)).astype(np.int64), key) & mask
+            left, right = right, left ^ round_output
         current = left << np.uint64(half) | right
         # Cycle walking: values outside the range are permuted again until they fall inside.
-        done = current < size
-        result[pending[done]] = current[done]
-        pending = pending[~done]
-        current = current[~done]
+        is_inside = current < size
+        result[pending[is_inside]] = current[is_inside]
+        pending = pending[~is_inside]
+        current = current[~is_inside]
     return result.astype(np.int64)

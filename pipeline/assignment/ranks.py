@@ -17,12 +17,12 @@ def ranks(groups: Ints, offsets: Ints) -> Ints:
     """Return the 0-based rank of each row in its group, in the given order; advances ``offsets`` [groups] in place. O(r
     log r)."""
     order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    firsts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    counts = np.diff(firsts, append=len(ordered))
+    sorted_groups = groups[order]
+    firsts = np.flatnonzero(np.diff(sorted_groups, prepend=-1))
+    counts = np.diff(firsts, append=len(sorted_groups))
     result = np.empty(len(groups), np.int64)
-    result[order] = np.arange(len(groups)) - np.repeat(firsts, counts) + offsets[ordered]
-    offsets[ordered[firsts]] += counts
+    result[order] = np.arange(len(groups)) - np.repeat(firsts, counts) + offsets[sorted_groups]
+    offsets[sorted_groups[firsts]] += counts
     return result
 
 

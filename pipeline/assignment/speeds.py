@@ -47,9 +47,9 @@ def measured_speeds(store: Store, run: str) -> Floats:
     # Lines that a full disk cut off are dropped.
     pushes = pushes[(pushes.abs() < MOST).all(axis=1) & (pushes.worker >= 0) & (pushes.worker % 1 == 0)]
     sums = pushes[(pushes.examples > 0) & (pushes.step_s > 0)].groupby("worker").sum()
-    found = sums.index.to_numpy()
-    if not len(found) or not np.array_equal(found, np.arange(len(found))):
-        missing = next(worker for worker in range(len(found) + 1) if worker not in found)
+    workers = sums.index.to_numpy()
+    if not len(workers) or not np.array_equal(workers, np.arange(len(workers))):
+        missing = next(worker for worker in range(len(workers) + 1) if worker not in workers)
         raise DataError(f"{path} has no timed steps of worker {missing}; let every worker of the run take some")
     speeds: Floats = (sums.examples / sums.step_s).to_numpy(np.float64)
     return speeds

@@ -31,12 +31,12 @@ def fit(images: npt.NDArray[np.uint8], components: float) -> tuple[Spectrum, npt
     if not np.ptp(images, axis=0).any():  # any direction will do
         return Spectrum(np.eye(1, pixels), np.zeros(1), 0.0), mean
     spectrum = top_components(_covariance(images, total), components)
-    found = np.empty((len(spectrum.variances), pixels))
+    components_by_pixel = np.empty((len(spectrum.variances), pixels))
     with threadpool_limits(1, "blas"):  # the result must not depend on the number of threads
         for low, part in _parts(images):
-            found[:, low : low + STEP] = spectrum.components @ (part - shift[low : low + STEP])
-    found /= np.linalg.norm(found, axis=1, keepdims=True)
-    return Spectrum(gram.upright(found), spectrum.variances, spectrum.total_variance), mean
+            components_by_pixel[:, low : low + STEP] = spectrum.components @ (part - shift[low : low + STEP])
+    components_by_pixel /= np.linalg.norm(components_by_pixel, axis=1, keepdims=True)
+    return Spectrum(gram.upright(components_by_pixel), spectrum.variances, spectrum.total_variance), mean
 
 
 def _covariance(images: npt.NDArray[np.uint8], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -44,8 +44,8 @@ def _covariance(images: npt.NDArray[np.uint8], total: npt.NDArray[np.int64]) -> 
 
     All sums are integers below 2^53 until the last step."""
     rows, pixels = images.shape
-    turned = (np.ascontiguousarray(images[:, low : low + STEP].T) for low in range(0, pixels, STEP))
-    upper = gram.upper_triangle(gram.local(turned, rows))
+    column_blocks = (np.ascontiguousarray(images[:, low : low + STEP].T) for low in range(0, pixels, STEP))
+    upper = gram.upper_triangle(gram.local(column_blocks, rows))
     with_all = np.zeros(rows)
     for low, part in _parts(images):
         with_all += part @ total[low : low + STEP].astype(np.float64)

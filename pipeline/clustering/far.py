@@ -70,22 +70,24 @@ def find_far_groups(rows: RowScan, count: int, rough: Ints, most: int) -> Ints:
     keep = min(FAR_ROWS, count // SHARE)
     if not keep:
         return np.empty((0, rough.shape[1]), np.int64)
-    found: Farthest = rows(partial(_farthest_from, rough, keep), partial(_merge, keep))
+    far_rows: Farthest = rows(partial(_farthest_from, rough, keep), partial(_merge, keep))
     # Rows above the step need no second pass: their distance alone sets them apart.
-    above = rows_above_step(found.distances)
-    sure = together(found, range(above), TOGETHER)
-    tight = [group for group in together(found, range(above, min(keep, len(found.ids))), TIGHT) if len(group) >= FEW]
+    above = rows_above_step(far_rows.distances)
+    sure = together(far_rows, range(above), TOGETHER)
+    tight = [
+        group for group in together(far_rows, range(above, min(keep, len(far_rows.ids))), TIGHT) if len(group) >= FEW
+    ]
     tight = tight[:most]
     if tight:
         # Drop a group if a row beyond its limit is nearer to it than to a rough centre: it is not isolated.
-        centres = np.array([_mean(found, group) for group in tight])
+        centres = np.array([_mean(far_rows, group) for group in tight])
         widest = rows(partial(_widest, rough, centres), np.maximum)
-        limits = [found.distances[group[0]] / TIGHT for group in tight]
+        limits = [far_rows.distances[group[0]] / TIGHT for group in tight]
         tight = [group for group, reach, limit in zip(tight, widest, limits, strict=True) if reach <= limit]
     several = [group for group in sorted([*sure, *tight]) if len(group) >= FEW]
     single = [group for group in sure if len(group) < FEW]
     groups = [*several, *single[: most // 4]][:most]
-    return np.array([_mean(found, group) for group in groups], np.int64).reshape(len(groups), rough.shape[1])
+    return np.array([_mean(far_rows, group) for group in groups], np.int64).reshape(len(groups), rough.shape[1])
 
 
 def rows_above_step(distances: Found) -> int:
@@ -94,26 +96,26 @@ def rows_above_step(distances: Found) -> int:
     return int(steps[-1]) + 1 if len(steps) else 0
 
 
-def together(found: Farthest, among: range, share: int) -> list[list[int]]:
+def together(far_rows: Farthest, among: range, share: int) -> list[list[int]]:
     """Divide rows into groups. The first row of a group, its leader, is its farthest from the centres.
 
     A row joins the first group whose leader is nearer to it than 1 / ``share`` of the leader's own squared distance, or
     else starts a group.
 
     Args:
-        found: the far rows.
+        far_rows: the far rows.
         among: the positions of the rows to divide.
         share: the divisor of the leader's squared distance.
     """
-    points = found.points[among.start : among.stop].astype(np.float64)
-    limits = found.distances[among.start : among.stop]
-    squared = np.einsum("np,np->n", points, points)
+    points = far_rows.points[among.start : among.stop].astype(np.float64)
+    limits = far_rows.distances[among.start : among.stop]
+    norms = np.einsum("np,np->n", points, points)
     leads = np.zeros(len(points), np.bool_)
     groups: dict[int, list[int]] = {}
     for low in range(0, len(points), FEW_ROWS):
         block = slice(low, low + FEW_ROWS)
         # Squared distances by a matrix product; points are integers, so float64 is exact.
-        near = share * (squared[block][:, None] + squared - 2 * (points[block] @ points.T)) < limits
+        near = share * (norms[block][:, None] + norms - 2 * (points[block] @ points.T)) < limits
         for row, to_others in enumerate(near, start=low):
             leaders = np.flatnonzero(to_others[:row] & leads[:row])
             leads[row] = not len(leaders)
@@ -121,8 +123,8 @@ def together(found: Farthest, among: range, share: int) -> list[list[int]]:
     return list(groups.values())
 
 
-def _mean(found: Farthest, rows: list[int]) -> Ints:
-    total: Ints = found.points[rows].sum(axis=0, dtype=np.int64)
+def _mean(far_rows: Farthest, rows: list[int]) -> Ints:
+    total: Ints = far_rows.points[rows].sum(axis=0, dtype=np.int64)
     return (2 * total + len(rows)) // (2 * len(rows))
 
 

@@ -36,7 +36,7 @@ TINY = 64  # a sample cluster that represents at most so many rows, or has at mo
 def fit(
     make_pass: Callable[[int], Callable[[Ints], Sums]],
     rows: RowScan,
-    drawn: SeedingSample,
+    sample: SeedingSample,
     settings: KMeansSettings,
     settle: Callable[[Ints, float], Ints],
     report: Callable[[int, int], None] = lambda iteration, inertia: None,
@@ -49,27 +49,27 @@ def fit(
     Args:
         make_pass: make_pass(k) returns the function that runs one pass over all rows with k centres.
         rows: rows(look, merge) applies ``look(ids, points)`` to all parts of the rows and merges the results.
-        drawn: the sample that starts are drawn from.
+        sample: the sample that starts are drawn from.
         settings: number of clusters, iterations, starts.
         settle: settle(centres, mean_variance) returns the centres after iterations on a subset of the rows
             (``settling``). Used for very many rows, where a pass is expensive and a good start needs fewer passes.
         report: report(iteration, inertia) is called after each pass.
     """
-    ordinary = drawn.points
-    groups = np.empty((0, drawn.points.shape[1]), np.int64)
-    if drawn.count > len(drawn.points) and settings.k > 1:  # else the sample is all rows
-        rough = rough_centres(drawn, settings)
-        groups = find_far_groups(rows, drawn.count, rough, settings.k // 2)
+    ordinary = sample.points
+    groups = np.empty((0, sample.points.shape[1]), np.int64)
+    if sample.count > len(sample.points) and settings.k > 1:  # else the sample is all rows
+        rough = rough_centres(sample, settings)
+        groups = find_far_groups(rows, sample.count, rough, settings.k // 2)
         ordinary = ordinary[nearest(ordinary, np.vstack([rough, groups]))[0] < len(rough)]
-        groups = groups[: affordable(ordinary, len(groups), drawn.mean_variance, settings)]
+        groups = groups[: affordable(ordinary, len(groups), sample.mean_variance, settings)]
     fits = []
     for start in range(settings.n_init):
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
         # A smaller sample means that rows repeat so often that a subset is not representative.
-        full = len(drawn.points) == sample_rows(settings.k)
-        if full and drawn.count > MANY_ROWS and SETTLING_ROWS * centres.size <= ONE_TASK_PRODUCTS:
-            centres = settle(centres, drawn.mean_variance)
-        fits.append(iterate(make_pass(len(centres)), centres, settings, drawn.mean_variance, report))
+        full = len(sample.points) == sample_rows(settings.k)
+        if full and sample.count > MANY_ROWS and SETTLING_ROWS * centres.size <= ONE_TASK_PRODUCTS:
+            centres = settle(centres, sample.mean_variance)
+        fits.append(iterate(make_pass(len(centres)), centres, settings, sample.mean_variance, report))
     return replace(min(fits, key=lambda one: one.inertia), far_groups=len(groups))
 
 
@@ -115,31 +115,31 @@ def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: floa
         return iterate(Pass(ordinary, len(start)), start, few, mean_variance).inertia
 
     whole = inertia(few.k) if groups else 0
-    spared = min(groups, few.k // 2)
-    while spared and inertia(few.k - spared) > PRICE * whole:
-        spared //= 2
-    return spared
+    extra = min(groups, few.k // 2)
+    while extra and inertia(few.k - extra) > PRICE * whole:
+        extra //= 2
+    return extra
 
 
-def rough_centres(drawn: SeedingSample, settings: KMeansSettings) -> Ints:
+def rough_centres(sample: SeedingSample, settings: KMeansSettings) -> Ints:
     """Return the centres of a short fit of the sample, int64 [k, p], without the clusters of a few rows.
 
     A cluster of a few rows may be a far group whose rows are in the sample by chance, and far.py must find it like any
     other."""
-    start = plus_plus(drawn.points, min(settings.k, ROUGH_CLUSTERS), settings.seed)
+    start = plus_plus(sample.points, min(settings.k, ROUGH_CLUSTERS), settings.seed)
     few = replace(settings, max_iter=ROUGH_ITERATIONS)
-    rough = iterate(Pass(drawn.points, len(start)), start, few, drawn.mean_variance)
-    stands_for = drawn.count / len(drawn.points)
+    rough = iterate(Pass(sample.points, len(start)), start, few, sample.mean_variance)
+    stands_for = sample.count / len(sample.points)
     many = np.maximum(2, TINY / stands_for)
     return rough.centres[: max(1, int((rough.sizes > many).sum()))]  # by size descending
 
 
 def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
     """Return the fit of points that this process holds, without Spark. ids: int64 [rows]. points: int32 [rows, p]."""
-    drawn = draw_sample(ids, points, settings)
+    sample = draw_sample(ids, points, settings)
 
     def settle(centres: Ints, mean_variance: float) -> Ints:
-        some = settling(settling_limit(drawn.count), settings.seed, ids, points)
+        some = settling(settling_limit(sample.count), settings.seed, ids, points)
         return settled(some, settings, centres, mean_variance)
 
-    return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), drawn, settings, settle)
+    return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), sample, settings, settle)

@@ -44,7 +44,7 @@ class Gram:
     packed: npt.NDArray[np.int64] | npt.NDArray[np.int32]
 
 
-def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
+def rows_to_fit(fit_rows: int | str, rows: int, pixels: int) -> int:
     """Return the number of rows that the PCA is fitted to.
 
     The default ("auto") is the number for which the Gram matrix costs about as much as its eigenvectors, 10,000, but at
@@ -53,7 +53,7 @@ def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
     more than MAX_PIXELS pixels the default is LARGE_ROWS, or fewer if one task cannot hold so many.
 
     Args:
-        asked: a number of rows, "all" or "auto".
+        fit_rows: a number of rows, "all" or "auto".
         rows: rows of the input.
         pixels: numbers per image.
 
@@ -62,16 +62,19 @@ def rows_to_fit(asked: int | str, rows: int, pixels: int) -> int:
     """
     if pixels > MAX_PIXELS:
         most = rows_at_most(pixels)
-        wanted = min(rows, most, LARGE_ROWS) if asked == "auto" else rows if asked == "all" else min(rows, int(asked))
-        if wanted > most:
+        if fit_rows == "auto":
+            return min(rows, LARGE_ROWS, most)
+        num_rows = rows if fit_rows == "all" else min(rows, int(fit_rows))
+        if num_rows > most:
             raise UsageError(
-                f"the PCA of images of {pixels:,} values is fitted to at most {most:,} of them; leave out --fit-rows {asked}"
+                f"the PCA of images of {pixels:,} values is fitted to at most {most:,} of them;"
+                f" leave out --fit-rows {fit_rows}"
             )
-        return wanted
+        return num_rows
     enough = max(FIT_ROWS, 3 * pixels)
-    if asked == "auto":
+    if fit_rows == "auto":
         return rows if rows <= 2 * enough else enough
-    return rows if asked == "all" else min(rows, int(asked))
+    return rows if fit_rows == "all" else min(rows, int(fit_rows))
 
 
 def rows_at_most(pixels: int) -> int:
@@ -88,8 +91,8 @@ def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np
     """Return the upper triangle of a matrix by rows, as int32 if all of its products fit, else as int64."""
     small = full.diagonal().max(initial=0) < 1 << 31  # the diagonal bounds the rest
     kind = np.int32 if small else np.int64
-    packed: npt.NDArray[Any] = np.concatenate([full[row, row:].astype(kind) for row in range(len(full))])
-    return packed
+    upper_triangle_values: npt.NDArray[Any] = np.concatenate([full[row, row:].astype(kind) for row in range(len(full))])
+    return upper_triangle_values
 
 
 def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
@@ -131,23 +134,23 @@ def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
 
 def _gathered(blocks: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the rows in blocks large enough for a product to run at full speed."""
-    held: list[npt.NDArray[np.uint8]] = []
+    pending: list[npt.NDArray[np.uint8]] = []
     rows = 0
     for block in blocks:
-        held.append(block)
+        pending.append(block)
         rows += len(block)
         if rows >= SYRK_ROWS:
-            yield np.concatenate(held) if len(held) > 1 else block
-            held = []
+            yield np.concatenate(pending) if len(pending) > 1 else block
+            pending = []
             rows = 0
-    if held:
-        yield np.concatenate(held)
+    if pending:
+        yield np.concatenate(pending)
 
 
 def merge(left: Gram, right: Gram) -> Gram:
     """Add two sums. Exact, so associative and commutative to the last bit."""
-    packed = left.packed.astype(np.int64) + right.packed
-    return Gram(left.count + right.count, left.total + right.total, packed)
+    triangle = left.packed.astype(np.int64) + right.packed
+    return Gram(left.count + right.count, left.total + right.total, triangle)
 
 
 def upper_triangle(gram: Gram, centre: npt.NDArray[np.float64] | None = None) -> npt.NDArray[np.float64]:
@@ -196,19 +199,19 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     total = float(np.trace(covariance))
     if total <= 0:  # all rows are equal: any direction will do
         return Spectrum(np.eye(1, d), np.zeros(1), 0.0)
-    wanted = min(int(components), d) if components >= 1 else min(64, d)
+    num_components = min(int(components), d) if components >= 1 else min(64, d)
     with threadpool_limits(1, "blas"):
         # For a share of variance the number is unknown: double it until it suffices.
         while True:
-            variances, vectors = _leading(covariance, wanted)
-            if components >= 1 or wanted == d or variances.sum() >= components * total:
+            variances, vectors = _leading(covariance, num_components)
+            if components >= 1 or num_components == d or variances.sum() >= components * total:
                 break
-            wanted = min(2 * wanted, d)
+            num_components = min(2 * num_components, d)
     if components < 1:
         share = np.cumsum(variances) / total
         keep = int(np.searchsorted(share, components - 1e-12)) + 1
     else:
-        keep = wanted
+        keep = num_components
     keep = max(1, min(keep, int((variances > total * 1e-12).sum())))
     return Spectrum(np.ascontiguousarray(upright(vectors[:, :keep].T)), variances[:keep], total)
 
@@ -216,8 +219,8 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
 def upright(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return directions [k, d] with their largest entry positive."""
     signs = np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(axis=1)])
-    turned: npt.NDArray[np.float64] = rows * np.where(signs == 0, 1, signs)[:, None]
-    return turned
+    signed_rows: npt.NDArray[np.float64] = rows * np.where(signs == 0, 1, signs)[:, None]
+    return signed_rows
 
 
 def is_component_number(components: float) -> bool:
@@ -230,7 +233,7 @@ def _leading(covariance: npt.NDArray[np.float64], k: int) -> tuple[npt.NDArray[n
     d = len(covariance)
     if k > d // 4 or d < 64:
         # numpy's solver releases the GIL. It can take minutes, and the heartbeat thread must run meanwhile.
-        values, vectors = (found[..., -k:] for found in np.linalg.eigh(covariance, UPLO="U"))
+        values, vectors = (part[..., -k:] for part in np.linalg.eigh(covariance, UPLO="U"))
     else:
         start = np.cos(np.arange(1, d + 1, dtype=np.float64))
         # A product costs its memory traffic, and one triangle is half the bytes. C's upper is Fortran's lower triangle.

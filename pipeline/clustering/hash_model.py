@@ -43,12 +43,12 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
         def predict(values: npt.NDArray[Any]) -> Ints:
             """Return the bucket numbers of rows, int64 [rows], or -1 for unknown buckets."""
             if grid is None:
-                found = hashes.buckets(as_pixels(values, f"column {name}"))
+                keys = hashes.buckets(as_pixels(values, f"column {name}"))
             else:
                 raw = values if values.dtype == np.uint8 else values.astype(np.float32).view(np.uint8)
-                found = hashes.buckets(grid(raw))
-            places = np.minimum(np.searchsorted(ascending, found), len(ascending) - 1)
-            return np.where(ascending[places] == found, order[places], -1)
+                keys = hashes.buckets(grid(raw))
+            places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
+            return np.where(ascending[places] == keys, order[places], -1)
 
         column = numbers(dataset, name, "inputCol")
         return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, column))

@@ -85,11 +85,11 @@ class Hashes:
 
     def values(self, rows: Rows) -> Ints:
         """Return the values of all functions, int64 [rows, M], 0 or more. Costs 2 * rows * d * M flop in float64."""
-        found = products(rows, self.weights) + self.offsets
+        hash_values = products(rows, self.weights) + self.offsets
         # One function at a time, because numpy divides by a scalar much faster than by an array.
         for function, width in enumerate(self.widths.tolist()):
-            found[:, function] //= width
-        return found - self.firsts
+            hash_values[:, function] //= width
+        return hash_values - self.firsts
 
     def buckets(self, rows: Rows) -> Ints:
         """Return the key of each row's bucket, int64 [rows]; a key can be any number.
@@ -110,8 +110,8 @@ class Hashes:
         expect(arrays, family="U", weights="f8 d m", width="f8", rows="i8", **vectors)
         if str(arrays["family"]) not in get_args(Family) or (arrays["widths"] < 1).any():
             raise ValueError(f"functions of the family {str(arrays['family'])[:20]!r}, or without widths")
-        found: dict[str, Any] = {name: array if array.ndim else array.item() for name, array in arrays.items()}
-        return cls(**found)
+        values: dict[str, Any] = {name: array if array.ndim else array.item() for name, array in arrays.items()}
+        return cls(**values)
 
 
 def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float | None = None) -> Hashes:
@@ -143,12 +143,12 @@ def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float
     draws = [generator(seed, Purpose.HASH_FUNCTIONS, number=number) for number in range(functions)]
     if family == "lsh":
         width = width or WIDTH_DISTANCES * neighbour_distance(sample) or 1.0
-        made = [_steps(sample, draw, width) for draw in draws]
+        functions_fitted = [_steps(sample, draw, width) for draw in draws]
     elif family == "sign":
-        made = [_side_of_mean(sample, draw) for draw in draws]
+        functions_fitted = [_side_of_mean(sample, draw) for draw in draws]
     else:
-        made = _sides_of_medians(sample, principal_directions(sample, functions))
-    weights, offsets, widths, firsts, values = zip(*made, strict=True)
+        functions_fitted = _sides_of_medians(sample, principal_directions(sample, functions))
+    weights, offsets, widths, firsts, values = zip(*functions_fitted, strict=True)
     return Hashes(
         family,
         np.column_stack(weights).astype(np.float64),
@@ -169,11 +169,11 @@ def check_dimensions(family: Family, d: int, dtype: npt.DTypeLike) -> None:
 
 def products(rows: Rows, weights: Floats) -> Ints:
     """Return rows @ weights, int64 [rows, M], exact; only one block of rows is float64 at a time."""
-    found = np.empty((len(rows), weights.shape[1]), np.int64)
+    result = np.empty((len(rows), weights.shape[1]), np.int64)
     step = max(1, min(BLOCK_ROWS, BLOCK_VALUES // len(weights)))
     for low in range(0, len(rows), step):
-        found[low : low + step] = rows[low : low + step].astype(np.float64) @ weights
-    return found
+        result[low : low + step] = rows[low : low + step].astype(np.float64) @ weights
+    return result
 
 
 def multipliers(values: Sequence[int], seed: int) -> npt.NDArray[np.uint64]:
@@ -233,8 +233,8 @@ def _sides_of_medians(sample: Rows, directions: Floats) -> list[_Function]:
     """Return the functions of ``dsh``: per direction, the side of the sample's median. directions: float64 [m, d]."""
     weights = [_round_to_grid(direction, sample)[0] for direction in directions]
     middle = (len(sample) - 1) // 2
-    found = products(sample, np.column_stack(weights).astype(np.float64))
-    medians = np.partition(found, middle, axis=0)[middle].tolist()
+    projections = products(sample, np.column_stack(weights).astype(np.float64))
+    medians = np.partition(projections, middle, axis=0)[middle].tolist()
     return [_side(direction, median) for direction, median in zip(weights, medians, strict=True)]
 
 

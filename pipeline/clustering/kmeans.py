@@ -123,9 +123,9 @@ class BlockKMeans(
         A first pass over the values finds the grid, a second rounds them to integers on it. Rows without an id column
         get ids from their content. Raises DataError for an empty table, and for NaN or infinity."""
         ids = self._ids(dataset)
-        named, by_content = (F.lit(0), True) if ids is None else (ids, False)
+        id_column, by_content = (F.lit(0), True) if ids is None else (ids, False)
         values = numbers(dataset, self.getFeaturesCol(), "featuresCol").alias("v")
-        table = dataset.select(named.cast("long").alias("id"), values)
+        table = dataset.select(id_column.cast("long").alias("id"), values)
         parts = table.mapInArrow(_bounds, "bounds array<double>, values long").collect()
         if not parts:
             raise DataError("cannot fit clusters to an empty table")
@@ -175,10 +175,10 @@ class BlockKMeans(
         settings = self.settings()
         # One task saves the overhead of a Spark job per iteration, as long as its memory and time suffice.
         if values * 4 <= ONE_TASK_BYTES and values * settings.k <= ONE_TASK_PRODUCTS:
-            fitted = points.coalesce(1).mapPartitions(lambda parts: [fit_gathered(parts, settings)]).first()
+            result = points.coalesce(1).mapPartitions(lambda parts: [fit_gathered(parts, settings)]).first()
         else:
             parts = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings))
-            drawn = reduced(parts, partial(lloyd.merge_samples, settings.k))
+            sample = reduced(parts, partial(lloyd.merge_samples, settings.k))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
                 """Return the sums of one Lloyd pass over all rows, by one Spark job."""
@@ -190,7 +190,7 @@ class BlockKMeans(
 
             def settle(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
                 """Return the centres after Lloyd iterations on a hashed subset of the rows, which run in one task."""
-                limit = settling_limit(drawn.count)
+                limit = settling_limit(sample.count)
                 few = points.map(lambda part: settling(limit, settings.seed, part.ids, part.points))
                 return (
                     few.coalesce(1, shuffle=True)
@@ -200,8 +200,8 @@ class BlockKMeans(
                     .first()
                 )
 
-            fitted = fit(lambda k: run_pass, rows, drawn, settings, settle, report)
-        return self.model(fitted, exponent)
+            result = fit(lambda k: run_pass, rows, sample, settings, settle, report)
+        return self.model(result, exponent)
 
     def settings(self) -> lloyd.KMeansSettings:
         return lloyd.KMeansSettings(
@@ -212,8 +212,8 @@ class BlockKMeans(
             self.getOrDefault(self.nInit),
         )
 
-    def model(self, fitted: lloyd.Fit, exponent: int) -> BlockKMeansModel:
-        return self._copyValues(BlockKMeansModel(fitted, exponent))
+    def model(self, result: lloyd.Fit, exponent: int) -> BlockKMeansModel:
+        return self._copyValues(BlockKMeansModel(result, exponent))
 
 
 def content_ids(points: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:

@@ -90,8 +90,8 @@ def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDA
         to_centres = block @ minus_2c + c_squared
         best = to_centres.argmin(axis=1)
         index[low : low + len(block)] = best
-        squared = np.einsum("np,np->n", block, block)
-        distance[low : low + len(block)] = to_centres[np.arange(len(block)), best] + squared
+        norms = np.einsum("np,np->n", block, block)
+        distance[low : low + len(block)] = to_centres[np.arange(len(block)), best] + norms
     return index, distance
 
 
@@ -243,11 +243,11 @@ def plus_plus(points: npt.NDArray[np.int32], k: int, seed: int) -> Ints:
     rng = np.random.Generator(np.random.PCG64(seed))
     whole = points.astype(np.float64)
     trials = 2 + int(np.log(k)) if 1 < k <= MANY_CLUSTERS else 1
-    squared = np.einsum("np,np->n", whole, whole)
+    norms = np.einsum("np,np->n", whole, whole)
 
     def distances(rows: Ints) -> npt.NDArray[np.float64]:
         """Return the squared distances from some rows to all rows: exact integers."""
-        return np.asarray(squared[rows][:, None] + squared - 2 * (whole[rows] @ whole.T))
+        return np.asarray(norms[rows][:, None] + norms - 2 * (whole[rows] @ whole.T))
 
     first = int(rng.integers(len(points)))
     centres = [points[first].astype(np.int64)]
@@ -286,9 +286,9 @@ def iterate(
     for iterations in range(1, settings.max_iter + 1):
         total = run_pass(centres)
         report(iterations, total.inertia)
-        moved = move(centres, total)
-        shift = exact_sum(((moved - centres) ** 2).sum(axis=1).astype(np.float64))
-        centres = moved
+        next_centres = move(centres, total)
+        shift = exact_sum(((next_centres - centres) ** 2).sum(axis=1).astype(np.float64))
+        centres = next_centres
         if shift <= settings.tol * mean_variance:
             break
     total = run_pass(centres)

@@ -70,9 +70,9 @@ def expect(arrays: Mapping[str, npt.NDArray[Any]], **forms: str) -> None:
     for name, form in forms.items():
         kind, *sides = form.split()
         array = arrays[name]
-        found = array.dtype.kind if array.dtype.kind == "U" else f"{array.dtype.kind}{array.dtype.itemsize}"
-        fitting = found == kind and array.ndim == len(sides)
+        dtype = array.dtype.kind if array.dtype.kind == "U" else f"{array.dtype.kind}{array.dtype.itemsize}"
+        fitting = dtype == kind and array.ndim == len(sides)
         for side, length in zip(sides, array.shape, strict=False):
             fitting &= lengths.setdefault(side, int(side) if side.isdigit() else length) == length
         if not fitting:
-            raise ValueError(f"{name} is {found} of shape {array.shape}, not {form}")
+            raise ValueError(f"{name} is {dtype} of shape {array.shape}, not {form}")

@@ -49,29 +49,29 @@ def not_negative(name: str) -> Callable[[Any], float]:
     return convert
 
 
-def column_type(dataset: DataFrame, name: str, what: str) -> DataType:
+def column_type(dataset: DataFrame, name: str, role: str) -> DataType:
     """Return the type of a column. Raises UsageError if the table has no such column."""
     if name not in dataset.columns:
-        raise UsageError(f"{what} {name!r} is no column of the table; its columns are {', '.join(dataset.columns)}")
+        raise UsageError(f"{role} {name!r} is no column of the table; its columns are {', '.join(dataset.columns)}")
     return dataset.schema[name].dataType
 
 
-def numbers(dataset: DataFrame, name: str, what: str) -> Column:
+def numbers(dataset: DataFrame, name: str, role: str) -> Column:
     """Return a column of bytes unchanged, or a column of vectors or numeric arrays as arrays of doubles.
 
     Raises UsageError for any other type."""
-    kind = column_type(dataset, name, what)
+    kind = column_type(dataset, name, role)
     if isinstance(kind, VectorUDT):
         return vector_to_array(F.col(name))
     if isinstance(kind, BinaryType) or (isinstance(kind, ArrayType) and isinstance(kind.elementType, NumericType)):
         return F.col(name) if isinstance(kind, BinaryType) else F.col(name).cast("array<double>")
-    raise UsageError(f"{what} {name!r} holds {kind.simpleString()}, not vectors, arrays of numbers or bytes")
+    raise UsageError(f"{role} {name!r} holds {kind.simpleString()}, not vectors, arrays of numbers or bytes")
 
 
-def matrix(column: pa.Array, what: str) -> npt.NDArray[Any]:
+def matrix(column: pa.Array, place: str) -> npt.NDArray[Any]:
     """Return a column of bytes or arrays of equal length as uint8 or float64 [rows, length]. Raises DataError."""
     if column.null_count:
-        raise DataError(f"{what} has a null; drop or repair such rows before fitting")
+        raise DataError(f"{place} has a null; drop or repair such rows before fitting")
     if pa.types.is_large_binary(column.type):  # Spark sends these types if configured so
         column = column.cast(pa.binary())
     elif pa.types.is_large_list(column.type):
@@ -79,22 +79,22 @@ def matrix(column: pa.Array, what: str) -> npt.NDArray[Any]:
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset :][: len(column) + 1]
     sizes = np.diff(offsets)
     if len(sizes) and (sizes != sizes[0]).any():
-        raise DataError(f"{what} has rows of {sizes.min()} and {sizes.max()} values; sizes must be equal")
+        raise DataError(f"{place} has rows of {sizes.min()} and {sizes.max()} values; sizes must be equal")
     if pa.types.is_binary(column.type):
         data = np.frombuffer(column.buffers()[2], np.uint8, count=int(sizes.sum()), offset=int(offsets[0]))
     else:
         values = column.flatten()
         if values.null_count:
-            raise DataError(f"{what} has a null within a row; drop or repair such rows before fitting")
+            raise DataError(f"{place} has a null within a row; drop or repair such rows before fitting")
         data = np.asarray(values.to_numpy(zero_copy_only=False), np.float64)
     return data.reshape(len(column), -1)
 
 
-def as_pixels(values: npt.NDArray[Any], what: str) -> npt.NDArray[np.uint8]:
+def as_pixels(values: npt.NDArray[Any], place: str) -> npt.NDArray[np.uint8]:
     """Return whole numbers in 0..255 as bytes. Raises DataError for other numbers."""
     if values.dtype == np.uint8:
         return values
     pixels = values.astype(np.uint8)
     if not np.array_equal(pixels, values):
-        raise DataError(f"{what} holds numbers that are not pixels, whole and in 0..255; scale and round them first")
+        raise DataError(f"{place} holds numbers that are not pixels, whole and in 0..255; scale and round them first")
     return pixels

@@ -43,8 +43,8 @@ class Pass:
         # Update the sums only by the rows that changed cluster; integers, so no error accumulates.
         changed = index != before
         add_rows(self.sums, self.points, rows[changed], index[changed], 1)
-        left = changed & (before >= 0)
-        add_rows(self.sums, self.points, rows[left], before[left], -1)
+        has_left = changed & (before >= 0)
+        add_rows(self.sums, self.points, rows[has_left], before[has_left], -1)
         self.index[rows] = index
         counts = np.bincount(self.index, minlength=len(centres)).astype(np.int64)
         return Sums(self.sums.copy(), counts, self._inertia(centres, counts))
@@ -53,12 +53,12 @@ class Pass:
         """Return the rows whose nearest centre may have changed with the movement of the centres."""
         if self.centres is None:
             return np.arange(len(self.points))
-        moved = np.sqrt(((centres - self.centres) ** 2).sum(axis=1).astype(np.float64))
-        farthest = int(moved.argmax())
+        shifts = np.sqrt(((centres - self.centres) ** 2).sum(axis=1).astype(np.float64))
+        farthest = int(shifts.argmax())
         # The lower bound concerns other centres, so a cluster's own movement does not count.
-        others = np.full(len(moved), moved[farthest])
-        others[farthest] = np.delete(moved, farthest).max(initial=0)
-        self.upper += moved[self.index]
+        others = np.full(len(shifts), shifts[farthest])
+        others[farthest] = np.delete(shifts, farthest).max(initial=0)
+        self.upper += shifts[self.index]
         self.lower -= others[self.index]
         return np.flatnonzero(self.upper + ROOM >= self.lower)
 
@@ -71,14 +71,14 @@ class Pass:
         step = block_rows(len(centres))
         for low in range(0, len(rows), step):
             block = rows[low : low + step]
-            squared = self.points[block].astype(np.float64) @ minus_2c
-            squared += c_squared
+            distances = self.points[block].astype(np.float64) @ minus_2c
+            distances += c_squared
             # The upper bound is the distance to the nearest centre, the lower one to the second nearest.
-            best = squared.argmin(axis=1)
+            best = distances.argmin(axis=1)
             every = np.arange(len(block))
-            self.upper[block] = np.sqrt(squared[every, best] + self.squares[block])
-            squared[every, best] = np.inf
-            self.lower[block] = np.sqrt(squared.min(axis=1) + self.squares[block])
+            self.upper[block] = np.sqrt(distances[every, best] + self.squares[block])
+            distances[every, best] = np.inf
+            self.lower[block] = np.sqrt(distances.min(axis=1) + self.squares[block])
             index[low : low + len(block)] = best
         return index
 
@@ -95,9 +95,9 @@ class Pass:
 
 def _squares(points: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
     """Return |x|^2 of each row: integers below 2^53."""
-    found = np.empty(len(points))
+    squares = np.empty(len(points))
     step = block_rows(1)
     for low in range(0, len(points), step):
         block = points[low : low + step].astype(np.float64)
-        found[low : low + step] = np.einsum("np,np->n", block, block)
-    return found
+        squares[low : low + step] = np.einsum("np,np->n", block, block)
+    return squares

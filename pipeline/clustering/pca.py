@@ -58,8 +58,8 @@ def image_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[npt.NDArray[np.u
     """Yield the first column of Arrow batches as uint8 [rows, pixels]; bytes without a copy."""
     for batch in batches:
         if len(batch):
-            what = f"column {batch.schema.names[0]}"
-            yield as_pixels(matrix(batch.column(0), what), what)
+            place = f"column {batch.schema.names[0]}"
+            yield as_pixels(matrix(batch.column(0), place), place)
 
 
 class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["BlockPCA"], DefaultParamsWritable):
@@ -118,15 +118,15 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
 
     def _fit_in_one_task(self, column: DataFrame, pixels: int) -> BlockPCAModel:
         """Return the model of images for which a d x d matrix is too large: one task holds all of them (dual.py)."""
-        wanted = self.getOrDefault(self.components)
+        components = self.getOrDefault(self.components)
 
         def fit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            data = to_bytes(**_dual_arrays(limited(image_blocks(batches), pixels), wanted))
+            data = to_bytes(**_dual_arrays(limited(image_blocks(batches), pixels), components))
             yield pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], ["fitted"])
 
-        fitted = column.repartition(1).mapInArrow(fit, "fitted binary").first()
-        assert fitted is not None
-        with np.load(io.BytesIO(fitted.fitted), allow_pickle=False) as arrays:
+        row = column.repartition(1).mapInArrow(fit, "fitted binary").first()
+        assert row is not None
+        with np.load(io.BytesIO(row.fitted), allow_pickle=False) as arrays:
             return self._from_dual(dict(arrays))
 
     def fit_blocks(self, blocks: RDD[npt.NDArray[np.uint8]], pixels: int, rows: int | None = None) -> BlockPCAModel:
@@ -139,9 +139,9 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
                 matrix.
         """
         if rows is not None and gram.rows_are_fewer(rows, pixels):
-            wanted = self.getOrDefault(self.components)
+            components = self.getOrDefault(self.components)
             return self._from_dual(
-                blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_dual_arrays(part, wanted)]).first()
+                blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_dual_arrays(part, components)]).first()
             )
         return self.fit_partials(blocks.mapPartitions(lambda part: [gram.local(part, pixels)]), pixels)
 
@@ -154,9 +154,9 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
                 f"images of {pixels:,} values are too large for a matrix of pixels x pixels; tell fit_blocks how many rows"
                 " there are"
             )
-        wanted = self.getOrDefault(self.components)
+        components = self.getOrDefault(self.components)
         total = reduced(partials, gram.merge)
-        spectrum = gram.top_components(gram.covariance(total), wanted)
+        spectrum = gram.top_components(gram.covariance(total), components)
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         mean = total.total / total.count + gram.SHIFT
         return self._copyValues(BlockPCAModel(projection, spectrum, mean, total.count))

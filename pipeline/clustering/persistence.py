@@ -94,8 +94,8 @@ def load_model(kind: type[T], store: Store, uri: str) -> T:
         raise DataError(
             f"{uri} is a damaged model, or of another kind: {reason}; restore it, or fit it again"
         ) from None
-    found: T = model
-    return found
+    typed_model: T = model
+    return typed_model
 
 
 def _metadata(store: Store, uri: str) -> bytes:

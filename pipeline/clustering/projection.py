@@ -89,8 +89,8 @@ def quantise(spectrum: Spectrum, *, whiten: bool) -> Projection:
 
     Components without variance are not divided. The weights are as fine as possible while all products with 8-bit
     pixels stay exact in float64, and the grid is the finest for the range of the points."""
-    known = whiten & (spectrum.variances > 0)
-    scale = np.sqrt(np.where(known, spectrum.variances, 1.0))
+    has_variance = whiten & (spectrum.variances > 0)
+    scale = np.sqrt(np.where(has_variance, spectrum.variances, 1.0))
     weights = (spectrum.components / scale[:, None]).T
     bounds = 255 * np.abs(weights).sum(axis=0)
     exponent = grid_exponent(bounds)

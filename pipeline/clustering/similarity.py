@@ -32,7 +32,7 @@ def similarities(points: npt.NDArray[np.int32]) -> Similarities:
 
     Costs 2 n^2 p flop in float64: half of the matrix is computed, once for sigma and once for the similarities. For
     memory see ``held_bytes``."""
-    found = np.empty((len(points), len(points)), np.int32)
+    matrix = np.empty((len(points), len(points)), np.int32)
     sigma = mean_distance(points)
     table = exponentials()
     factor = STEPS / (2 * sigma * sigma) if sigma else 0.0
@@ -41,9 +41,9 @@ def similarities(points: npt.NDArray[np.int32]) -> Similarities:
         np.minimum(squared, LAST, out=squared)
         np.rint(squared, out=squared)
         block = table[squared.astype(np.int32)]
-        found[low : low + len(block), low:] = block
-        found[low:, low : low + len(block)] = block.T
-    return found
+        matrix[low : low + len(block), low:] = block
+        matrix[low:, low : low + len(block)] = block.T
+    return matrix
 
 
 def held_bytes(rows: int, dimensions: int) -> int:

@@ -95,28 +95,28 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self, *, every: bool = False) -> str:
         """Return the text of --help, or of --help-all if ``every``."""
-        hidden = [] if every else [action for action in self._actions if self._is_hidden(action)]
+        hidden_actions = [] if every else [action for action in self._actions if self._is_hidden(action)]
         if not any(isinstance(action.help, AdvancedHelp) for action in self._actions):
             # --help-all would repeat --help.
-            hidden = [action for action in self._actions if "--help-all" in action.option_strings]
+            hidden_actions = [action for action in self._actions if "--help-all" in action.option_strings]
         formatter = self._get_formatter()
         formatter.add_text(self.description)
         for group in self._action_groups:
-            shown = [action for action in group._group_actions if action not in hidden]
+            visible_actions = [action for action in group._group_actions if action not in hidden_actions]
             # A group without flags to show would leave its title and description behind.
-            if shown:
+            if visible_actions:
                 formatter.start_section(group.title)
                 formatter.add_text(group.description)
-                formatter.add_arguments(shown)
+                formatter.add_arguments(visible_actions)
                 formatter.end_section()
         formatter.add_text(self.epilog)
-        if any(isinstance(action.help, AdvancedHelp) for action in hidden):
+        if any(isinstance(action.help, AdvancedHelp) for action in hidden_actions):
             formatter.add_text(f"all {len(self._actions)} options: {self.prog} --help-all")
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def _is_hidden(self, action: argparse.Action) -> bool:
-        given = {argument.rpartition("=")[2] for argument in self._arguments}
-        return isinstance(action.help, AdvancedHelp) and not action.help.owners & given
+        arguments = {argument.rpartition("=")[2] for argument in self._arguments}
+        return isinstance(action.help, AdvancedHelp) and not action.help.owners & arguments
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}{self._advice(message)}; see {self.prog} --help")
@@ -127,25 +127,25 @@ class Parser(argparse.ArgumentParser):
         choices = [str(choice) for action in self._actions for choice in action.choices or ()]
         if message.startswith("the following arguments are required"):
             # argparse checks required flags first, and would not report that one of them is misspelt.
-            given = self._first_unknown(flags)
-            known = flags
+            word = self._first_unknown(flags)
+            candidates = flags
         elif match := re.match(r"unrecognized arguments: (--[\w-]+)", message):
-            given = match[1]
-            known = flags
+            word = match[1]
+            candidates = flags
         elif match := re.search(r"invalid choice: '([^']*)'", message):
-            given = match[1]
-            known = choices
+            word = match[1]
+            candidates = choices
         else:
             return ""
-        if hint := self.hints.get(given):
+        if hint := self.hints.get(word):
             return f": {hint}"
-        near = difflib.get_close_matches(given, known, n=1)
+        near = difflib.get_close_matches(word, candidates, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 
     def _first_unknown(self, flags: Sequence[str]) -> str:
         """Return the first given flag that is neither in ``flags`` nor an abbreviation of one; "" if there is none."""
-        given = (argument.partition("=")[0] for argument in self._arguments if argument.startswith("--"))
-        return next((flag for flag in given if not any(name.startswith(flag) for name in flags)), "")
+        names_used = (argument.partition("=")[0] for argument in self._arguments if argument.startswith("--"))
+        return next((flag for flag in names_used if not any(name.startswith(flag) for name in flags)), "")
 
 
 def parser(prog: str, description: str | None, epilog: str) -> Parser:
@@ -195,15 +195,15 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     if early.config or path.is_file():
         flags.set_defaults(**_defaults(path, flags))
     # Only a second parse without defaults can tell a given value from an equal default.
-    told = given(flags, argv)
+    flags_used = given(flags, argv)
     args = flags.parse_args(argv)
     # A flag and a key of the file that exclude each other are no conflict: the flag wins.
     for group in flags._mutually_exclusive_groups:
         names = [action.dest for action in group._group_actions]
-        for name in names if told & set(names) else ():
-            if name not in told:
+        for name in names if flags_used & set(names) else ():
+            if name not in flags_used:
                 setattr(args, name, built_in[name])
-    args.given = told
+    args.given = flags_used
     return args
 
 
@@ -364,10 +364,10 @@ def _output_is_closed() -> bool:
     """Return True and discard further output if the reader of standard output has exited, as ``head`` does."""
     poll = select.poll()
     poll.register(sys.stdout, select.POLLOUT)
-    closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    if closed:  # Python's own flush at exit would fail again
+    is_closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if is_closed:  # Python's own flush at exit would fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return closed
+    return is_closed
 
 
 def _fail(line: str, code: int, debug: bool) -> int:

@@ -26,14 +26,14 @@ def keyed_hash(values: Ints, key: int) -> npt.NDArray[np.uint64]:
     return splitmix64(np.asarray(values).astype(np.uint64) ^ salt)
 
 
-def is_drawn(ids: Ints, rows: int, wanted: int, key: int) -> npt.NDArray[np.bool_]:
-    """Draw about ``wanted`` of ``rows`` ids, those with the smallest keyed hashes: bool [ids].
+def is_drawn(ids: Ints, rows: int, count: int, key: int) -> npt.NDArray[np.bool_]:
+    """Draw about ``count`` of ``rows`` ids, those with the smallest keyed hashes: bool [ids].
 
     The same ids are drawn for any partitioning."""
-    if wanted >= rows:
+    if count >= rows:
         return np.ones(len(ids), np.bool_)
-    drawn: npt.NDArray[np.bool_] = keyed_hash(ids, key) < np.uint64((wanted << 64) // rows)
-    return drawn
+    is_below: npt.NDArray[np.bool_] = keyed_hash(ids, key) < np.uint64((count << 64) // rows)
+    return is_below
 
 
 def row_hashes(

@@ -42,8 +42,8 @@ def leave_working_folder(package: str, file: str) -> None:
 
 def _name_hiding_file(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print the line about a file that hides a module instead of the trace; a hook for sys.excepthook."""
-    if hidden := hiding_file(error):
-        print(f"error: {hidden}", file=sys.stderr)
+    if message := hiding_file(error):
+        print(f"error: {message}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 
@@ -98,9 +98,9 @@ def hiding_file(error: BaseException) -> str | None:
         return None
     # Only a module that another folder of the path would have provided is hidden.
     name = name.partition(".")[0]
-    here = os.path.realpath(os.getcwd())
-    beside = {os.path.join(here, f"{name}.py"), os.path.join(here, name, "__init__.py")}
-    others = [entry for entry in sys.path if os.path.realpath(entry) != here]
+    working_folder = os.path.realpath(os.getcwd())
+    beside = {os.path.join(working_folder, f"{name}.py"), os.path.join(working_folder, name, "__init__.py")}
+    others = [entry for entry in sys.path if os.path.realpath(entry) != working_folder]
     if not file or os.path.realpath(file) not in beside or PathFinder.find_spec(name, others) is None:
         return None
     return f"{os.path.realpath(file)} hides the installed module {name}: rename it, or run from another folder"

@@ -66,10 +66,10 @@ def build(kind: type[T], values: object) -> T:
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
     hints = get_type_hints(kind)
-    known = {item.name: item for item in fields(kind) if item.init}  # type: ignore[arg-type]
-    if unknown := next((key for key in values if key not in known), None):
+    fields_by_name = {item.name: item for item in fields(kind) if item.init}  # type: ignore[arg-type]
+    if unknown := next((key for key in values if key not in fields_by_name), None):
         raise ValueError(f"unknown key {unknown!r}")
-    for name, item in known.items():
+    for name, item in fields_by_name.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise ValueError(f"it lacks {name!r}")
         if name in values and not fits(values[name], hints[name]):

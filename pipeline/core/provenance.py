@@ -47,16 +47,16 @@ def command(argv: list[str] | None = None) -> str:
 
 def _hide_secrets(arguments: list[str]) -> list[str]:
     """Hide the values of arguments whose text names a secret, and credentials in URIs."""
-    shown: list[str] = []
+    public: list[str] = []
     for argument in arguments:
         name, is_pair, _ = argument.partition("=")
-        follows = bool(shown) and shown[-1].startswith("--") and SECRET.search(shown[-1]) and "=" not in shown[-1]
+        follows = bool(public) and public[-1].startswith("--") and SECRET.search(public[-1]) and "=" not in public[-1]
         if follows:
             argument = HIDDEN
         elif is_pair and SECRET.search(argument):
             argument = f"{name}={HIDDEN}"
-        shown.append(CREDENTIALS.sub(f"{HIDDEN}@", argument))
-    return shown
+        public.append(CREDENTIALS.sub(f"{HIDDEN}@", argument))
+    return public
 
 
 def _module(main: Path) -> str:

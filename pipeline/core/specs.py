@@ -150,9 +150,9 @@ S = TypeVar("S", bound=Spec)
 
 def registry(*members: type[S]) -> dict[str, type[S]]:
     """Return a registry of members by name, in the given order."""
-    named = {member.name: member for member in members}
-    assert len(named) == len(members), "two members have one name"
-    return named
+    members_by_name = {member.name: member for member in members}
+    assert len(members_by_name) == len(members), "two members have one name"
+    return members_by_name
 
 
 def find(members: Mapping[str, type[S]], flag: str, name: str) -> type[S]:
@@ -250,9 +250,11 @@ def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.
     for other in members.values():
         for item, _ in _options(other):
             if item.name not in own and item.name in args.given:
-                having = [known for known, kind in members.items() if item.name in kind.__dataclass_fields__]
-                said = _said(item, getattr(args, item.name))
-                raise UsageError(f"{flag} {name} has no {said}: leave it out, or use {', '.join(having)}")
+                having = [
+                    member_name for member_name, kind in members.items() if item.name in kind.__dataclass_fields__
+                ]
+                setting = _said(item, getattr(args, item.name))
+                raise UsageError(f"{flag} {name} has no {setting}: leave it out, or use {', '.join(having)}")
     # The flags of members have the default None, so that each member keeps its own default.
     values = {key: getattr(args, key) for key in own if getattr(args, key, None) is not None}
     for item, _ in _options(member):

@@ -281,13 +281,13 @@ def extract(archive: Archive, source: Path, folder: Path) -> None:
             for name in archive.members:
                 # A member is looked up by name and not extracted, so that paths and links in the tar have no effect.
                 try:
-                    packed: IO[bytes] | None = tar.extractfile(f"{archive.folder}/{name}")
+                    member: IO[bytes] | None = tar.extractfile(f"{archive.folder}/{name}")
                 except KeyError:
-                    packed = None
-                if packed is None:
+                    member = None
+                if member is None:
                     raise DataError(f"{source} contains no file {archive.folder}/{name}; delete it and run it again")
-                with packed, open(folder / name, "wb") as file:
-                    shutil.copyfileobj(packed, file, CHUNK_BYTES)
+                with member, open(folder / name, "wb") as file:
+                    shutil.copyfileobj(member, file, CHUNK_BYTES)
                     sizes[name] = file.tell()
     except (tarfile.TarError, EOFError) as error:
         raise DataError(f"{source} cannot be unpacked: {error}; delete it and run it again") from error
@@ -309,8 +309,8 @@ def is_complete(archive: Archive, target: Target, uri: str) -> bool:
     if expected and all(sizes.get(name) == size for name, size in expected.items()):
         return True
     missing = [name for name, size in expected.items() if sizes.get(name) != size]
-    what = f"lost or changed {missing[0]} since it was fetched" if missing else "contains other files"
-    raise UsageError(f"{uri} {what}; delete it, or give --to another folder")
+    problem = f"lost or changed {missing[0]} since it was fetched" if missing else "contains other files"
+    raise UsageError(f"{uri} {problem}; delete it, or give --to another folder")
 
 
 def fetch(

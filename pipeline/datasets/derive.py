@@ -95,8 +95,8 @@ def sides(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset 
     train = discover(store, folder, run=serial)
     if evaluation is not None:
         return train, discover(store, store.resolve(evaluation), run=serial, evaluation=True)
-    found = discover(store, folder, run=serial, evaluation=True)
-    return train, None if found.files == train.files else found
+    test = discover(store, folder, run=serial, evaluation=True)
+    return train, None if test.files == train.files else test
 
 
 def derive(source: str, target: Path, derivation: Derivation, evaluation: str | None = None) -> bool:
@@ -113,9 +113,9 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
     """
     train, test = sides(source, evaluation)
     check_derivation(derivation, train)
-    said = asdict(derivation) | {"train": content(train), "eval": content(test) if test else None}
+    record = asdict(derivation) | {"train": content(train), "eval": content(test) if test else None}
     if target.is_dir() and any(target.iterdir()):
-        return _refuse_other(target, said)
+        return _refuse_other(target, record)
 
     def fill(folder: Path) -> None:
         """Write the files of the copy and the record of the derivation into an empty folder."""
@@ -125,7 +125,7 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
         _write(folder / TRAIN, layout, rows, order)
         if test:
             _write(folder / TEST, *_read(test, test.rows, derivation))
-        (folder / RECORD).write_text(json.dumps(said, indent=1) + "\n")
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
 
     LocalTarget(target).publish(fill)
     return True
@@ -153,17 +153,19 @@ def _check_squares(shape: tuple[int, int, int], factor: int) -> None:
         raise UsageError(f"--shrink {factor} must divide the images' height and width, {shape[1]} and {shape[2]}")
 
 
-def _refuse_other(target: Path, said: dict[str, object]) -> bool:
+def _refuse_other(target: Path, expected: dict[str, object]) -> bool:
     """Return False if the folder holds the same derivation, complete. Raises UsageError or DataError otherwise."""
     try:
-        found = json.loads((target / RECORD).read_text())
+        record = json.loads((target / RECORD).read_text())
     except (OSError, ValueError):
         raise UsageError(f"--to {target} contains other files; choose a folder that does not exist yet") from None
-    if found != said:
-        differing = next(key for key in said if found.get(key) != said[key])
-        values = f"{differing} {found.get(differing)}, not {said[differing]}"
+    if record != expected:
+        differing = next(key for key in expected if record.get(key) != expected[key])
+        values = f"{differing} {record.get(differing)}, not {expected[differing]}"
         raise UsageError(f"{target} was derived with {values}; choose another folder, or delete it")
-    missing = next((name for name in [TRAIN, *([TEST] if said["eval"] else [])] if not (target / name).is_file()), None)
+    missing = next(
+        (name for name in [TRAIN, *([TEST] if expected["eval"] else [])] if not (target / name).is_file()), None
+    )
     if missing:
         raise DataError(f"{target / missing} is missing; delete {target} and run the command again")
     return False
@@ -218,8 +220,8 @@ def main(argv: Sequence[str]) -> None:
 
     def run() -> int:
         args = command_line.parse(parser(), argv)
-        made = derive(args.input, local_folder(args.to, "--to"), from_flags(Derivation, args), args.eval_input)
-        print(f"{args.to}: {'written' if made else 'already written, nothing to do'}")
+        is_new = derive(args.input, local_folder(args.to, "--to"), from_flags(Derivation, args), args.eval_input)
+        print(f"{args.to}: {'written' if is_new else 'already written, nothing to do'}")
         return 0
 
     command_line.execute(run, interrupted="nothing was written; run it again")

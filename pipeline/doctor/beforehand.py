@@ -45,7 +45,7 @@ def _check(context: SparkContext, store: Store, paths: Mapping[str, tuple[str, s
     if not local and not kerberos:
         return
     tasks = context.defaultParallelism
-    look = partial(view_from_task, tuple(wanted for _, wanted in local.values()), kerberos)
+    look = partial(view_from_task, tuple(local_path for _, local_path in local.values()), kerberos)
     views = context.parallelize(range(tasks), tasks).map(look).collect()
     lines = [not_seen(flag, path, at, views) for at, (flag, (path, _)) in enumerate(local.items())]
     if line := next(filter(None, [*lines, no_tokens(views) if kerberos else ""]), ""):

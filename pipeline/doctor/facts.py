@@ -124,8 +124,8 @@ def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> ExecutorAcce
     """Return the access of an executor.
 
     paths: local paths. kerberos: whether a ticket or tokens are needed. The last argument is the task's number."""
-    seen = tuple(os.path.exists(path) for path in paths)
-    return ExecutorAccess(socket.gethostname(), seen, not kerberos or has_tokens() or has_ticket())
+    exists = tuple(os.path.exists(path) for path in paths)
+    return ExecutorAccess(socket.gethostname(), exists, not kerberos or has_tokens() or has_ticket())
 
 
 def package_versions() -> dict[str, str]:
@@ -210,8 +210,8 @@ def java_installed() -> str:
     home = os.environ.get("JAVA_HOME")
     program = f"{home}/bin/java" if home else "java"
     try:
-        done = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=PROGRAM_S, check=False)
+        process = subprocess.run([program, "-version"], capture_output=True, text=True, timeout=PROGRAM_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    match = re.search(r'version "([^"]+)"', done.stderr)
+    match = re.search(r'version "([^"]+)"', process.stderr)
     return match[1] if match else ""

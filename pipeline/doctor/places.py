@@ -69,11 +69,11 @@ def reach_from_task(store: Store, source: str | None, folder: str | None, _: int
     if folder:
         try:
             store.info(f"{folder}/beat")
-            mine = f"{folder}/task-{uuid.uuid4().hex}"
+            test_file = f"{folder}/task-{uuid.uuid4().hex}"
             try:
-                store.write_new(mine, b"doctor")
+                store.write_new(test_file, b"doctor")
             finally:
-                store.delete(mine)
+                store.delete(test_file)
         except FileNotFoundError:
             problems["--output"] = "the file that the driver has written does not exist"
         except OSError as error:
@@ -138,6 +138,6 @@ def read_clock(store: Store, attempt: Attempt) -> Reading:
     file = f"{attempt.folder}/clock"
     before = time.time()
     store.write_new(file, b"doctor")
-    written = store.info(file).modified_ms / 1000
+    written_s = store.info(file).modified_ms / 1000
     # File times are whole seconds on S3, and kernel clock ticks on a local disk: widen the interval by a second.
-    return Reading("the output's store", before - 1, written, time.time() + 1)
+    return Reading("the output's store", before - 1, written_s, time.time() + 1)

@@ -41,7 +41,7 @@ def check_java(facts: Sequence[ProcessFacts]) -> Check:
     """Return the check of Java: failed if the driver has none, or if any machine's is too old for Spark.
 
     Executors whose version is unknown are ignored. facts: the driver's first, then the executors'."""
-    known = [(each.where, each.java) for each in facts if each.java]
+    versions = [(each.where, each.java) for each in facts if each.java]
     if not facts[0].java:
         return Check(
             "java",
@@ -49,10 +49,12 @@ def check_java(facts: Sequence[ProcessFacts]) -> Check:
             "no program java",
             f"install Java {OLDEST_JAVA} or newer, or set JAVA_HOME to such a version",
         )
-    old = [where for where, version in known if major_version(version) < OLDEST_JAVA]
+    old = [where for where, version in versions if major_version(version) < OLDEST_JAVA]
     if old:
-        return Check("java", FAILED, group_by_value(known), f"Spark needs Java {OLDEST_JAVA} or newer on {some(old)}")
-    return Check("java", OK, group_by_value(known))
+        return Check(
+            "java", FAILED, group_by_value(versions), f"Spark needs Java {OLDEST_JAVA} or newer on {some(old)}"
+        )
+    return Check("java", OK, group_by_value(versions))
 
 
 def major_version(version: str) -> int:
@@ -84,8 +86,8 @@ def check_packages(facts: Sequence[ProcessFacts]) -> list[Check]:
             problems.append(Check(name, FAILED, f"missing on {some(lacking)}", SAME))
         elif len({version for _, version in values}) > 1 and name in WHY_SAME:
             problems.append(Check(name, WARNING, f"{group_by_value(values)}: another version {WHY_SAME[name]}", SAME))
-    shown = ", ".join(f"{name} {facts[0].packages[name]}" for name in WHY_SAME if facts[0].packages.get(name))
-    return problems or [Check("packages", OK, shown)]
+    summary = ", ".join(f"{name} {facts[0].packages[name]}" for name in WHY_SAME if facts[0].packages.get(name))
+    return problems or [Check("packages", OK, summary)]
 
 
 def missing_extras() -> dict[str, list[str]]:

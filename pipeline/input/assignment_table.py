@@ -39,8 +39,8 @@ class AssignmentTable:
 def open_table(store: Store, uri: str) -> AssignmentTable:
     """Open the assignment of a committed set, a file, a folder or a pattern. Raises DataError if there is none."""
     uri = store.resolve(uri)
-    found = named(store, uri, flag="--assignment")
-    if len(found) == 1 and found[0].is_dir and (committed := read_committed(store, uri)):
+    entries = named(store, uri, flag="--assignment")
+    if len(entries) == 1 and entries[0].is_dir and (committed := read_committed(store, uri)):
         # The folder of a set also holds shards and leftovers of killed runs, so read only the listed files.
         files = tuple(f"{committed.uri}/{file.path}" for file in committed.assignment_files())
         if not files:
@@ -48,7 +48,7 @@ def open_table(store: Store, uri: str) -> AssignmentTable:
                 f"{uri} was made by an older version, without its assignment; make it again with --overwrite"
             )
         return AssignmentTable(store, uri, files, committed)
-    files = tuple(file.path for file in plain_files(store, found))
+    files = tuple(file.path for file in plain_files(store, entries))
     if not files:
         raise DataError(f"{uri} holds no table of workers; expected Parquet or CSV with the columns id and worker")
     return AssignmentTable(store, uri, files)

@@ -142,9 +142,9 @@ class ShardReader:
                 parquet = pq.ParquetFile(self._dataset.store.open(self._path))
         except FileNotFoundError as error:
             raise DataError(f"{self._path}: {str(error).splitlines()[0]}") from None
-        found = parquet.schema_arrow
+        schema = parquet.schema_arrow
         for field in self._dataset.schema:
-            if found.names.count(field.name) != 1 or found.field(field.name).type != field.type:
+            if schema.names.count(field.name) != 1 or schema.field(field.name).type != field.type:
                 raise DataError(f"{self._path} has no column {field.name} of {field.type}; the set is damaged")
         return parquet
 
@@ -179,9 +179,9 @@ class ShardReader:
         for group in range(parquet.num_row_groups):
             with broken_is_data_error(self._path):
                 ids = parquet.read_row_group(group, columns=["id"]).column("id")
-            found = pc.min_max(ids).as_py()
+            limits = pc.min_max(ids).as_py()
             # A group without valid ids gets the range of all ids, so that _read reads it and refuses its nulls.
-            ranges.append((0, self._dataset.total) if found["min"] is None else (found["min"], found["max"]))
+            ranges.append((0, self._dataset.total) if limits["min"] is None else (limits["min"], limits["max"]))
         return ranges
 
 
@@ -200,7 +200,7 @@ def committed_dataset(shards: ShardSet) -> CommittedDataset:
 def _dataset(shards: ShardSet, manifest: Manifest) -> CommittedDataset:
     """Return the dataset of a manifest. Raises ValueError if keys are missing, or chunks do not cover all ids."""
     manifest.require("chunks", "rows", "generation", "neighbourhoods")
-    listed = [(file, int(file.path.rpartition("part-")[2].partition("-")[0])) for file in shards.files()]
+    files_and_chunks = [(file, int(file.path.rpartition("part-")[2].partition("-")[0])) for file in shards.files()]
     chunks = manifest.chunks
     if not all(len(chunk) == 2 and chunk[0] <= chunk[1] for chunk in chunks):
         raise ValueError("chunks are not ranges of ids")
@@ -212,13 +212,13 @@ def _dataset(shards: ShardSet, manifest: Manifest) -> CommittedDataset:
         store=shards.store,
         uri=shards.uri,
         format="shards",
-        files=tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file, _ in listed),
+        files=tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file, _ in files_and_chunks),
         layout=layout_of(manifest),
         generation=manifest.generation,
         total=manifest.rows,
         num_workers=shards.num_workers,
         chunks=tuple((low, high) for low, high in chunks),
-        file_chunks=tuple(chunk for _, chunk in listed),
+        file_chunks=tuple(chunk for _, chunk in files_and_chunks),
         neighbourhoods=manifest.neighbourhoods is not None,
     )
 

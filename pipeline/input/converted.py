@@ -23,8 +23,8 @@ def with_channels(file: DataFile, layout: Layout, channels: int | None) -> tuple
             f"{file.path} holds {layout.describe()}; --channels converts uint8 images of 1 or 3 channels, so leave it out"
         )
     # The decoder converts each image by itself, because one Parquet file may hold grey and RGB image files.
-    stored = channels if file.encoded else layout.shape[0]
-    return replace(file, channels=stored), _with_channels(layout, channels)
+    file_channels = channels if file.encoded else layout.shape[0]
+    return replace(file, channels=file_channels), _with_channels(layout, channels)
 
 
 def stored_layout(file: DataFile, layout: Layout) -> Layout:
@@ -47,12 +47,12 @@ def read_converted(
         layout: the layout of the converted rows.
         images: whether to read images.
     """
-    stored = stored_layout(file, layout)
-    for columns in kind.read(store, file, start, stop, stored, images):
-        if columns.images is None or stored.shape == layout.shape:
+    file_layout = stored_layout(file, layout)
+    for columns in kind.read(store, file, start, stop, file_layout, images):
+        if columns.images is None or file_layout.shape == layout.shape:
             yield columns
         else:
-            pixels = to_channels(columns.images.reshape(-1, *stored.shape), layout.shape[0])
+            pixels = to_channels(columns.images.reshape(-1, *file_layout.shape), layout.shape[0])
             yield replace(columns, images=pixels.reshape(len(pixels), -1))
 
 

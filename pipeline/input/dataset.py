@@ -118,23 +118,23 @@ class Dataset:
                 yield file, low, high, first + low
 
     def read_some(
-        self, start: int, stop: int, chosen: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
+        self, start: int, stop: int, select: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
     ) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yield the images of rows start <= id < stop that are ``chosen(ids)``, uint8 [rows, bytes], in id order.
+        """Yield the images of rows start <= id < stop that ``select(ids)`` selects, uint8 [rows, bytes], in id order.
 
-        If the format can seek to records, the parts of a file far from any chosen row are not read."""
+        If the format can seek to records, the parts of a file far from all selected rows are not read."""
         if self.format not in FORMATS or not FORMATS[self.format].seeks:
             for block in self.read(start, stop):
-                yield block.images[chosen(block.ids)]
+                yield block.images[select(block.ids)]
             return
         far = max(1, NEAR_BYTES // self.record_bytes)
         for low in range(start, stop, IDS_AT_ONCE):
             ids = np.arange(low, min(low + IDS_AT_ONCE, stop))
-            ids = ids[chosen(ids)]
+            ids = ids[select(ids)]
             for near in np.split(ids, np.flatnonzero(np.diff(ids) > far) + 1):
                 if len(near):
                     for block in self.read(int(near[0]), int(near[-1]) + 1):
-                        yield block.images[chosen(block.ids)]
+                        yield block.images[select(block.ids)]
 
     def where(self, row: int) -> str:
         """Return the file of a row and its place in it, for error lines."""
@@ -212,17 +212,17 @@ def discover(
         layouts.append((entry, layout.drop_labels() if read_options.unlabelled else layout))
     if not files:
         raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
-    first_entry, merged = layouts[0]
+    first_entry, expected = layouts[0]
     for entry, layout in layouts[1:]:
-        if layout != merged:
-            advice = "; --channels 1 or 3 converts grey and RGB" if layout.shape[1:] == merged.shape[1:] else ""
+        if layout != expected:
+            advice = "; --channels 1 or 3 converts grey and RGB" if layout.shape[1:] == expected.shape[1:] else ""
             raise DataError(
-                f"mixed layouts: {first_entry.path} holds {merged.describe()}, {entry.path} holds {layout.describe()}"
-                f"{advice if layout.shape != merged.shape else ''}"
+                f"mixed layouts: {first_entry.path} holds {expected.describe()}, {entry.path} holds {layout.describe()}"
+                f"{advice if layout.shape != expected.shape else ''}"
             )
     if read_options.num_classes is not None:
-        merged = replace(merged, num_classes=read_options.num_classes)
-    return Dataset(store, uri, name, tuple(files), merged)
+        expected = replace(expected, num_classes=read_options.num_classes)
+    return Dataset(store, uri, name, tuple(files), expected)
 
 
 def _survey(

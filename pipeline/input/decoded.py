@@ -45,11 +45,11 @@ def read_decoded(
         return
     for low in range(start - start % step, stop, step):
         high = min(low + step, file.rows)
-        kept = _kept(kind, store, file, low, high, layout)
-        if kept is None:
+        path = _kept(kind, store, file, low, high, layout)
+        if path is None:
             yield from read_converted(kind, store, file, max(start, low), min(stop, high), layout, True)
         else:
-            yield from _mapped(kept, max(start, low) - low, min(stop, high) - low)
+            yield from _mapped(path, max(start, low) - low, min(stop, high) - low)
 
 
 def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layout: Layout) -> Path | None:
@@ -85,7 +85,7 @@ def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layou
     return path
 
 
-def _keep(path: Path, decoded: Iterator[Columns]) -> None:
+def _keep(path: Path, batches: Iterator[Columns]) -> None:
     """Write rows block by block, and rename the file when it is complete."""
     # A rename at the end, so that other tasks never see a partial file.
     handle, name = tempfile.mkstemp(dir=path.parent)
@@ -93,7 +93,7 @@ def _keep(path: Path, decoded: Iterator[Columns]) -> None:
     try:
         with pa.OSFile(name, "wb") as sink:
             writer = None
-            for columns in decoded:
+            for columns in batches:
                 batch = _batch(columns)
                 writer = writer or pa.ipc.new_file(sink, batch.schema)
                 writer.write_batch(batch)

@@ -99,8 +99,8 @@ def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
         number = max(1, file.bytes // PART_BYTES)
         parts += [FilePart(file.path, part, number) for part in range(number)]
     for file in files:
-        with store.open(file.path) as opened, broken_is_data_error(file.path):
-            first = next(_opened(opened, file.path).iter_batches(1, columns=[VECTOR]), None)
+        with store.open(file.path) as stream, broken_is_data_error(file.path):
+            first = next(_opened(stream, file.path).iter_batches(1, columns=[VECTOR]), None)
             if first is not None and len(first):
                 length = vectors_of(first.column(0), None, file.path, 0).shape[1] // 4
                 if not length:
@@ -178,17 +178,17 @@ class EmbeddingDataset(Dataset):
         """Return the vectors of rows start <= id < stop as bytes, uint8 [rows, 4 * length], from the files of
         vectors."""
         size = self.record_bytes
-        found = bytearray()
-        first = bisect_right(self.kept, start, key=lambda kept: kept.low) - 1
-        for kept in self.kept[first:]:
-            if kept.low >= stop:
+        data = bytearray()
+        first = bisect_right(self.kept, start, key=lambda kept_range: kept_range.low) - 1
+        for kept_range in self.kept[first:]:
+            if kept_range.low >= stop:
                 break
-            low = max(start, kept.low)
-            high = min(stop, kept.high)
-            found += self.store.read_range(kept.path, (low - kept.low) * size, (high - low) * size)
-        return np.frombuffer(found, np.uint8).reshape(stop - start, size)
+            low = max(start, kept_range.low)
+            high = min(stop, kept_range.high)
+            data += self.store.read_range(kept_range.path, (low - kept_range.low) * size, (high - low) * size)
+        return np.frombuffer(data, np.uint8).reshape(stop - start, size)
 
 
-def embedded(source: Dataset, table: EmbeddingTable, kept: tuple[KeptVectors, ...]) -> EmbeddingDataset:
+def embedded(source: Dataset, table: EmbeddingTable, ranges: tuple[KeptVectors, ...]) -> EmbeddingDataset:
     layout = replace(source.layout, shape=(table.length, 1, 1), dtype="float32", column=None)
-    return EmbeddingDataset(source.store, table.uri, "embeddings", source.files, layout, source, kept)
+    return EmbeddingDataset(source.store, table.uri, "embeddings", source.files, layout, source, ranges)

@@ -39,15 +39,15 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
         uri: the resolved path.
         evaluation: return the evaluation files instead of the training files.
     """
-    found = named(store, uri)
+    entries = named(store, uri)
     # The matches of a pattern do not include the log of their table, so look for it in their folders.
-    for folder in {file.path.rpartition("/")[0] for file in found if not file.is_dir and file.path != uri}:
+    for folder in {file.path.rpartition("/")[0] for file in entries if not file.is_dir and file.path != uri}:
         for log in TABLE_LOGS:
             if store.exists(f"{folder}/{log}"):
                 _refuse_table(folder, log)
-    if len(found) == 1 and not found[0].is_dir:
-        return found
-    below = [file for entry in found for file in (entries_below(store, entry.path) if entry.is_dir else [entry])]
+    if len(entries) == 1 and not entries[0].is_dir:
+        return entries
+    below = [file for entry in entries for file in (entries_below(store, entry.path) if entry.is_dir else [entry])]
     return _choose(sorted(below, key=lambda file: file.path), uri, evaluation)
 
 
@@ -79,11 +79,11 @@ def named(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
         raise
 
 
-def plain_files(store: Store, found: list[FileInfo]) -> list[FileInfo]:
+def plain_files(store: Store, entries: list[FileInfo]) -> list[FileInfo]:
     """Return the visible, non-empty files among some entries and directly in their folders, sorted by path."""
-    below = [file for entry in found for file in (store.list(entry.path) if entry.is_dir else [entry])]
-    kept = [file for file in below if not file.is_dir and file.name[0] not in "._" and file.bytes]
-    return sorted(kept, key=lambda file: file.path)
+    below = [file for entry in entries for file in (store.list(entry.path) if entry.is_dir else [entry])]
+    files = [file for file in below if not file.is_dir and file.name[0] not in "._" and file.bytes]
+    return sorted(files, key=lambda file: file.path)
 
 
 def is_pattern(uri: str) -> bool:
@@ -121,14 +121,18 @@ def entries_below(store: Store, folder: str) -> list[FileInfo]:
 
     The partition folders themselves are not returned. Costs one listing per folder. Raises DataError for a folder that
     may not be listed."""
-    found = []
+    result = []
     level = [folder]
     with ThreadPoolExecutor(LISTED_AT_ONCE) as pool:
         while level:
-            entries = [entry for listed in pool.map(lambda path: _listed(store, path), level) for entry in listed]
+            entries = [
+                entry
+                for folder_entries in pool.map(lambda path: _listed(store, path), level)
+                for entry in folder_entries
+            ]
             level = [entry.path for entry in entries if entry.is_dir and PARTITION.fullmatch(entry.name)]
-            found += [entry for entry in entries if not (entry.is_dir and PARTITION.fullmatch(entry.name))]
-    return found
+            result += [entry for entry in entries if not (entry.is_dir and PARTITION.fullmatch(entry.name))]
+    return result
 
 
 def is_test(path: str) -> bool:
@@ -221,8 +225,8 @@ def check_apart(store: Store, output: str, source: str) -> None:
     if is_pattern(source) and may_match(source, output):
         raise UsageError(f"--output {output} is among what {source} matches; choose a folder elsewhere")
     for path in [entry.path for entry in named(store, source)] if is_pattern(source) else [source]:
-        ours, theirs = (_real(each).rstrip("/") + "/" for each in (output, path))
-        if ours.startswith(theirs) or theirs.startswith(ours):
+        output_path, source_path = (_real(each).rstrip("/") + "/" for each in (output, path))
+        if output_path.startswith(source_path) or source_path.startswith(output_path):
             raise UsageError(f"--output {output} and the input {path} overlap; choose a folder of its own")
 
 

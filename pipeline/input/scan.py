@@ -94,9 +94,9 @@ def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
             return row, f"{dataset.where(row)}: {name} {value} is not in 0..{classes - 1}"
     if dataset.layout.dtype == "float32":
         # A NaN would spread through the sums of the PCA to the points of all rows.
-        broken = np.flatnonzero(~np.isfinite(block.numbers(dataset.layout)).all(axis=(1, 2)))
-        if len(broken):
-            row = int(block.ids[broken[0]])
+        bad_rows = np.flatnonzero(~np.isfinite(block.numbers(dataset.layout)).all(axis=(1, 2)))
+        if len(bad_rows):
+            row = int(block.ids[bad_rows[0]])
             return row, f"{dataset.where(row)}: the image holds numbers that are not finite"
     return None
 
@@ -121,8 +121,8 @@ def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple
                 return Piece(rows, counts, sums, checksum, problem)
             # Without a known number of classes, the histogram grows with the labels.
             labels = block.labels.astype(np.int64)
-            found = count_by_chunk(block.ids, labels, max(classes, int(labels.max()) + 1), list(bounds))
-            counts = counts + found if counts else found
+            block_counts = count_by_chunk(block.ids, labels, max(classes, int(labels.max()) + 1), list(bounds))
+            counts = counts + block_counts if counts else block_counts
             sums += block.numbers(layout).sum(axis=(0, 2), dtype=sums.dtype)
             checksum = (checksum + fingerprint(block)) & WORD
             rows += len(block.ids)

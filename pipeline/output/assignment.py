@@ -54,11 +54,11 @@ class WorkerTotals:
         return WorkerTotals(self.rows + other.rows, self.copies + other.copies, self.label_counts + other.label_counts)
 
 
-def lines_of(what: BlockDeliveries) -> pa.RecordBatch:
+def lines_of(deliveries: BlockDeliveries) -> pa.RecordBatch:
     """Return the assignment lines of a block, by row, then copy."""
-    order = what.row_order
-    rows = what.rows[order]
-    columns = (what.block.ids[rows], what.workers[order], what.copies[order], what.groups[rows])
+    order = deliveries.row_order
+    rows = deliveries.rows[order]
+    columns = (deliveries.block.ids[rows], deliveries.workers[order], deliveries.copies[order], deliveries.groups[rows])
     arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
@@ -80,11 +80,11 @@ class AssignmentWriter:
         self.batches: list[pa.RecordBatch] = []
         self.buffered = self.rows = 0
 
-    def append(self, what: BlockDeliveries) -> None:
+    def append(self, deliveries: BlockDeliveries) -> None:
         """Add the lines of a block, and write a row group once enough lines are buffered."""
-        self.batches.append(lines_of(what))
-        self.buffered += len(what.rows)
-        self.rows += len(what.rows)
+        self.batches.append(lines_of(deliveries))
+        self.buffered += len(deliveries.rows)
+        self.rows += len(deliveries.rows)
         if self.buffered >= ROW_GROUP_ROWS:
             self._write()
 
@@ -102,17 +102,17 @@ class AssignmentWriter:
         return AssignmentFile(self.staged, self.path, self.rows, self.file.bytes, self.file.digest.hexdigest())
 
 
-def tally(what: BlockDeliveries, num_workers: int, num_classes: int, layout: Layout) -> WorkerTotals:
+def tally(deliveries: BlockDeliveries, num_workers: int, num_classes: int, layout: Layout) -> WorkerTotals:
     """Return the totals of each worker in a block.
 
     Args:
-        what: the deliveries of the block.
+        deliveries: the deliveries of the block.
         num_workers: n.
         num_classes: classes of the labels; rows without labels count as class 0.
         layout: the layout of the rows.
     """
-    labels = what.block.labels if layout.labelled else no_labels(len(what.block.ids))
-    cells = what.workers * num_classes + labels[what.rows]
+    labels = deliveries.block.labels if layout.labelled else no_labels(len(deliveries.block.ids))
+    cells = deliveries.workers * num_classes + labels[deliveries.rows]
     counts = np.bincount(cells, minlength=num_workers * num_classes).reshape(num_workers, num_classes)
-    copies = np.bincount(what.workers[what.copies > 0], minlength=num_workers)
+    copies = np.bincount(deliveries.workers[deliveries.copies > 0], minlength=num_workers)
     return WorkerTotals(counts.sum(axis=1), copies, counts)

@@ -20,12 +20,12 @@ LIBRARIES = ("pyspark", "numpy", "scipy", "pyarrow")
 
 
 def describe_workers(
-    written: list[WrittenChunk], num_workers: int, allow_empty: bool, neighbourhoods: Ints | None = None
+    chunks: list[WrittenChunk], num_workers: int, allow_empty: bool, neighbourhoods: Ints | None = None
 ) -> list[Worker]:
     """Return the entry of every worker.
 
     Args:
-        written: the files.
+        chunks: the files.
         num_workers: n.
         allow_empty: accept workers without files.
         neighbourhoods: int64 [workers, neighbourhoods], rows per worker, if the manifest lists them.
@@ -35,7 +35,7 @@ def describe_workers(
     """
     by_worker: list[list[WrittenFile]] = [[] for _ in range(num_workers)]
     # Chunks are in the order of ids, and so are the files of each worker in the manifest.
-    for chunk in written:
+    for chunk in chunks:
         for file in chunk.files:
             by_worker[file.worker].append(file)
     check_empty([len(files) for files in by_worker], allow_empty)
@@ -120,9 +120,9 @@ def describe_labels(source: ScannedInput) -> Labels:
     return Labels(columns=columns, num_classes=source.scan.num_classes)
 
 
-def describe_eval(source: ScannedInput, written: list[WrittenChunk]) -> Evaluation:
-    """Return the entry of the evaluation rows. source: the scanned evaluation input. written: its files."""
-    files = [file for chunk in written for file in chunk.files]
+def describe_eval(source: ScannedInput, chunks: list[WrittenChunk]) -> Evaluation:
+    """Return the entry of the evaluation rows. source: the scanned evaluation input. chunks: its files."""
+    files = [file for chunk in chunks for file in chunk.files]
     return Evaluation(
         rows=source.dataset.rows,
         files=_files(files),

@@ -103,9 +103,9 @@ def delivered(
     beside = np.repeat(everywhere, num_workers)
     others = np.tile(np.arange(num_workers), len(everywhere))
     # The owner has copy 0 already.
-    kept = others != owners[beside]
-    beside = beside[kept]
-    others = others[kept]
+    is_other = others != owners[beside]
+    beside = beside[is_other]
+    others = others[is_other]
     rows = np.concatenate([np.arange(len(owners)), beside])
     workers = np.concatenate([owners, others])
     copies = np.concatenate([np.zeros(len(owners), np.int64), others + (others < owners[beside])])

@@ -89,10 +89,10 @@ class SpillJob:
         """Yield every row of a piece once for each worker that gets it, with the worker's number as a column.
 
         lines: writer of the piece's assignment, or None."""
-        for placed in self.job.placed(piece):
+        for deliveries in self.job.placed(piece):
             if lines:
-                lines.append(placed)
-            block, groups, rows, workers, copies = placed
+                lines.append(deliveries)
+            block, groups, rows, workers, copies = deliveries
             extra = {"neighbourhood": groups} if self.job.placement.neighbourhoods else {}
             step = max(1, WINDOW_BYTES // self.job.dataset.record_bytes)  # a sparse row is delivered to all
             for low in range(0, len(rows), step):
@@ -100,28 +100,29 @@ class SpillJob:
                 values = {"copy": copies[low : low + step], "worker": workers[low : low + step].astype(np.int32)}
                 yield record_batch(schema, block, some, **values, **{name: of[some] for name, of in extra.items()})
 
-    def gather(self, spilled: list[SpillFiles], part: int, at: int, task: str) -> WrittenChunk:
+    def gather(self, spills: list[SpillFiles], part: int, at: int, task: str) -> WrittenChunk:
         """Write a part's shard files for one range of workers.
 
         Args:
-            spilled: results of all pieces, in order.
+            spills: results of all pieces, in order.
             part: number of the part.
             at: number of the range of workers.
             task: a name unique to this try.
         """
         low, high = self.parts[part]
         pieces = [index for index, bound in enumerate(self.job.bounds) if low <= bound[0] < high]
-        sources = [f"{spilled[index].folder}/{at:05d}.arrow" for index in pieces if at in spilled[index].ranges]
+        sources = [f"{spills[index].folder}/{at:05d}.arrow" for index in pieces if at in spills[index].ranges]
         writers: dict[int, ShardWriter] = {}
         for window in windows(self._read(sources), self.job.dataset.record_bytes):
             rows = sort_by_worker(window)
-            for worker, mine in slices(rows.drop_columns(["worker"]), rows.column("worker").to_numpy()):
+            for worker, window_slice in slices(rows.drop_columns(["worker"]), rows.column("worker").to_numpy()):
                 if worker not in writers:
                     writers[worker] = self.job.open(worker, part, task, self.job.schema)
-                kept = mine.take(pa.array(np.arange(len(mine))))  # a slice keeps the whole window
-                for batch in kept.to_batches():
+                # A slice would keep the whole window in memory, so its rows are copied.
+                worker_rows = window_slice.take(pa.array(np.arange(len(window_slice))))
+                for batch in worker_rows.to_batches():
                     writers[worker].append(batch)
-        versions = frozenset(spilled[index].versions for index in pieces)
+        versions = frozenset(spills[index].versions for index in pieces)
         return replace(written_chunk(writers), versions=versions)
 
     def _read(self, paths: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -133,17 +134,17 @@ class SpillJob:
 
 def windows(batches: Iterable[pa.RecordBatch], record_bytes: int) -> Iterator[pa.Table]:
     """Group consecutive batches into tables of about WINDOW_BYTES of images."""
-    held: list[pa.RecordBatch] = []
+    pending: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        held.append(batch)
+        pending.append(batch)
         size += len(batch) * record_bytes
         if size >= WINDOW_BYTES:
-            yield pa.Table.from_batches(held)
-            held = []
+            yield pa.Table.from_batches(pending)
+            pending = []
             size = 0
-    if held:
-        yield pa.Table.from_batches(held)
+    if pending:
+        yield pa.Table.from_batches(pending)
 
 
 def sort_by_worker(rows: pa.Table) -> pa.Table:

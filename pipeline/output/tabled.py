@@ -51,13 +51,13 @@ class TablePlacement:
         lines: Ints = np.frombuffer(self.store.read(self.paths[chunk]), "<i8").reshape(4, -1)
         for block in blocks:
             first, last = np.searchsorted(lines[ID], [block.ids[0], block.ids[-1] + 1])
-            mine = lines[:, first:last]
-            rows = mine[ID] - block.ids[0]
-            workers = mine[WORKER]
+            block_lines = lines[:, first:last]
+            rows = block_lines[ID] - block.ids[0]
+            workers = block_lines[WORKER]
             # Lines are sorted by id; writers expect deliveries by worker.
             order = np.lexsort((rows, workers))
-            groups = mine[GROUP][mine[COPY] == 0]
-            yield BlockDeliveries(block, groups, rows[order], workers[order], mine[COPY][order].astype(np.int32))
+            groups = block_lines[GROUP][block_lines[COPY] == 0]
+            yield BlockDeliveries(block, groups, rows[order], workers[order], block_lines[COPY][order].astype(np.int32))
 
 
 def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tuple[Ints, str | None]:
@@ -89,14 +89,14 @@ def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tupl
         return lines, f"row {ids[at]} is twice for worker {workers[at]}"
     # The position of each line within its row is the copy number that it must have.
     firsts = np.flatnonzero(np.diff(ids, prepend=low - 1))
-    counted = np.arange(len(ids)) - np.repeat(firsts, np.diff([*firsts, len(ids)]))
+    copy_numbers = np.arange(len(ids)) - np.repeat(firsts, np.diff([*firsts, len(ids)]))
     unsaid = lines[COPY] == ABSENT
     if unsaid.any() and not unsaid.all():
         return lines, f"the table has a copy for row {ids[np.flatnonzero(~unsaid)[0]]} and none for others"
     if unsaid.all():
-        lines[COPY] = counted
+        lines[COPY] = copy_numbers
     lines[GROUP][lines[GROUP] == ABSENT] = 0
-    if len(odd := np.flatnonzero(lines[COPY] != counted)):
+    if len(odd := np.flatnonzero(lines[COPY] != copy_numbers)):
         return lines, f"the copies of row {ids[odd[0]]} are not numbered 0, 1, 2 and so on"
     return lines, None
 

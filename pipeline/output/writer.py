@@ -204,8 +204,8 @@ class ChunkJob:
         schema = self.schema
         writers = dict[int, ShardWriter]()
         lines = self.open_assignment(chunk, task) if self.keeps_assignment else None
-        for placed in self.placed(chunk):
-            block, groups, rows, workers, copies = placed
+        for deliveries in self.placed(chunk):
+            block, groups, rows, workers, copies = deliveries
             extra = {"neighbourhood": groups} if self.placement.neighbourhoods else {}
             for worker, first, end in runs(workers):
                 some = rows[first:end]
@@ -217,7 +217,7 @@ class ChunkJob:
                     writers[worker] = self.open(worker, chunk, task, schema)
                 writers[worker].append(batch)
             if lines:
-                lines.append(placed)
+                lines.append(deliveries)
         return replace(written_chunk(writers), assignment=lines.close() if lines else None)
 
     def assign(self, chunk: int, task: str) -> AssignedChunk:
@@ -226,10 +226,10 @@ class ChunkJob:
         total = None
         workers = self.placement.num_workers
         layout = self.dataset.layout
-        for placed in self.placed(chunk, images=self.placement.reads_images):
-            lines.append(placed)
-            found = tally(placed, workers, self.num_classes, layout)
-            total = total + found if total else found
+        for deliveries in self.placed(chunk, images=self.placement.reads_images):
+            lines.append(deliveries)
+            block_totals = tally(deliveries, workers, self.num_classes, layout)
+            total = total + block_totals if total else block_totals
         assert total is not None, "a chunk has rows"
         return AssignedChunk(lines.close(), total)
 

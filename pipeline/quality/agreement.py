@@ -34,8 +34,8 @@ class Cells:
         np.add.at(counts, places, np.concatenate([part.counts for part in parts]))
         return cls(keys, counts)
 
-    def some(self, chosen: Ints) -> Cells:
-        return Cells(self.keys[chosen], self.counts[chosen])
+    def some(self, rows: Ints) -> Cells:
+        return Cells(self.keys[rows], self.counts[rows])
 
 
 @dataclass(frozen=True)

@@ -99,17 +99,17 @@ def class_boxes(table: Ints) -> Figure:
 
     Like Provatas et al. 2021, Fig. 7. Of more than BOXES classes, those with the largest deviations are shown."""
     mean, deviation, off = against_chance(table)
-    shown = np.sort(np.argsort(-np.abs(off).max(axis=0), kind="stable")[:BOXES])
-    centre = mean[:, shown].mean(axis=0)
-    spread = deviation[:, shown].mean(axis=0)
-    positions = np.arange(len(shown))
+    classes = np.sort(np.argsort(-np.abs(off).max(axis=0), kind="stable")[:BOXES])
+    centre = mean[:, classes].mean(axis=0)
+    spread = deviation[:, classes].mean(axis=0)
+    positions = np.arange(len(classes))
     figure, (ax,) = canvas(3.6)
     low = np.maximum(centre - 2 * spread, 0)  # counts cannot be negative
     band = centre + 2 * spread - low
     ax.bar(positions, band, 0.92, bottom=low, color=PALE, label="random split: expected count ± 2 sd")
     ax.hlines(centre, positions - 0.46, positions + 0.46, color=GREY, lw=1, ls="--", label="expected count")
     boxes = ax.boxplot(
-        table[:, shown],
+        table[:, classes],
         positions=positions,
         widths=0.5,
         whis=(0, 100),
@@ -121,11 +121,11 @@ def class_boxes(table: Ints) -> Figure:
         medianprops={"color": "#111", "lw": 1.5},
     )
     boxes["boxes"][0].set_label("over the workers: minimum, quartiles, maximum")
-    ax.set(xlabel="class", ylabel="examples on a worker", xlim=(-0.6, len(shown) - 0.4))
+    ax.set(xlabel="class", ylabel="examples on a worker", xlim=(-0.6, len(classes) - 0.4))
     ax.legend(**ABOVE, ncols=3)
-    number_ticks(ax.xaxis, len(shown))
+    number_ticks(ax.xaxis, len(classes))
     # A tick shows the number of its class, not its position.
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: str(shown[int(at)]) if 0 <= at < len(shown) else ""))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: str(classes[int(at)]) if 0 <= at < len(classes) else ""))
     separate_thousands(ax.yaxis)
     return figure
 
@@ -138,17 +138,17 @@ def neighbourhood_sizes(groups: Sequence[Neighbourhood], num_workers: int) -> Fi
     figure, (ax,) = canvas(3.0)
     heights = np.maximum(sizes, 1) - 0.5  # from a base of 0.5, so that one example is visible on the log scale
     many = len(sizes) > BARS
-    for chosen, colour, hatch, label in (
+    for is_kind, colour, hatch, label in (
         (~sparse, BLUE, None, "dense: divided among the workers"),
         (sparse, ORANGE, "///", "sparse: copied to every worker"),
     ):
-        if chosen.any() and many:
+        if is_kind.any() and many:
             firsts = np.arange(0, len(sizes), -(-len(sizes) // COLUMNS))
-            tops = np.maximum.reduceat(np.where(chosen, heights, 0), firsts) + 0.5
+            tops = np.maximum.reduceat(np.where(is_kind, heights, 0), firsts) + 0.5
             ax.stairs(tops, np.append(firsts, len(sizes)) - 0.5, baseline=0.5, fill=True, color=colour, label=label)
-        elif chosen.any():
+        elif is_kind.any():
             look = {"bottom": 0.5, "color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3}
-            ax.bar(positions[chosen], heights[chosen], label=label, **look)
+            ax.bar(positions[is_kind], heights[is_kind], label=label, **look)
     if not many:
         ax.plot(positions[sparse], sizes[sparse] * 1.35, "x", color="#111", ms=5, mew=1.3)
     ax.axhline(num_workers, color=RED, lw=1.2, ls="--", label=f"{num_workers} workers: no more than one example each")
@@ -222,7 +222,7 @@ def against_one(rows: Mapping[str, float | None], label: str) -> Figure:
 
     rows: value by name; None is shown as not measured. label: label of the x axis."""
     figure, (ax,) = canvas(0.9 + 0.34 * len(rows))
-    known = [max(value, FLOOR) for value in rows.values() if value is not None]
+    values = [max(value, FLOOR) for value in rows.values() if value is not None]
     for row, value in enumerate(rows.values()):
         if value is None:
             ax.text(1, row, "  not measured", va="center", color=GREY, size=9)
@@ -234,7 +234,7 @@ def against_one(rows: Mapping[str, float | None], label: str) -> Figure:
         ax.text(end, row, text, va="center", ha=side, size=9)
     ax.axvline(1, color="#111", lw=1)
     ax.set_xscale("log")
-    ax.set(xlabel=label, xlim=(min([0.5, *known]) / 2.4, max([2.0, *known]) * 2.4))
+    ax.set(xlabel=label, xlim=(min([0.5, *values]) / 2.4, max([2.0, *values]) * 2.4))
     number_decades(ax.xaxis)
     name_rows(ax, list(rows))
     return figure

@@ -141,12 +141,14 @@ def rarest(images: Sequence[SparseImage]) -> list[SparseImage]:
     return sorted(images, key=lambda image: (-image.neighbourhood, image.id))[:SPARSE_IMAGES]
 
 
-def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> tuple[ImageSample, list[SparseImage]]:
-    """Run the first pass over a file: return its owners among ``wanted``, and images of sparse neighbourhoods.
+def sample_file(
+    reader: Reader, sample_ids: Ints, sparse: Ints, file: ShardFile
+) -> tuple[ImageSample, list[SparseImage]]:
+    """Run the first pass over a file: return its owners among ``sample_ids``, and images of sparse neighbourhoods.
 
     Args:
         reader: the set.
-        wanted: the ids of the sample.
+        sample_ids: the ids of the sample.
         sparse: the numbers of the sparse neighbourhoods.
         file: the file.
     """
@@ -155,9 +157,9 @@ def sample_file(reader: Reader, wanted: Ints, sparse: Ints, file: ShardFile) -> 
     for block in reader.owners(file):
         near = block.columns.neighbourhoods
         planes = reader.planes(block.images)
-        chosen = np.isin(block.ids, wanted)
+        is_sampled = np.isin(block.ids, sample_ids)
         groups = block.labels if near is None else near
-        samples.append(ImageSample(block.ids[chosen], groups[chosen], thumbnails(planes[chosen])))
+        samples.append(ImageSample(block.ids[is_sampled], groups[is_sampled], thumbnails(planes[is_sampled])))
         if near is not None and reader.layout.dtype == "uint8":
             for at in np.flatnonzero(np.isin(near, sparse)):
                 images.append(SparseImage(int(block.ids[at]), int(block.labels[at]), int(near[at]), planes[at].copy()))
@@ -217,10 +219,10 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     if groups:
         limits["neighbourhood"] = len(groups)
     layout = Layout(manifest.image.chw, dtype=cast(Dtype, manifest.image.dtype))
-    listed = [(worker, file) for worker, entry in enumerate(workers) for file in entry.files if file.rows]
-    files = [file for _, file in listed]
-    counted = largest(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))
-    reader = Reader(shards.store, shards.uri, layout, limits, counted)
+    workers_and_files = [(worker, file) for worker, entry in enumerate(workers) for file in entry.files if file.rows]
+    files = [file for _, file in workers_and_files]
+    largest_groups = largest(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))
+    reader = Reader(shards.store, shards.uri, layout, limits, largest_groups)
 
     sparse = np.flatnonzero([group.sparse for group in groups])
     samples, images = zip(
@@ -230,13 +232,13 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     sample = join(samples)
     bandwidth = mean_distance(sample.features)
     totals = [no_moments(reader, bandwidth) for _ in workers]
-    for (worker, _), part in zip(listed, run(partial(file_moments, reader, bandwidth), files), strict=True):
+    for (worker, _), part in zip(workers_and_files, run(partial(file_moments, reader, bandwidth), files), strict=True):
         totals[worker] = merge(totals[worker], part)
     owners = sum(total.rows for total in totals)
     if owners != rows:
         raise DataError(
             f"{shards.uri}: the shards own {owners} examples, the manifest says {rows}; rerun with --overwrite"
         )
-    dense = [not groups[number].sparse for number in counted]
+    dense = [not groups[number].sparse for number in largest_groups]
     figures = assess([entry.rows for entry in workers], totals, dense, sample.features, bandwidth)
     return figures, sample, rarest([image for part in images for image in part])

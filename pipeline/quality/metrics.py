@@ -54,12 +54,12 @@ def spread_evenly(rows: int, limit: int) -> npt.NDArray[np.int64]:
 
 def mean_distance(features: Floats) -> float:
     """Return the mean distance over all pairs of at most BANDWIDTH_ROWS evenly chosen rows; 1.0 if all are equal."""
-    chosen = features[spread_evenly(len(features), BANDWIDTH_ROWS)].astype(np.float64)
-    chosen -= chosen[:1]  # equal rows become exactly 0, without rounding errors
-    squares = np.einsum("np,np->n", chosen, chosen)
-    pairs = np.triu_indices(len(chosen), 1)
-    squared = (squares[:, None] + squares - 2 * (chosen @ chosen.T))[pairs]
-    return float(np.sqrt(np.maximum(squared, 0)).sum() / max(1, len(squared))) or 1.0
+    sample = features[spread_evenly(len(features), BANDWIDTH_ROWS)].astype(np.float64)
+    sample -= sample[:1]  # equal rows become exactly 0, without rounding errors
+    squares = np.einsum("np,np->n", sample, sample)
+    pairs = np.triu_indices(len(sample), 1)
+    squared_distances = (squares[:, None] + squares - 2 * (sample @ sample.T))[pairs]
+    return float(np.sqrt(np.maximum(squared_distances, 0)).sum() / max(1, len(squared_distances))) or 1.0
 
 
 def embed(features: Floats, bandwidth: float) -> npt.NDArray[np.float32]:
@@ -238,8 +238,8 @@ class Quality:
 
 def mean_of(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are not None, or None if there are none."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def shard_quality(worker: int, size: int, part: Moments, whole: Moments) -> ShardQuality:

@@ -71,40 +71,42 @@ def draw_figures(
     shards = measured.shards
     groups = manifest.neighbourhoods
     labelled = "label" in manifest.labels.columns
-    drawn: dict[str, EmbeddedFigure] = {}
+    embedded_figures: dict[str, EmbeddedFigure] = {}
     with plots.style():
         if len(shards) > 1:
             owners = [shard.owners for shard in shards]
             copies = [shard.rows - shard.owners for shard in shards]
-            drawn["sizes"] = embed_figure(figures.shard_sizes(owners, copies), "Rows per worker")
+            embedded_figures["sizes"] = embed_figure(figures.shard_sizes(owners, copies), "Rows per worker")
             if labelled:
                 heat = figures.class_heat_map(measured.class_table)
-                drawn["heat"] = embed_figure(heat, "Examples per worker and class")
+                embedded_figures["heat"] = embed_figure(heat, "Examples per worker and class")
             if labelled and not manifest.ratios:  # the figure's band assumes equal shares
                 boxes = figures.class_boxes(measured.class_table)
-                drawn["boxes"] = embed_figure(boxes, "Spread of each class over the workers")
+                embedded_figures["boxes"] = embed_figure(boxes, "Spread of each class over the workers")
         if measured.mmd_ratio is not None:
             ratios = [shard.mmd_ratio for shard in shards]
             figure = figures.shard_ratios(ratios, measured.mmd_ratio, measured.shard_mmd_ratio_sd)
-            drawn["ratios"] = embed_figure(figure, "Distance of each shard from the whole set")
+            embedded_figures["ratios"] = embed_figure(figure, "Distance of each shard from the whole set")
         if groups:
             figure = figures.neighbourhood_sizes(groups, len(shards))
-            drawn["neighbourhoods"] = embed_figure(figure, "Sizes of the neighbourhoods")
+            embedded_figures["neighbourhoods"] = embed_figure(figure, "Sizes of the neighbourhoods")
         if len(sample.ids) > 1:
             classes = manifest.labels.num_classes if labelled else 0
             by, count = ("neighbourhood", len(groups)) if groups else ("class", classes)
             figure = projection(measured, sample, by, count, sparse)
             coloured = f", by {by}" if count else ""
-            drawn["projection"] = embed_figure(
+            embedded_figures["projection"] = embed_figure(
                 figure, f"Sample of {len(sample.ids)} images in two dimensions{coloured}"
             )
-        drawn["seconds"] = embed_figure(figures.stacked_seconds({"this run": manifest.seconds}), "Seconds per phase")
-    return drawn
+        embedded_figures["seconds"] = embed_figure(
+            figures.stacked_seconds({"this run": manifest.seconds}), "Seconds per phase"
+        )
+    return embedded_figures
 
 
 def render(manifest: Manifest, measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]) -> str:
     """Return the report as one HTML page without external links. About 2 s for 12 workers on one core."""
-    settings, fitted = split_params(manifest)
+    settings, fitted_params = split_params(manifest)
     # Another version may have made the set, by a strategy that this one lacks: only the summary is then missing.
     kind = STRATEGIES.get(manifest.strategy)
     page: str = template("pipeline.quality", "report.html").render(
@@ -112,7 +114,7 @@ def render(manifest: Manifest, measured: Quality, sample: ImageSample, sparse: S
         origin=origin(manifest.made, manifest.versions),
         summary=kind.summary if kind else "",
         settings=settings,
-        fitted=fitted,
+        fitted=fitted_params,
         measured=measured,
         findings=verdict(measured),
         figures=draw_figures(manifest, measured, sample, sparse),
@@ -170,20 +172,24 @@ def comparison_row(manifest: Manifest, measured: Quality) -> dict[str, Any]:
     }
 
 
-def render_comparison(rows: Sequence[Mapping[str, Any]], made: Mapping[str, str] | None = None) -> str:
+def render_comparison(rows: Sequence[Mapping[str, Any]], provenance: Mapping[str, str] | None = None) -> str:
     """Return all strategies side by side as one HTML page.
 
-    rows: one per set, from ``comparison_row``. made: the origin of the comparison, from ``provenance``."""
+    rows: one per set, from ``comparison_row``. provenance: the origin of the comparison, from ``provenance``."""
     seconds = {str(row["name"]): row["seconds"] for row in rows}
     with plots.style():
-        drawn = [embed_figure(figures.stacked_seconds(seconds), "Seconds by phase for each strategy")]
+        embedded_figures = [embed_figure(figures.stacked_seconds(seconds), "Seconds by phase for each strategy")]
         for key, label in RATIOS:
             values = {str(row["name"]): row.get(key) for row in rows}
             if any(value is not None for value in values.values()):
-                drawn.append(embed_figure(figures.against_one(values, label), label))
+                embedded_figures.append(embed_figure(figures.against_one(values, label), label))
     phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]))
     page: str = template("pipeline.quality", "comparison.html").render(
-        rows=rows, phases=phases, figures=drawn, findings=comparison_findings(rows), origin=origin(made, versions())
+        rows=rows,
+        phases=phases,
+        figures=embedded_figures,
+        findings=comparison_findings(rows),
+        origin=origin(provenance, versions()),
     )
     return page
 
@@ -192,11 +198,11 @@ def comparison_findings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence on each measure of evenness: the most even strategy, and the number below a random split."""
     findings = []
     for key, topic in (("mmd_ratio", "Images"), ("class_chi_square_per_dof", "Classes")):
-        known = sorted((row for row in rows if row.get(key) is not None), key=lambda row: float(row[key]))
-        if known:
-            below = sum(row[key] < 1 for row in known)
-            best = f"{known[0]['name']} spreads them most evenly ({known[0][key]:.2f} of a random split)"
+        ranked = sorted((row for row in rows if row.get(key) is not None), key=lambda row: float(row[key]))
+        if ranked:
+            below = sum(row[key] < 1 for row in ranked)
+            best = f"{ranked[0]['name']} spreads them most evenly ({ranked[0][key]:.2f} of a random split)"
             findings.append(
-                f"{topic}: {best}; {below} of {len(known)} strategies are below 1, the average random split."
+                f"{topic}: {best}; {below} of {len(ranked)} strategies are below 1, the average random split."
             )
     return findings

@@ -64,8 +64,8 @@ def projection(
         )
     if workers > 1:
         owners = np.array([shard.owners for shard in measured.shards])
-        filled = owners > 0
-        whole = np.average(measured.feature_means[filled], axis=0, weights=owners[filled])
+        has_rows = owners > 0
+        whole = np.average(measured.feature_means[has_rows], axis=0, weights=owners[has_rows])
         # The ellipse is the distribution of the mean of a random shard of average size.
         shard_rows = round(measured.rows / workers)
         shard_sd = np.sqrt([expected_shift(shard_rows, measured.rows, float(v)) for v in points.var(axis=0)])

@@ -42,14 +42,14 @@ def verdict(measured: Quality) -> list[Verdict]:
     return findings
 
 
-def spread_finding(test: ChiSquare, what: str) -> Verdict:
+def spread_finding(test: ChiSquare, subject: str) -> Verdict:
     """Judge a chi-square test on both sides: a table can be too even as well as too uneven."""
     aside = f"chi-square / dof = {test.per_dof:,.3f}, random split ≈\u00a01"
     if test.p_value < SURE:
-        return Verdict("worse", f"{what} are spread over the workers less evenly than in a random split ({aside}).")
+        return Verdict("worse", f"{subject} are spread over the workers less evenly than in a random split ({aside}).")
     if test.p_value > 1 - SURE:
-        return Verdict("better", f"{what} are spread over the workers more evenly than in a random split ({aside}).")
-    return Verdict("as random", f"{what} are spread over the workers as evenly as in a random split ({aside}).")
+        return Verdict("better", f"{subject} are spread over the workers more evenly than in a random split ({aside}).")
+    return Verdict("as random", f"{subject} are spread over the workers as evenly as in a random split ({aside}).")
 
 
 def distance_finding(ratio: float, sd: float | None) -> Verdict:

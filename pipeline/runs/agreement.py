@@ -53,11 +53,11 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> S
         raise DataError(f"{shards.uri} and {reference.uri} are cut in other ways; make one again with --overwrite")
     slices = max(1, min(len(left), context.defaultParallelism))
     sides = [((shards.uri, one), (reference.uri, other)) for one, other in zip(left, right, strict=True)]
-    looked = context.parallelize(sides, slices).flatMap(partial(look, shards.store, len(near), slices))
+    parts = context.parallelize(sides, slices).flatMap(partial(look, shards.store, len(near), slices))
     # The Rand index needs the total of each group, so all cells of a group meet in one task.
-    by_group = looked.filter(lambda part: part[0] < slices).partitionBy(slices, int)
+    by_group = parts.filter(lambda part: part[0] < slices).partitionBy(slices, int)
     sums = by_group.mapPartitions(partial(sum_up, len(near))).collect()
-    by_worker = looked.filter(lambda part: part[0] == slices).values().collect()
+    by_worker = parts.filter(lambda part: part[0] == slices).values().collect()
     test = chi_square(table_of(Cells.total(by_worker), shards.num_workers, len(near)))
     return SetAgreement(reduce(add, sums).adjusted_rand(), test.per_dof if test else None)
 

@@ -88,8 +88,8 @@ def shard(
         ratios=ratios,
         assignment_only=assignment_only,
     )
-    chosen = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
-    return shard_request(request, chosen, spark=spark, report=report, quiet=quiet)
+    spec = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
+    return shard_request(request, spec, spark=spark, report=report, quiet=quiet)
 
 
 def reshard(

@@ -80,8 +80,8 @@ def assign(
     spark = data.sparkSession if isinstance(data, DataFrame) else SparkSession.builder.getOrCreate()
     with spark_context(spark) as context:  # also ships the package to a cluster's executors
         store = open_store(context)
-    chosen = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
-    chosen = chosen if seed is None else replace(chosen, seed=seed)
+    spec = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
+    spec = spec if seed is None else replace(spec, seed=seed)
     folder = _scratch(context, store, scratch)
     request = Request(
         input=_written(data, folder) if isinstance(data, DataFrame) else data,
@@ -91,17 +91,17 @@ def assign(
         ratios=ratios,
     )
     if unlabelled:
-        chosen.check_without_labels()
-    progress = PhaseLog(context, quiet=quiet, title=f"{chosen.name} assigned")
+        spec.check_without_labels()
+    progress = PhaseLog(context, quiet=quiet, title=f"{spec.name} assigned")
     run = ShardingRun(context, store, resolve_places(store, request), progress)
     with progress.phase("discover"):
         dataset = discover_inputs(run).dataset
-    chosen.check_input(dataset)
+    spec.check_input(dataset)
     check_num_workers(request, dataset)
     with progress.phase("scan"):
         source = scanned(context, dataset, num_workers)
-    fitted = chosen.fit(fitting_context(run, source, folder))
-    placement = deal(fitted, num_workers, request.ratios).placement
+    fit_result = spec.fit(fitting_context(run, source, folder))
+    placement = deal(fit_result, num_workers, request.ratios).placement
     job = ChunkJob(dataset, placement, source.bounds, folder, source.scan.num_classes)
     return _frame(spark, job, own_ids=isinstance(data, DataFrame))
 
@@ -112,9 +112,9 @@ def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
         # A temporary folder of the driver does not exist on the machines of a cluster.
         if not str(context.master).startswith("local"):
             raise UsageError(f"scratch is needed on {context.master}: a folder that all executors reach")
-        made = tempfile.mkdtemp(prefix="assignment-")
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
-        return made
+        temporary_folder = tempfile.mkdtemp(prefix="assignment-")
+        atexit.register(shutil.rmtree, temporary_folder, ignore_errors=True)
+        return temporary_folder
     folder = store.resolve(scratch)
     if is_object(folder):
         raise UsageError(f"scratch {folder}: Spark writes rows there, which reaches no object store here; use hdfs://")
@@ -145,10 +145,10 @@ def _frame(spark: SparkSession, job: ChunkJob, *, own_ids: bool) -> DataFrame:
         """Yield the assignment lines of some chunks. batches: one column of chunk numbers, from ``spark.range``."""
         for batch in batches:
             for chunk in batch.column(0).to_pylist():
-                for placed in job.placed(chunk, images=job.placement.reads_images):
-                    lines = lines_of(placed)
+                for deliveries in job.placed(chunk, images=job.placement.reads_images):
+                    lines = lines_of(deliveries)
                     if own_ids:
-                        ids = _ids(job.dataset, placed.block.ids)[placed.rows[placed.row_order]]
+                        ids = _ids(job.dataset, deliveries.block.ids)[deliveries.rows[deliveries.row_order]]
                         lines = lines.set_column(0, SCHEMA.field("id"), pa.array(ids, pa.int64()))
                     yield lines
 

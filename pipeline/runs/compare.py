@@ -78,19 +78,19 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
 def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
     """Return the strategies of --strategies and --variants, by the name of their row and folder. Raises UsageError."""
     cli.fill_embedding(args)
-    found = {name: read_strategy(name, args) for name in args.strategies.split(",") if name}
+    strategies = {name: read_strategy(name, args) for name in args.strategies.split(",") if name}
     for text in split_variants(args.variants):
         try:
             name, strategy = read_variant(text, args)
         except UsageError as error:
             raise UsageError(f"--variants: {shlex.join(text)}: {error}") from None
         # The name is also the output folder, so a second strategy would replace the set of the first.
-        if name in found:
+        if name in strategies:
             raise UsageError(f"--variants: {shlex.join(text)} has a name that is already used; choose another name")
-        found[name] = strategy
-    if not found:
+        strategies[name] = strategy
+    if not strategies:
         raise UsageError("--strategies is empty; name at least one strategy")
-    return found
+    return strategies
 
 
 def split_variants(text: str) -> list[list[str]]:
@@ -122,12 +122,12 @@ def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, S
     flags = Parser(prog="compare.py", add_help=False, allow_abbrev=False)
     cli.add_seed_flag(flags)
     add_flags(flags, find(STRATEGIES, "the strategy", strategy), leave_out=cli.COMMON)
-    told = flags.parse_args(words[1:])
+    variant_args = flags.parse_args(words[1:])
     # Only flags that are on the variant's command line override, not the parser's defaults.
-    own = {name: getattr(told, name) for name in given(flags, words[1:])}
-    filled = argparse.Namespace(**vars(args) | own)
-    cli.fill_embedding(filled)
-    return name, read_strategy(strategy, filled)
+    own = {name: getattr(variant_args, name) for name in given(flags, words[1:])}
+    merged_args = argparse.Namespace(**vars(args) | own)
+    cli.fill_embedding(merged_args)
+    return name, read_strategy(strategy, merged_args)
 
 
 def read_strategy(name: str, args: argparse.Namespace) -> Strategy:
@@ -149,7 +149,7 @@ def run_comparison(prog: str, description: str | None) -> int:
     request = cli.read_request(args)
     preflight(request, *strategies.values())
     rows: list[dict[str, Any]] = []
-    made: dict[str, ShardSet] = {}
+    sets: dict[str, ShardSet] = {}
     with spark_context(debug=args.debug) as context:
         store = open_store(context)
         output = store.resolve(request.output)
@@ -160,18 +160,18 @@ def run_comparison(prog: str, description: str | None) -> int:
             try:
                 shards = shard(context, replace(request, output=f"{output}/{name}"), strategy, progress).shards
             except UnsuitableError as error:
-                if not made and name == list(strategies)[-1]:
+                if not sets and name == list(strategies)[-1]:
                     raise
                 print(f"{name} is skipped: {error}", file=sys.stderr)
                 continue
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))
             rows.append({**row, "name": name, "total_s": sum(shards.manifest.seconds.values())})
-            made[name] = shards
+            sets[name] = shards
         # The neighbourhoods of the exact k-means are the reference for all sets.
-        exact = [shards for shards in made.values() if shards.manifest.strategy == DistributionAware.name]
+        exact = [shards for shards in sets.values() if shards.manifest.strategy == DistributionAware.name]
         for row in rows:
-            row |= agreement_row(context, made[row["name"]], exact[0] if exact else None)
+            row |= agreement_row(context, sets[row["name"]], exact[0] if exact else None)
         store.replace(f"{output}/compare.json", json.dumps(rows, indent=1).encode())
         store.replace(
             f"{output}/compare.html", render_comparison(rows, {**provenance(), "master": str(context.master)}).encode()
@@ -184,10 +184,10 @@ def run_comparison(prog: str, description: str | None) -> int:
 def agreement_row(context: SparkContext, shards: ShardSet, reference: ShardSet | None) -> dict[str, float | None]:
     """Return the agreement of a set's groups and workers with the reference's neighbourhoods, None without a
     reference."""
-    found = agreement(context, shards, reference) if reference else None
+    result = agreement(context, shards, reference) if reference else None
     return {
-        "adjusted_rand": found.adjusted_rand if found else None,
-        "cluster_chi_square_per_dof": found.chi_square_per_dof if found else None,
+        "adjusted_rand": result.adjusted_rand if result else None,
+        "cluster_chi_square_per_dof": result.chi_square_per_dof if result else None,
     }
 
 

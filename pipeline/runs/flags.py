@@ -248,12 +248,12 @@ def fill_embedding(args: argparse.Namespace) -> None:
 
 def _ratios(args: argparse.Namespace) -> Ratios | None:
     """Return the ratios from the flags, or from the measurements of a training run. Raises UsageError."""
-    given = getattr(args, "ratios", None)
+    ratios = getattr(args, "ratios", None)
     run = getattr(args, "ratios_from", None)
-    if given is not None and run is not None:  # argparse does not check flags set in a TOML file
-        raise UsageError(f"--ratios {given} and --ratios-from {run} exclude each other; leave one of them out")
+    if ratios is not None and run is not None:  # argparse does not check flags set in a TOML file
+        raise UsageError(f"--ratios {ratios} and --ratios-from {run} exclude each other; leave one of them out")
     if run is None:
-        return None if given is None else parse_ratios(given)
+        return None if ratios is None else parse_ratios(ratios)
     measured = measured_ratios(run, configured_store())
     if args.workers not in (None, len(measured)):
         raise UsageError(

@@ -92,12 +92,12 @@ def materialize(
     with Attempt(run.store, run.request.output) as attempt:
         if table.made_by:
             check_rows(context, table.made_by, scans.source)
-        placed = place_by_table(run, table, scans.source, attempt.folder)
-        written = write_rows(run, scans, placed, attempt.folder)
+        placed_rows = place_by_table(run, table, scans.source, attempt.folder)
+        written_set = write_rows(run, scans, placed_rows, attempt.folder)
         with progress.phase("commit"):
             models = copy_models(run.store, stored_models(table.made_by), attempt.folder)
-            manifest = describe_set(run, goal, written, models)
-            return commit(run, goal, scans, attempt, manifest, written.moves() + models)
+            manifest = describe_set(run, goal, written_set, models)
+            return commit(run, goal, scans, attempt, manifest, written_set.moves() + models)
 
 
 def _strategy(context: SparkContext, table: AssignmentTable) -> Strategy:
@@ -113,7 +113,7 @@ def _ratios(table: AssignmentTable) -> tuple[int, ...] | None:
     return tuple(ratios) if ratios else None
 
 
-def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | None, *, allow_empty: bool) -> int:
+def _num_workers(context: SparkContext, table: AssignmentTable, requested: int | None, *, allow_empty: bool) -> int:
     """Return the number of workers of the assignment. The files of a table are read for it only if no number is
     requested.
 
@@ -123,20 +123,22 @@ def _num_workers(context: SparkContext, table: AssignmentTable, asked: int | Non
     Args:
         context: runs the tasks.
         table: the assignment.
-        asked: the requested number, or None.
+        requested: the requested number, or None.
         allow_empty: accept a table without worker 0.
     """
     if table.made_by:
-        made = table.made_by.num_workers
-        if asked not in (None, made):
-            raise UsageError(f"{table.uri} assigns {made} workers, not {asked}; deal its set anew with jobs/reshard.py")
-        return made
-    if asked is not None:
-        return asked
-    found = run_on(context)(partial(_worker_range, table.store), table.files)
-    if problems := [each for each in found if isinstance(each, str)]:
+        set_workers = table.made_by.num_workers
+        if requested not in (None, set_workers):
+            raise UsageError(
+                f"{table.uri} assigns {set_workers} workers, not {requested}; deal its set anew with jobs/reshard.py"
+            )
+        return set_workers
+    if requested is not None:
+        return requested
+    ranges_or_problems = run_on(context)(partial(_worker_range, table.store), table.files)
+    if problems := [each for each in ranges_or_problems if isinstance(each, str)]:
         raise DataError(problems[0])
-    ranges = [each for each in found if isinstance(each, tuple)]
+    ranges = [each for each in ranges_or_problems if isinstance(each, tuple)]
     lowest = min((low for low, _ in ranges), default=0)
     highest = max((high for _, high in ranges), default=0)
     # Numbers from 1 would leave worker 0 empty.
@@ -172,9 +174,9 @@ def place_by_table(run: ShardingRun, table: AssignmentTable, source: ScannedInpu
     staging: the attempt's folder, where tasks keep the lines of every chunk."""
     num_workers = run.request.num_workers
     with run.progress.phase("assign"):
-        settled = _settle(run.context, table, source.bounds, f"{staging}/groups", num_workers)
-        paths = tuple(each.path for each in settled)
-        copies = sum(each.copies for each in settled)
+        checks = _settle(run.context, table, source.bounds, f"{staging}/groups", num_workers)
+        paths = tuple(each.path for each in checks)
+        copies = sum(each.copies for each in checks)
         run.progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
     # Only the assignment of a set contains neighbourhoods.
     if not table.made_by:
@@ -234,23 +236,23 @@ def _settle(
         except DataError as error:
             yield 0, str(error)
 
-    def keep(chunk: int, found: Iterable[tuple[int, Iterable[Ints | str]]]) -> Iterator[LineCheck]:
+    def keep(chunk: int, groups: Iterable[tuple[int, Iterable[Ints | str]]]) -> Iterator[LineCheck]:
         """Check and write the lines of one chunk, and yield the result.
 
         Partition i of the shuffle holds chunk i alone. found: at most one pair of the chunk and all of its values,
         which are lines, int64 [4, lines], or problems of files as text."""
-        parts = [part for _, all_parts in found for part in all_parts]
+        parts = [part for _, all_parts in groups for part in all_parts]
         if problems := [part for part in parts if isinstance(part, str)]:
             yield LineCheck(problem=min(problems))
             return
-        made = settle_and_keep(
+        check = settle_and_keep(
             store, scratch, [part for part in parts if not isinstance(part, str)], bounds[chunk], num_workers
         )
-        yield replace(made, problem=made.problem and f"{uri}: {made.problem}")
+        yield replace(check, problem=check.problem and f"{uri}: {check.problem}")
 
     # A table can be in any order: a shuffle brings the lines of each chunk to one task.
-    looked = context.parallelize(table.files, min(len(table.files), 10_000)).flatMap(look)
-    settled = looked.groupByKey(len(bounds), lambda chunk: chunk).mapPartitionsWithIndex(keep).collect()
-    if problem := next((each.problem for each in settled if each.problem), None):
+    table_parts = context.parallelize(table.files, min(len(table.files), 10_000)).flatMap(look)
+    checks = table_parts.groupByKey(len(bounds), lambda chunk: chunk).mapPartitionsWithIndex(keep).collect()
+    if problem := next((each.problem for each in checks if each.problem), None):
         raise DataError(problem)
-    return settled
+    return checks

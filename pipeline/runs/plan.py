@@ -138,24 +138,26 @@ def plan(shape: Shape) -> CostEstimate:
     spills = shape.workers > at_once
     bounds = piece_bounds(parts, size) if spills else parts
     pieces = pass_pieces(n, size, shape.cores)
-    counted = len(bounds) + pieces - 1  # a chunk that two pieces share is counted in both
-    scan = PhaseCost("scan", pieces, 8 * counted * shape.classes + RESULT * pieces, PYTHON_TASK, read_bytes=n * size)
+    counts_sent = len(bounds) + pieces - 1  # a chunk that two pieces share is counted in both
+    scan = PhaseCost(
+        "scan", pieces, 8 * counts_sent * shape.classes + RESULT * pieces, PYTHON_TASK, read_bytes=n * size
+    )
     phases = [scan]
     if shape.functions:
-        phases += _hashing(shape, pieces, counted)
+        phases += _hashing(shape, pieces, counts_sent)
     elif shape.clusters:
-        phases += _clustering(shape, pieces, counted)
+        phases += _clustering(shape, pieces, counts_sent)
     elif shape.blocks:
         phases += [*_embedding(shape, pieces), _blocks(shape)]
     files = sum(min(shape.workers, high - low) for low, high in parts)
-    told = files * (FILE + 8 * shape.classes)
-    held = PYTHON_TASK + min(BUFFER_BYTES, 2 * 1000 * size * at_once)
+    file_entries = files * (FILE + 8 * shape.classes)
+    task_bytes = PYTHON_TASK + min(BUFFER_BYTES, 2 * 1000 * size * at_once)
     if spills:
         ranges = -(-shape.workers // at_once)
-        phases.append(PhaseCost("spill", len(bounds), 120 * len(bounds), held, n * size, n * size))
-        phases.append(PhaseCost("gather", ranges * len(parts), told, held, n * size, n * size))
+        phases.append(PhaseCost("spill", len(bounds), 120 * len(bounds), task_bytes, n * size, n * size))
+        phases.append(PhaseCost("gather", ranges * len(parts), file_entries, task_bytes, n * size, n * size))
     else:
-        phases.append(PhaseCost("write", len(bounds), told, held, n * size, n * size))
+        phases.append(PhaseCost("write", len(bounds), file_entries, task_bytes, n * size, n * size))
     manifest = files * MANIFEST_FILE + shape.workers * (MANIFEST_WORKER + 6 * shape.classes) + 40 * len(parts)
     manifest += MANIFEST_GROUP * shape.clusters
     if shape.workers * shape.clusters <= MOST_COUNTS:
@@ -170,16 +172,16 @@ def _embedding(shape: Shape, pieces: int) -> Iterator[PhaseCost]:
     d = shape.record_bytes
     p = shape.components
     received = arrivals(pieces)
-    fitted = rows_to_fit(shape.fit_rows, n, d)
-    read = min(n * d, fitted * (d + NEAR_BYTES))
-    if rows_are_fewer(fitted, d):
-        held = 4 * fitted * d + 20 * fitted**2 + 16 * d * p
+    fit_rows = rows_to_fit(shape.fit_rows, n, d)
+    read = min(n * d, fit_rows * (d + NEAR_BYTES))
+    if rows_are_fewer(fit_rows, d):
+        task_bytes = 4 * fit_rows * d + 20 * fit_rows**2 + 16 * d * p
         yield PhaseCost("draw", pieces, RESULT, PYTHON_TASK, read)
-        yield PhaseCost("pca", 1, 8 * d * (p + 1), held + PYTHON_TASK, fitted * d, 0, float(fitted) ** 2 * d)
+        yield PhaseCost("pca", 1, 8 * d * (p + 1), task_bytes + PYTHON_TASK, fit_rows * d, 0, float(fit_rows) ** 2 * d)
     else:
-        wide = 8 if fitted / pieces * 2**12 >= 2**31 else 4  # bytes of a pixel's sum of squares at usual contrast
-        sent = received * (d * (d + 1) // 2 * wide + 8 * d)
-        yield PhaseCost("pca", pieces, sent, 12 * d * d + PYTHON_TASK, read, 0, float(fitted) * d * d)
+        wide = 8 if fit_rows / pieces * 2**12 >= 2**31 else 4  # bytes of a pixel's sum of squares at usual contrast
+        driver_bytes = received * (d * (d + 1) // 2 * wide + 8 * d)
+        yield PhaseCost("pca", pieces, driver_bytes, 12 * d * d + PYTHON_TASK, read, 0, float(fit_rows) * d * d)
     points = 4 * n * p
     pieces = point_pieces(pieces, points)
     yield PhaseCost("project", pieces, RESULT, PYTHON_TASK + points // pieces, n * d, 0, 2.0 * n * d * p)
@@ -194,18 +196,18 @@ def _blocks(shape: Shape) -> PhaseCost:
     parts = -(-of_class // PART_ROWS)
     rows = -(-of_class // parts)
     groups = shape.classes * parts
-    held = held_bytes(rows, shape.components) + block_bytes(rows, shape.blocks, "facility-location")
+    task_bytes = held_bytes(rows, shape.components) + block_bytes(rows, shape.blocks, "facility-location")
     flop = groups * float(rows) ** 2 * (2 * shape.components + PAIR_FLOP)
-    return PhaseCost("blocks", groups, RESULT * groups, PYTHON_TASK + held, 0, 0, flop)
+    return PhaseCost("blocks", groups, RESULT * groups, PYTHON_TASK + task_bytes, 0, 0, flop)
 
 
-def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
+def _clustering(shape: Shape, pieces: int, counts_sent: int) -> Iterator[PhaseCost]:
     """Yield the phases of strategies that use neighbourhoods: PCA, projection, k-means and assignment.
 
     Args:
         shape: the input.
         pieces: number of tasks of a pass over the images.
-        counted: number of chunks for which the tasks of such a pass send counts; a chunk counts once per task that has
+        counts_sent: number of chunks for which the tasks of such a pass send counts; a chunk counts once per task that has
             rows of it.
     """
     n = shape.rows
@@ -213,72 +215,76 @@ def _clustering(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
     k = shape.clusters
     yield from _embedding(shape, pieces)
     points = 4 * n * p
-    counted += point_pieces(pieces, points) - pieces
+    counts_sent += point_pieces(pieces, points) - pieces
     pieces = point_pieces(pieces, points)
     received = arrivals(pieces)
     far = min(FAR_ROWS, n // SHARE) * (4 * p + 16)
     sample = min(n, sample_rows(k)) * (4 * p + 8)
     passes = ITERATIONS + 2
-    compared = PYTHON_TASK + 24 * min(BLOCK_ROWS * k, MOST_COMPARED)
+    task_bytes = PYTHON_TASK + 24 * min(BLOCK_ROWS * k, MOST_COMPARED)
     # Small inputs are clustered by one task, within the limits of pipeline/clustering.
     if points <= ONE_TASK_BYTES and n * p * k <= ONE_TASK_PRODUCTS:
         yield PhaseCost(
-            "kmeans", 1, 8 * k * (p + 1) + RESULT, compared + 3 * points + 40 * n, 0, 0, passes * 2.0 * n * p * k
+            "kmeans", 1, 8 * k * (p + 1) + RESULT, task_bytes + 3 * points + 40 * n, 0, 0, passes * 2.0 * n * p * k
         )
     else:
         # With many rows, the centres first settle on a subset of about SETTLING_ROWS rows.
         if n > MANY_ROWS and SETTLING_ROWS * p * k <= ONE_TASK_PRODUCTS:
             work = passes * 2.0 * SETTLING_ROWS * p * k
-            yield PhaseCost("settle", 1, 8 * k * (p + 1), compared + SETTLING_ROWS * (8 * p + 40), flop=work)
-        sent = received * max(far, sample, 8 * k * (p + 1))
-        yield PhaseCost("kmeans", pieces, sent, compared + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes)
-    yield PhaseCost("assign", pieces, 8 * counted * k + RESULT * pieces, compared, 0, 0, 2.0 * n * p * k)
+            yield PhaseCost("settle", 1, 8 * k * (p + 1), task_bytes + SETTLING_ROWS * (8 * p + 40), flop=work)
+        driver_bytes = received * max(far, sample, 8 * k * (p + 1))
+        yield PhaseCost(
+            "kmeans", pieces, driver_bytes, task_bytes + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes
+        )
+    yield PhaseCost("assign", pieces, 8 * counts_sent * k + RESULT * pieces, task_bytes, 0, 0, 2.0 * n * p * k)
 
 
-def _hashing(shape: Shape, pieces: int, counted: int) -> Iterator[PhaseCost]:
+def _hashing(shape: Shape, pieces: int, counts_sent: int) -> Iterator[PhaseCost]:
     """Yield the phases of the strategy hash with ``dsh``, the hash family with the most expensive fit.
 
     Args:
         shape: the input.
         pieces: number of tasks of a pass over the images.
-        counted: number of chunks for which the tasks of such a pass send counts; a chunk counts once per task that has
+        counts_sent: number of chunks for which the tasks of such a pass send counts; a chunk counts once per task that has
             rows of it.
     """
     n = shape.rows
     d = shape.record_bytes
     m = shape.functions
     k = shape.clusters
-    fitted = rows_to_sample(shape.fit_rows, n, d)
+    fit_rows = rows_to_sample(shape.fit_rows, n, d)
     # The fit uses the smaller product matrix, of the rows or of the values per image.
-    small = rows_are_fewer(fitted, d)
-    held = 3 * fitted * d + (20 * fitted**2 if small else 12 * d * d)
-    flop = float(fitted) * d * (fitted if small else d)
-    yield PhaseCost("functions", 1, 8 * d * m, PYTHON_TASK + held, min(n * d, fitted * (d + NEAR_BYTES)), 0, flop)
+    small = rows_are_fewer(fit_rows, d)
+    task_bytes = 3 * fit_rows * d + (20 * fit_rows**2 if small else 12 * d * d)
+    flop = float(fit_rows) * d * (fit_rows if small else d)
+    yield PhaseCost(
+        "functions", 1, 8 * d * m, PYTHON_TASK + task_bytes, min(n * d, fit_rows * (d + NEAR_BYTES)), 0, flop
+    )
     keys = 16 * n
     # Keys stay cached until rows are assigned, so their size can demand more tasks.
-    counted += point_pieces(pieces, keys) - pieces
+    counts_sent += point_pieces(pieces, keys) - pieces
     pieces = point_pieces(pieces, keys)
-    held = PYTHON_TASK + 8 * BLOCK_ROWS * (d + m)
-    yield PhaseCost("hash", pieces, RESULT * pieces, held, n * d, 0, 2.0 * n * d * m)
+    task_bytes = PYTHON_TASK + 8 * BLOCK_ROWS * (d + m)
+    yield PhaseCost("hash", pieces, RESULT * pieces, task_bytes, n * d, 0, 2.0 * n * d * m)
     yield PhaseCost("buckets", pieces, 16 * k * arrivals(pieces), PYTHON_TASK + 3 * keys // pieces)
-    yield PhaseCost("assign", pieces, 8 * counted * k + RESULT * pieces, PYTHON_TASK + 4 * keys // pieces)
+    yield PhaseCost("assign", pieces, 8 * counts_sent * k + RESULT * pieces, PYTHON_TASK + 4 * keys // pieces)
 
 
-def warnings(made: CostEstimate, memory_a_task: int) -> list[str]:
+def warnings(estimate: CostEstimate, memory_a_task: int) -> list[str]:
     """Return one line per problem that the run would have.
 
     memory_a_task: bytes that an executor has for each task."""
-    shape = made.shape
+    shape = estimate.shape
     lines = []
     # The number of buckets is only known after all rows are hashed, so the run itself would fail late.
     if shape.functions and shape.clusters > MOST_BUCKETS:
         lines.append(f"{shape.clusters:,} buckets exceed the limit of {MOST_BUCKETS:,}")
     if not shape.functions and shape.clusters > MOST_CLUSTERS:
         lines.append(f"{shape.clusters:,} clusters exceed the limit of k-means, {MOST_CLUSTERS:,}")
-    for phase in made.phases:
+    for phase in estimate.phases:
         if phase.driver_bytes > RESULT_LIMIT:
-            sent = phase.driver_bytes / 2**30
-            lines.append(f"{phase.name} sends the driver {sent:.1f} GiB: set spark.driver.maxResultSize above it")
+            sent_gib = phase.driver_bytes / 2**30
+            lines.append(f"{phase.name} sends the driver {sent_gib:.1f} GiB: set spark.driver.maxResultSize above it")
         if phase.task_bytes > memory_a_task:
             lines.append(
                 f"a task of {phase.name} needs {phase.task_bytes / 2**30:.1f} GiB, but has {memory_a_task / 2**30:.1f}:"
@@ -291,12 +297,13 @@ def warnings(made: CostEstimate, memory_a_task: int) -> list[str]:
         )
     if shape.components > shape.record_bytes and shape.clusters and not shape.functions:
         lines.append(f"{shape.components:,} components exceed the number of values per image")
-    if made.files > MANY_FILES:
+    if estimate.files > MANY_FILES:
         lines.append(
-            f"{made.files:,} files: a NameNode needs about 150 bytes of memory per file, and the manifest lists all files"
+            f"{estimate.files:,} files: a NameNode needs about 150 bytes of memory per file,"
+            " and the manifest lists all files"
         )
-    if made.manifest_bytes > 100 << 20:
-        lines.append(f"the manifest has {made.manifest_bytes >> 20:,} MB, which every reader reads completely")
+    if estimate.manifest_bytes > 100 << 20:
+        lines.append(f"the manifest has {estimate.manifest_bytes >> 20:,} MB, which every reader reads completely")
     if shape.rows // shape.workers < 100:
         lines.append(
             f"a worker has about {shape.rows // shape.workers} rows, so its file consists mostly of the footer"

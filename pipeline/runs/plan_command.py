@@ -56,9 +56,9 @@ def measure_rates() -> Rates:
         """Return the amount of work per second, in the fastest of three tries."""
         seconds = []
         for _ in range(3):
-            began = time.perf_counter()
+            start = time.perf_counter()
             work()
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
         return amount / min(seconds)
 
     def write() -> None:
@@ -124,16 +124,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
-def show(made: CostEstimate, rates: Rates, memory_a_task: int) -> str:
+def show(estimate: CostEstimate, rates: Rates, memory_a_task: int) -> str:
     """Return the plan as a page of text: a table of phases, the totals, and warnings.
 
     Args:
-        made: the plan.
+        estimate: the plan.
         rates: speeds of one core.
         memory_a_task: bytes of memory that an executor has per task.
     """
-    shape = made.shape
-    spent = [seconds_of(phase, rates, shape.cores) for phase in made.phases]
+    shape = estimate.shape
+    spent = [seconds_of(phase, rates, shape.cores) for phase in estimate.phases]
     rows = [
         (
             phase.name + (f" x {phase.stages}" if phase.stages > 1 else ""),
@@ -144,24 +144,27 @@ def show(made: CostEstimate, rates: Rates, memory_a_task: int) -> str:
             amount(phase.write_bytes) if phase.write_bytes else "",
             duration(seconds),
         )
-        for phase, seconds in zip(made.phases, spent, strict=True)
+        for phase, seconds in zip(estimate.phases, spent, strict=True)
     ]
     header = ("phase", "tasks", "to the driver", "per task", "read", "written", "time")
-    decoded = amount(shape.rows * shape.record_bytes)
-    per_file = shape.rows / max(1, made.files)
-    through = " (rows are first written to files by range of workers)" if made.spills else ""
+    decoded_size = amount(shape.rows * shape.record_bytes)
+    per_file = shape.rows / max(1, estimate.files)
+    through = " (rows are first written to files by range of workers)" if estimate.spills else ""
     lines = [
-        ("input", f"{shape.rows:,} rows, {decoded}"),
-        ("files", f"{made.files:,} of about {per_file:,.0f} rows{through}"),
-        ("manifest", amount(made.manifest_bytes)),
-        ("local disk", f"{decoded} on all executors together, if images are pickled, encoded or in large row groups"),
-        ("driver", f"{amount(made.driver_bytes)} in addition to its libraries"),
+        ("input", f"{shape.rows:,} rows, {decoded_size}"),
+        ("files", f"{estimate.files:,} of about {per_file:,.0f} rows{through}"),
+        ("manifest", amount(estimate.manifest_bytes)),
+        (
+            "local disk",
+            f"{decoded_size} on all executors together, if images are pickled, encoded or in large row groups",
+        ),
+        ("driver", f"{amount(estimate.driver_bytes)} in addition to its libraries"),
         # Phases run one after another, so their times add up; Spark starts once.
         ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as those of this machine"),
     ]
-    found = warnings(made, memory_a_task)
+    texts = warnings(estimate, memory_a_task)
     return "\n".join(
-        [table(rows, header, right=range(1, len(header))), "", aligned(lines), *(f"warning: {line}" for line in found)]
+        [table(rows, header, right=range(1, len(header))), "", aligned(lines), *(f"warning: {line}" for line in texts)]
     )
 
 
@@ -226,8 +229,8 @@ def main(argv: Sequence[str]) -> None:
             raise UsageError(f"--fit-rows must be all, auto or a whole number of at least 100, got {args.fit_rows}")
         grouped = issubclass(STRATEGIES[args.strategy], NeighbourhoodStrategy)
         functions = FUNCTIONS if args.strategy == Hash.name else 0
-        wanted = args.clusters or (2**FUNCTIONS if functions else 2 * args.classes)
-        clusters = wanted if grouped or functions else 0
+        num_clusters = args.clusters or (2**FUNCTIONS if functions else 2 * args.classes)
+        clusters = num_clusters if grouped or functions else 0
         blocks = args.workers if args.strategy == Submodular.name else 0
         components = args.components or (64 if blocks else 50)
         pixels = int(np.prod(args.image))

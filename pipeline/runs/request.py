@@ -80,9 +80,9 @@ def preflight(request: Request, *strategies: Strategy) -> None:
     # The remaining checks need file systems that only Spark can open here.
     if any(only_spark_knows(uri) for uri in uris + beside):
         return
-    resolved = resolve_places(store, request)
-    check_output(store, resolved)
-    for uri in filter(None, (resolved.input, resolved.eval_input)):
+    absolute = resolve_places(store, request)
+    check_output(store, absolute)
+    for uri in filter(None, (absolute.input, absolute.eval_input)):
         named(store, uri)
     for uri in beside:
         named(store, store.resolve(uri), flag="--embedding")
@@ -167,7 +167,7 @@ def identity(request: Request, strategy: Strategy) -> str:
 def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str:
     """Return the differences between a committed set and the requested one, in words."""
     manifest = committed.manifest
-    asked: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "strategy": strategy.name,
         **strategy.params(),
         "seed": strategy.seed,
@@ -177,7 +177,7 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "evaluation rows": "yes" if request.eval_input else "none",
         "assignment only": request.assignment_only,
     }
-    held = {
+    committed_settings = {
         "strategy": manifest.strategy,
         **(manifest.params if "asked" in manifest.absent else manifest.asked),
         "seed": manifest.seed,
@@ -189,7 +189,11 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "channels": next(iter(manifest.image.shape), None),
     }
     if request.read_options.channels:
-        asked["channels"] = request.read_options.channels
-    asked = json.loads(json.dumps(asked))  # tuples become lists, as in a manifest
-    found = [f"{name} {held.get(name)}, not {value}" for name, value in asked.items() if held.get(name) != value]
-    return "; ".join(found) or "its input"
+        settings["channels"] = request.read_options.channels
+    settings = json.loads(json.dumps(settings))  # tuples become lists, as in a manifest
+    differences = [
+        f"{name} {committed_settings.get(name)}, not {value}"
+        for name, value in settings.items()
+        if committed_settings.get(name) != value
+    ]
+    return "; ".join(differences) or "its input"

@@ -61,20 +61,20 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
     # Whatever fails from here on, the end of the attempt deletes its files.
     with Attempt(run.store, run.request.output) as attempt:
         refuse_other_rows(shards, scans.source.scan)
-        fitted = refit(run, shards, strategy, dataset, fitting_context(run, scans.source, attempt.folder))
-        placed = deal(fitted, run.request.num_workers, run.request.ratios)
-        written = write_rows(run, scans, placed, attempt.folder)
+        fit_result = refit(run, shards, strategy, dataset, fitting_context(run, scans.source, attempt.folder))
+        placed_rows = deal(fit_result, run.request.num_workers, run.request.ratios)
+        written_set = write_rows(run, scans, placed_rows, attempt.folder)
         with progress.phase("commit"):
             models = copy_models(run.store, stored_models(shards), attempt.folder)
-            manifest = describe_set(run, goal, written, models)
-            return commit(run, goal, scans, attempt, manifest, written.moves() + models)
+            manifest = describe_set(run, goal, written_set, models)
+            return commit(run, goal, scans, attempt, manifest, written_set.moves() + models)
 
 
 def evaluation_rows(shards: ShardSet, dataset: Dataset) -> Dataset | None:
     """Return the evaluation rows of a set, or None. They are read from the set: the original input is not needed."""
-    if not (listed := shards.eval_files()):
+    if not (files_of_set := shards.eval_files()):
         return None
-    files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in listed)
+    files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in files_of_set)
     return Dataset(shards.store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
 
 
@@ -113,8 +113,8 @@ def refuse_other_manifests(shards: ShardSet) -> None:
 
 def resolved_params(manifest: Manifest) -> dict[str, Any]:
     """Return the parameters that the fit of a set decided, including those that replace requested values."""
-    asked = manifest.asked
-    return {key: value for key, value in manifest.params.items() if key not in asked or asked[key] != value}
+    flags = manifest.asked
+    return {key: value for key, value in manifest.params.items() if key not in flags or flags[key] != value}
 
 
 def stored_models(shards: ShardSet | None) -> tuple[tuple[str, str], ...]:
@@ -135,8 +135,8 @@ def read_strategy(shards: ShardSet) -> Strategy:
             else f"{shards.uri} was made from a table of workers; make another with jobs/materialize.py"
         )
     # Parameters that this version of the strategy does not have are ignored.
-    known = {field.name for field in fields(kind)} - {"seed"}
-    params = {key: value for key, value in manifest.asked.items() if key in known}
+    field_names = {field.name for field in fields(kind)} - {"seed"}
+    params = {key: value for key, value in manifest.asked.items() if key in field_names}
     try:
         return build(kind, params | {"seed": manifest.seed})
     except (ValueError, UsageError) as error:
@@ -157,11 +157,11 @@ def neighbourhood_counts(
 
     def count(piece: tuple[int, int]) -> ChunkCounts:
         """Return the counts of the rows of one task."""
-        found = []
+        block_counts = []
         for block in dataset.read(*piece, images=False):
             near = block.columns.neighbourhoods
             assert near is not None
-            found.append(count_by_chunk(block.ids, near.astype(np.int64), groups, bounds))
-        return reduce(add, found)
+            block_counts.append(count_by_chunk(block.ids, near.astype(np.int64), groups, bounds))
+        return reduce(add, block_counts)
 
     return all_counts(run_on(context)(count, Images(context, dataset).pieces()), len(bounds), groups)

@@ -34,10 +34,10 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
         return keep_committed(run, goal)
     # Whatever fails from here on, the end of the attempt deletes its files.
     with Attempt(run.store, run.request.output) as attempt:
-        fitted = goal.strategy.fit(fitting_context(run, scans.source, attempt.folder))
-        placed = deal(fitted, run.request.num_workers, run.request.ratios)
-        written = write_rows(run, scans, placed, attempt.folder)
+        fit_result = goal.strategy.fit(fitting_context(run, scans.source, attempt.folder))
+        placed_rows = deal(fit_result, run.request.num_workers, run.request.ratios)
+        written_set = write_rows(run, scans, placed_rows, attempt.folder)
         with progress.phase("commit"):
-            models = save_models(context, run.store, fitted.models, attempt.folder)
-            manifest = describe_set(run, goal, written, models)
-            return commit(run, goal, scans, attempt, manifest, written.moves() + models)
+            models = save_models(context, run.store, fit_result.models, attempt.folder)
+            manifest = describe_set(run, goal, written_set, models)
+            return commit(run, goal, scans, attempt, manifest, written_set.moves() + models)

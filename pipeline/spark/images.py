@@ -53,11 +53,11 @@ class Images:
             pieces = ranges(0, dataset.rows, finer)
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
 
-    def some(self, chosen: Callable[[Ints], npt.NDArray[np.bool_]]) -> RDD[npt.NDArray[np.uint8]]:
-        """Return the images of the rows that are ``chosen(ids)``, uint8 [rows, bytes] in blocks; see ``read_some``."""
+    def some(self, select: Callable[[Ints], npt.NDArray[np.bool_]]) -> RDD[npt.NDArray[np.uint8]]:
+        """Return the images of the rows that ``select(ids)`` selects, uint8 [rows, bytes] in blocks; see ``read_some``."""
         dataset = self.dataset
         pieces = self.pieces()
-        return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read_some(*piece, chosen))
+        return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read_some(*piece, select))
 
     def frame(self, partitions: int | None = None) -> DataFrame:
         """Return the table ``id, label[, coarse_label][, target], image``.

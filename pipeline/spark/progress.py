@@ -45,7 +45,7 @@ class PhaseLog:
         """Time a ``with`` block as a phase: print progress lines during it and its seconds at its end.
 
         The seconds of phases with the same name are added up. A phase that raises is not recorded."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         self._note = ""
         stop = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(name, stop), daemon=True)
@@ -59,7 +59,7 @@ class PhaseLog:
             stop.set()
             if watcher.is_alive():
                 watcher.join()
-        spent = time.perf_counter() - began
+        spent = time.perf_counter() - start
         # A phase may run several times; the manifest has the sum.
         self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
         self._say(name, f"{spent:6.2f} s  {self._note}")
@@ -105,8 +105,8 @@ class PhaseLog:
             return frozenset(), ""
         tracker = self.context.statusTracker()
         stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
-        known = [stage for stage in stages.values() if stage]
-        total = sum(stage.numTasks for stage in known)
-        done = sum(stage.numCompletedTasks for stage in known)
-        idle = not done and not any(stage.numActiveTasks for stage in known)
-        return frozenset(stages if idle else ()), f"{done} of {total} tasks  " if total else ""
+        stage_infos = [stage for stage in stages.values() if stage]
+        total = sum(stage.numTasks for stage in stage_infos)
+        completed_tasks = sum(stage.numCompletedTasks for stage in stage_infos)
+        idle = not completed_tasks and not any(stage.numActiveTasks for stage in stage_infos)
+        return frozenset(stages if idle else ()), f"{completed_tasks} of {total} tasks  " if total else ""

@@ -204,9 +204,9 @@ def spark_context(
         check_master(conf.get("spark.master", ""))
     local = conf.get("spark.master", "").startswith("local")
     # The memory of the running JVM is fixed, and Spark's pages stay on if the master is not local.
-    kept = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}
+    settable = {DRIVER_MEMORY} if local else {DRIVER_MEMORY, UI}
     for key, value in defaults.items():
-        if key not in kept:
+        if key not in settable:
             conf.setIfMissing(key, value)
     # Spark takes a JVM that a Python process started for a shell, and would show a progress bar.
     if "PYSPARK_GATEWAY_PORT" not in os.environ and PROGRESS in defaults:

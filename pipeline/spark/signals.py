@@ -33,8 +33,8 @@ def passed_on(context: SparkContext) -> Iterator[None]:
     handler = _Handler()
     python = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     noting = {number: handler.noting(then) for number, then in python.items() if callable(then)}
-    for number, noted in noting.items():
-        signal.signal(number, noted)
+    for number, noting_handler in noting.items():
+        signal.signal(number, noting_handler)
     java = [
         (jvm.sun.misc.Signal(name), jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)) for name in NAMES
     ]
@@ -43,8 +43,8 @@ def passed_on(context: SparkContext) -> Iterator[None]:
     finally:
         for name, before in java:
             jvm.sun.misc.Signal.handle(name, before)
-        for number, noted in noting.items():
-            if signal.getsignal(number) is noted:  # else it was replaced meanwhile
+        for number, noting_handler in noting.items():
+            if signal.getsignal(number) is noting_handler:  # else it was replaced meanwhile
                 signal.signal(number, python[number])
 
 

@@ -56,5 +56,5 @@ def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> Scanne
     spills = num_workers > width
     bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
     pieces = len(Images(context, dataset).pieces())
-    found = scan(dataset, bounds, pieces, run_on(context))
-    return ScannedInput(dataset, found, parts, bounds, width if spills else None)
+    result = scan(dataset, bounds, pieces, run_on(context))
+    return ScannedInput(dataset, result, parts, bounds, width if spills else None)

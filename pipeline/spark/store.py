@@ -62,17 +62,17 @@ def _credentials(context: SparkContext, java: Any) -> dict[str, str]:
     # Hadoop's factory reads one property, so both paths are merged into it; earlier providers take precedence.
     combined = jvm.org.apache.hadoop.conf.Configuration(java)
     combined.set(PROVIDER_PATH, ",".join(paths))
-    found: dict[str, str] = {}
+    secrets_by_alias: dict[str, str] = {}
     try:
         for provider in jvm.org.apache.hadoop.security.alias.CredentialProviderFactory.getProviders(combined):
             for alias in provider.getAliases():
                 if is_s3a_setting(alias):
                     secret = provider.getCredentialEntry(alias).getCredential()
-                    found.setdefault(str(alias), "".join(secret))
+                    secrets_by_alias.setdefault(str(alias), "".join(secret))
     except Py4JJavaError as error:
         cause = error.java_exception.getMessage()
         raise UsageError(f"{PROVIDER_PATH}={','.join(paths)} cannot be read: {cause}") from error
-    return found
+    return secrets_by_alias
 
 
 def _first(*names: str) -> str | None:

@@ -106,20 +106,20 @@ class DistributionAware(NeighbourhoodStrategy):
         """Return the neighbourhood of every row: fit and project, cluster the points, and assign each to its nearest
         centre."""
         # Both engines yield models on the same integer grid, so that the assignment below is exact for either.
-        wanted = self.clusters or 2 * context.scan.num_classes
+        clusters = self.clusters or 2 * context.scan.num_classes
         if self.engine == "spark-ml":
             from pipeline.strategies.stock import PARTITIONS, fit_stock
 
-            pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": wanted})
+            pca, kmeans = fit_stock(context, **{**asdict(self), "clusters": clusters})
             space = pca_space(context, pca)
-            fitted = {"partitions": min(PARTITIONS, context.scan.rows)}
+            fitted_params = {"partitions": min(PARTITIONS, context.scan.rows)}
         else:
             space = self.space(context)
             kmeans = None
-            fitted = {}
+            fitted_params = {}
         with projected(context, space) as points:
             if kmeans is None:
-                kmeans = self._fit_clusters(context, points, wanted, space.projection)
+                kmeans = self._fit_clusters(context, points, clusters, space.projection)
             with context.phase("assign"):
                 centres = kmeans.fitted.centres
                 grouping, counts = group_points(
@@ -130,18 +130,18 @@ class DistributionAware(NeighbourhoodStrategy):
             counts,
             start=self.start,
             sparse_if=self.sparse_if,
-            params=_resolved(kmeans) | space.params | fitted,
+            params=_resolved(kmeans) | space.params | fitted_params,
             models={**space.models, "kmeans": kmeans},
         )
 
     def _fit_clusters(
-        self, context: Context, points: RDD[LabelledPoints], wanted: int, projection: Projection | Grid
+        self, context: Context, points: RDD[LabelledPoints], clusters: int, projection: Projection | Grid
     ) -> BlockKMeansModel:
-        """Return the k-means model of the points. wanted: the most clusters."""
+        """Return the k-means model of the points. clusters: the most clusters."""
         from pipeline.clustering.kmeans import BlockKMeans  # loads spark.ml, which --help and most tasks do without
 
         with context.phase("kmeans"):
-            estimator = BlockKMeans(k=wanted, maxIter=self.max_iter, tol=self.tol, seed=self.seed, nInit=self.n_init)
+            estimator = BlockKMeans(k=clusters, maxIter=self.max_iter, tol=self.tol, seed=self.seed, nInit=self.n_init)
             model = estimator.fit_points(
                 points.map(lambda part: part.points),
                 projection.exponent,

@@ -65,20 +65,20 @@ class EmbeddingStrategy(Strategy):
                     f"{table.uri} holds other embeddings ({digest}) than the set was made with ({self.embedding_digest});"
                     " restore them, or shard the input again"
                 )
-            found: dict[str, Any] = {"embedding": table.uri, "embedding_digest": digest}
-            return replace(self, **found)
+            changes: dict[str, Any] = {"embedding": table.uri, "embedding_digest": digest}
+            return replace(self, **changes)
         return self
 
     def params(self) -> dict[str, Any]:
-        found = super().params()
-        return found | {"embedding_digest": self.embedding_digest} if self.embedding_digest else found
+        values = super().params()
+        return values | {"embedding_digest": self.embedding_digest} if self.embedding_digest else values
 
     def identity(self) -> dict[str, Any]:
         """Return the parameters that identify the run: a table of embeddings counts by its digest, not by its path."""
-        found = self.params()
+        values = self.params()
         if self.embedding_digest:
-            del found["embedding"]
-        return found
+            del values["embedding"]
+        return values
 
 
 def seen_layout(dataset: Dataset, embedding: str | None) -> Layout:
@@ -99,11 +99,11 @@ def embedded_rows(context: Context, embedding: str) -> Dataset:
         return vector_view(dataset, embedding)
     with context.phase("join"):
         table = open_embeddings(dataset.store, embedding)
-        joined = embedded(dataset, table, join(context, table))
+        embedding_rows = embedded(dataset, table, join(context, table))
         context.report(
-            f"{joined.rows:,} embeddings of {table.length} numbers by {len(table.paths)} files of {table.uri}"
+            f"{embedding_rows.rows:,} embeddings of {table.length} numbers by {len(table.paths)} files of {table.uri}"
         )
-    return joined
+    return embedding_rows
 
 
 def join(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
@@ -129,17 +129,19 @@ def join(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
                     raise DataError(f"{part.path}: id {ids[beyond[0]]} is not one of the rows 0..{rows - 1}")
                 places = np.searchsorted(starts, ids, side="right") - 1
                 for place in np.unique(places).tolist():
-                    mine = places == place
-                    yield place, (ids[mine], vectors[mine])
+                    is_here = places == place
+                    yield place, (ids[is_here], vectors[is_here])
         except JobError as error:
             yield 0, str(error)
 
     keep = partial(_keep, dataset.store, context.scratch, table, tuple(pieces))
-    looked = spark.parallelize(table.parts, min(len(table.parts), 10_000)).flatMap(look)
-    kept = looked.partitionBy(len(pieces), int).mapPartitionsWithIndex(keep).collect()
-    if problems := [each for each in kept if isinstance(each, str)]:
+    parts = spark.parallelize(table.parts, min(len(table.parts), 10_000)).flatMap(look)
+    ranges_or_problems = parts.partitionBy(len(pieces), int).mapPartitionsWithIndex(keep).collect()
+    if problems := [each for each in ranges_or_problems if isinstance(each, str)]:
         raise DataError(problems[0])
-    return tuple(sorted((each for each in kept if isinstance(each, KeptVectors)), key=lambda each: each.low))
+    return tuple(
+        sorted((each for each in ranges_or_problems if isinstance(each, KeptVectors)), key=lambda each: each.low)
+    )
 
 
 def _keep(
@@ -148,7 +150,7 @@ def _keep(
     table: EmbeddingTable,
     pieces: tuple[tuple[int, int], ...],
     piece: int,
-    found: Iterable[tuple[int, Part | str]],
+    vectors_or_errors: Iterable[tuple[int, Part | str]],
 ) -> Iterator[KeptVectors | str]:
     """Write the vectors of a piece in id order and yield the file, or an error text.
 
@@ -160,11 +162,11 @@ def _keep(
         table: the embedding table, for error lines and the vector length.
         pieces: the id ranges [low, high) of all pieces.
         piece: the number of this piece.
-        found: vectors and error texts of this piece, in any order.
+        vectors_or_errors: vectors and error texts of this piece, in any order.
     """
     low, high = pieces[piece]
     parts: list[Part] = []
-    for _, part in found:
+    for _, part in vectors_or_errors:
         if isinstance(part, str):
             # A value, because Spark retries a task that raises.
             yield part
@@ -174,8 +176,8 @@ def _keep(
     if problem:
         yield f"{table.uri}: {problem}"
         return
-    kept = KeptVectors(low, high, f"{folder}/{uuid4().hex}")
+    kept_vectors = KeptVectors(low, high, f"{folder}/{uuid4().hex}")
     # A task that outlives its driver must not make the deleted folder of the attempt again.
     task_folder(store, folder)
-    store.write_new(kept.path, vectors.astype("<f4").tobytes())
-    yield kept
+    store.write_new(kept_vectors.path, vectors.astype("<f4").tobytes())
+    yield kept_vectors

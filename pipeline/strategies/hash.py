@@ -62,18 +62,18 @@ class BucketSizes:
     @classmethod
     def from_keys(cls, keys: Iterable[Ints]) -> BucketSizes:
         """Return the buckets of some rows, from the rows' keys."""
-        found, sizes = np.unique(np.concatenate([np.empty(0, np.int64), *keys]), return_counts=True)
-        return cls(found[: MOST_BUCKETS + 1], sizes[: MOST_BUCKETS + 1])
+        unique_keys, sizes = np.unique(np.concatenate([np.empty(0, np.int64), *keys]), return_counts=True)
+        return cls(unique_keys[: MOST_BUCKETS + 1], sizes[: MOST_BUCKETS + 1])
 
     def __add__(self, other: BucketSizes) -> BucketSizes:
         """Return the summed sizes of both. More than MOST_BUCKETS + 1 buckets are cut off: the run then fails in any
         case."""
         keys = np.concatenate([self.keys, other.keys])
         sizes = np.concatenate([self.sizes, other.sizes])
-        found, places = np.unique(keys, return_inverse=True)
-        total = np.zeros(len(found), np.int64)
+        unique_keys, places = np.unique(keys, return_inverse=True)
+        total = np.zeros(len(unique_keys), np.int64)
         np.add.at(total, places, sizes)
-        return BucketSizes(found[: MOST_BUCKETS + 1], total[: MOST_BUCKETS + 1])
+        return BucketSizes(unique_keys[: MOST_BUCKETS + 1], total[: MOST_BUCKETS + 1])
 
     def numbers(self) -> Ints:
         """Return the number of every bucket in key order, int64.
@@ -102,26 +102,26 @@ def key_rows(hashes: Hashes, grid: Grid | None, blocks: Iterable[Block]) -> Iter
         yield KeyedRows(block.ids, hashes.buckets(numbers_of(block.images, grid)))
 
 
-def rows_to_sample(asked: int | str, rows: int, record_bytes: int) -> int:
+def rows_to_sample(fit_rows: int | str, rows: int, record_bytes: int) -> int:
     """Return the number of rows that the hash functions are fitted to.
 
     The default is SAMPLE_ROWS, or fewer for very large rows. Raises UsageError if more are requested than one task can
     hold.
 
     Args:
-        asked: a number of rows, "all" or "auto".
+        fit_rows: a number of rows, "all" or "auto".
         rows: rows of the input.
         record_bytes: bytes per row.
     """
     large = record_bytes > MAX_PIXELS
     most = rows_at_most(record_bytes) if large else MOST_BYTES // record_bytes
     enough = min(LARGE_ROWS, most) if large else SAMPLE_ROWS
-    wanted = enough if asked == "auto" else rows if asked == "all" else int(asked)
-    if min(wanted, rows) > most:
+    num_rows = enough if fit_rows == "auto" else rows if fit_rows == "all" else int(fit_rows)
+    if min(num_rows, rows) > most:
         raise UsageError(
-            f"hash functions are fitted to at most {most:,} rows of {record_bytes:,} bytes; leave out --fit-rows {asked}"
+            f"hash functions are fitted to at most {most:,} rows of {record_bytes:,} bytes; leave out --fit-rows {fit_rows}"
         )
-    return min(wanted, rows)
+    return min(num_rows, rows)
 
 
 @dataclass(frozen=True)
@@ -234,10 +234,10 @@ class Hash(EmbeddingStrategy):
         """Fit the hash functions to a sample of the rows, in one task."""
         with context.phase("functions"):
             rows = context.scan.rows
-            wanted = rows_to_sample(self.fit_rows, rows, images.dataset.record_bytes)
-            if wanted < rows:
+            num_rows = rows_to_sample(self.fit_rows, rows, images.dataset.record_bytes)
+            if num_rows < rows:
                 key = word(self.seed, Purpose.FIT_ROWS)
-                sample = images.some(partial(is_drawn, rows=rows, wanted=wanted, key=key))
+                sample = images.some(partial(is_drawn, rows=rows, count=num_rows, key=key))
             else:
                 sample = images.blocks().map(lambda block: block.images)
             width = self.width and self.width * 2.0 ** (grid.exponent if grid else 0)
@@ -249,8 +249,8 @@ class Hash(EmbeddingStrategy):
 
             def fit(blocks: Iterable[npt.NDArray[np.uint8]]) -> list[Hashes]:
                 """Return the functions fitted to the blocks of the whole sample, which one task holds."""
-                found = numbers_of(np.concatenate(list(blocks)), grid)
-                return [functions_of_rows.fit(found, family, functions, seed, width=width)]
+                sample_rows = numbers_of(np.concatenate(list(blocks)), grid)
+                return [functions_of_rows.fit(sample_rows, family, functions, seed, width=width)]
 
             hashes = sample.coalesce(1, shuffle=True).mapPartitions(fit).first()
             context.report(f"{hashes.functions} functions, fitted to {hashes.rows:,} rows")

@@ -97,10 +97,10 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
         return self.embedding
 
     def params(self) -> dict[str, Any]:
-        found = super().params()
+        values = super().params()
         if self.embedding is None:  # as in manifests of older versions, whose sets stay valid
-            del found["embedding"]
-        return found
+            del values["embedding"]
+        return values
 
     def check_input(self, dataset: Dataset) -> None:
         check_space(dataset, self.embedding, self.fit_rows)
@@ -155,19 +155,19 @@ def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int 
     with context.phase("pca"):
         pixels = context.images.dataset.record_bytes
         rows = context.scan.rows
-        wanted = rows_to_fit(fit_rows, rows, pixels)
+        num_rows = rows_to_fit(fit_rows, rows, pixels)
         # Rows are drawn by a hash of their ids, so that the sample does not depend on partitions.
-        if wanted < rows:
+        if num_rows < rows:
             key = word(seed, Purpose.FIT_ROWS)
-            images = context.images.some(partial(is_drawn, rows=rows, wanted=wanted, key=key))
+            images = context.images.some(partial(is_drawn, rows=rows, count=num_rows, key=key))
         else:
             images = context.images.blocks().map(lambda block: block.images)
-        model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels, wanted)
+        model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels, num_rows)
         number = len(model.spectrum.variances)
         share = model.explained_variance_ratio.sum()
         more = "all for every row" if pixels <= MAX_PIXELS else "N for more"
-        fitted = f", fitted to {model.rows:,} rows (--fit-rows {more})" if wanted < rows else ""
-        context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}{fitted}")
+        sample_note = f", fitted to {model.rows:,} rows (--fit-rows {more})" if num_rows < rows else ""
+        context.report(f"{number} components, {share:.1%} of the variance{', whitened' if whiten else ''}{sample_note}")
         return model
 
 
@@ -277,7 +277,9 @@ def group_points(
     return group_rows(context, points.map(lambda part: (part.points.ids, groups(part))), num_groups)
 
 
-def group_rows(context: Context, found: RDD[tuple[Ints, Ints]], num_groups: int) -> tuple[ByNeighbourhood, Ints]:
+def group_rows(
+    context: Context, groups_by_row: RDD[tuple[Ints, Ints]], num_groups: int
+) -> tuple[ByNeighbourhood, Ints]:
     """Return the grouping of all rows, and the rows by chunk and group, int64 [chunks, groups].
 
     A task sends the driver only the counts of its chunks, and writes the groups to a file for the tasks that write
@@ -285,7 +287,7 @@ def group_rows(context: Context, found: RDD[tuple[Ints, Ints]], num_groups: int)
 
     Args:
         context: the run.
-        found: (ids, groups) of blocks of rows; a partition holds consecutive blocks.
+        groups_by_row: (ids, groups) of blocks of rows; a partition holds consecutive blocks.
         num_groups: the number of groups.
     """
     # Local names, because tasks must not pickle the context.
@@ -296,16 +298,16 @@ def group_rows(context: Context, found: RDD[tuple[Ints, Ints]], num_groups: int)
     def look(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
         """Keep the groups of a partition in a file, and yield their counts and the file. Yields nothing for no rows."""
         low = -1
-        kept: list[npt.NDArray[np.int32]] = []
+        group_arrays: list[npt.NDArray[np.int32]] = []
         for ids, groups in parts:
-            low = low if kept else int(ids[0])
-            kept.append(groups.astype(np.int32))
-        if kept:
-            whole = np.concatenate(kept)
+            low = low if group_arrays else int(ids[0])
+            group_arrays.append(groups.astype(np.int32))
+        if group_arrays:
+            whole = np.concatenate(group_arrays)
             counts = count_by_chunk(np.arange(low, low + len(whole)), whole, num_groups, bounds)
             yield counts, keep(store, scratch, low, whole)
 
-    looked = found.mapPartitions(look).collect()
-    ranges = sorted((kept for _, kept in looked), key=lambda kept: kept.low)
-    counts = all_counts((counts for counts, _ in looked), len(bounds), num_groups)
+    ranges_and_counts = groups_by_row.mapPartitions(look).collect()
+    ranges = sorted((kept_range for _, kept_range in ranges_and_counts), key=lambda kept_range: kept_range.low)
+    counts = all_counts((counts for counts, _ in ranges_and_counts), len(bounds), num_groups)
     return ByNeighbourhood(KeptGroups(store, tuple(ranges))), counts

@@ -20,8 +20,8 @@ class Independent(OneGroup):
         shares."""
         high = keyed_hash(ids, self.seed) >> np.uint64(32)  # a 32-bit uniform; the product below has no modulo bias
         ratios = table.uneven.ratios if table.uneven else (1,) * table.num_workers
-        drawn = (high * np.uint64(sum(ratios))) >> np.uint64(32)
-        workers: Ints = np.repeat(np.arange(table.num_workers), ratios)[drawn]
+        places = (high * np.uint64(sum(ratios))) >> np.uint64(32)
+        workers: Ints = np.repeat(np.arange(table.num_workers), ratios)[places]
         return workers
 
 

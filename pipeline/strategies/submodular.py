@@ -66,8 +66,8 @@ class Parts:
         labels: [rows]. ids: int64 [rows]."""
         if self.whole:
             return labels.astype(np.int64)
-        hashed = keyed_hash(ids, self.key) % np.diff(self.firsts)[labels].astype(np.uint64)
-        groups: Ints = self.firsts[labels] + hashed.astype(np.int64)
+        part_in_class = keyed_hash(ids, self.key) % np.diff(self.firsts)[labels].astype(np.uint64)
+        groups: Ints = self.firsts[labels] + part_in_class.astype(np.int64)
         return groups
 
     def capacities(self, sizes: Ints, of_class: Ints) -> Ints:
@@ -76,12 +76,14 @@ class Parts:
         A worker gets its share of each part by largest remainder, in proportion to the rows that it still lacks.
 
         sizes: int64 [groups]. of_class: int64 [classes, workers]."""
-        found = []
-        for label, left in enumerate(of_class):
+        capacities = []
+        for label, remaining in enumerate(of_class):
             for size in sizes[self.firsts[label] : self.firsts[label + 1]]:
-                found.append(largest_remainder(np.array([size]), tuple(left.tolist()))[0] if size else 0 * left)
-                left = left - found[-1]
-        return np.array(found)
+                capacities.append(
+                    largest_remainder(np.array([size]), tuple(remaining.tolist()))[0] if size else 0 * remaining
+                )
+                remaining = remaining - capacities[-1]
+        return np.array(capacities)
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,10 @@ class GroupTask:
                 rows = groups == group
                 yield places[group], Points(ids[rows], points[rows])
 
-    def place(self, found: Iterable[tuple[int, Points]]) -> Iterator[tuple[int, str]]:
+    def place(self, grouped_points: Iterable[tuple[int, Points]]) -> Iterator[tuple[int, str]]:
         """Place some complete groups, and yield (group, file of the rows' owners)."""
         pieces = defaultdict(list)
-        for place, points in found:
+        for place, points in grouped_points:
             pieces[self.order[place]].append(points)
         while pieces:
             group, parts = pieces.popitem()
@@ -234,8 +236,10 @@ class Submodular(EmbeddingStrategy):
                 self._tell_memory(context, counts.sum(axis=0), space.projection.dimensions)
             with context.phase("blocks"):
                 # Keyed by position in the order of sizes, so that the largest groups start first.
-                moved = points.mapPartitions(task.split_by_group).partitionBy(min(len(task.order), MOST_TASKS), int)
-                paths = dict(moved.mapPartitions(task.place).collect())
+                points_by_group = points.mapPartitions(task.split_by_group).partitionBy(
+                    min(len(task.order), MOST_TASKS), int
+                )
+                paths = dict(points_by_group.mapPartitions(task.place).collect())
                 context.report(f"{len(paths)} groups placed by {self.function}")
         grouping = OwnedByRank(parts, KeptByRank(context.images.dataset.store, paths))
         return FitResult(grouping, counts, start=self.start, params=space.params, models=space.models)
@@ -274,14 +278,14 @@ class Submodular(EmbeddingStrategy):
         micro = context.ratios if self.block_rule == "micro" else None
         blocks = sum(block_counts(micro)) if micro else context.num_workers
         needed = (held_bytes(rows, dimensions) + block_bytes(rows, blocks, self.function)) / 1e9
-        told = f"{rows:,} rows are placed together at most, which takes a task {needed:.2f} GB"
+        need = f"{rows:,} rows are placed together at most, which takes a task {needed:.2f} GB"
         if needed > self.task_memory_gb:
             raise UsageError(
-                f"{told}, more than --task-memory-gb {self.task_memory_gb:g}: use fewer --part-rows, or raise it if an"
+                f"{need}, more than --task-memory-gb {self.task_memory_gb:g}: use fewer --part-rows, or raise it if an"
                 " executor has that for a task"
             )
         tasks = min(len(np.flatnonzero(sizes)), MOST_TASKS)
-        context.report(f"{tasks} tasks, the largest first: {told}")
+        context.report(f"{tasks} tasks, the largest first: {need}")
 
 
 def part_counts(context: Context, points: RDD[LabelledPoints], parts: Parts) -> Ints:
@@ -292,11 +296,11 @@ def part_counts(context: Context, points: RDD[LabelledPoints], parts: Parts) -> 
 
     def count(blocks: Iterable[LabelledPoints]) -> Iterator[ChunkCounts]:
         """Yield the counts of a partition's rows by chunk and group; nothing if it has no rows."""
-        found = [
+        reports = [
             count_by_chunk(block.points.ids, parts(block.labels, block.points.ids), parts.number, bounds)
             for block in blocks
         ]
-        if found:
-            yield reduce(add, found)
+        if reports:
+            yield reduce(add, reports)
 
     return all_counts(points.mapPartitions(count).collect(), len(bounds), parts.number)

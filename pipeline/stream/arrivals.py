@@ -112,10 +112,10 @@ class Arrivals(Dataset):
         """Return the index of the segment that contains a row."""
         return bisect_right(self.firsts, row) - 1
 
-    def leave_out(self, broken: Iterable[tuple[int, int]]) -> Arrivals:
+    def leave_out(self, bad_ranges: Iterable[tuple[int, int]]) -> Arrivals:
         """Return the data set without some rows, each (first id, end); later ids move down to close the gaps."""
         segments = []
-        cuts = sorted(broken)
+        cuts = sorted(bad_ranges)
         next_cut = 0
         for (file, start, stop), first in zip(self.segments, self.firsts, strict=True):
             at = start
@@ -163,15 +163,15 @@ def survey(
 
     format = read_options.format
     segments: list[RecordRange] = []
-    broken: list[Broken] = []
+    bad_records: list[Broken] = []
     for entry, (name, file, layout, problems) in zip(entries, run(look, entries), strict=True):
-        broken += problems
+        bad_records += problems
         if file is None or layout is None:
             continue
         expected = expected or layout
         format = format or name
         if name != format or not _alike(layout, expected):
-            broken.append(
+            bad_records.append(
                 Broken(
                     entry.path,
                     None,
@@ -183,16 +183,16 @@ def survey(
         # One broken record must not take along the rows that are decoded with it.
         segments.append(RecordRange(replace(file, decode_rows=0), 0, file.rows))
     if not segments or expected is None or format is None:
-        return None, broken
+        return None, bad_records
     files = tuple(segment.file for segment in segments)
-    return Arrivals(store, uri, format, files, expected, tuple(segments), first), broken
+    return Arrivals(store, uri, format, files, expected, tuple(segments), first), bad_records
 
 
 def _look(
     store: Store, entry: FileInfo, read_options: ReadOptions
 ) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
     """Return the format, rows, layout and problems of one file. Rows and layout are None if it is left out."""
-    broken: list[Broken] = []
+    bad_records: list[Broken] = []
     shape = read_options.shape
     try:
         entry = store.info(entry.path)
@@ -202,7 +202,7 @@ def _look(
         if isinstance(kind, FixedRecords) and (rest := entry.bytes % kind.record_bytes(shape)):
             record = entry.bytes // kind.record_bytes(shape)
             reason = f"{entry.path}: its last record, {record}, has {rest} of {kind.record_bytes(shape)} bytes"
-            broken.append(Broken(entry.path, record, reason))
+            bad_records.append(Broken(entry.path, record, reason))
             entry = replace(entry, bytes=entry.bytes - rest)
         try:
             file, layout = kind.survey(store, entry, shape)
@@ -218,7 +218,7 @@ def _look(
     except PermissionError:
         return "", None, None, [Broken(entry.path, None, f"{entry.path} cannot be read: permission denied", 0)]
     if not file.rows:
-        return "", None, None, broken
+        return "", None, None, bad_records
     if read_options.unlabelled:
         layout = layout.drop_labels()
     problem = None
@@ -227,8 +227,8 @@ def _look(
     elif layout.dtype != "uint8":
         problem = f"{entry.path} holds {layout.dtype}; a stream takes images of uint8"
     if problem:
-        return name, None, None, [*broken, Broken(entry.path, None, problem, file.rows)]
-    return name, file, layout, broken
+        return name, None, None, [*bad_records, Broken(entry.path, None, problem, file.rows)]
+    return name, file, layout, bad_records
 
 
 def confirm(store: Store, path: str) -> None:
@@ -264,22 +264,22 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
         ranges = [(at, at + high - low)]
         while ranges and failures <= MOST_BROKEN:
             begin, end = ranges.pop()
-            done = begin
+            next_row = begin
             try:
                 for block in dataset.read(begin, end):
-                    done = int(block.ids[-1]) + 1
+                    next_row = int(block.ids[-1]) + 1
                     yield from _with_labels(block, dataset, num_classes)
             except DataError as error:
                 if not confirmed:
                     confirm(dataset.store, file.path)
                     confirmed = True
-                    ranges.append((done, end))
-                elif end - done == 1:
+                    ranges.append((next_row, end))
+                elif end - next_row == 1:
                     failures += 1
-                    yield SkippedRows(done, end, str(error) if file.path in str(error) else f"{file.path}: {error}")
+                    yield SkippedRows(next_row, end, str(error) if file.path in str(error) else f"{file.path}: {error}")
                 else:
-                    middle = (done + end) // 2
-                    ranges += [(middle, end), (done, middle)]
+                    middle = (next_row + end) // 2
+                    ranges += [(middle, end), (next_row, middle)]
 
 
 def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[Block | SkippedRows]:
@@ -304,39 +304,39 @@ def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[
         yield some_rows(block, good)
 
 
-def joined(dataset: Arrivals, found: Iterable[SkippedRows]) -> list[SkippedRows]:
-    """Merge adjacent ranges of one file in which only the labels are wrong. found: in ascending order."""
-    merged: list[SkippedRows] = []
-    for entry in found:
-        last = merged[-1] if merged else None
+def joined(dataset: Arrivals, entries: Iterable[SkippedRows]) -> list[SkippedRows]:
+    """Merge adjacent ranges of one file in which only the labels are wrong. entries: in ascending order."""
+    result: list[SkippedRows] = []
+    for entry in entries:
+        last = result[-1] if result else None
         beside = last and last.decoded and entry.decoded and last.end == entry.first
         if last and beside and dataset.segment(last.first) == dataset.segment(entry.first):
-            merged[-1] = last._replace(end=entry.end)
+            result[-1] = last._replace(end=entry.end)
         else:
-            merged.append(entry)
-    return merged
+            result.append(entry)
+    return result
 
 
-def left_out(dataset: Arrivals, found: Iterable[SkippedRows]) -> list[SkippedRows]:
+def left_out(dataset: Arrivals, entries: Iterable[SkippedRows]) -> list[SkippedRows]:
     """Return the ranges that a batch leaves out, ascending, from the ranges that its tasks found, ascending.
 
     The result does not depend on how the batch was split into tasks. A file with more than MOST_BROKEN undecodable
     records is left out whole, as one range with decoded=False."""
     result: list[SkippedRows] = []
-    for number, some in groupby(joined(dataset, found), lambda entry: dataset.segment(entry.first)):
+    for number, some in groupby(joined(dataset, entries), lambda entry: dataset.segment(entry.first)):
         of_file = list(some)
-        broken = [entry for entry in of_file if not entry.decoded]
-        if len(broken) > MOST_BROKEN:
+        bad_entries = [entry for entry in of_file if not entry.decoded]
+        if len(bad_entries) > MOST_BROKEN:
             (_, start, stop) = dataset.segments[number]
             first = dataset.firsts[number]
             words = f"more than {MOST_BROKEN} records cannot be decoded, so all of the file is left out"
-            of_file = [SkippedRows(first, first + stop - start, f"{broken[0].reason}; {words}")]
+            of_file = [SkippedRows(first, first + stop - start, f"{bad_entries[0].reason}; {words}")]
         result += of_file
     return result
 
 
 def some_rows(block: Block, rows: Ints) -> Block:
     """Return the given rows of a block. rows: int64 positions in the block."""
-    taken: dict[str, Any] = {item.name: getattr(block.columns, item.name) for item in fields(Columns)}
-    some: dict[str, Any] = {name: None if values is None else values[rows] for name, values in taken.items()}
+    columns: dict[str, Any] = {item.name: getattr(block.columns, item.name) for item in fields(Columns)}
+    some: dict[str, Any] = {name: None if values is None else values[rows] for name, values in columns.items()}
     return Block(block.ids[rows], Columns(**some))

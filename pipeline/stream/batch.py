@@ -79,22 +79,22 @@ class StreamBatch:
             return self.before.manifest.labels.num_classes
         return self.request.read_options.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
 
-    def look(self, broken: list[Broken]) -> tuple[BatchScan | None, Hashes | None]:
-        """Read every record, append the broken ones to ``broken``, and leave them out.
+    def look(self, bad_records: list[Broken]) -> tuple[BatchScan | None, Hashes | None]:
+        """Read every record, append the broken ones to ``bad_records``, and leave them out.
 
         Returns the scan of the remaining rows and the hash functions, or (None, None) if no row remains."""
         hashes = load_hashes(self.before) if self.before else ready_hashes(self.store, self.request.model)
         with self.phase("scan"):
             # Ids change when rows are left out, and rows get buckets only once hashes are fitted: both need another
             # pass.
-            while seen := self._look(hashes):
-                if seen.broken:
-                    self._leave_out(seen, broken)
+            while batch_scan := self._look(hashes):
+                if batch_scan.broken:
+                    self._leave_out(batch_scan, bad_records)
                     continue
-                seen = self._settle(seen)
+                batch_scan = self._settle(batch_scan)
                 if hashes is not None:
-                    return seen, hashes
-                hashes = self._fit(seen)
+                    return batch_scan, hashes
+                hashes = self._fit(batch_scan)
         return None, None
 
     def _look(self, hashes: Hashes | None) -> BatchScan | None:
@@ -105,46 +105,48 @@ class StreamBatch:
         pieces = pass_pieces(self.rows, dataset.record_bytes, self.context.defaultParallelism)
         return look(LookJob(dataset, self.num_classes, hashes), self._bounds()[1], pieces, run_on(self.context))
 
-    def _leave_out(self, seen: BatchScan, broken: list[Broken]) -> None:
-        """Remove the bad rows of a scan from the data set, and append them to ``broken`` as records of their files."""
+    def _leave_out(self, batch_scan: BatchScan, bad_records: list[Broken]) -> None:
+        """Remove the bad rows of a scan from the data set, and append them to ``bad_records`` as records of their files."""
         assert self.dataset
-        for entry in seen.broken:
+        for entry in batch_scan.broken:
             file, record = self.dataset.record(entry.first)
             records = entry.end - entry.first
             whole = records > 1 and not entry.decoded
-            broken.append(Broken(file.path, None if whole else record, entry.reason, records))
-        self.dataset = self.dataset.leave_out((entry.first, entry.end) for entry in seen.broken)
+            bad_records.append(Broken(file.path, None if whole else record, entry.reason, records))
+        self.dataset = self.dataset.leave_out((entry.first, entry.end) for entry in batch_scan.broken)
 
-    def _settle(self, seen: BatchScan) -> BatchScan:
+    def _settle(self, batch_scan: BatchScan) -> BatchScan:
         """Return the scan with label counts for as many classes as the set has.
 
         The first batch fixes this number: from the request, else from the files' layout, else from the largest
         label."""
         assert self.dataset
         if self.before:
-            return seen
-        counts = seen.scan.label_counts
-        settled = self.request.read_options.num_classes or self.dataset.layout.num_classes
-        settled = settled or int(np.flatnonzero(counts.sum(axis=0))[-1]) + 1
-        self.dataset = replace(self.dataset, layout=replace(self.dataset.layout, num_classes=settled))
-        return replace(seen, scan=replace(seen.scan, label_counts=counts[:, :settled]))
+            return batch_scan
+        counts = batch_scan.scan.label_counts
+        num_classes = self.request.read_options.num_classes or self.dataset.layout.num_classes
+        num_classes = num_classes or int(np.flatnonzero(counts.sum(axis=0))[-1]) + 1
+        self.dataset = replace(self.dataset, layout=replace(self.dataset.layout, num_classes=num_classes))
+        return replace(batch_scan, scan=replace(batch_scan.scan, label_counts=counts[:, :num_classes]))
 
-    def _fit(self, seen: BatchScan) -> Hashes:
+    def _fit(self, batch_scan: BatchScan) -> Hashes:
         """Fit the hash functions to a keyed sample of the first batch."""
         assert self.dataset
         images = Images(self.context, self.dataset)
-        return fit_functions(images, seen.scan, self.request.strategy, self.staging, self.phase)
+        return fit_functions(images, batch_scan.scan, self.request.strategy, self.staging, self.phase)
 
     def _bounds(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int | None]:
         """Return the id ranges of files and of tasks, and the workers per range, or None (see ``bounds_of``)."""
         assert self.dataset
         return bounds_of(self.dataset.first, self.rows, self.request.num_workers, self.dataset)
 
-    def make(self, seen: BatchScan, hashes: Hashes, batch: int, source_digest: str) -> tuple[Manifest, list[Move]]:
+    def make(
+        self, batch_scan: BatchScan, hashes: Hashes, batch: int, source_digest: str
+    ) -> tuple[Manifest, list[Move]]:
         """Write the rows and return the manifest of this generation alone, with the files to move.
 
         Args:
-            seen: the scan of the rows.
+            batch_scan: the scan of the rows.
             hashes: the hash functions.
             batch: number of the batch.
             source_digest: digest that identifies the batch's files or messages.
@@ -155,20 +157,20 @@ class StreamBatch:
         window = self.before.manifest.stream.window_first if self.before and self.before.manifest.stream else 0
         closes = bool(self.request.window_rows) and end - window >= self.request.window_rows
         # Buckets that are still sparse when the window closes are copied to every worker.
-        counted = count(
-            state.buckets, seen.found, seed=self.request.seed, num_workers=self.request.num_workers, closes=closes
+        update = count(
+            state.buckets, batch_scan.found, seed=self.request.seed, num_workers=self.request.num_workers, closes=closes
         )
         parts, bounds, width = self._bounds()
-        self._check_limits(counted, window, end, len(bounds))
-        source = ScannedInput(self.dataset, seen.scan, parts, bounds, width)
+        self._check_limits(update, window, end, len(bounds))
+        source = ScannedInput(self.dataset, batch_scan.scan, parts, bounds, width)
         with self.phase("write"):
-            written, chunks = self._write(source, hashes, counted, window)
-        verify(written.chunks, seen.scan, counted.new_copies + counted.old_copies)
-        after = StreamState(counted.after, state.sums + seen.scan.channel_sums)
+            written_files, chunks = self._write(source, hashes, update, window)
+        verify(written_files.chunks, batch_scan.scan, update.new_copies + update.old_copies)
+        after = StreamState(update.after, state.sums + batch_scan.scan.channel_sums)
         models = [save_state(self.store, after, self.staging)]
         if not self.before:
             models += save_hashes(self.context, self.store, hashes, self.staging)
-        manifest = self._describe(source, written, chunks, after, hashes, [path for _, path in models])
+        manifest = self._describe(source, written_files, chunks, after, hashes, [path for _, path in models])
         generation = Generation(
             rows=manifest.rows,
             copies=manifest.copies,
@@ -182,18 +184,18 @@ class StreamBatch:
             version=0,
         )
         stream = Stream(state_bytes=BYTES * len(after.buckets), window_first=end if closes else window)
-        return replace(manifest, stream=stream, generations=[generation]), written.moves() + models
+        return replace(manifest, stream=stream, generations=[generation]), written_files.moves() + models
 
     def _total_fingerprint(self, source: ScannedInput) -> str:
         """Return the fingerprint of all rows of the set, including this batch."""
         before = self.before.manifest.input.fingerprint if self.before else None
         return sum_of_fingerprints([*filter(None, [before]), source.fingerprint()])
 
-    def _check_limits(self, counted: CounterUpdate, window: int, end: int, tasks: int) -> None:
+    def _check_limits(self, update: CounterUpdate, window: int, end: int, tasks: int) -> None:
         """Raise UnsuitableError if the batch makes more buckets or copies than ``jobs/hash.py`` allows.
 
         Args:
-            counted: counters with this batch, and the copies that it adds.
+            update: counters with this batch, and the copies that it adds.
             window: id of the first row of the window.
             end: number of rows of the set with this batch.
             tasks: number of tasks that write the batch.
@@ -201,41 +203,43 @@ class StreamBatch:
         assert self.dataset
         request = self.request
         before = self.before
-        if counted.old_copies:
+        if update.old_copies:
             # _write_copies also counts the window's earlier rows by task and bucket.
             tasks += len(bounds_of(window, total_rows(before) - window, request.num_workers, self.dataset)[1])
-        check_bucket_number(len(counted.after), tasks, request.strategy.family)
-        copies = counted.new_copies + counted.old_copies
+        check_bucket_number(len(update.after), tasks, request.strategy.family)
+        copies = update.new_copies + update.old_copies
         # A set that predates this limit may exceed it; it can grow as long as its new windows do not.
         if copies > end - window:
             copies += before.manifest.copies if before else 0
             check_copies(copies, end, "fewer workers, fewer --functions, or --window-rows 0, with another --output")
 
     def _write(
-        self, source: ScannedInput, hashes: Hashes, counted: CounterUpdate, window: int
+        self, source: ScannedInput, hashes: Hashes, update: CounterUpdate, window: int
     ) -> tuple[WrittenFiles, list[tuple[int, int]]]:
         """Write the rows of the batch and, if a window closes, copies of the window's earlier rows.
 
         Returns the written files and the id ranges of the chunks that they make."""
         at = len(self.before.manifest.chunks) if self.before else 0
-        placement = ByBucket(hashes, self.request.num_workers, tuple(counted.chunks))
-        written = write_all(self.context, self.staging, source, placement, first=at)
+        placement = ByBucket(hashes, self.request.num_workers, tuple(update.chunks))
+        written_files = write_all(self.context, self.staging, source, placement, first=at)
         chunks = list(source.parts)
         end = source.parts[-1][1]
-        if counted.old_copies and self.before:
+        if update.old_copies and self.before:
             # The assignment has one file per task, and there may be more tasks than file ranges.
             chunks += [(end, end)] * (len(source.bounds) - len(chunks))
-            copies, parts = self._write_copies(self.before, counted, window, at + len(chunks))
+            copies, parts = self._write_copies(self.before, update, window, at + len(chunks))
             chunks += [(end, end)] * parts
-            written = WrittenFiles(written.chunks + copies.chunks, written.assignment + copies.assignment)
-        return written, chunks
+            written_files = WrittenFiles(
+                written_files.chunks + copies.chunks, written_files.assignment + copies.assignment
+            )
+        return written_files, chunks
 
-    def _write_copies(self, before: ShardSet, counted: CounterUpdate, window: int, at: int) -> tuple[WrittenFiles, int]:
+    def _write_copies(self, before: ShardSet, update: CounterUpdate, window: int, at: int) -> tuple[WrittenFiles, int]:
         """Copy earlier rows of the window, whose buckets stayed sparse, to the workers that do not have them yet.
 
         Args:
             before: the committed set.
-            counted: counters with this batch.
+            update: counters with this batch.
             window: id of the first row of the window.
             at: first chunk number to use.
 
@@ -244,8 +248,8 @@ class StreamBatch:
         """
         context = self.context
         num_workers = self.request.num_workers
-        number = len(counted.after)
-        dataset = SomeBuckets.from_dataset(committed_dataset(before), counted.pending)
+        number = len(update.after)
+        dataset = SomeBuckets.from_dataset(committed_dataset(before), update.pending)
         rows = total_rows(before) - window
         parts, bounds, width = bounds_of(window, rows, num_workers, dataset)
 
@@ -258,13 +262,13 @@ class StreamBatch:
 
         # Owners depend on a row's rank in its bucket, so the ranks before each chunk are counted first.
         by_chunk = np.array(run_on(context)(tally, bounds))
-        buckets = counted.after
-        held = load_state(before).buckets.with_keys(buckets.keys)
-        copied = buckets.order_by_number(held.copied)
+        buckets = update.after
+        counters_before = load_state(before).buckets.with_keys(buckets.keys)
+        ranks_before = buckets.order_by_number(counters_before.copied)
         placement = Copies(
             num_workers,
             buckets.order_by_number(starts(buckets.keys, self.request.seed, num_workers)),
-            copied + np.cumsum(by_chunk, axis=0) - by_chunk,
+            ranks_before + np.cumsum(by_chunk, axis=0) - by_chunk,
         )
         none = Scan(0, np.zeros((len(bounds), self.num_classes), np.int64), np.zeros(1, np.int64), 0)
         source = ScannedInput(dataset, none, parts, bounds, width)
@@ -273,7 +277,7 @@ class StreamBatch:
     def _describe(
         self,
         source: ScannedInput,
-        written: WrittenFiles,
+        files: WrittenFiles,
         chunks: list[tuple[int, int]],
         after: StreamState,
         hashes: Hashes,
@@ -283,7 +287,7 @@ class StreamBatch:
 
         Args:
             source: the rows and their scan.
-            written: the written files.
+            files: the written files.
             chunks: the id ranges of the chunks.
             after: the counters and channel sums with this batch.
             hashes: the hash functions.
@@ -292,13 +296,13 @@ class StreamBatch:
         request = self.request
         scan = source.scan
         end = source.dataset.rows + total_rows(self.before)
-        copies = sum(file.copies for chunk in written.chunks for file in chunk.files)
+        copies = sum(file.copies for chunk in files.chunks for file in chunk.files)
         # The manifest's mean covers all rows of the set, not only this batch.
         whole = replace(source, scan=replace(scan, rows=end, channel_sums=after.sums))
         image = describe_image(whole)
         buckets = after.buckets
         sizes = buckets.order_by_number(buckets.counts).tolist()
-        copied = buckets.order_by_number(buckets.copied).tolist()
+        rows_copied = buckets.order_by_number(buckets.copied).tolist()
         return Manifest(
             strategy=request.strategy.name,
             params={**request.strategy.params(), **resolved(hashes), "buckets": len(after.buckets)},
@@ -311,10 +315,13 @@ class StreamBatch:
             image=image,
             labels=describe_labels(source),
             chunks=[list(part) for part in chunks],
-            workers=describe_workers(written.chunks, request.num_workers, True),
-            neighbourhoods=[Neighbourhood(size, size == known) for size, known in zip(sizes, copied, strict=True)],
+            workers=describe_workers(files.chunks, request.num_workers, True),
+            neighbourhoods=[
+                Neighbourhood(size, size == rows_of_copies)
+                for size, rows_of_copies in zip(sizes, rows_copied, strict=True)
+            ],
             model=models,
-            assignment=describe_assignment(written.assignment),
+            assignment=describe_assignment(files.assignment),
             identity=request.identity(),
             versions=versions(),
             made={**provenance(), "master": str(self.context.master)},

@@ -49,14 +49,14 @@ class Buckets:
         """Return these buckets and an empty bucket for each new key. keys: ascending and unique."""
         fresh = np.setdiff1d(keys, self.keys, assume_unique=True)
         zeros = np.zeros(len(fresh), np.int64)
-        merged = np.concatenate([self.keys, fresh])
-        order = np.argsort(merged)
+        all_keys = np.concatenate([self.keys, fresh])
+        order = np.argsort(all_keys)
         columns = (
-            np.concatenate([self.numbers, np.arange(len(self), len(merged))]),
+            np.concatenate([self.numbers, np.arange(len(self), len(all_keys))]),
             np.concatenate([self.counts, zeros]),
             np.concatenate([self.copied, zeros]),
         )
-        return Buckets(merged[order], *(column[order] for column in columns))
+        return Buckets(all_keys[order], *(column[order] for column in columns))
 
     def places(self, keys: Ints) -> Ints:
         """Return the positions of keys that all exist, int64 [keys]."""
@@ -64,9 +64,9 @@ class Buckets:
 
     def order_by_number(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values [K] reordered by bucket number."""
-        ordered = np.empty_like(values)
-        ordered[self.numbers] = values
-        return ordered
+        by_number = np.empty_like(values)
+        by_number[self.numbers] = values
+        return by_number
 
     def sparse(self, num_workers: int) -> Flags:
         """Return which buckets have at most as many rows as there are workers, bool [K]; all False for one worker.
@@ -82,8 +82,8 @@ def starts(keys: Ints, seed: int, num_workers: int) -> Ints:
     """Return the worker of each bucket's first row, int64 [keys].
 
     The k-th row after it goes to the k-th worker after that one."""
-    hashed = keyed_hash(keys, word(seed, Purpose.BUCKET_STARTS)) % np.uint64(num_workers)
-    return hashed.astype(np.int64)
+    first_workers = keyed_hash(keys, word(seed, Purpose.BUCKET_STARTS)) % np.uint64(num_workers)
+    return first_workers.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,37 +125,40 @@ class CounterUpdate:
 
 
 def count(
-    before: Buckets, found: Sequence[tuple[Ints, Ints]], *, seed: int, num_workers: int, closes: bool
+    before: Buckets, keys_and_rows: Sequence[tuple[Ints, Ints]], *, seed: int, num_workers: int, closes: bool
 ) -> CounterUpdate:
-    """Count the rows of a generation. O(size of ``found`` + K log K).
+    """Count the rows of a generation. O(size of ``keys_and_rows`` + K log K).
 
     Args:
         before: the counters so far.
-        found: the bucket keys of every chunk, in order of chunks and ascending, and the rows of each.
+        keys_and_rows: the bucket keys of every chunk, in order of chunks and ascending, and the rows of each.
         seed: seed of the stream.
         num_workers: n.
         closes: True if the window ends with these rows.
     """
-    keys = np.unique(np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in found)]))
-    known = before.with_keys(keys)
-    running = known.counts.copy()
+    keys = np.unique(np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in keys_and_rows)]))
+    counters = before.with_keys(keys)
+    running = counters.counts.copy()
     offsets = []
-    for chunk_keys, rows in found:
-        places = known.places(chunk_keys)
+    for chunk_keys, rows in keys_and_rows:
+        places = counters.places(chunk_keys)
         offsets.append((places, running[places]))
         running[places] += rows
-    after = Buckets(known.keys, known.numbers, running, known.copied)
+    after = Buckets(counters.keys, counters.numbers, running, counters.copied)
     # Only the end of a window makes copies: earlier, a bucket may still grow dense.
     everywhere = after.sparse(num_workers) if closes else np.zeros(len(after), np.bool_)
-    first = starts(known.keys, seed, num_workers)
+    first = starts(counters.keys, seed, num_workers)
     chunks = [
-        ChunkBuckets(known.keys[at], known.numbers[at], first[at], counts, everywhere[at]) for at, counts in offsets
+        ChunkBuckets(counters.keys[at], counters.numbers[at], first[at], counts, everywhere[at])
+        for at, counts in offsets
     ]
-    old = np.where(everywhere, known.counts - known.copied, 0)
-    new = np.where(everywhere, running - known.counts, 0)
-    done = Buckets(known.keys, known.numbers, running, np.where(everywhere, running, known.copied))
+    old = np.where(everywhere, counters.counts - counters.copied, 0)
+    new = np.where(everywhere, running - counters.counts, 0)
+    counters_after = Buckets(counters.keys, counters.numbers, running, np.where(everywhere, running, counters.copied))
     beside = num_workers - 1
-    return CounterUpdate(done, chunks, known.order_by_number(old > 0), int(new.sum()) * beside, int(old.sum()) * beside)
+    return CounterUpdate(
+        counters_after, chunks, counters.order_by_number(old > 0), int(new.sum()) * beside, int(old.sum()) * beside
+    )
 
 
 @dataclass(frozen=True, eq=False)

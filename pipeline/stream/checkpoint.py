@@ -32,21 +32,21 @@ def check_checkpoint(store: Store, checkpoint: str, before: ShardSet | None, out
         output: folder of the set.
     """
     place = _path(checkpoint)
-    planned, done = (_last(store, f"{place}/{folder}") for folder in ("offsets", "commits"))
+    last_planned, last_done = (_last(store, f"{place}/{folder}") for folder in ("offsets", "commits"))
     last = last_batch(before) if before else -1
     # Batches up to the set's last number are skipped: rows that Spark newly assigns to them would be lost.
-    if 0 <= planned < last:
+    if 0 <= last_planned < last:
         raise UsageError(
-            f"{output} has batch {last}, and its checkpoint {place} only knows of {planned}: was that one restored? It"
+            f"{output} has batch {last}, and its checkpoint {place} only knows of {last_planned}: was that one restored? It"
             " cannot tell which rows are in the set; choose another --output and --checkpoint"
         )
     aside = {int(match[1]) for entry in store.list(f"{output}/{FOLDER}") if (match := _BATCH.fullmatch(entry.name))}
     # A batch that is done for Spark but left no trace in the output is gone with its rows.
-    lost = next((batch for batch in range(last + 1, done + 1) if batch not in aside), None)
-    if lost is not None:
+    lost_batch = next((batch for batch in range(last + 1, last_done + 1) if batch not in aside), None)
+    if lost_batch is not None:
         raise UsageError(
-            f"{output} has nothing of batch {lost}, which its checkpoint {place} has noted as done: was the output deleted"
-            " or restored? To begin anew, choose another --checkpoint, or delete that one"
+            f"{output} has nothing of batch {lost_batch}, which its checkpoint {place} has noted as done: was the output"
+            " deleted or restored? To begin anew, choose another --checkpoint, or delete that one"
         )
 
 
@@ -90,10 +90,10 @@ def _logged(store: Store, place: str, number: int) -> list[tuple[str, int]]:
     name = f"{place}/sources/0/{number}"
     data = store.read(name if store.exists(name) else f"{name}.compact")
     entries = [parse(line) for line in data.decode().splitlines()[1:]]
-    found = [(entry["path"], entry["timestamp"]) for entry in entries if entry["batchId"] == number]
-    if not all(fits(path, str) and fits(time_ms, int) for path, time_ms in found):
+    files = [(entry["path"], entry["timestamp"]) for entry in entries if entry["batchId"] == number]
+    if not all(fits(path, str) and fits(time_ms, int) for path, time_ms in files):
         raise ValueError("paths or times of another type")
-    return found
+    return files
 
 
 def _offset(store: Store, place: str, batch: int) -> Any:

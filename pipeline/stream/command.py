@@ -174,12 +174,12 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
         topic.record_bytes(request)
         options = kafka_options.consumer_options(args.kafka_option or (), args.kafka_options)
     else:
-        given = {
+        flags_and_values = {
             "--allow-data-loss": args.allow_data_loss,
             kafka_options.FLAG: args.kafka_option,
             kafka_options.FILE_FLAG: args.kafka_options,
         }
-        if flag := next((flag for flag, value in given.items() if value), None):
+        if flag := next((flag for flag, value in flags_and_values.items() if value), None):
             raise UsageError(f"{flag} applies to messages, but --source {args.source} is a folder: leave it out")
     places = [request.output, *([] if topic.is_topic(args.source) else [args.source])]
     # Places that need Spark's settings are checked after its start.
@@ -235,9 +235,9 @@ def source_of(store: Store, uri: str, output: str) -> str:
     return source
 
 
-def checkpoint_of(store: Store, given: str | None, output: str) -> str:
+def checkpoint_of(store: Store, folder: str | None, output: str) -> str:
     """Return the checkpoint's folder as Spark needs it. Raises UsageError if Spark cannot reach it."""
-    place = store.resolve(given) if given else f"{output}/{CHECKPOINT}"
+    place = store.resolve(folder) if folder else f"{output}/{CHECKPOINT}"
     if is_object(place):
         raise UsageError(f"Spark writes its checkpoint to a local disk or hdfs://, not to {place}: give --checkpoint")
     return place if is_remote(place) else f"file://{place}"
@@ -246,10 +246,10 @@ def checkpoint_of(store: Store, given: str | None, output: str) -> str:
 def finish(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals) -> int:
     """Print the totals and the set, write its report if it has grown, and return the exit code."""
     shards = tally.last.shards if tally.last else None
-    done = f"{tally.committed:,} generations, {tally.rows:,} rows"
+    summary = f"{tally.committed:,} generations, {tally.rows:,} rows"
     speed = f", {tally.rows / tally.seconds:,.0f} rows per second" if tally.committed else ""
     aside = f", {tally.quarantined:,} quarantined" if tally.quarantined else ""
-    print(f"{run.output}: {done}{speed}{aside}")
+    print(f"{run.output}: {summary}{speed}{aside}")
     if shards is None:
         return 0
     print(aligned(describe(shards)))

@@ -32,12 +32,12 @@ def stream_of_files(spark: SparkSession, uri: str, most: int | None) -> DataFram
     return reader.load(uri).selectExpr(*NAMES)
 
 
-def files_of(uri: str, found: list[FileInfo]) -> list[FileInfo]:
+def files_of(uri: str, entries: list[FileInfo]) -> list[FileInfo]:
     """Return the files to read, in order of arrival: by time, then path.
 
     If a folder has training and test files, only training files are returned.
 
-    uri: the source folder. found: the files that Spark lists or has planned for a batch."""
+    uri: the source folder. entries: the files that Spark lists or has planned for a batch."""
     above = len(uri)
 
     def holds_rows(file: FileInfo) -> bool:
@@ -49,7 +49,7 @@ def files_of(uri: str, found: list[FileInfo]) -> list[FileInfo]:
             expected and file.name not in COMPANIONS and not is_left_out(file) and not is_evaluation(file.path[above:])
         )
 
-    return sorted(filter(holds_rows, found), key=lambda file: (file.modified_ms, file.path))
+    return sorted(filter(holds_rows, entries), key=lambda file: (file.modified_ms, file.path))
 
 
 def arrive(
@@ -72,29 +72,31 @@ def arrive(
     # Listed before any file is read, so that a write during this batch shows as a change in a later one.
     look = inbox.look()
     changes = inbox.changes(batch, look)
-    planned = {file.path: file for file in planned_files(store, checkpoint, batch)}
-    listed = [FileInfo(store.resolve(row.path), row.length, row.modified_ms, is_dir=False) for row in frame.collect()]
+    planned_by_path = {file.path: file for file in planned_files(store, checkpoint, batch)}
+    listed_entries = [
+        FileInfo(store.resolve(row.path), row.length, row.modified_ms, is_dir=False) for row in frame.collect()
+    ]
     # Keyed by path: Spark lists a batch's files again for each name that looks like a pattern.
-    found = list((planned | {file.path: file for file in listed}).values())
-    files = files_of(inbox.uri, found)
+    entries = list((planned_by_path | {file.path: file for file in listed_entries}).values())
+    files = files_of(inbox.uri, entries)
     rows = {file.path for file in files}
     late = [file for file in files if is_late(file.modified_ms, newest_ms, late_after_s)]
     reason = f"it is more than {late_after_s or 0:g} s older than the newest before it (--late-after)"
-    ignored = [file for file in found if file.path not in rows]
+    ignored = [file for file in entries if file.path not in rows]
     # Ignored, late and changed files are recorded before the batch is committed.
     aside = [Broken(file.path, None, "it is no file of training rows", 0) for file in ignored]
     aside += [Broken(file.path, None, reason, 0) for file in late]
     aside += [Broken(change.now.path, None, change.describe(), 0) for change in changes]
     put_aside(store, path_of(inbox.output, batch, 0), lines_of(aside))
     inbox.note(batch, [*(look.files.get(file.path, file) for file in files), *(change.now for change in changes)])
-    taken = [file for file in files if not is_late(file.modified_ms, newest_ms, late_after_s)]
+    files_on_time = [file for file in files if not is_late(file.modified_ms, newest_ms, late_after_s)]
     limit_ms = latest_believable_ms()
-    newest = max((file.modified_ms for file in taken if file.modified_ms <= limit_ms), default=newest_ms)
+    newest = max((file.modified_ms for file in files_on_time if file.modified_ms <= limit_ms), default=newest_ms)
     warnings = [*look.warnings(), *warnings_of(changes)]
-    ahead = [file.path for file in taken if file.modified_ms > limit_ms]
+    ahead = [file.path for file in files_on_time if file.modified_ms > limit_ms]
     if ahead and late_after_s is not None:
         warnings.append(ahead_of_clock(f"{len(ahead):,} files, such as {ahead[-1]}, have times"))
-    return IncomingBatch(inbox.uri, taken, digest(files), len(late), newest, len(ignored), warnings=warnings)
+    return IncomingBatch(inbox.uri, files_on_time, digest(files), len(late), newest, len(ignored), warnings=warnings)
 
 
 def arrivals(inbox: Inbox, checkpoint: str, late_after_s: float | None) -> Any:

@@ -112,7 +112,7 @@ class GenerationRun:
             UsageError: the set belongs to another stream.
             JobError: another run has committed meanwhile; no row of the batch is then in the set.
         """
-        began = time.monotonic()
+        start = time.monotonic()
         before = read_committed(self.store, self.output)
         check_stream(before, self.request, self.query)
         if before and batch <= last_batch(before):
@@ -120,49 +120,49 @@ class GenerationRun:
         clear_drafts(self.store, self.output, batch)
         progress = PhaseLog(self.context, quiet=True, title=f"batch {batch} to {self.output}")
         with Attempt(self.store, self.output) as attempt:
-            held = before.manifest.stream.newest_ms if before and before.manifest.stream else 0
-            if held > latest_believable_ms():  # committed by an older version, or this clock is behind
-                held = 0
+            newest_ms = before.manifest.stream.newest_ms if before and before.manifest.stream else 0
+            if newest_ms > latest_believable_ms():  # committed by an older version, or this clock is behind
+                newest_ms = 0
             with progress.phase("discover"):
-                arrived = arrive(attempt.folder, held)
-                check_source(before, arrived.uri)
+                incoming = arrive(attempt.folder, newest_ms)
+                check_source(before, incoming.uri)
                 rows = total_rows(before)
-                dataset, broken = self._survey(before, arrived, rows)
-                self._check_landed(attempt.folder, broken)
-                broken = [*arrived.lost, *broken]
+                dataset, bad_records = self._survey(before, incoming, rows)
+                self._check_landed(attempt.folder, bad_records)
+                bad_records = [*incoming.lost, *bad_records]
             work = StreamBatch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
-            # This pass adds the bad records that it finds to ``broken``.
-            seen, hashes = work.look(broken) if dataset else (None, None)
-            lines = list(self._lines(attempt.folder, broken))
-            aside = arrived.aside + sum(max(1, entry.records) for entry in broken)
+            # This pass adds the bad records that it finds to ``bad_records``.
+            batch_scan, hashes = work.look(bad_records) if dataset else (None, None)
+            lines = list(self._lines(attempt.folder, bad_records))
+            aside = incoming.aside + sum(max(1, entry.records) for entry in bad_records)
             # Every batch leaves a trace, which check_checkpoint compares with Spark's checkpoint.
-            if seen is None and not aside and not arrived.ignored:
-                lines = lines_of([Broken(arrived.uri, None, "the batch had no row", 0)])
+            if batch_scan is None and not aside and not incoming.ignored:
+                lines = lines_of([Broken(incoming.uri, None, "the batch had no row", 0)])
             put_aside(self.store, path_of(self.output, batch), lines)
-            if seen is None or hashes is None:
-                seconds = time.monotonic() - began
-                return Outcome(before, quarantined=aside, seconds=seconds, warnings=arrived.warnings)
+            if batch_scan is None or hashes is None:
+                seconds = time.monotonic() - start
+                return Outcome(before, quarantined=aside, seconds=seconds, warnings=incoming.warnings)
             # The batch number is committed with the rows, so that a repeated batch is recognised.
-            manifest, moves = work.make(seen, hashes, batch, arrived.source)
+            manifest, moves = work.make(batch_scan, hashes, batch, incoming.source)
             assert manifest.stream
-            entry = replace(manifest.generations[0], quarantined=aside, seconds=round(time.monotonic() - began, 3))
+            entry = replace(manifest.generations[0], quarantined=aside, seconds=round(time.monotonic() - start, 3))
             manifest = replace(
                 manifest,
                 seconds=dict(progress.seconds),
-                stream=replace(manifest.stream, query=self.query, newest_ms=max(held, arrived.newest_ms)),
+                stream=replace(manifest.stream, query=self.query, newest_ms=max(newest_ms, incoming.newest_ms)),
                 generations=[entry],
             )
-            made = publish(attempt, manifest, moves, before=before, supersedes=lambda theirs: False, appends=True)
-            if not made.manifest.generation.endswith(attempt.id):
+            shards = publish(attempt, manifest, moves, before=before, supersedes=lambda other: False, appends=True)
+            if not shards.manifest.generation.endswith(attempt.id):
                 raise JobError(
                     f"{self.output}: another run has committed since batch {batch} was begun; let one stream write there"
                 )
-        spent = time.monotonic() - began
-        buckets = made.manifest.generations[-1].buckets
-        return Outcome(made, work.rows, aside, spent, True, len(moves), buckets, arrived.warnings)
+        spent = time.monotonic() - start
+        buckets = shards.manifest.generations[-1].buckets
+        return Outcome(shards, work.rows, aside, spent, True, len(moves), buckets, incoming.warnings)
 
     def _survey(
-        self, before: ShardSet | None, arrived: IncomingBatch, first: int
+        self, before: ShardSet | None, incoming: IncomingBatch, first: int
     ) -> tuple[Arrivals | None, list[Broken]]:
         """Return the rows of a batch's files, or None, and the problems of files that are left out (see ``survey``).
 
@@ -176,27 +176,27 @@ class GenerationRun:
             options = replace(options, format=before.manifest.input.format, shape=shape)
         return survey(
             self.store,
-            arrived.uri,
-            arrived.files,
+            incoming.uri,
+            incoming.files,
             run=run_on(self.context),
             first=first,
             read_options=options,
             expected=expected,
         )
 
-    def _check_landed(self, folder: str, broken: list[Broken]) -> None:
+    def _check_landed(self, folder: str, bad_records: list[Broken]) -> None:
         """Raise JobError if files are gone that tasks of this attempt wrote: another run then took this one for
         dead."""
-        if any(entry.source.startswith(f"{folder}/") for entry in broken):
+        if any(entry.source.startswith(f"{folder}/") for entry in bad_records):
             raise JobError(
                 f"{self.output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
             )
 
-    def _lines(self, folder: str, broken: list[Broken]) -> Iterator[dict[str, Any]]:
+    def _lines(self, folder: str, bad_records: list[Broken]) -> Iterator[dict[str, Any]]:
         """Yield the quarantine lines of broken records.
 
         Lines of a topic contain the bytes, in base64, because the file that holds them is deleted with the attempt."""
-        for path, of_file in groupby(broken, lambda entry: entry.source):
+        for path, of_file in groupby(bad_records, lambda entry: entry.source):
             if not path.startswith(f"{folder}/"):
                 yield from lines_of(list(of_file))
                 continue
@@ -215,11 +215,11 @@ class GenerationRun:
 
 def check_source(before: ShardSet | None, uri: str) -> None:
     """Raise UsageError if earlier rows came from another source, whose files would be in the set twice."""
-    held = before.manifest.input.uri if before else uri
-    if drop_servers(held) != drop_servers(uri):
+    streamed_uri = before.manifest.input.uri if before else uri
+    if drop_servers(streamed_uri) != drop_servers(uri):
         raise UsageError(
-            f"{before.uri if before else uri} was streamed from {held}: rows of {uri} would be in it again; give that"
-            " --source, or choose another --output"
+            f"{before.uri if before else uri} was streamed from {streamed_uri}: rows of {uri} would be in it again; give"
+            " that --source, or choose another --output"
         )
 
 

@@ -90,17 +90,17 @@ class Inbox:
         """Record the state of files that a batch takes or found changed, before the batch is committed."""
         if batch and batch % COMPACT_BATCHES == 0 and self._states:
             self._compact(batch - 1)
-        noted = {file.path: file for file in files}
-        if noted:
-            self.store.replace(self._path(batch), _lines(noted.values()))
-        self._states |= noted
+        states = {file.path: file for file in files}
+        if states:
+            self.store.replace(self._path(batch), _lines(states.values()))
+        self._states |= states
         self._next = batch + 1
 
-    def _changes(self, look: Look, taken: dict[str, FileInfo]) -> list[Change]:
-        """Return the files whose present state differs from the recorded one, by path. taken: recorded states by
+    def _changes(self, look: Look, recorded: dict[str, FileInfo]) -> list[Change]:
+        """Return the files whose present state differs from the recorded one, by path. recorded: recorded states by
         path."""
-        both = sorted(taken.keys() & look.files.keys())
-        pairs = [(taken[path], look.files[path]) for path in both]
+        both = sorted(recorded.keys() & look.files.keys())
+        pairs = [(recorded[path], look.files[path]) for path in both]
         return [Change(before, now) for before, now in pairs if _state(before) != _state(now)]
 
     def _load(self, batch: int) -> dict[str, FileInfo]:
@@ -160,11 +160,11 @@ class Change:
         """Return a sentence for the quarantine."""
         before = self.before
         now = self.now
-        what = "was replaced or appended to"
+        change = "was replaced or appended to"
         if (before.bytes, before.modified_ms) == (now.bytes, now.modified_ms):
-            what = "may have been replaced (another change mark)"  # or had its mode, owner or links changed
+            change = "may have been replaced (another change mark)"  # or had its mode, owner or links changed
         return (
-            f"{now.path} {what} after it was taken ({_size_and_time(before)}; now {_size_and_time(now)}): it is not read"
+            f"{now.path} {change} after it was taken ({_size_and_time(before)}; now {_size_and_time(now)}): it is not read"
             " again; put new rows there under a new name"
         )
 

@@ -110,40 +110,42 @@ def arrive(
     """
     # One time limit for all tasks and their retries, so that a retry gives the same result.
     land = partial(_land, store, output, batch, folder, size, late_after_s, newest_ms, latest_believable_ms())
-    landed = sorted(frame.mapInArrow(land, LANDED).collect(), key=lambda row: (row.partition, row.first))
-    told = json.dumps([[row.partition, row.first, row.end] for row in landed])
-    files = [FileInfo(row.path, row.bytes, 0, is_dir=False) for row in landed if row.bytes]
-    newest = max([newest_ms, *(row.newest_ms for row in landed)])
-    source = hashlib.sha256(f"{uri} {told}".encode()).hexdigest()
-    planned = planned_offsets(store, checkpoint, batch) if checkpoint else {}
-    lost = lost_messages(planned, [(row.partition, row.first) for row in landed])
+    message_ranges = sorted(frame.mapInArrow(land, LANDED).collect(), key=lambda row: (row.partition, row.first))
+    offsets = json.dumps([[row.partition, row.first, row.end] for row in message_ranges])
+    files = [FileInfo(row.path, row.bytes, 0, is_dir=False) for row in message_ranges if row.bytes]
+    newest = max([newest_ms, *(row.newest_ms for row in message_ranges)])
+    source = hashlib.sha256(f"{uri} {offsets}".encode()).hexdigest()
+    planned_offsets_by_partition = planned_offsets(store, checkpoint, batch) if checkpoint else {}
+    lost_ranges = lost_messages(planned_offsets_by_partition, [(row.partition, row.first) for row in message_ranges])
     warnings = []
-    if late_after_s is not None and any(row.ahead for row in landed):
-        partitions = ", ".join(str(number) for number in sorted({row.partition for row in landed if row.ahead}))
-        count = sum(row.ahead for row in landed)
+    if late_after_s is not None and any(row.ahead for row in message_ranges):
+        partitions = ", ".join(str(number) for number in sorted({row.partition for row in message_ranges if row.ahead}))
+        count = sum(row.ahead for row in message_ranges)
         warnings.append(ahead_of_clock(f"{count:,} messages of partitions {partitions} have times"))
-    aside = sum(row.aside for row in landed)
-    return IncomingBatch(uri, files, source, aside, newest, lost=lost, warnings=warnings)
+    aside = sum(row.aside for row in message_ranges)
+    return IncomingBatch(uri, files, source, aside, newest, lost=lost_ranges, warnings=warnings)
 
 
-def lost_messages(planned: dict[int, tuple[int, int]], landed: Iterable[tuple[int, int]]) -> list[Broken]:
+def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[tuple[int, int]]) -> list[Broken]:
     """Return the messages of a batch that the broker deleted before they were read, one range per partition.
 
     A broker deletes from the oldest message on.
 
     Args:
         planned: offsets start <= offset < end of each partition.
-        landed: partition and first offset of the messages that were read.
+        first_offsets: partition and first offset of the messages that were read.
     """
     firsts: dict[int, int] = {}
-    for number, first in landed:
+    for number, first in first_offsets:
         firsts[number] = min(first, firsts.get(number, first))
-    lost = []
+    lost_ranges = []
     for number, (start, end) in sorted(planned.items()):
-        if start < (there := min(firsts.get(number, end), end)):
+        if start < (next_offset := min(firsts.get(number, end), end)):
             reason = "they were not in the topic any more when they were read (--allow-data-loss)"
-            lost.append(Broken(f"partition {number}, offsets {start} to {there - 1}", None, reason, there - start))
-    return lost
+            lost_ranges.append(
+                Broken(f"partition {number}, offsets {start} to {next_offset - 1}", None, reason, next_offset - start)
+            )
+    return lost_ranges
 
 
 def explained(error: Exception, uri: str, output: str) -> Exception:
@@ -151,10 +153,10 @@ def explained(error: Exception, uri: str, output: str) -> Exception:
     same error.
 
     uri: the topic. output: folder of the set."""
-    found = re.search(r"Some data may have been lost.*?Reason:\s*(.+)", str(error), re.DOTALL)
-    if not found:
+    match = re.search(r"Some data may have been lost.*?Reason:\s*(.+)", str(error), re.DOTALL)
+    if not match:
         return error
-    reason = found[1].splitlines()[0].strip()
+    reason = match[1].splitlines()[0].strip()
     return DataError(
         f"{uri}: messages were deleted before they were read ({reason}); {output} has those before them. Restart with"
         " --allow-data-loss to go on without them: the quarantine tells which they were"

@@ -26,11 +26,11 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _SPACE = " \t\f"
 
 
-def consumer_options(given: Sequence[str], path: str | None) -> dict[str, str]:
+def consumer_options(texts: Sequence[str], path: str | None) -> dict[str, str]:
     """Return the properties of a file, overridden by properties from the command line.
 
     Args:
-        given: KEY=VALUE each, with or without Spark's prefix "kafka.".
+        texts: KEY=VALUE each, with or without Spark's prefix "kafka.".
         path: a local file in the form of Kafka's client.properties; None: no file.
 
     Raises:
@@ -43,7 +43,7 @@ def consumer_options(given: Sequence[str], path: str | None) -> dict[str, str]:
         except OSError as error:
             raise UsageError(f"{FILE_FLAG} {path}: {error.strerror}; give a local file of the driver") from None
         options = {_checked(key, f"{FILE_FLAG} {path}"): value for key, value in properties(text).items()}
-    for text in given:
+    for text in texts:
         key, separator, value = text.partition("=")
         if not separator:
             raise UsageError(f"{FLAG} needs KEY=VALUE, such as security.protocol=SASL_SSL, but a value has no '='")
@@ -53,7 +53,7 @@ def consumer_options(given: Sequence[str], path: str | None) -> dict[str, str]:
 
 def properties(text: str) -> dict[str, str]:
     """Parse a text in the format of java.util.Properties."""
-    found = {}
+    options = {}
     lines = iter(_LINE_END.split(text))
     for line in lines:
         line = line.lstrip(_SPACE)
@@ -64,8 +64,8 @@ def properties(text: str) -> dict[str, str]:
             line = line[:-1] + next(lines, "").lstrip(_SPACE)
         match = _PROPERTY.fullmatch(line)
         assert match  # every part of the pattern may be empty, and the last takes all
-        found[_unescaped(match[1])] = _unescaped(match[2])
-    return found
+        options[_unescaped(match[1])] = _unescaped(match[2])
+    return options
 
 
 def _unescaped(text: str) -> str:

@@ -21,9 +21,9 @@ def is_late(time_ms: int, newest_ms: int, late_after_s: float | None) -> bool:
     return late_after_s is not None and time_ms < newest_ms - 1000 * late_after_s
 
 
-def ahead_of_clock(what: str) -> str:
-    """Return the warning about files or messages from the future. what: the start of the sentence, which names them."""
+def ahead_of_clock(subject: str) -> str:
+    """Return the warning about files or messages from the future. subject: the start of the sentence, which names them."""
     return (
-        f"{what} more than {CLOCK_TOLERANCE_S} s ahead of this machine's clock: --late-after does not count from there;"
+        f"{subject} more than {CLOCK_TOLERANCE_S} s ahead of this machine's clock: --late-after does not count from there;"
         " correct the clock of the machine that wrote it"
     )

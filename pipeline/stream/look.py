@@ -58,22 +58,22 @@ class LookJob:
         labels = np.zeros(self.num_classes, np.int64)
         sums = np.zeros(self.dataset.layout.shape[0], np.int64)
         keys: list[Ints] = [np.empty(0, np.int64)]
-        broken: list[SkippedRows] = []
+        skipped_rows: list[SkippedRows] = []
         rows = checksum = 0
-        for found in examine(self.dataset, start, stop, self.num_classes):
-            if isinstance(found, SkippedRows):
-                broken.append(found)
+        for result in examine(self.dataset, start, stop, self.num_classes):
+            if isinstance(result, SkippedRows):
+                skipped_rows.append(result)
                 continue
-            rows += len(found.ids)
-            labels += np.bincount(found.labels, minlength=self.num_classes)
-            sums += found.numbers(self.dataset.layout).sum(axis=(0, 2), dtype=np.int64)
-            checksum = (checksum + fingerprint(found)) & WORD
+            rows += len(result.ids)
+            labels += np.bincount(result.labels, minlength=self.num_classes)
+            sums += result.numbers(self.dataset.layout).sum(axis=(0, 2), dtype=np.int64)
+            checksum = (checksum + fingerprint(result)) & WORD
             # Without hashes this pass only counts: the hashes are fitted to its result.
             if self.hashes:
-                keys.append(self.hashes.buckets(found.images))
+                keys.append(self.hashes.buckets(result.images))
         unique, counts = np.unique(np.concatenate(keys), return_counts=True)
         return ChunkScan(
-            chunk, rows, labels, sums, checksum, unique, counts.astype(np.int64), joined(self.dataset, broken)
+            chunk, rows, labels, sums, checksum, unique, counts.astype(np.int64), joined(self.dataset, skipped_rows)
         )
 
 
@@ -108,16 +108,18 @@ def look(
     """
     inside = max(1, -(-pieces // len(bounds)))
     parts = [(chunk, *part) for chunk, bound in enumerate(bounds) for part in ranges(*bound, inside)]
-    looked = run(job, parts)
+    chunk_scans = run(job, parts)
     labels = np.zeros((len(bounds), job.num_classes), np.int64)
-    for part in looked:
+    for part in chunk_scans:
         labels[part.chunk] += part.labels
-    sums = sum((part.sums for part in looked), np.zeros(job.dataset.layout.shape[0], np.int64))
-    word = sum(part.fingerprint for part in looked) & WORD
-    versions = frozenset(part.versions for part in looked)
-    scan = Scan(sum(part.rows for part in looked), labels, sums, word, versions)
-    found = [_merged([part for part in looked if part.chunk == chunk]) for chunk in range(len(bounds))]
-    return BatchScan(scan, found, left_out(job.dataset, (entry for part in looked for entry in part.broken)))
+    sums = sum((part.sums for part in chunk_scans), np.zeros(job.dataset.layout.shape[0], np.int64))
+    word = sum(part.fingerprint for part in chunk_scans) & WORD
+    versions = frozenset(part.versions for part in chunk_scans)
+    scan = Scan(sum(part.rows for part in chunk_scans), labels, sums, word, versions)
+    keys_by_chunk = [_merged([part for part in chunk_scans if part.chunk == chunk]) for chunk in range(len(bounds))]
+    return BatchScan(
+        scan, keys_by_chunk, left_out(job.dataset, (entry for part in chunk_scans for entry in part.broken))
+    )
 
 
 def _merged(parts: Sequence[ChunkScan]) -> tuple[Ints, Ints]:

@@ -101,10 +101,12 @@ def ready_hashes(store: Store, uri: str | None) -> Hashes | None:
 
 def _read(shards: ShardSet, name: str) -> tuple[str, bytes]:
     """Return the path of a model's arrays and their bytes. Raises DataError if they are missing."""
-    found = next((path for path in shards.manifest.model or () if name_of_model(path) == f"{name}/{ARRAYS}"), None)
-    if found is None:
+    path_in_set = next(
+        (path for path in shards.manifest.model or () if name_of_model(path) == f"{name}/{ARRAYS}"), None
+    )
+    if path_in_set is None:
         raise DataError(f"{shards.uri} has no hash functions and buckets: it was made by {shards.manifest.strategy}")
     try:
-        return f"{shards.uri}/{found}", shards.store.read(f"{shards.uri}/{found}")
+        return f"{shards.uri}/{path_in_set}", shards.store.read(f"{shards.uri}/{path_in_set}")
     except FileNotFoundError:
-        raise DataError(f"{shards.uri}/{found} is missing; the set is damaged") from None
+        raise DataError(f"{shards.uri}/{path_in_set} is missing; the set is damaged") from None

@@ -79,19 +79,19 @@ class SomeBuckets(CommittedDataset):
     wanted: Flags
 
     @classmethod
-    def from_dataset(cls, dataset: CommittedDataset, wanted: Flags) -> SomeBuckets:
-        return cls(**{item.name: getattr(dataset, item.name) for item in fields(dataset)}, wanted=wanted)
+    def from_dataset(cls, dataset: CommittedDataset, is_selected: Flags) -> SomeBuckets:
+        return cls(**{item.name: getattr(dataset, item.name) for item in fields(dataset)}, wanted=is_selected)
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
         """Read the wanted rows. Images are read only from the first to the last wanted row of a block."""
         for narrow in super().read(start, stop, images=False):
-            found = np.flatnonzero(self.wanted[groups_of(narrow)])
-            if not len(found):
+            matching = np.flatnonzero(self.wanted[groups_of(narrow)])
+            if not len(matching):
                 continue
             if not images:
-                yield some_rows(narrow, found)
+                yield some_rows(narrow, matching)
                 continue
-            for block in super().read(int(narrow.ids[found[0]]), int(narrow.ids[found[-1]]) + 1):
+            for block in super().read(int(narrow.ids[matching[0]]), int(narrow.ids[matching[-1]]) + 1):
                 rows = np.flatnonzero(self.wanted[groups_of(block)])
                 if len(rows):
                     yield some_rows(block, rows)

@@ -39,7 +39,7 @@ def put_aside(store: Store, path: str, lines: Iterable[dict[str, object]]) -> No
     with a value are kept, because the topic may have deleted their messages. Raises DataError if the existing file
     cannot be read."""
     texts = {json.dumps(line, ensure_ascii=False): None for line in lines}
-    if there := store.exists(path):
+    if exists := store.exists(path):
         try:
             earlier = store.read(path).decode().splitlines()
             # Keyed by text, so that a line of the earlier try is not repeated.
@@ -50,12 +50,12 @@ def put_aside(store: Store, path: str, lines: Iterable[dict[str, object]]) -> No
             ) from None
     if texts:
         store.replace(path, "".join(f"{text}\n" for text in texts).encode())
-    elif there:
+    elif exists:
         store.delete(path)
 
 
-def lines_of(broken: Sequence[Broken]) -> list[dict[str, object]]:
+def lines_of(bad_records: Sequence[Broken]) -> list[dict[str, object]]:
     return [
         {"source": entry.source, "record": entry.record, "records": entry.records, "reason": entry.reason}
-        for entry in broken
+        for entry in bad_records
     ]

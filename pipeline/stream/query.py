@@ -90,38 +90,38 @@ class Running:
                 raise AskedToEnd
             assert self.query
             run = GenerationRun(self.run.context, self.run.request, self.run.store, self.run.output, str(self.query.id))
-            done = run.take(batch, lambda folder, newest_ms: self.arrive(batch, frame, folder, newest_ms))
-            self._count(batch, done)
+            outcome = run.take(batch, lambda folder, newest_ms: self.arrive(batch, frame, folder, newest_ms))
+            self._count(batch, outcome)
 
-    def _count(self, batch: int, done: Outcome) -> None:
+    def _count(self, batch: int, outcome: Outcome) -> None:
         """Add the result of a batch to the totals and print its line."""
         tally = self.tally
-        tally.last = done if done.shards else tally.last
-        tally.rows = tally.rows + done.rows
-        tally.quarantined = tally.quarantined + done.quarantined
-        tally.seconds += done.seconds
-        for text in done.warnings:
+        tally.last = outcome if outcome.shards else tally.last
+        tally.rows = tally.rows + outcome.rows
+        tally.quarantined = tally.quarantined + outcome.quarantined
+        tally.seconds += outcome.seconds
+        for text in outcome.warnings:
             self.warn(f"warning: batch {batch}: {text}")
-        if done.fresh and done.shards:
+        if outcome.fresh and outcome.shards:
             tally.committed += 1
-            self.say(line(batch, done))
-        elif done.seconds:
-            self.say(f"batch {batch}: no rows to commit, {done.quarantined:,} quarantined")
+            self.say(line(batch, outcome))
+        elif outcome.seconds:
+            self.say(f"batch {batch}: no rows to commit, {outcome.quarantined:,} quarantined")
         else:
             # A batch that took no time was committed before a restart, after which Spark has delivered it again.
             tally.skipped += 1
             self.say(f"batch {batch}: committed already")
 
 
-def line(batch: int, done: Outcome) -> str:
+def line(batch: int, outcome: Outcome) -> str:
     """Return the line that is printed for a generation."""
-    assert done.shards
-    manifest = done.shards.manifest
-    last = generations(done.shards)[-1]
+    assert outcome.shards
+    manifest = outcome.shards.manifest
+    last = generations(outcome.shards)[-1]
     parts = [
-        f"generation {len(manifest.generations) - 1} (batch {batch}): {last.rows:,} rows in {done.seconds:.1f} s",
-        f"{last.rows / done.seconds:,.0f} rows per second",
-        f"{manifest.rows:,} rows in {done.buckets:,} buckets of {BYTES} bytes of state each",
+        f"generation {len(manifest.generations) - 1} (batch {batch}): {last.rows:,} rows in {outcome.seconds:.1f} s",
+        f"{last.rows / outcome.seconds:,.0f} rows per second",
+        f"{manifest.rows:,} rows in {outcome.buckets:,} buckets of {BYTES} bytes of state each",
     ]
     parts += [f"{last.copies:,} copies of sparse buckets"] * last.closes
     parts += [f"{last.quarantined:,} quarantined"] * bool(last.quarantined)
@@ -141,10 +141,10 @@ def watch(running: Running, query: StreamingQuery) -> StreamTotals:
     """Wait until the query ends by itself, or stop it after the current batch once a signal asks for it.
 
     Raises the error of a failed batch."""
-    with asked_to_end() as asked, passed_on(running.run.context):
+    with asked_to_end() as stop_requested, passed_on(running.run.context):
         while query.isActive:
             query.awaitTermination(POLL_S)
-            if asked.is_set():
+            if stop_requested.is_set():
                 running.say("asked to end: after the batch that is at work")
                 with running.idle:
                     running.ended = True
@@ -159,14 +159,14 @@ def watch(running: Running, query: StreamingQuery) -> StreamTotals:
 @contextmanager
 def asked_to_end() -> Iterator[threading.Event]:
     """Yield an event that is set by SIGTERM or Ctrl-C, which have no other effect meanwhile."""
-    asked = threading.Event()
+    stop_requested = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.set()
+        stop_requested.set()
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield asked
+        yield stop_requested
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -63,21 +63,21 @@ def main(argv: Sequence[str]) -> None:
         args = command_line.parse(flags, argv)
         store = configured_store()
         # Listed before the deletion, which leaves nothing to list.
-        found = leftovers(store, args.uri)
-        if args.yes and (found.attempts or found.files or found.behind):
+        remains = leftovers(store, args.uri)
+        if args.yes and (remains.attempts or remains.files or remains.behind):
             clean(store, args.uri)
-        doomed = [*found.attempts, *found.files]
-        for path in doomed[:MANY]:
+        paths = [*remains.attempts, *remains.files]
+        for path in paths[:MANY]:
             print(path)
-        if len(doomed) > MANY:
-            print(f"... and {len(doomed) - MANY:,} more")
-        done = "deleted" if args.yes else "would be deleted; --yes deletes them"
-        print(f"{len(found.attempts)} attempts and {len(found.files)} files: {done}" if doomed else "no leftovers")
-        if found.behind:
-            done = "is" if args.yes else "would be"
-            print(f"{NAME} is older than the set, because a run was killed during its commit: it {done} updated")
-        if found.live:
-            print(f"{len(found.live)} runs may still be active there: their files are kept")
+        if len(paths) > MANY:
+            print(f"... and {len(paths) - MANY:,} more")
+        verb = "deleted" if args.yes else "would be deleted; --yes deletes them"
+        print(f"{len(remains.attempts)} attempts and {len(remains.files)} files: {verb}" if paths else "no leftovers")
+        if remains.behind:
+            verb = "is" if args.yes else "would be"
+            print(f"{NAME} is older than the set, because a run was killed during its commit: it {verb} updated")
+        if remains.live:
+            print(f"{len(remains.live)} runs may still be active there: their files are kept")
         return 0
 
     command_line.execute(run, interrupted="run it again")

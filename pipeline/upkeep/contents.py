@@ -33,8 +33,8 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
     if near:
         sizes = [group.size for group in near]
         sparse = sum(group.sparse for group in near)
-        counted = f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {sparse} sparse"
-        lines.append(("groups", counted))
+        sizes_text = f"{len(near)} neighbourhoods of {min(sizes):,} to {max(sizes):,} rows, {sparse} sparse"
+        lines.append(("groups", sizes_text))
     lines += [
         ("copies", f"{manifest.copies:,} ({manifest.copies / manifest.rows:.2%} of the rows)"),
         ("files", f"{len(shards.files())}, {size / 1e6:.1f} MB" if not only else "none, only the assignment"),
@@ -49,11 +49,11 @@ def details(shards: ShardSet) -> list[tuple[str, str]]:
     manifest = shards.manifest
     image = manifest.image
     # As JSON, so that the text "4" and the number 4 look different.
-    asked = ", ".join(f"{key} {json.dumps(value)}" for key, value in manifest.params.items())
+    params_text = ", ".join(f"{key} {json.dumps(value)}" for key, value in manifest.params.items())
     lines = [
         ("images", f"{'x'.join(map(str, image.shape))} {image.dtype}, means {image.mean}"),
         ("labels", _labels(manifest.labels)),
-        ("parameters", asked or "none"),
+        ("parameters", params_text or "none"),
         ("fingerprint", manifest.input.fingerprint or "none"),
         ("generation", manifest.generation),
         ("seconds", ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in manifest.seconds.items())),
@@ -74,10 +74,10 @@ def _labels(labels: Labels) -> str:
 def workers_table(shards: ShardSet) -> str:
     """Return a table with a row per worker: rows, copies, files, megabytes, its rarest and its most frequent class."""
     workers = shards.manifest.workers
-    shown = workers if len(workers) <= MANY else [*workers[: MANY // 2], *workers[-MANY // 2 :]]
+    selection = workers if len(workers) <= MANY else [*workers[: MANY // 2], *workers[-MANY // 2 :]]
     labelled = "label" in shards.manifest.labels.columns
     rows = []
-    for worker in shown:
+    for worker in selection:
         # A worker without files has an empty histogram.
         counts = worker.label_histogram or [0]
         size = sum(file.bytes for file in worker.files) / 1e6
@@ -85,8 +85,8 @@ def workers_table(shards: ShardSet) -> str:
         classes = (f"{min(counts):,}", f"{max(counts):,}") if labelled else ()
         rows.append((*map(str, cells), *classes))
     header = ("worker", "rows", "copies", "files", "MB", *(("rarest class", "most frequent") if labelled else ()))
-    made = table(rows, header, right=range(len(header)), indent="  ")
-    return made + (f"\n  ... and {len(workers) - len(shown):,} more" if len(shown) < len(workers) else "")
+    rows_table = table(rows, header, right=range(len(header)), indent="  ")
+    return rows_table + (f"\n  ... and {len(workers) - len(selection):,} more" if len(selection) < len(workers) else "")
 
 
 def main(argv: Sequence[str]) -> None:

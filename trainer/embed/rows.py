@@ -54,7 +54,7 @@ def drawn_rows(dataset: Dataset, wanted: int, seed: int) -> Images:
     """Return about ``wanted`` random rows, uint8 [rows, C, H, W], in the order of ids; at least one.
 
     They are drawn by a hash of their ids with a key from the seed, and so do not depend on how the input is read."""
-    chosen = partial(is_drawn, rows=dataset.rows, wanted=wanted, key=word(seed, Purpose.FIT_ROWS))
+    chosen = partial(is_drawn, rows=dataset.rows, count=wanted, key=word(seed, Purpose.FIT_ROWS))
     spans = ranges(0, dataset.rows, -(-dataset.rows // IDS_AT_ONCE))
     total = sum(int(chosen(np.arange(low, high)).sum()) for low, high in spans)
     if not total:  # for a very small ``wanted`` the hash may draw no row: take the first ones

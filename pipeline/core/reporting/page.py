@@ -44,19 +44,19 @@ def plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def origin(made: Mapping[str, str] | None, versions: Mapping[str, object]) -> dict[str, str]:
+def origin(provenance: Mapping[str, str] | None, versions: Mapping[str, object]) -> dict[str, str]:
     """Return the rows of the section "Origin" that ends every report; base.html shows the first two under the title too.
 
     Args:
-        made: as pipeline.core.provenance records it, None for results of earlier versions.
+        provenance: as pipeline.core.provenance records it, None for results of earlier versions.
         versions: version of each library, by name.
     """
-    known = made or {}
+    values = provenance or {}
     return {
-        "date": known.get("time", UNKNOWN),
-        "host": known.get("host", UNKNOWN),
-        "command": known.get("command", UNKNOWN),
-        **({"Spark master": known["master"]} if "master" in known else {}),
+        "date": values.get("time", UNKNOWN),
+        "host": values.get("host", UNKNOWN),
+        "command": values.get("command", UNKNOWN),
+        **({"Spark master": values["master"]} if "master" in values else {}),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or UNKNOWN,
     }
 

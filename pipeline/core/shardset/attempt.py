@@ -53,8 +53,8 @@ def is_running(owner: dict[str, Any]) -> bool | None:
     """Return whether a process is running, or None if it belongs to another machine or namespace.
 
     Heartbeats of older versions contain no boot id; the caller then uses the age of the heartbeat."""
-    here = whoami()
-    if any(not here.get(key) or owner.get(key) != here[key] for key in ("boot", "namespace")):
+    this_process = whoami()
+    if any(not this_process.get(key) or owner.get(key) != this_process[key] for key in ("boot", "namespace")):
         return None
     try:
         pid = int(owner["pid"])
@@ -203,7 +203,7 @@ class Attempt:
         modification times of the store are compared, never the clocks of two machines."""
         heartbeat = f"{self.output}/{ATTEMPTS}/{attempt_id}/beat"
         try:
-            seen = self.store.info(heartbeat).modified_ms
+            beat_ms = self.store.info(heartbeat).modified_ms
             owner = parse_object(self.store.read(heartbeat))
         except (FileNotFoundError, ValueError):
             folder = f"{self.output}/{ATTEMPTS}/{attempt_id}"
@@ -213,7 +213,7 @@ class Attempt:
             return running  # regardless of the heartbeat's age, because a long computation can delay it
         self._send_heartbeat()
         now = self.store.info(f"{self.folder}/beat").modified_ms
-        return (now - seen) / 1000 < self.lease_s
+        return (now - beat_ms) / 1000 < self.lease_s
 
     def finish(self) -> None:
         """Mark this attempt as committed, so that a run that replaces its set may delete its files."""
@@ -238,15 +238,15 @@ class Attempt:
         The store's clock can differ from this machine's. This attempt therefore writes a heartbeat, whose modification
         time is the store's present time."""
         try:
-            seen = self.store.info(path).modified_ms
+            modified_ms = self.store.info(path).modified_ms
         except FileNotFoundError:
             return float("inf")
         self._send_heartbeat()
-        return (self.store.info(f"{self.folder}/beat").modified_ms - seen) / 1000
+        return (self.store.info(f"{self.folder}/beat").modified_ms - modified_ms) / 1000
 
     def remove_abandoned(self) -> list[str]:
         """Delete the folders of dead attempts and return their ids."""
-        gone = []
+        removed_ids = []
         for entry in self.store.list(f"{self.output}/{ATTEMPTS}"):
             if entry.name == self.id:
                 continue
@@ -254,8 +254,8 @@ class Attempt:
                 self.store.remove_empty(entry.path)  # empty if its run was killed before the first heartbeat
             else:
                 self.store.delete(entry.path)
-                gone.append(entry.name)
-        return gone
+                removed_ids.append(entry.name)
+        return removed_ids
 
 
 @contextmanager
@@ -293,15 +293,15 @@ def seems_alive(store: Store, output: str, attempt_id: str) -> bool:
     machine."""
     folder = f"{output}/{ATTEMPTS}/{attempt_id}"
     try:
-        seen = store.info(folder).modified_ms
+        beat_ms = store.info(folder).modified_ms
         owner = {}
         with suppress(FileNotFoundError, ValueError):
             # A run makes its folder before its first heartbeat: until then, the age of the folder decides.
             owner = parse_object(store.read(f"{folder}/beat"))
-            seen = store.info(f"{folder}/beat").modified_ms
+            beat_ms = store.info(f"{folder}/beat").modified_ms
     except FileNotFoundError:
         return False
     if not owner and _half_removed(store, folder):
         return False
     running = is_running(owner)
-    return time.time() - seen / 1000 < LEASE_S if running is None else running
+    return time.time() - beat_ms / 1000 < LEASE_S if running is None else running

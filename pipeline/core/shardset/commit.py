@@ -60,9 +60,9 @@ def check_reports(store: Store, output: str) -> None:
     """Raise UsageError if an output without a set holds the report of a training run or benchmark.
 
     A set's own report would replace it. Costs up to four requests."""
-    held = next((name for name in DERIVED if store.exists(f"{output}/{name}")), None)
-    if held and not any(store.exists(f"{output}/{name}") for name in (NAME, FOLDER)):
-        raise UsageError(f"--output {output} holds a {held} that is not of a shard set; choose another folder")
+    report = next((name for name in DERIVED if store.exists(f"{output}/{name}")), None)
+    if report and not any(store.exists(f"{output}/{name}") for name in (NAME, FOLDER)):
+        raise UsageError(f"--output {output} holds a {report} that is not of a shard set; choose another folder")
 
 
 def publish(
@@ -93,7 +93,7 @@ def publish(
     store = attempt.store
     output = attempt.output
     places = [origin for origin, _ in moves]
-    moved = set[str]()
+    moved_paths = set[str]()
     undo = True  # whether an error deletes the moved files, as no manifest can list them yet
     try:
         while True:
@@ -102,19 +102,19 @@ def publish(
             current = with_retries(read_committed)(store, output)
             changed = (current.manifest if current else None) != (before.manifest if before else None)
             if current and changed and not supersedes(current):
-                _delete(store, moved - _listed(current))
+                _delete(store, moved_paths - _listed(current))
                 return current
             stamp = f"v{last + 1}-{attempt.id}"
             origins = places
             places = [f"{output}/{stamped(path, stamp)}" for _, path in moves]
-            moved.update(places)
+            moved_paths.update(places)
             _move(store, origins, places)
-            made = manifest.with_paths(partial(stamped, stamp=stamp))
-            made = replace(made, version=last + 1, generation=stamp)
+            new = manifest.with_paths(partial(stamped, stamp=stamp))
+            new = replace(new, version=last + 1, generation=stamp)
             if appends:
-                made = appended(current.manifest if current else None, made)
+                new = appended(current.manifest if current else None, new)
             staged = f"{attempt.folder}/{stamp}-{NAME}"
-            store.write_new(staged, dumps(made))
+            store.write_new(staged, dumps(new))
             undo = False  # from here on it may be committed, whatever is raised
             if put(store, staged, output, last + 1):
                 break
@@ -122,7 +122,7 @@ def publish(
     except BaseException as error:
         if undo:
             with suppress(OSError, DataError):  # the next run deletes the files that are left
-                _delete(store, moved - _listed(read_committed(store, output)))
+                _delete(store, moved_paths - _listed(read_committed(store, output)))
         if isinstance(error, FileNotFoundError):
             raise JobError(
                 f"{output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
@@ -133,7 +133,7 @@ def publish(
         with_retries(tidy)(attempt)
     except OSError as error:
         raise JobError(f"{output}: committed, but not tidied up: {error}; run it again") from error
-    return ShardSet(store, output, made)
+    return ShardSet(store, output, new)
 
 
 def _listed(current: ShardSet | None) -> set[str]:
@@ -166,16 +166,16 @@ def sweep(attempt: Attempt) -> int:
         files, folders = owned(store, output)
         last = last_taken(store, output)
         current = read_committed(store, output)
-        doomed = [*unlisted(files, current, attempt.may_commit)]
-        late = max((file.version for file in doomed), default=0)
+        leftovers = [*unlisted(files, current, attempt.may_commit)]
+        late = max((file.version for file in leftovers), default=0)
         # A run that was suspended in its commit could still put a version up to ``late``. If a run commits under that
         # number first, its manifest may list some of these files: look again.
         if late <= last or withhold(store, output, late, attempt.folder):
             break
-    _delete(store, {file.path for file in doomed})
+    _delete(store, {file.path for file in leftovers})
     for folder in folders:
         store.remove_empty(folder)
-    return len(doomed)
+    return len(leftovers)
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,10 @@ def has_leftovers(store: Store, committed: ShardSet) -> bool:
 def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None:
     """Raise UsageError if a set of another configuration would have to be replaced without --overwrite."""
     if not overwrite:
-        held = f"{committed.manifest.strategy} for {committed.num_workers} workers"
+        description = f"{committed.manifest.strategy} for {committed.num_workers} workers"
         raise UsageError(
-            f"{committed.uri} already holds a committed set ({held}) of another {difference}; pass --overwrite to replace it"
+            f"{committed.uri} already holds a committed set ({description}) of another {difference};"
+            " pass --overwrite to replace it"
         )
 
 

@@ -264,11 +264,11 @@ class Manifest:
         """Return the manifest of a JSON object. Raises ValueError with its first fault."""
         if not isinstance(values.get("workers"), list) or not _is_count(values.get("num_workers")):
             raise ValueError("num_workers or workers is missing")
-        made = _part(cls, values, "", _READERS)
-        print_ = made.input.fingerprint
+        manifest = _part(cls, values, "", _READERS)
+        print_ = manifest.input.fingerprint
         if print_ is not None and not FINGERPRINT.fullmatch(print_):
             raise ValueError(f"input.fingerprint is {print_[:80]!r}")
-        return replace(made, absent=frozenset(_key(item) for item in fields(cls)) - values.keys() - {""})
+        return replace(manifest, absent=frozenset(_key(item) for item in fields(cls)) - values.keys() - {""})
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the manifest."""
@@ -326,7 +326,7 @@ def _part(kind: Callable[..., T], values: object, place: str, readers: dict[str,
     if not isinstance(values, dict):
         raise ValueError(f"{place} has no list of files" if "files" in readers else f"{place} is {str(values)[:80]!r}")
     dot = "." if place else ""
-    made: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, key, hint, required in _fields(kind):
         if key not in values and (key != "files" or key not in readers):
             if required:
@@ -339,8 +339,8 @@ def _part(kind: Callable[..., T], values: object, place: str, readers: dict[str,
             value = readers[key](value, f"{place}{dot}{key}")
         elif too_long or not fits(value, hint):
             raise ValueError(f"{place}{dot}{key} is {str(value)[:80]!r}")
-        made[name] = value
-    return kind(**made)
+        arguments[name] = value
+    return kind(**arguments)
 
 
 def _reader(kind: type, readers: dict[str, Reader] | None = None, *, none: bool = False) -> Reader:
@@ -449,9 +449,9 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value] if value and is_dataclass(value[0]) else value
     if not is_dataclass(value):
         return value
-    made = {}
+    plain_values = {}
     for item in fields(value):
-        found = getattr(value, item.name)
-        if _key(item) and (found or not item.metadata.get("optional")):
-            made[_key(item)] = _plain(found)
-    return made
+        field_value = getattr(value, item.name)
+        if _key(item) and (field_value or not item.metadata.get("optional")):
+            plain_values[_key(item)] = _plain(field_value)
+    return plain_values

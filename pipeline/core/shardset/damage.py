@@ -35,8 +35,8 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
     digest = hashlib.sha256()
     size = 0
     try:
-        with store.open(path) as opened:
-            while data := opened.read(READ_BYTES):
+        with store.open(path) as stream:
+            while data := stream.read(READ_BYTES):
                 digest.update(data)
                 size += len(data)
     except FileNotFoundError:
@@ -51,9 +51,11 @@ def damage_of(store: Store, uri: str, file: ShardFile) -> str | None:
 
 def all_damage(shards: ShardSet, run: Run) -> list[str]:
     """Read every file of a set and return a line per damaged file. run(fn, items) maps a function over files."""
-    found = run(partial(damage_of, shards.store, shards.uri), shards.hashed_files())
+    problems = run(partial(damage_of, shards.store, shards.uri), shards.hashed_files())
     models = [f"{shards.uri}/{path}" for path in shards.manifest.model or ()]
-    return [line for line in found if line] + [f"{path} is missing" for path in models if not shards.store.exists(path)]
+    return [line for line in problems if line] + [
+        f"{path} is missing" for path in models if not shards.store.exists(path)
+    ]
 
 
 def first_damage(shards: ShardSet, run: Run) -> str | None:

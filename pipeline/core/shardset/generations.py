@@ -31,11 +31,11 @@ def generations(shards: ShardSet) -> list[Generation]:
     """Return the generations of a set, oldest first; empty for a set that does not grow.
 
     Raises DataError if the manifest lacks a part that ``as_of`` needs."""
-    made = shards.manifest.generations
-    parts = ("input", "image", "assignment") if made else ()
+    entries = shards.manifest.generations
+    parts = ("input", "image", "assignment") if entries else ()
     if missing := next((name for name in parts if name in shards.manifest.absent), None):
         raise DataError(f"{shards.uri}/{NAME} is damaged: it has {KEY} and no {missing}; restore it")
-    return made
+    return entries
 
 
 def last_batch(shards: ShardSet) -> int:
@@ -45,39 +45,39 @@ def last_batch(shards: ShardSet) -> int:
 
 def version_of_file(path: str) -> int:
     """Return the version that added a file, 0 if its name contains none."""
-    found = _VERSION.search(path)
-    return int(found[1]) if found else 0
+    match = _VERSION.search(path)
+    return int(match[1]) if match else 0
 
 
-def appended(before: Manifest | None, made: Manifest) -> Manifest:
+def appended(before: Manifest | None, new: Manifest) -> Manifest:
     """Return a set's manifest with one more generation. O(files).
 
-    Values that cannot be summed, such as the neighbourhoods, are taken from ``made``; models are merged by name.
+    Values that cannot be summed, such as the neighbourhoods, are taken from ``new``; models are merged by name.
 
     Args:
         before: manifest of the set, None for the first generation.
-        made: manifest of the new generation alone, with final paths and version and one entry in ``generations``.
+        new: manifest of the new generation alone, with final paths and version and one entry in ``generations``.
     """
     # The version was unknown when the entry was made: it is chosen during the commit.
-    entry = replace(made.generations[0], version=made.version)
+    entry = replace(new.generations[0], version=new.version)
     if before is None:
-        return replace(made, generations=[entry])
+        return replace(new, generations=[entry])
     assert before.assignment, "a growing set has an assignment"
-    assert made.assignment, "a growing set has an assignment"
+    assert new.assignment, "a growing set has an assignment"
     return replace(
-        made,
-        rows=before.rows + made.rows,
-        copies=before.copies + made.copies,
-        input=_input(before.input, made.input),
-        chunks=[*before.chunks, *made.chunks],
-        workers=[_worker(*pair) for pair in zip(before.workers, made.workers, strict=True)],
+        new,
+        rows=before.rows + new.rows,
+        copies=before.copies + new.copies,
+        input=_input(before.input, new.input),
+        chunks=[*before.chunks, *new.chunks],
+        workers=[_worker(*pair) for pair in zip(before.workers, new.workers, strict=True)],
         evaluation=before.evaluation,
-        model=_models(before.model, made.model),
+        model=_models(before.model, new.model),
         assignment=Assignment(
-            rows=before.assignment.rows + made.assignment.rows,
-            files=[*before.assignment.files, *made.assignment.files],
+            rows=before.assignment.rows + new.assignment.rows,
+            files=[*before.assignment.files, *new.assignment.files],
         ),
-        seconds=_sums(before.seconds, made.seconds),
+        seconds=_sums(before.seconds, new.seconds),
         generations=[*before.generations, entry],
     )
 
@@ -87,8 +87,8 @@ def as_of(shards: Set, number: int) -> Set:
 
     Class counts per worker and sizes of neighbourhoods still describe the newest generation. Raises IndexError if there
     is no such generation."""
-    made = generations(shards)
-    last = made[number]
+    entries = generations(shards)
+    last = entries[number]
     manifest = shards.manifest
 
     def kept(part: Part) -> Part:
@@ -100,12 +100,12 @@ def as_of(shards: Set, number: int) -> Set:
     older = replace(
         manifest,
         rows=last.total,
-        copies=sum(generation.copies for generation in made[: number + 1]),
+        copies=sum(generation.copies for generation in entries[: number + 1]),
         input=replace(manifest.input, fingerprint=last.fingerprint, rows=last.total),
         image=replace(manifest.image, mean=last.mean),
         workers=[kept(worker) for worker in manifest.workers],
         assignment=manifest.assignment and kept(manifest.assignment),
-        generations=made[: number + 1],
+        generations=entries[: number + 1],
     )
     return replace(shards, manifest=older)
 
@@ -116,28 +116,28 @@ def sum_of_fingerprints(texts: Sequence[str]) -> str:
     return f"{sum(int(rows) for rows, _, _ in parts)}-{sum(int(word, 16) for _, _, word in parts) % _WORD:016x}"
 
 
-def _input(before: Input, made: Input) -> Input:
+def _input(before: Input, new: Input) -> Input:
     """Return the origin of all rows: sums of the numbers, and fingerprint and listing of both parts together."""
     assert before.fingerprint, "a growing set has fingerprints"
-    assert made.fingerprint, "a growing set has fingerprints"
+    assert new.fingerprint, "a growing set has fingerprints"
     return replace(
-        made,
-        files=before.files + made.files,
-        bytes=before.bytes + made.bytes,
-        rows=before.rows + made.rows,
-        fingerprint=sum_of_fingerprints([before.fingerprint, made.fingerprint]),
-        listing=hashlib.sha256(f"{before.listing} {made.listing}".encode()).hexdigest(),
+        new,
+        files=before.files + new.files,
+        bytes=before.bytes + new.bytes,
+        rows=before.rows + new.rows,
+        fingerprint=sum_of_fingerprints([before.fingerprint, new.fingerprint]),
+        listing=hashlib.sha256(f"{before.listing} {new.listing}".encode()).hexdigest(),
     )
 
 
-def _worker(before: Worker, made: Worker) -> Worker:
+def _worker(before: Worker, new: Worker) -> Worker:
     """Return the shard of a worker with the files and rows of one more generation."""
     return replace(
         before,
-        rows=before.rows + made.rows,
-        copies=before.copies + made.copies,
-        files=[*before.files, *made.files],
-        label_histogram=_added(before.label_histogram, made.label_histogram),
+        rows=before.rows + new.rows,
+        copies=before.copies + new.copies,
+        files=[*before.files, *new.files],
+        label_histogram=_added(before.label_histogram, new.label_histogram),
     )
 
 
@@ -146,9 +146,9 @@ def _added(one: list[int], other: list[int]) -> list[int]:
     return [value + (shorter[place] if place < len(shorter) else 0) for place, value in enumerate(longer)]
 
 
-def _models(before: list[str] | None, made: list[str] | None) -> list[str] | None:
+def _models(before: list[str] | None, new: list[str] | None) -> list[str] | None:
     """Return the paths of the models of both manifests; of two with the same name the newer one."""
-    by_name = {name_of_model(path): path for path in [*(before or ()), *(made or ())]}
+    by_name = {name_of_model(path): path for path in [*(before or ()), *(new or ())]}
     return [*by_name.values()] or None
 
 
@@ -157,5 +157,5 @@ def name_of_model(path: str) -> str:
     return path.removeprefix(MODEL).partition("/")[2]
 
 
-def _sums(before: dict[str, float], made: dict[str, float]) -> dict[str, float]:
-    return {name: round(before.get(name, 0.0) + made.get(name, 0.0), 3) for name in dict.fromkeys((*before, *made))}
+def _sums(before: dict[str, float], new: dict[str, float]) -> dict[str, float]:
+    return {name: round(before.get(name, 0.0) + new.get(name, 0.0), 3) for name in dict.fromkeys((*before, *new))}

@@ -64,8 +64,8 @@ def read_committed(store: Store, uri: str) -> ShardSet | None:
         newest = taken(store, uri).newest
         if newest <= (copy.manifest.version if copy else 0):
             return copy
-        if found := _read(store, uri, path_of("", newest).lstrip("/")):
-            return found  # otherwise a newer version has replaced it meanwhile
+        if shards := _read(store, uri, path_of("", newest).lstrip("/")):
+            return shards  # otherwise a newer version has replaced it meanwhile
 
 
 def _read(store: Store, uri: str, name: str) -> ShardSet | None:

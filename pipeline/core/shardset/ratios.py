@@ -21,8 +21,8 @@ def parse_ratios(text: str) -> Ratios:
     """Parse a text such as ``4:2:1:1``. Raises UsageError."""
     parts = text.split(":")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        shown = text if len(text) < 80 else f"{text[:80]}..."
-        raise UsageError(f"--ratios must be whole numbers with colons between them, such as 4:2:1:1, got {shown!r}")
+        excerpt = text if len(text) < 80 else f"{text[:80]}..."
+        raise UsageError(f"--ratios must be whole numbers with colons between them, such as 4:2:1:1, got {excerpt!r}")
     return tuple(map(int, parts))
 
 
@@ -30,16 +30,16 @@ def lowest_terms(ratios: Sequence[int], num_workers: int) -> Ratios | None:
     """Return the ratios in lowest terms, or None if all are equal. Raises UsageError for invalid ratios."""
     if len(ratios) != num_workers:
         raise UsageError(f"--ratios must name {num_workers} numbers, one a worker, got {len(ratios)}")
-    shown = shortened(ratios)
+    excerpt = shortened(ratios)
     if any(isinstance(ratio, bool) or not isinstance(ratio, Integral) or ratio < 1 for ratio in ratios):
-        raise UsageError(f"--ratios must be whole numbers of at least 1, got {shown}")
+        raise UsageError(f"--ratios must be whole numbers of at least 1, got {excerpt}")
     whole = [int(ratio) for ratio in ratios]
     # Ratios are part of a run's identity: 4:2 and 2:1 deal the same rows, and must count as the same configuration.
     common = reduce(gcd, whole)
     lowest = tuple(ratio // common for ratio in whole)
     if sum(lowest) > MOST_PARTS:
         raise UsageError(
-            f"--ratios must add up to at most {MOST_PARTS:,} in lowest terms, got {shown} with {sum(lowest):,};"
+            f"--ratios must add up to at most {MOST_PARTS:,} in lowest terms, got {excerpt} with {sum(lowest):,};"
             " round them"
         )
     return None if len(set(lowest)) == 1 else lowest

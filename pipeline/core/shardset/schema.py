@@ -87,11 +87,11 @@ def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
 
 def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
     """Return the (channels, height, width) that a column's metadata declares, or None. Raises ValueError for others."""
-    found = declared(schema, column)
-    layout = found.get("layout", "CHW")
+    declaration = declared(schema, column)
+    layout = declaration.get("layout", "CHW")
     if layout != "CHW":
         raise ValueError(f"column {column!r} declares the layout {layout!r}, and only CHW is read: write its images so")
-    return _shape(found["shape"]) if found.get("shape") else None
+    return _shape(declaration["shape"]) if declaration.get("shape") else None
 
 
 def _shape(value: Any) -> tuple[int, int, int]:

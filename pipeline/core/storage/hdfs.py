@@ -61,10 +61,10 @@ def parse_umask(text: str) -> int:
         match = re.fullmatch(r"([ugoa]*)=([rwx-]*)", clause.strip())
         if not match:
             raise UsageError(f"{UMASK}={text} is no umask; write it like 027 or u=rwx,g=rx,o=")
-        kept = sum({"r": 4, "w": 2, "x": 1}.get(letter, 0) for letter in set(match[2]))
+        permissions = sum({"r": 4, "w": 2, "x": 1}.get(letter, 0) for letter in set(match[2]))
         for who in {"u", "g", "o"} if "a" in match[1] or not match[1] else set(match[1]):
             shift = {"u": 6, "g": 3, "o": 0}[who]
-            umask = umask & ~(7 << shift) | (7 - kept) << shift
+            umask = umask & ~(7 << shift) | (7 - permissions) << shift
     return umask
 
 

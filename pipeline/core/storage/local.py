@@ -40,9 +40,9 @@ def rename_no_replace(source: str, target: str) -> None:
     if not hasattr(library, "renameat2"):
         raise OSError(errno.ENOSYS, "no hard links here, and no rename that does not overwrite", target)
     # AT_FDCWD, RENAME_NOREPLACE
-    here = -100
+    at_working_folder = -100
     no_replace = 1
-    if library.renameat2(here, os.fsencode(source), here, os.fsencode(target), no_replace):
+    if library.renameat2(at_working_folder, os.fsencode(source), at_working_folder, os.fsencode(target), no_replace):
         code = ctypes.get_errno()
         if code == errno.EINVAL:
             raise OSError(code, "a file system without hard links and without renames that do not overwrite", target)

@@ -48,8 +48,8 @@ def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
         return from_url(root, client_options=client, retry_config=retry), root
     settings = s3a_settings(bucket := root.removeprefix("s3://"), conf)
     config = s3_config(settings)
-    named = next((value for name in ENDPOINT_VARIABLES if (value := os.environ.get(name))), "")
-    endpoint = str(config.get("endpoint", named))
+    default_endpoint = next((value for name in ENDPOINT_VARIABLES if (value := os.environ.get(name))), "")
+    endpoint = str(config.get("endpoint", default_endpoint))
     if endpoint.startswith("http://"):
         client["allow_http"] = True
     client |= proxy_config(settings)
@@ -89,15 +89,15 @@ def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
         place: endpoint for the message.
     """
     text = str(error)
-    said = "; ".join(re.findall(r"<(?:Code|Message)>([^<]*)<", text.partition("Debug source")[0]))
+    reply = "; ".join(re.findall(r"<(?:Code|Message)>([^<]*)<", text.partition("Debug source")[0]))
     # obstore reports the status only as part of its text.
     status = next(iter(re.findall(r"status code: (\d{3})", text)), "")
     kind = type(error).__name__
-    fact = said or _cause(text)
+    fact = reply or _cause(text)
     amazon = root.startswith("s3:")
     keys = CREDENTIALS if amazon else "the variables that obstore reads"
     endpoint = "AWS_ENDPOINT_URL, fs.s3a.endpoint" if amazon else keys
-    if "NoSuchBucket" in said or "ContainerNotFound" in said:
+    if "NoSuchBucket" in reply or "ContainerNotFound" in reply:
         return LastingError(f"{path}: there is no bucket {root} at {place}; create it, or correct the path")
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(f"{path} does not exist")
@@ -105,7 +105,7 @@ def _plain(error: Exception, path: str, root: str, place: str) -> OSError:
         return FileExistsError(f"{path} exists")
     if "169.254." in text or "metadata.google" in text:
         return PermissionError(f"{path}: no credentials were found; set {keys}")
-    if status in ("401", "403") or kind in ("PermissionDeniedError", "UnauthenticatedError") or "ExpiredToken" in said:
+    if status in ("401", "403") or kind in ("PermissionDeniedError", "UnauthenticatedError") or "ExpiredToken" in reply:
         return PermissionError(f"{path}: {fact}; check the rights of your key on {root}, and {keys}")
     if status.startswith("3") or status == "400" or "redirect" in text:
         return LastingError(f"{path}: {fact}; check AWS_REGION or fs.s3a.endpoint.region, and the endpoint {place}")

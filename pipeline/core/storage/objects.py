@@ -110,11 +110,11 @@ class ObjectFiles:
         NotADirectoryError."""
         key = self._key(path)
         with self._errors(path):
-            found = self.api.list_with_delimiter(self.client, key or None)
-            folders = [self._folder(prefix) for prefix in found["common_prefixes"]]
+            listing = self.api.list_with_delimiter(self.client, key or None)
+            folders = [self._folder(prefix) for prefix in listing["common_prefixes"]]
             # An object with the folder's own name is an empty "folder/", as web consoles make it.
-            files = [self._info(meta) for meta in found["objects"] if meta["path"] != key]
-        if not (folders or found["objects"]) and not self.info(path).is_dir:
+            files = [self._info(meta) for meta in listing["objects"] if meta["path"] != key]
+        if not (folders or listing["objects"]) and not self.info(path).is_dir:
             raise NotADirectoryError(f"{path} is a file, not a folder")
         return folders + files
 
@@ -131,8 +131,8 @@ class ObjectFiles:
         with self._errors(path):
             try:
                 options: Any = {"range": (offset, offset + length)} | ({"if_match": tag} if tag else {})
-                found = self.api.get(self.client, self._key(path), options=options)
-                return bytes(found.bytes()), found.meta
+                response = self.api.get(self.client, self._key(path), options=options)
+                return bytes(response.bytes()), response.meta
             except self.api.exceptions.GenericError as error:
                 if "416 " in str(error).partition("Debug source")[0]:
                     return b"", None
@@ -169,17 +169,17 @@ class ObjectFiles:
         writes a random mark into the object's attributes and recognises its own object by it."""
         key = self._key(path)
         writer = uuid.uuid4().hex
-        mine = {WRITER: writer}
+        attributes = {WRITER: writer}
         with self._errors(path):
             for _ in range(PUTS):
                 try:
-                    self.api.put(self.client, key, data, mode="create", attributes=mine, use_multipart=False)
+                    self.api.put(self.client, key, data, mode="create", attributes=attributes, use_multipart=False)
                     return
                 except self.api.exceptions.AlreadyExistsError:
                     # S3 also refuses a put during a deletion. If the object is gone now, the put is tried again.
                     with suppress(FileNotFoundError):
-                        found = self.api.get(self.client, key, options={"head": True})
-                        if found.attributes.get(WRITER) == writer:
+                        response = self.api.get(self.client, key, options={"head": True})
+                        if response.attributes.get(WRITER) == writer:
                             return
                         raise FileExistsError(f"{path} exists") from None
             raise OSError(f"{path}: others write and delete it all the time")

@@ -57,17 +57,17 @@ def s3a_settings(bucket: str, conf: Mapping[str, str]) -> dict[str, str]:
     """Return Hadoop's settings for a bucket, without their prefix and under their current names.
 
     Settings of a bucket override settings for all buckets. Raises UsageError for a setting that cannot be applied."""
-    found: dict[str, tuple[str, str]] = {}  # value and full name of each setting
+    values_by_name: dict[str, tuple[str, str]] = {}  # value and full name of each setting
     for prefix in (PREFIX, f"{PREFIX}bucket.{bucket}."):
         # Legacy names are read first, so that current names override them.
         for key in sorted(conf, key=lambda key: key.removeprefix(prefix) not in LEGACY_NAMES):
             name = key.removeprefix(prefix)
             is_ours = key.startswith(prefix) and not name.startswith("bucket.")
             if is_ours and (name in APPLIED or _REFUSED.fullmatch(name)):
-                found[LEGACY_NAMES.get(name, name)] = (conf[key].strip(), key)
-    for name, (value, key) in found.items():
+                values_by_name[LEGACY_NAMES.get(name, name)] = (conf[key].strip(), key)
+    for name, (value, key) in values_by_name.items():
         _check(name, value, key)
-    return {name: value for name, (value, _) in found.items() if value}
+    return {name: value for name, (value, _) in values_by_name.items() if value}
 
 
 def _check(name: str, value: str, key: str) -> None:

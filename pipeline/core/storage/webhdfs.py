@@ -62,8 +62,8 @@ class WebHdfsFiles:
         try:
             yield
         except hdfs.HdfsError as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise KINDS.get(error.exception, OSError)(f"{path}: {said}") from error
+            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise KINDS.get(error.exception, OSError)(f"{path}: {first_line}") from error
         except RequestException as error:
             raise OSError(f"{path}: {innermost(error)}; check that {self.url} is up and serves WebHDFS") from error
 

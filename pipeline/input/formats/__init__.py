@@ -33,16 +33,16 @@ def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] |
         DataError: the files differ, or no format fits.
     """
     with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:  # a remote file system takes milliseconds per file
-        found = pool.map(lambda file: _vote(store, file, shape), files)
-        votes = {file.path: name for file, name in zip(files, found, strict=True)}
+        format_names = pool.map(lambda file: _vote(store, file, shape), files)
+        votes = {file.path: name for file, name in zip(files, format_names, strict=True)}
     names = {name for name in votes.values() if name}
     unknown = [path for path, name in votes.items() if not name]
     if len(names) == 1 and (not unknown or FORMATS[next(iter(names))].locates_damage):
         return names.pop()
     if len(names) > 1:
         examples = {name: path for path, name in votes.items() if name}
-        listed = "; ".join(f"{path} is {name}" for name, path in sorted(examples.items()))
-        raise DataError(f"mixed layouts in one input: {listed}; keep one layout a folder")
+        examples_text = "; ".join(f"{path} is {name}" for name, path in sorted(examples.items()))
+        raise DataError(f"mixed layouts in one input: {examples_text}; keep one layout a folder")
     if not names:
         head = store.read_range(unknown[0], 0, HEAD_BYTES)
         for name, kind in FORMATS.items():

@@ -118,8 +118,8 @@ def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:
 
 def _label_of_folder(path: str) -> int | None:
     """Return the class of a file's rows from a folder such as label=3, which Spark's partitionBy("label") makes."""
-    found = re.findall(rf"/(?:{'|'.join(LABEL_COLUMNS)})=(\d{{1,9}})(?=/)", path)
-    return int(found[-1]) if found else None
+    labels = re.findall(rf"/(?:{'|'.join(LABEL_COLUMNS)})=(\d{{1,9}})(?=/)", path)
+    return int(labels[-1]) if labels else None
 
 
 def begins_as_image(data: bytes) -> bool:
@@ -394,9 +394,11 @@ def _targets(column: pa.ChunkedArray, path: str, first: int) -> npt.NDArray[np.f
 
     first: number in the file of the column's first row."""
     values = np.asarray(column.cast(pa.float32()).to_numpy(zero_copy_only=False))
-    broken = np.flatnonzero(~np.isfinite(values))
-    if len(broken):
-        raise DataError(f"{path}, row {first + int(broken[0])}: {TARGET_COLUMN} is {values[broken[0]]}, not a number")
+    bad_rows = np.flatnonzero(~np.isfinite(values))
+    if len(bad_rows):
+        raise DataError(
+            f"{path}, row {first + int(bad_rows[0])}: {TARGET_COLUMN} is {values[bad_rows[0]]}, not a number"
+        )
     return values
 
 
@@ -464,9 +466,9 @@ def vectors_of(column: Any, layout: Layout | None, path: str, first: int) -> npt
         at = int(np.flatnonzero(lengths != expected)[0])
         raise DataError(f"{path}, row {first + at}: the vector has {lengths[at]} numbers, the first one {expected}")
     flat = np.asarray(array.flatten().to_numpy(zero_copy_only=False)).astype(np.float32).reshape(len(array), expected)
-    broken = np.flatnonzero(~np.isfinite(flat).all(axis=1))
-    if len(broken):
+    bad_rows = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+    if len(bad_rows):
         raise DataError(
-            f"{path}, row {first + int(broken[0])}: the vector holds numbers that are not finite in float32"
+            f"{path}, row {first + int(bad_rows[0])}: the vector holds numbers that are not finite in float32"
         )
     return flat.view(np.uint8).reshape(len(array), 4 * expected)

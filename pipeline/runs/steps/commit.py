@@ -22,34 +22,34 @@ from pipeline.runs.steps.run import ShardingResult, ShardingRun
 from pipeline.runs.steps.write import WrittenSet
 
 
-def describe_set(run: ShardingRun, goal: SetGoal, written: WrittenSet, models: list[Move]) -> Manifest:
+def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, models: list[Move]) -> Manifest:
     """Return the manifest of a written set, whose paths carry no stamps yet. models: the files of fitted models."""
     strategy = goal.strategy
     request = run.request
-    source = written.inputs.source
-    evaluation = written.inputs.evaluation
-    placed = written.placed
-    eval_files = written.evaluation.chunks if written.evaluation else []
+    source = written_set.inputs.source
+    evaluation = written_set.inputs.evaluation
+    placed_rows = written_set.placed
+    eval_files = written_set.evaluation.chunks if written_set.evaluation else []
     # The paths get their stamps when the number of the version is known, in the commit.
     return Manifest(
         strategy=strategy.name,
-        params={**strategy.params(), **placed.params},
+        params={**strategy.params(), **placed_rows.params},
         asked=strategy.params(),
         seed=strategy.seed,
         num_workers=request.num_workers,
         ratios=list(request.ratios) if request.ratios else None,
         rows=source.scan.rows,
-        copies=placed.copies,
+        copies=placed_rows.copies,
         interval=request.interval,
         input=source.describe(),
         image=describe_image(source),
         labels=describe_labels(source),
         chunks=[list(part) for part in source.parts],
-        workers=_describe_workers(run, written),
-        neighbourhoods=placed.neighbourhoods,
+        workers=_describe_workers(run, written_set),
+        neighbourhoods=placed_rows.neighbourhoods,
         evaluation=describe_eval(evaluation, eval_files) if evaluation else None,
         model=[path for _, path in models] or None,
-        assignment=describe_assignment(written.rows.assignment),
+        assignment=describe_assignment(written_set.rows.assignment),
         assignment_only=request.assignment_only,
         identity=goal.identity,
         seconds=dict(run.progress.seconds),
@@ -58,13 +58,13 @@ def describe_set(run: ShardingRun, goal: SetGoal, written: WrittenSet, models: l
     )
 
 
-def _describe_workers(run: ShardingRun, written: WrittenSet) -> list[Worker]:
+def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]:
     """Return the entries of the workers, of an assignment without shards if only that was written."""
     allowed = run.request.allow_empty
-    histogram = written.placed.histogram
-    if written.rows.tally:
-        return describe_assigned_workers(written.rows.tally, allowed, histogram)
-    return describe_workers(written.rows.chunks, run.request.num_workers, allowed, histogram)
+    histogram = written_set.placed.histogram
+    if written_set.rows.tally:
+        return describe_assigned_workers(written_set.rows.tally, allowed, histogram)
+    return describe_workers(written_set.rows.chunks, run.request.num_workers, allowed, histogram)
 
 
 def commit(
@@ -92,13 +92,13 @@ def commit(
         JobError: another run took this one for dead and deleted its files.
     """
 
-    def supersedes(theirs: ShardSet) -> bool:
+    def supersedes(other: ShardSet) -> bool:
         """Return False for a set that is the goal, and True for another one that --overwrite replaces.
 
         Raises UsageError for another set without --overwrite."""
-        if is_current(run, goal, theirs, scans):
+        if is_current(run, goal, other, scans):
             return False
-        refuse_unless(run.request.overwrite, theirs, "run, committed while this one worked")
+        refuse_unless(run.request.overwrite, other, "run, committed while this one worked")
         return True
 
     committed = publish(attempt, manifest, moves, before=goal.before, supersedes=supersedes)

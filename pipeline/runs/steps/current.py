@@ -89,8 +89,8 @@ def refuse_another(run: ShardingRun, goal: SetGoal, before: ShardSet) -> None:
     A set with missing files is repaired without --overwrite."""
     if before.manifest.identity == goal.identity and missing_file(before):
         return
-    found = difference(before, run.request, goal.strategy)
-    refuse_unless(run.request.overwrite, before, f"configuration or input ({found})")
+    differences = difference(before, run.request, goal.strategy)
+    refuse_unless(run.request.overwrite, before, f"configuration or input ({differences})")
 
 
 def keep_committed(run: ShardingRun, goal: SetGoal) -> ShardingResult:

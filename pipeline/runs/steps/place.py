@@ -56,18 +56,22 @@ def fitting_context(run: ShardingRun, source: ScannedInput, folder: str) -> Cont
     )
 
 
-def deal(fitted: FitResult, num_workers: int, ratios: Sequence[int] | None) -> PlacedRows:
+def deal(fit_result: FitResult, num_workers: int, ratios: Sequence[int] | None) -> PlacedRows:
     """Deal the groups of a fit to workers. ratios: shares of the workers; None: equal."""
-    grouping = fitted.grouping
+    grouping = fit_result.grouping
     table = group_table(
-        fitted.counts.sum(axis=0), num_workers, fitted.start, fitted.sparse_if, tuple(ratios) if ratios else None
+        fit_result.counts.sum(axis=0),
+        num_workers,
+        fit_result.start,
+        fit_result.sparse_if,
+        tuple(ratios) if ratios else None,
     )
     # A histogram with too many entries is left out of the manifest.
     is_listed = grouping.neighbourhoods and num_workers * len(table.sizes) <= MOST_COUNTS
     return PlacedRows(
-        Dealing(grouping, table, offsets_by_chunk(fitted.counts)),
+        Dealing(grouping, table, offsets_by_chunk(fit_result.counts)),
         table.copies,
-        fitted.params,
+        fit_result.params,
         describe_neighbourhoods(table) if grouping.neighbourhoods else None,
         grouping.rows_by_worker(table) if is_listed else None,
         shares(grouping, table),
@@ -79,8 +83,8 @@ def shares(grouping: Grouping, table: GroupTable) -> Ints | None:
 
     Returns None if the grouping deals rows by a rule that it does not count, or if there are very many groups."""
     kind = type(grouping)
-    counted = kind.workers is Grouping.workers or kind.rows_by_worker is not Grouping.rows_by_worker
-    if not counted or table.num_workers * len(table.sizes) > MOST_SHARES:
+    needs_rows = kind.workers is Grouping.workers or kind.rows_by_worker is not Grouping.rows_by_worker
+    if not needs_rows or table.num_workers * len(table.sizes) > MOST_SHARES:
         return None
     rows: Ints = grouping.rows_by_worker(table).sum(axis=1)
     return rows

@@ -46,6 +46,6 @@ def open_run(context: SparkContext, request: Request, progress: PhaseLog) -> Sha
 
     Raises UsageError if no set can be written to its output, and DataError for a pattern that matches nothing."""
     store = open_store(context)
-    resolved = resolve_places(store, request)
-    check_output(store, resolved)
-    return ShardingRun(context, store, resolved, progress)
+    absolute = resolve_places(store, request)
+    check_output(store, absolute)
+    return ShardingRun(context, store, absolute, progress)

@@ -71,45 +71,49 @@ class WrittenSet:
         return self.rows.moves() + (self.evaluation.moves() if self.evaluation else [])
 
 
-def write_rows(run: ShardingRun, scans: ScannedInputs, placed: PlacedRows, staging: str) -> WrittenSet:
+def write_rows(run: ShardingRun, scans: ScannedInputs, placed_rows: PlacedRows, staging: str) -> WrittenSet:
     """Write and verify every row, or with assignment_only its worker alone, and the evaluation rows.
 
     staging: the attempt's folder. Raises JobError, and UsageError for workers without rows."""
-    if placed.shares is not None:  # refuse empty workers before any row is written
-        check_empty(placed.shares.tolist(), run.request.allow_empty)
+    if placed_rows.shares is not None:  # refuse empty workers before any row is written
+        check_empty(placed_rows.shares.tolist(), run.request.allow_empty)
     with run.progress.phase("write"):
         write = _assign_and_verify if run.request.assignment_only else _write_and_verify
-        rows = write(run.context, staging, scans.source, placed)
-        if placed.neighbourhoods is not None:
-            sparse = sum(entry.sparse for entry in placed.neighbourhoods)
-            run.progress.report(f"{placed.copies:,} copies of {sparse:,} sparse groups")
+        rows = write(run.context, staging, scans.source, placed_rows)
+        if placed_rows.neighbourhoods is not None:
+            sparse = sum(entry.sparse for entry in placed_rows.neighbourhoods)
+            run.progress.report(f"{placed_rows.copies:,} copies of {sparse:,} sparse groups")
     evaluation = None
     if scans.evaluation:
         with run.progress.phase("eval"):
             evaluation = _write_evaluation(run.context, staging, scans.evaluation)
-    return WrittenSet(scans, placed, rows, evaluation)
+    return WrittenSet(scans, placed_rows, rows, evaluation)
 
 
-def _write_and_verify(context: SparkContext, staging: str, source: ScannedInput, placed: PlacedRows) -> WrittenFiles:
-    written = write_all(context, staging, source, placed.placement)
-    verify(written.chunks, source.scan, placed.copies)
-    return written
+def _write_and_verify(
+    context: SparkContext, staging: str, source: ScannedInput, placed_rows: PlacedRows
+) -> WrittenFiles:
+    files = write_all(context, staging, source, placed_rows.placement)
+    verify(files.chunks, source.scan, placed_rows.copies)
+    return files
 
 
-def _assign_and_verify(context: SparkContext, staging: str, source: ScannedInput, placed: PlacedRows) -> WrittenFiles:
-    written = write_assignment(context, staging, source, placed.placement)
-    assert written.tally, "of all chunks"
-    verify_counts(int(written.tally.rows.sum()), int(written.tally.copies.sum()), source.scan, placed.copies)
-    return written
+def _assign_and_verify(
+    context: SparkContext, staging: str, source: ScannedInput, placed_rows: PlacedRows
+) -> WrittenFiles:
+    files = write_assignment(context, staging, source, placed_rows.placement)
+    assert files.tally, "of all chunks"
+    verify_counts(int(files.tally.rows.sum()), int(files.tally.copies.sum()), source.scan, placed_rows.copies)
+    return files
 
 
 def _write_evaluation(context: SparkContext, staging: str, evaluation: ScannedInput) -> WrittenFiles:
     """Write the evaluation rows as one shard beside the others."""
     counts = np.array([[high - low] for low, high in evaluation.bounds], np.int64)
     placement = deal(FitResult(OneGroup(), counts), 1, None).placement
-    written = write_all(context, staging, evaluation, placement, folder="_eval")
-    verify(written.chunks, evaluation.scan, 0)
-    return written
+    files = write_all(context, staging, evaluation, placement, folder="_eval")
+    verify(files.chunks, evaluation.scan, 0)
+    return files
 
 
 def write_all(
@@ -139,60 +143,62 @@ def write_all(
         chunks = run(with_retries(partial(_one_try, job, job.write)), list(range(len(job.bounds))))
         return WrittenFiles(chunks, [chunk.assignment for chunk in chunks if chunk.assignment])
     spilling = SpillJob(job, source.width, source.parts)
-    spilled = run(with_retries(partial(_one_try, job, spilling.spill)), list(range(len(job.bounds))))
-    gather = partial(_gather, spilling, spilled)
+    spills = run(with_retries(partial(_one_try, job, spilling.spill)), list(range(len(job.bounds))))
+    gather = partial(_gather, spilling, spills)
     chunks = run(with_retries(partial(_one_try, job, gather)), spilling.tasks())
-    return WrittenFiles(chunks, [piece.assignment for piece in spilled if piece.assignment])
+    return WrittenFiles(chunks, [piece.assignment for piece in spills if piece.assignment])
 
 
 def write_assignment(context: SparkContext, staging: str, source: ScannedInput, placement: Placement) -> WrittenFiles:
     """Write the assignment alone, one file per chunk."""
     job = ChunkJob(source.dataset, placement, source.bounds, staging, source.scan.num_classes)
-    made = run_on(context)(with_retries(partial(_one_try, job, job.assign)), list(range(len(job.bounds))))
-    return WrittenFiles([], [chunk.file for chunk in made], reduce(add, [chunk.tally for chunk in made]))
+    assigned_chunks = run_on(context)(with_retries(partial(_one_try, job, job.assign)), list(range(len(job.bounds))))
+    return WrittenFiles(
+        [], [chunk.file for chunk in assigned_chunks], reduce(add, [chunk.tally for chunk in assigned_chunks])
+    )
 
 
-def _gather(job: SpillJob, spilled: list[SpillFiles], where: tuple[int, int], task: str) -> WrittenChunk:
-    return job.gather(spilled, *where, task)
+def _gather(job: SpillJob, spills: list[SpillFiles], where: tuple[int, int], task: str) -> WrittenChunk:
+    return job.gather(spills, *where, task)
 
 
-def _one_try(job: ChunkJob, work: Callable[[Any, str], T], what: Any) -> T:
+def _one_try(job: ChunkJob, work: Callable[[Any, str], T], piece: Any) -> T:
     """Run one try of a task and delete its files if it fails."""
     task = uuid.uuid4().hex
     try:
-        return work(what, task)
+        return work(piece, task)
     except BaseException:
         with suppress(OSError):  # the end of the run deletes it otherwise
             job.dataset.store.delete(f"{job.staging}/{task}")
         raise
 
 
-def verify(written: list[WrittenChunk], scan: Scan, expected_copies: int) -> None:
+def verify(written_chunks: list[WrittenChunk], scan: Scan, expected_copies: int) -> None:
     """Check that no row was lost, altered, or repeated except for the declared copies.
 
     Raises JobError, and nothing is then committed."""
-    rows = sum(chunk.rows for chunk in written)
-    fingerprint = sum(chunk.fingerprint for chunk in written) & WORD
+    rows = sum(chunk.rows for chunk in written_chunks)
+    fingerprint = sum(chunk.fingerprint for chunk in written_chunks) & WORD
     if (rows, fingerprint) != (scan.rows, scan.fingerprint):
         raise JobError(
             f"the input changed while it was sharded: {scan.rows} rows ({scan.fingerprint:016x}) were scanned,"
-            f" {rows} ({fingerprint:016x}) written; nothing was committed, {_next_step(written, scan)}"
+            f" {rows} ({fingerprint:016x}) written; nothing was committed, {_next_step(written_chunks, scan)}"
         )
-    copies = sum(file.copies for chunk in written for file in chunk.files)
-    total = sum(file.rows for chunk in written for file in chunk.files)
+    copies = sum(file.copies for chunk in written_chunks for file in chunk.files)
+    total = sum(file.rows for chunk in written_chunks for file in chunk.files)
     verify_counts(total, copies, scan, expected_copies)
 
 
-def _next_step(written: list[WrittenChunk], scan: Scan) -> str:
+def _next_step(written_chunks: list[WrittenChunk], scan: Scan) -> str:
     """Return advice about rows that changed between scan and write.
 
     Other library versions can decode the same image file to other pixels."""
-    here = decoder_versions()
-    elsewhere = scan.versions.union(*(chunk.versions for chunk in written))
-    if elsewhere <= {here}:
+    driver_versions = decoder_versions()
+    elsewhere = scan.versions.union(*(chunk.versions for chunk in written_chunks))
+    if elsewhere <= {driver_versions}:
         return "rerun on a settled input"
     return (
-        f"and hosts that decode images otherwise may be why: the driver has {here}, executors have"
+        f"and hosts that decode images otherwise may be why: the driver has {driver_versions}, executors have"
         f" {' and '.join(sorted(elsewhere))}; install the same versions on all hosts, or rerun on a settled input"
     )
 
