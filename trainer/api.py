@@ -88,7 +88,7 @@ def _settled(
     context: RunContext,
     options: Options,
     check: Callable[[RunRecord], RunRecord] | None = None,
-    lost: Callable[[], object] = lambda: None,
+    on_lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
     """Yield the kind of start, with the run's folder prepared and locked. Prints why nothing is trained, if so.
 
@@ -96,7 +96,7 @@ def _settled(
         context, options: the run, and how this host takes part.
         check: called before the folder is changed; returns the record of the run, or raises if it cannot be trained
             (default: check on this host).
-        lost: called if another start takes the folder, because this one was frozen and considered dead.
+        on_lost: called if another start takes the folder, because this one was frozen and considered dead.
 
     Raises:
         UsageError, DataError, JobError: as in ``train``.
@@ -110,7 +110,9 @@ def _settled(
     check_shares(config, shards.num_workers, shards.ratios)
     record = RunRecord.from_config(config, shards)
     check = check or partial(_check, context, options)
-    with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=lost) as start:
+    with settled(
+        output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=on_lost
+    ) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume continues")
         if start is Start.FINISHED and options.report and not (output / REPORT).exists():

@@ -63,12 +63,12 @@ class RunContext:
         from pipeline.core.shardset.generations import generations
 
         data = self.config.data
-        made = generations(self.newest()) if data.generation is None else []
-        if data.follow and data.generation is None and not made:
+        stream_generations = generations(self.newest()) if data.generation is None else []
+        if data.follow and data.generation is None and not stream_generations:
             raise UsageError(f"--follow: {data.shards} was made at once, by no stream; leave it out")
-        if not made:
+        if not stream_generations:
             return self
         # A resumed run keeps its first generation: the rows appended since then would change its passes.
-        saved = None if overwrite else saved_generation(self.home)
-        begins = len(made) - 1 if saved is None else saved
+        saved_number = None if overwrite else saved_generation(self.home)
+        begins = len(stream_generations) - 1 if saved_number is None else saved_number
         return replace(self, config=replace(self.config, data=replace(data, generation=begins)))

@@ -31,11 +31,11 @@ def all_roles(num_servers: int, num_workers: int) -> list[Role]:
 
 def parse_roles(text: str) -> tuple[Role, ...]:
     """Parse roles such as ``server:0,worker:0-5,evaluator``; ranges are inclusive. Raises UsageError."""
-    found = [role for part in text.split(",") for role in _parse_part(part.strip())]
-    twice = next((role for role in found if found.count(role) > 1), None)
+    roles = [role for part in text.split(",") for role in _parse_part(part.strip())]
+    twice = next((role for role in roles if roles.count(role) > 1), None)
     if twice:
         raise UsageError(f"--roles {text} names {twice.kind}:{twice.index} twice")
-    return tuple(found)
+    return tuple(roles)
 
 
 def _parse_part(part: str) -> list[Role]:

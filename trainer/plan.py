@@ -81,7 +81,7 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
         workers_here: workers on this host (default: all).
     """
     workers = facts.num_workers
-    here = workers if workers_here is None else workers_here
+    workers_on_host = workers if workers_here is None else workers_here
     check_shares(config, workers, facts.ratios)
     size = config.protocol.update_size(workers)
     if config.data.sampling == "bernoulli" and config.data.batch_size > facts.rows:
@@ -103,8 +103,8 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
         clock_bound=config.protocol.clock_bound(),
         num_workers=workers,
         num_servers=config.processes.servers,
-        workers_here=here,
-        threads_per_worker=config.processes.threads or max(1, (cores or usable_cores()) // max(1, here)),
+        workers_here=workers_on_host,
+        threads_per_worker=config.processes.threads or max(1, (cores or usable_cores()) // max(1, workers_on_host)),
         rows=facts.rows,
         batch_size=config.data.batch_size,
         worker_batches=batches,
@@ -191,8 +191,8 @@ def _batches(plan: RunPlan) -> str:
         each = f"{most} for the first {larger} and {least} for the others"
     else:
         each = f"{least} each" if least == most else f"{least} to {most} by the ratios of the shards"
-    lost = f"; {plan.batch_size} was asked for, --worker-batch exact uses all of it"
-    shortfall = lost if plan.effective_batch != plan.batch_size else ""
+    remark = f"; {plan.batch_size} was asked for, --worker-batch exact uses all of it"
+    shortfall = remark if plan.effective_batch != plan.batch_size else ""
     return f"{plan.effective_batch} over all {_count(plan.num_workers, 'worker')}, {each}{shortfall}"
 
 

@@ -55,17 +55,17 @@ def simulate(config: Config, simulated: SimulationSettings, options: Options | N
 
 def parser() -> Parser:
     """Return the parser of the trainer's flags and the flags of virtual time."""
-    made = flags(PROG, DESCRIPTION, EPILOG)
-    for action in set(command_line.actions_by_flag(made).values()):
+    result = flags(PROG, DESCRIPTION, EPILOG)
+    for action in set(command_line.actions_by_flag(result).values()):
         if action.dest in ("shards", "output"):  # a toy loss needs no shards, and a replay no folder
             action.required = False
             action.default = ""
         if action.dest == "device":  # has no effect in virtual time
             action.help = AdvancedHelp(action.help)
-    group = made.add_argument_group("virtual time")
+    group = result.add_argument_group("virtual time")
     add_flags(group, SimulationSettings, leave_out=STEP_TIMES)
     profiles = descriptions({kind.form: kind.summary for kind in PROFILES.values()})
-    add_flags(made.add_argument_group("step times", profiles), SimulationSettings, only=STEP_TIMES)
+    add_flags(result.add_argument_group("step times", profiles), SimulationSettings, only=STEP_TIMES)
     group.add_argument(
         "--replay",
         metavar="URI",
@@ -83,7 +83,7 @@ def parser() -> Parser:
         metavar="FLOAT",
         help=AdvancedHelp("target loss of --compare (default: the lowest loss that all protocols reach)"),
     )
-    return made
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,8 +113,10 @@ def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSett
     """Compare the protocols of --compare, and return the exit code."""
     from trainer.simulation.compare import compare, parse_protocols
 
-    asked = from_flags(Optimiser, args)  # the configuration contains the defaults of --protocol already
-    compare(config, simulated, parse_protocols(args.compare), options_of(args), optimiser=asked, loss=args.loss)
+    optimiser_flags = from_flags(Optimiser, args)  # the configuration contains the defaults of --protocol already
+    compare(
+        config, simulated, parse_protocols(args.compare), options_of(args), optimiser=optimiser_flags, loss=args.loss
+    )
     return 0
 
 

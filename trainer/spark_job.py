@@ -55,9 +55,9 @@ def main(description: str | None, argv: Sequence[str] | None = None) -> int:
 
     config = config_of(args)
     options = options_of(args)
-    given = next((name for name in BY_HAND if getattr(args, name)), None)
-    if given:
-        raise UsageError(f"--{given.replace('_', '-')} is for hosts that are started by hand; give --hosts instead")
+    flag = next((name for name in BY_HAND if getattr(args, name)), None)
+    if flag:
+        raise UsageError(f"--{flag.replace('_', '-')} is for hosts that are started by hand; give --hosts instead")
     with ExitStack() as stack:
         train(config, options, launcher=SparkLauncher(partial(_open, stack, args.debug)), hosts=args.hosts)
     return 0

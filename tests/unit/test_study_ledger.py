@@ -46,7 +46,7 @@ def test_a_line_that_a_killed_process_did_not_finish_is_no_run(cut: int, tmp_pat
     filled(path, 3)
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    ledger = StudyLedger(path, mine=True)
+    ledger = StudyLedger(path, owned=True)
     assert len(ledger.records) == 2
     record = make_records(make_plan(), DRAW)[2]
     ledger.append(record)
@@ -206,7 +206,7 @@ def test_only_the_owner_of_a_ledger_cuts_an_unfinished_line_off(tmp_path: Path) 
     path.write_bytes(torn)
     assert len(StudyLedger(path).records) == 2
     assert path.read_bytes() == torn
-    assert len(StudyLedger(path, mine=True).records) == 2
+    assert len(StudyLedger(path, owned=True).records) == 2
     assert len(path.read_bytes()) < len(torn)
 
 

@@ -43,10 +43,10 @@ def _parse_names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     """Return the type of a flag that takes a comma-separated list of some of these names."""
 
     def parse(text: str) -> tuple[str, ...]:
-        given = tuple(filter(None, text.split(",")))
-        if not given or set(given) - set(known):
+        names = tuple(filter(None, text.split(",")))
+        if not names or set(names) - set(known):
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
-        return tuple(name for name in known if name in given)
+        return tuple(name for name in known if name in names)
 
     return parse
 
@@ -162,8 +162,8 @@ def add_experiment_flags(group: argparse._ArgumentGroup) -> None:
 
 def experiment_from_flags(args: argparse.Namespace) -> Experiment:
     """Return the full or the quick experiment, changed by the given flags. Raises UsageError."""
-    given = {field.name: getattr(args, field.name, None) for field in fields(Experiment)}
-    given = {name: value for name, value in given.items() if value not in (None, "")}
+    changes = {field.name: getattr(args, field.name, None) for field in fields(Experiment)}
+    changes = {name: value for name, value in changes.items() if value not in (None, "")}
     # A real file replaces the generated rows, whose default number would contradict it.
-    real = {f"{name}_rows": None for name in ("higgs", "year") if name in given}
-    return replace(QUICK if args.quick else Experiment(), **real | given)
+    real = {f"{name}_rows": None for name in ("higgs", "year") if name in changes}
+    return replace(QUICK if args.quick else Experiment(), **real | changes)

@@ -110,9 +110,9 @@ def shard_rows(execution: Execution, folder: str, workers: int) -> str:
     return result.shards.uri
 
 
-def delete_rows(execution: Execution, stored: StoredRows) -> None:
+def delete_rows(execution: Execution, stored_rows: StoredRows) -> None:
     store = open_store(execution.context)
-    store.delete(store.resolve(stored.folder))
+    store.delete(store.resolve(stored_rows.folder))
 
 
 def choose_sizes(context: SparkContext, problem: Problem) -> tuple[int, ...]:

@@ -49,8 +49,8 @@ class Problem:
 
     def plant_weights(self, seed: int) -> npt.NDArray[np.float64]:
         """Return the planted weights [d]."""
-        drawn = np.random.default_rng([seed, WEIGHTS, self.features]).standard_normal(self.features)
-        planted: npt.NDArray[np.float64] = drawn * (self.norm / np.linalg.norm(drawn))
+        direction = np.random.default_rng([seed, WEIGHTS, self.features]).standard_normal(self.features)
+        planted: npt.NDArray[np.float64] = direction * (self.norm / np.linalg.norm(direction))
         return planted
 
     def draw(self, seed: int, block: int, rows: int) -> tuple[Floats, npt.NDArray[np.int32], Floats]:
@@ -59,11 +59,11 @@ class Problem:
         The planted weights give each row a score. Its class is 1 with the probability sigmoid(score); its target is the
         score with normal noise."""
         rng = np.random.default_rng([seed, ROWS, block])
-        drawn = rng.standard_normal((rows, self.features))
+        normal = rng.standard_normal((rows, self.features))
         for column in range(1, self.features):  # an autoregressive chain, which keeps unit variance
-            drawn[:, column] *= np.sqrt(1 - CORRELATION**2)
-            drawn[:, column] += CORRELATION * drawn[:, column - 1]
-        features = drawn.astype(np.float32)
+            normal[:, column] *= np.sqrt(1 - CORRELATION**2)
+            normal[:, column] += CORRELATION * normal[:, column - 1]
+        features = normal.astype(np.float32)
         score = features @ self.plant_weights(seed)
         classes = (rng.random(rows) < 1 / (1 + np.exp(-score))).astype(np.int32)
         return features, classes, (score + self.noise * rng.standard_normal(rows)).astype(np.float32)
@@ -120,11 +120,11 @@ def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     ).first()
     # Fields that are no numbers became null, and would be left out of the moments silently.
     holes = table.select(*(F.count(F.when(F.col(c).isNull() | F.isnan(c), 1)) for c in table.columns)).first()
-    broken = [at for at, count in enumerate(holes or ()) if count]
-    if broken or moments is None or moments[0] is None:
+    bad_columns = [at for at, count in enumerate(holes or ()) if count]
+    if bad_columns or moments is None or moments[0] is None:
         where = (
-            f"column {broken[0] + 1} holds {holes[broken[0]]} fields that are no numbers"
-            if broken and holes
+            f"column {bad_columns[0] + 1} holds {holes[bad_columns[0]]} fields that are no numbers"
+            if bad_columns and holes
             else "no rows"
         )
         raise DataError(f"{uri}: {where}")
@@ -152,9 +152,9 @@ def _with_metadata(table: DataFrame, features: int) -> DataFrame:
 def write_problem(table: DataFrame, problem: Problem, folder: str) -> None:
     """Write FOLDER/parquet for the jobs and FOLDER/points for MLlib's loader."""
     table.write.mode("overwrite").parquet(f"{folder}/parquet")
-    stored = table.sparkSession.read.parquet(f"{folder}/parquet").select("target" if problem.real else "label", "image")
+    rows = table.sparkSession.read.parquet(f"{folder}/parquet").select("target" if problem.real else "label", "image")
     text: Callable[[Iterable[Any]], Iterator[Any]] = partial(_format_points, problem.features)
-    stored.mapInArrow(text, "value string").write.mode("overwrite").text(f"{folder}/points")
+    rows.mapInArrow(text, "value string").write.mode("overwrite").text(f"{folder}/points")
 
 
 def _format_points(features: int, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

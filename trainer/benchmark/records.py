@@ -76,9 +76,16 @@ class PlannedRun:
 
     def record(self, **result: Any) -> BenchmarkRecord:
         """Return the record of this run. result: further fields of BenchmarkRecord."""
-        given = self.configuration
+        configuration = self.configuration
         return BenchmarkRecord(
-            given.model, given.rows, given.batch, given.length, self.system, self.repeat, given.tasks, **result
+            configuration.model,
+            configuration.rows,
+            configuration.batch,
+            configuration.length,
+            self.system,
+            self.repeat,
+            configuration.tasks,
+            **result,
         )
 
 
@@ -138,8 +145,8 @@ def write_results(output: Path, results: Mapping[str, Any], records: Sequence[Be
 def read_results(output: Path) -> dict[str, Any]:
     """Return the content of results.json; empty if there is none."""
     path = output / JSON_FILE
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return results
 
 
 def append_record(output: Path, record: BenchmarkRecord) -> None:
@@ -162,8 +169,8 @@ def resume_records(output: Path, identity: Mapping[str, Any]) -> dict[Key, Bench
         )
     records = [record for line in lines if (record := _parse_record(line)) and not record.error]
     # Rewriting the file also drops a line that was cut off by a crash.
-    kept = [header, *(json.dumps(asdict(record)) for record in records)]
-    write_durably(path, "".join(f"{line}\n" for line in kept).encode())
+    complete_lines = [header, *(json.dumps(asdict(record)) for record in records)]
+    write_durably(path, "".join(f"{line}\n" for line in complete_lines).encode())
     return {record.key: record for record in records}
 
 

@@ -63,7 +63,7 @@ def sum_over_rows(context: SparkContext, dataset: Dataset, real: bool, fn: Calla
 
 
 def compute_objective(
-    context: SparkContext, dataset: Dataset, model: Model, given: Hyperparameters, real: bool, weights: Floats
+    context: SparkContext, dataset: Dataset, model: Model, hyperparameters: Hyperparameters, real: bool, weights: Floats
 ) -> float:
     """Return the objective of training: the mean loss over all rows plus the L2 term.
 
@@ -71,12 +71,12 @@ def compute_objective(
         context: Spark's context.
         dataset: the rows.
         model: decides the loss.
-        given: contains the L2 factor.
+        hyperparameters: contains the L2 factor.
         real: True for real targets, False for classes.
         weights: flat.
     """
     total = sum_over_rows(context, dataset, real, lambda x, y: arithmetic.loss(model, weights, x, y))
-    return total / dataset.rows + 0.5 * given.decay * float(weights @ weights)
+    return total / dataset.rows + 0.5 * hyperparameters.decay * float(weights @ weights)
 
 
 def find_optimum(context: SparkContext, dataset: Dataset, model: Model, decay: float, real: bool) -> Floats:

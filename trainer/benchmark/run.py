@@ -70,7 +70,7 @@ def run_experiment(
         if file := experiment.file(problem):
             check_exists(context, problem, file)  # before hours are spent on the other problem
     records: list[BenchmarkRecord] = []
-    hyperparameters = {model: asdict(given) for model, given in HYPERPARAMETERS.items()}
+    hyperparameters = {model: asdict(values) for model, values in HYPERPARAMETERS.items()}
     results: dict[str, Any] = {
         "made": provenance(),
         "machine": machine,
@@ -96,16 +96,16 @@ def _run_problem(execution: Execution, problem: Problem) -> Iterator[BenchmarkRe
     with many tasks. Then timed mini-batches on sets of other sizes."""
     experiment = execution.experiment
     folder = f"{execution.data}/{problem.name}"
-    stored = store_rows(execution, problem, folder, experiment.rows(problem), experiment.file(problem))
-    rows = stored.dataset.rows
+    stored_rows = store_rows(execution, problem, folder, experiment.rows(problem), experiment.file(problem))
+    rows = stored_rows.dataset.rows
     for model in experiment.models_of(problem):
         to_converge = configurations_to_converge(model, rows, experiment.batches, experiment.tolerance)
         # The run to convergence already times gradient descent.
-        timed = configurations_of_fixed_length(model, rows, experiment.mini_batches)[1:]
-        planned = plan_runs(experiment, to_converge, experiment.repeats) + plan_runs(experiment, timed)
-        yield from _run_all(execution, stored, planned)
+        fixed_length = configurations_of_fixed_length(model, rows, experiment.mini_batches)[1:]
+        runs = plan_runs(experiment, to_converge, experiment.repeats) + plan_runs(experiment, fixed_length)
+        yield from _run_all(execution, stored_rows, runs)
         if model != "perceptron":
-            yield from _run_with_tasks(execution, stored, model)
+            yield from _run_with_tasks(execution, stored_rows, model)
     yield from _run_sizes(execution, problem, folder)
 
 
@@ -119,23 +119,23 @@ def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[
         # The outputs of the perceptron's layers take several times the memory of its rows.
         fits = len(sizes) == 1 or size < max(sizes)
         models = [model for model in experiment.models_of(problem) if model != "perceptron" or fits]
-        planned = [
+        runs_by_model = [
             plan_runs(experiment, configurations_of_fixed_length(model, size, experiment.mini_batches))
             for model in models
         ]
-        if _are_finished(execution, [run for runs in planned for run in runs]):
-            yield from (execution.finished[run.key] for runs in planned for run in runs)
+        if _are_finished(execution, [run for runs in runs_by_model for run in runs]):
+            yield from (execution.finished[run.key] for runs in runs_by_model for run in runs)
             continue
-        stored = store_rows(execution, problem, f"{folder}-{size}", size, None)
-        for runs in planned:
-            yield from _run_all(execution, stored, runs)
-        delete_rows(execution, stored)
+        stored_rows = store_rows(execution, problem, f"{folder}-{size}", size, None)
+        for runs in runs_by_model:
+            yield from _run_all(execution, stored_rows, runs)
+        delete_rows(execution, stored_rows)
 
 
-def _run_with_tasks(execution: Execution, stored: StoredRows, model: Model) -> Iterator[BenchmarkRecord]:
+def _run_with_tasks(execution: Execution, stored_rows: StoredRows, model: Model) -> Iterator[BenchmarkRecord]:
     """Time the smallest mini-batches with many tasks: on MLlib and, with up to MAX_WORKERS workers, on ps-sync."""
     experiment = execution.experiment
-    rows = stored.dataset.rows
+    rows = stored_rows.dataset.rows
     most: dict[System, float] = {"mllib": math.inf, "ps-sync": MAX_WORKERS}
     batch = min(*experiment.batches, rows)
     for tasks in experiment.tasks:
@@ -147,8 +147,8 @@ def _run_with_tasks(execution: Execution, stored: StoredRows, model: Model) -> I
             )
             # The number of shards must be the number of workers.
             if system == "ps-sync" and run.key not in execution.finished:
-                stored = replace(stored, shards=shard_rows(execution, stored.folder, tasks))
-            yield from _run_all(execution, stored, [run])
+                stored_rows = replace(stored_rows, shards=shard_rows(execution, stored_rows.folder, tasks))
+            yield from _run_all(execution, stored_rows, [run])
 
 
 def plan_runs(experiment: Experiment, configurations: Sequence[Configuration], repeats: int = 1) -> list[PlannedRun]:
@@ -163,18 +163,18 @@ def plan_runs(experiment: Experiment, configurations: Sequence[Configuration], r
     ]
 
 
-def _are_finished(execution: Execution, planned: Sequence[PlannedRun]) -> bool:
-    return all(run.key in execution.finished for run in planned)
+def _are_finished(execution: Execution, runs: Sequence[PlannedRun]) -> bool:
+    return all(run.key in execution.finished for run in runs)
 
 
-def _run_all(execution: Execution, stored: StoredRows, planned: Sequence[PlannedRun]) -> Iterator[BenchmarkRecord]:
+def _run_all(execution: Execution, stored_rows: StoredRows, runs: Sequence[PlannedRun]) -> Iterator[BenchmarkRecord]:
     """Run one model on one set of rows. Nothing is loaded if an earlier start measured all of the runs."""
-    if _are_finished(execution, planned):
-        yield from (execution.finished[run.key] for run in planned)
+    if _are_finished(execution, runs):
+        yield from (execution.finished[run.key] for run in runs)
         return
     with ExitStack() as stack:
-        setup = set_up(execution, stored, planned[0].configuration, {run.system for run in planned}, stack)
-        for run in planned:
+        setup = set_up(execution, stored_rows, runs[0].configuration, {run.system for run in runs}, stack)
+        for run in runs:
             if run.key in execution.finished:
                 yield execution.finished[run.key]
                 continue
@@ -191,6 +191,6 @@ def describe_record(record: BenchmarkRecord) -> str:
     if record.error:
         return f"failed: {record.error}"
     measured = record.measurement or {}
-    ended = "" if record.length else (" to converge" if measured["converged"] else " without converging")
+    ending = "" if record.length else (" to converge" if measured["converged"] else " without converging")
     each = f"{1e3 * measured['compute_s']:.2f} ms each"
-    return f"{measured['mini_batches']:,} mini-batches{ended} in {measured['seconds']:.2f} s, {each}"
+    return f"{measured['mini_batches']:,} mini-batches{ending} in {measured['seconds']:.2f} s, {each}"

@@ -71,10 +71,10 @@ class Batches:
 
     def make(self, clock: int) -> MiniBatch:
         """Return the mini-batch at a clock, the number of the worker's step."""
-        began = time.perf_counter()
+        start = time.perf_counter()
         draw = self.sampler.draw(clock)
         rng = generator(self.seed, Purpose.AUGMENTATION, self.worker, clock) if self.augment else None
-        return MiniBatch(make_batch(draw, self.mean, rng), draw, time.perf_counter() - began)
+        return MiniBatch(make_batch(draw, self.mean, rng), draw, time.perf_counter() - start)
 
 
 def build_batches(

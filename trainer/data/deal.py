@@ -23,21 +23,21 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
         UsageError: a worker would have no rows.
         DataError, OSError: a file is damaged or cannot be read.
     """
-    held = [load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)]
+    rows_by_shard = [load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)]
     # With fewer workers than shards, whole shards are joined, otherwise each shard is shared by some workers.
-    if num_workers < len(held):
-        return [_joined(held[worker::num_workers]) for worker in range(num_workers)]
-    dealt = []
+    if num_workers < len(rows_by_shard):
+        return [_joined(rows_by_shard[worker::num_workers]) for worker in range(num_workers)]
+    rows_by_worker = []
     for worker in range(num_workers):
-        turn, shard = divmod(worker, len(held))
-        sharers = len(range(shard, num_workers, len(held)))
-        dealt.append(_part(held[shard], slice(turn, None, sharers)))
-        if not len(dealt[-1]):
+        turn, shard = divmod(worker, len(rows_by_shard))
+        sharers = len(range(shard, num_workers, len(rows_by_shard)))
+        rows_by_worker.append(_part(rows_by_shard[shard], slice(turn, None, sharers)))
+        if not len(rows_by_worker[-1]):
             raise UsageError(
-                f"--workers {num_workers}: worker {worker} would have no rows, shard {shard} has {len(held[shard])}"
+                f"--workers {num_workers}: worker {worker} would have no rows, shard {shard} has {len(rows_by_shard[shard])}"
                 f" for {sharers} workers; give fewer"
             )
-    return dealt
+    return rows_by_worker
 
 
 def _part(rows: Rows, span: slice) -> Rows:

@@ -66,11 +66,11 @@ class Following:
         turns, inside = divmod(position - now.position, now.rows)
         if place + 1 < len(self.stretches) or inside or not turns:
             return now
-        found = self.source.next(now, position, now.turn + turns)
-        if found is None:
+        next_stretch = self.source.next(now, position, now.turn + turns)
+        if next_stretch is None:
             return now
-        self.stretches.append(found)
-        return found
+        self.stretches.append(next_stretch)
+        return next_stretch
 
     def chosen(self, batch: int, clock: int, order: Callable[[int, int], Ints]) -> tuple[Rows, Ints]:
         """Return the rows, and the selection for the mini-batch at a clock, int64 [batch].

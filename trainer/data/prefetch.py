@@ -27,11 +27,11 @@ class Prefetch(Generic[T]):
 
     def get(self, clock: int) -> T:
         """Return the item at a clock. Raises the errors of ``make``, and RuntimeError after ``close``."""
-        wanted = range(clock, clock + self.depth + 1)
+        clocks = range(clock, clock + self.depth + 1)
         # Items outside the next clocks, as after a roll-back, would never be used.
-        for other in self._ahead.keys() - set(wanted):
+        for other in self._ahead.keys() - set(clocks):
             self._ahead.pop(other).cancel()
-        for number in wanted:
+        for number in clocks:
             if number not in self._ahead:
                 self._ahead[number] = self._thread.submit(self.make, number)
         return self._ahead.pop(clock).result()

@@ -118,8 +118,8 @@ class Shards(ShardSet):
     @property
     def fingerprint(self) -> int | None:
         """The sum of the hashes of all distinct rows, modulo 2^64; None if the manifest has none."""
-        found = self.manifest.input.fingerprint
-        return int(found.rpartition("-")[2], 16) if found else None
+        text = self.manifest.input.fingerprint
+        return int(text.rpartition("-")[2], 16) if text else None
 
     @property
     def ratios(self) -> Ratios:
@@ -145,16 +145,16 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     UsageError if it was made for another ``num_workers``."""
     store = store_of(uri)
     with unreadable_is_data_error(uri):
-        resolved = store.resolve(uri)
-        store.exists(resolved)  # not retried, so that an unreachable host is reported at once
-        found = with_retries(read_committed)(store, uri)  # the manifest may be on a DataNode that was just lost
-    if found is None:
-        refuse_single_shard(store, resolved)
+        absolute = store.resolve(uri)
+        store.exists(absolute)  # not retried, so that an unreachable host is reported at once
+        committed = with_retries(read_committed)(store, uri)  # the manifest may be on a DataNode that was just lost
+    if committed is None:
+        refuse_single_shard(store, absolute)
         raise DataError(
-            f"{resolved} has no {NAME}: no shards were ever committed there; make them with spark-submit"
+            f"{absolute} has no {NAME}: no shards were ever committed there; make them with spark-submit"
             f" jobs/stratified.py --input DATA --output {uri} --workers {num_workers or 'N'}, or another job of jobs/"
         )
-    shards = Shards(found.store, found.uri, with_rows(found).manifest)
+    shards = Shards(committed.store, committed.uri, with_rows(committed).manifest)
     try:
         shards.manifest.require("rows", "labels", "image")
         _check_layout(shards)
@@ -183,17 +183,17 @@ def pin_generation(shards: Shards, generation: int | None) -> Shards:
     Raises UsageError for a generation that the set lacks, or that has a worker without rows."""
     if generation is None:
         return shards
-    there = len(generations(shards))
-    if generation >= there:
-        held = f"has generations 0..{there - 1}" if there else "was made at once, without generations"
-        raise UsageError(f"--generation {generation}: {shards.uri} {held}")
+    count = len(generations(shards))
+    if generation >= count:
+        description = f"has generations 0..{count - 1}" if count else "was made at once, without generations"
+        raise UsageError(f"--generation {generation}: {shards.uri} {description}")
     pinned = as_of(shards, generation)
     # open_shards has checked the newest generation only: a worker may have got its first rows later.
     empty = next((worker for worker in range(pinned.num_workers) if not pinned.worker_rows(worker)), None)
     if empty is not None:
         raise UsageError(
             f"--generation {generation}: {shards.uri} had no rows for worker {empty} then; give a later one of"
-            f" 0..{there - 1}"
+            f" 0..{count - 1}"
         )
     return pinned
 
@@ -215,19 +215,19 @@ def load_worker(shards: Shards, index: int, on_loaded: OnLoaded | None = None, *
     """
     if not 0 <= index < shards.num_workers:
         raise UsageError(f"there is no worker {index}: {shards.uri} has workers 0..{shards.num_workers - 1}")
-    return _load(shards, shards.worker_files(index), on_loaded, targets, hashed=True)
+    return _load(shards, shards.worker_files(index), on_loaded, targets, with_hashes=True)
 
 
-def load_files(shards: Shards, files: list[ShardFile], *, targets: bool = False, hashed: bool = True) -> Rows:
+def load_files(shards: Shards, files: list[ShardFile], *, targets: bool = False, with_hashes: bool = True) -> Rows:
     """Read some files of a worker, with the checks of ``load_worker``.
 
     Args:
         shards: the set.
         files: of one worker.
         targets: read real targets instead of labels.
-        hashed: compute the hashes of the rows.
+        with_hashes: compute the hashes of the rows.
     """
-    return _load(shards, files, None, targets, hashed=hashed)
+    return _load(shards, files, None, targets, with_hashes=with_hashes)
 
 
 def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: bool = False) -> Rows | None:
@@ -263,16 +263,18 @@ def _check_layout(shards: Shards) -> None:
         raise ValueError(f"image {image}, {shards.num_classes} classes, {shards.rows} rows")
 
 
-def _check_workers(shards: Shards, wanted: int | None) -> None:
-    """Check the number of workers and that each has rows. wanted: the number that the caller needs, None for any.
+def _check_workers(shards: Shards, required: int | None) -> None:
+    """Check the number of workers and that each has rows. required: the number that the caller needs, None for any.
 
-    Raises ValueError for a manifest that contradicts itself, UsageError for another number than ``wanted``, DataError
+    Raises ValueError for a manifest that contradicts itself, UsageError for another number than ``required``, DataError
     for a worker without rows."""
     count = len(shards.manifest.workers)
     if count != shards.num_workers or count < 1:
         raise ValueError(f"it lists {count} workers and says {shards.num_workers}")
-    if wanted not in (None, count):
-        raise UsageError(f"{shards.uri} holds shards for {count} workers, not {wanted}; {_resharding(shards, wanted)}")
+    if required not in (None, count):
+        raise UsageError(
+            f"{shards.uri} holds shards for {count} workers, not {required}; {_resharding(shards, required)}"
+        )
     empty = [worker for worker in range(count) if not shards.worker_rows(worker)]
     if empty:
         raise DataError(
@@ -288,7 +290,7 @@ def _resharding(shards: Shards, workers: int | None) -> str:
 
 
 def _load(
-    shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool, *, hashed: bool = False
+    shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool, *, with_hashes: bool = False
 ) -> Rows:
     """Read and check files into one allocation. Raises DataError and OSError.
 
@@ -297,24 +299,24 @@ def _load(
         files: the files, in the order of the result.
         on_loaded: called after each file.
         targets: read real targets instead of labels.
-        hashed: compute the hashes of the rows, 0 for copies; otherwise Rows.hashes is empty.
+        with_hashes: compute the hashes of the rows, 0 for copies; otherwise Rows.hashes is empty.
     """
     total = sum(file.rows for file in files)
     dtype = shards.layout.dtype
     labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
     images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
     # Allocated once at full size: joining parts at the end would need the memory twice.
-    rows = Rows(images, labels, np.empty(total, np.int64), np.zeros(total if hashed else 0, np.uint64))
+    rows = Rows(images, labels, np.empty(total, np.int64), np.zeros(total if with_hashes else 0, np.uint64))
     at = 0
     for file in files:
-        for columns, data in _row_groups(shards, file, TABLE if hashed else ("id", "label", TARGET_COLUMN)):
+        for columns, data in _row_groups(shards, file, TABLE if with_hashes else ("id", "label", TARGET_COLUMN)):
             kick()  # the watchdog: a large shard takes long to load
             ids = columns["id"]
             part = slice(at, at + len(ids))
             rows.ids[part] = ids
             rows.labels[part] = columns[TARGET_COLUMN if targets else "label"]
             rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
-            if hashed:
+            if with_hashes:
                 rows.hashes[part] = np.where(columns.get("copy", 0) == 0, _hashes(columns, data), 0)
             at += len(ids)
         if on_loaded:
@@ -342,9 +344,9 @@ def _row_groups(
         dtype = declared(schema, "image").get("dtype", layout.dtype)
         # The digest matches, so another shape or count means that files of two sets were mixed.
         if (shape, dtype, parquet.metadata.num_rows) != (shards.shape, layout.dtype, file.rows):
-            found = f"{parquet.metadata.num_rows} images of {_size(shape)}"
+            contents = f"{parquet.metadata.num_rows} images of {_size(shape)}"
             raise DataError(
-                f"{uri} holds {found}, not {file.rows} of {_size(shards.shape)}: sets were mixed;"
+                f"{uri} holds {contents}, not {file.rows} of {_size(shards.shape)}: sets were mixed;"
                 " rerun the job that made it"
             )
         first = 0
@@ -381,10 +383,10 @@ def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
             data = with_retries(shards.store.read_range)(uri, 0, file.bytes)
     except FileNotFoundError:
         raise DataError(f"{uri} is gone: the set was replaced or damaged since the start; start again") from None
-    found = hashlib.sha256(data).hexdigest()
-    if found != file.sha256:
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != file.sha256:
         raise DataError(
-            f"{uri} has sha256 {found[:12]}, not {file.sha256[:12]}: it is damaged; rerun the job of its set"
+            f"{uri} has sha256 {digest[:12]}, not {file.sha256[:12]}: it is damaged; rerun the job of its set"
         )
     return data
 

@@ -27,38 +27,38 @@ same command resumes the run. Exit codes: 0 done or already made, 2 wrong usage,
 
 def parser() -> Parser:
     """Return the parser, with the fields of Embedding as flags."""
-    made = command_line.parser(
+    result = command_line.parser(
         PROG, "Compute a vector of every image by an auto-encoder, and write a table of (id, embedding).", EPILOG
     )
     sources = ("input", "shards")
     add_flags(
-        made.add_argument_group("rows"), Embedding, only=(*sources, "format", "image_shape", "channels", "output")
+        result.add_argument_group("rows"), Embedding, only=(*sources, "format", "image_shape", "channels", "output")
     )
     fit = ("fit_rows", "epochs", "batch_size", "learning_rate", "weight_decay", "seed")
-    add_flags(made.add_argument_group("auto-encoder"), Embedding, only=fit)
+    add_flags(result.add_argument_group("auto-encoder"), Embedding, only=fit)
     # This group takes all other fields, so that a new option needs no change here.
-    run = made.add_argument_group("run")
+    run = result.add_argument_group("run")
     add_flags(run, Embedding, leave_out=(*sources, "format", "image_shape", "channels", "output", *fit))
     command_line.add_config_flag(run, "embed")
     run.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
-    return made
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Raises UsageError, DataError and JobError."""
-    asked = from_flags(Embedding, command_line.parse(parser(), argv))
+    embedding = from_flags(Embedding, command_line.parse(parser(), argv))
     require("trainer", "embed")
     from trainer.embed.run import embed  # loads torch
 
-    made = embed(asked)
-    state = "made" if made.fresh else "already made, nothing to do"
-    if made.explained <= 0:
+    table = embed(embedding)
+    state = "made" if table.fresh else "already made, nothing to do"
+    if table.explained <= 0:
         print(
             "warning: the auto-encoder explains no more variance than the mean image, so its vectors carry little"
             " information; train longer (--epochs) or on more rows (--fit-rows)",
             file=sys.stderr,
         )
-    print(f"{made.uri}: {state}; {made.rows:,} rows of {made.length} numbers, {made.explained:.1%} of the variance")
+    print(f"{table.uri}: {state}; {table.rows:,} rows of {table.length} numbers, {table.explained:.1%} of the variance")
     return 0
 
 

@@ -47,17 +47,17 @@ class Fitting:
         done: steps so far.
     """
 
-    def __init__(self, asked: Embedding, images: Images, device: torch.device) -> None:
-        self.asked = asked
+    def __init__(self, embedding: Embedding, images: Images, device: torch.device) -> None:
+        self.asked = embedding
         self.images = images
         self.device = device
         # Integer sums are the same on every machine.
         self.mean: Floats = (images.sum(axis=(0, 2, 3), dtype=np.int64) / images[:, 0].size).astype(np.float32)
-        self.model = made((images.shape[1], images.shape[2], images.shape[3]), asked.seed, device)
+        self.model = made((images.shape[1], images.shape[2], images.shape[3]), embedding.seed, device)
         self.optimiser = torch.optim.Adam(
-            self.model.parameters(), lr=asked.learning_rate, weight_decay=asked.weight_decay, foreach=True
+            self.model.parameters(), lr=embedding.learning_rate, weight_decay=embedding.weight_decay, foreach=True
         )
-        self.steps = max(1, math.ceil(asked.epochs * len(images) / asked.batch_size))
+        self.steps = max(1, math.ceil(embedding.epochs * len(images) / embedding.batch_size))
         self.done = 0
 
     def tensor(self, images: Images) -> torch.Tensor:
@@ -68,12 +68,12 @@ class Fitting:
         """Run the remaining steps. Raises JobError if the loss is not finite.
 
         advanced: called after each step with the number of steps so far and the loss."""
-        asked = self.asked
+        embedding = self.asked
         # Two entries: a mini-batch can contain the end of one pass and the beginning of the next.
-        order = lru_cache(maxsize=2)(partial(permutation, len(self.images), asked.seed, 0))
+        order = lru_cache(maxsize=2)(partial(permutation, len(self.images), embedding.seed, 0))
         self.model.train()
         while self.done < self.steps:
-            rows = indices(len(self.images), asked.batch_size, self.done, asked.seed, 0, order)
+            rows = indices(len(self.images), embedding.batch_size, self.done, embedding.seed, 0, order)
             batch = self.tensor(self.images[rows])
             self.optimiser.zero_grad()
             loss = F.mse_loss(self.model(batch), batch, reduction="sum") / len(batch)
@@ -81,7 +81,7 @@ class Fitting:
             value = loss.item()
             if not math.isfinite(value):
                 raise JobError(
-                    f"the loss is {value} at step {self.done}: use a lower --learning-rate than {asked.learning_rate:g}"
+                    f"the loss is {value} at step {self.done}: use a lower --learning-rate than {embedding.learning_rate:g}"
                 )
             self.optimiser.step()
             self.done += 1
@@ -105,27 +105,27 @@ class Fitting:
         squares = sum(int((part.astype(np.int64) ** 2).sum()) for part in _parts(images))
         means = (images.sum(axis=0, dtype=np.int64).astype(np.float64) ** 2).sum() / len(images)
         total = (squares - means) / 255**2
-        left = sum(
+        residual = sum(
             float(((self.model(batch) - batch).double() ** 2).sum()) for batch in map(self.tensor, _parts(images))
         )
-        return float(1 - left / total) if total else 1.0
+        return float(1 - residual / total) if total else 1.0
 
     def checkpoint(self) -> bytes:
         """Return parameters, running statistics, Adam's averages and the number of steps as a safetensors file."""
-        found = {STEP: torch.tensor(self.done)} | _prefixed("model", self.model.state_dict())
+        tensors = {STEP: torch.tensor(self.done)} | _prefixed("model", self.model.state_dict())
         for number, state in self.optimiser.state_dict()["state"].items():
-            found |= _prefixed(f"adam.{number}", state)
-        data: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in found.items()})
+            tensors |= _prefixed(f"adam.{number}", state)
+        data: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         return data
 
     def restore(self, data: bytes) -> None:
         """Continue from the result of ``checkpoint``."""
-        found = load(data)
-        self.done = int(found[STEP])
-        self.model.load_state_dict(_strip_prefix("model", found))
+        tensors = load(data)
+        self.done = int(tensors[STEP])
+        self.model.load_state_dict(_strip_prefix("model", tensors))
         whole = self.optimiser.state_dict()
         whole["state"] = {
-            number: _strip_prefix(f"adam.{number}", found) for number in whole["param_groups"][0]["params"]
+            number: _strip_prefix(f"adam.{number}", tensors) for number in whole["param_groups"][0]["params"]
         }
         self.optimiser.load_state_dict(whole)
 

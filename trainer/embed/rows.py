@@ -23,19 +23,21 @@ IDS_AT_ONCE = 1 << 20
 Images = npt.NDArray[np.uint8]
 
 
-def open_rows(store: Store, asked: Embedding) -> Dataset:
+def open_rows(store: Store, embedding: Embedding) -> Dataset:
     """Open the images of --input or --shards, without labels.
 
     Raises DataError if there are none, UsageError for rows without pixels."""
-    if asked.shards is not None:
-        dataset: Dataset = committed_dataset(open_committed(store, asked.shards))
+    if embedding.shards is not None:
+        dataset: Dataset = committed_dataset(open_committed(store, embedding.shards))
     else:
-        assert asked.input is not None
+        assert embedding.input is not None
         dataset = discover(
             store,
-            store.resolve(asked.input),
+            store.resolve(embedding.input),
             run=serial,
-            read_options=ReadOptions(asked.format, asked.image_shape, unlabelled=True, channels=asked.channels),
+            read_options=ReadOptions(
+                embedding.format, embedding.image_shape, unlabelled=True, channels=embedding.channels
+            ),
         )
     # Real-valued features need no embedding: the jobs use them directly.
     if dataset.layout.dtype != "uint8":
@@ -45,28 +47,28 @@ def open_rows(store: Store, asked: Embedding) -> Dataset:
     return dataset
 
 
-def rows_to_fit(dataset: Dataset, wanted: int) -> int:
-    """Return the approximate number of training rows: ``wanted``, or fewer if FIT_BYTES is too small for them."""
-    return min(wanted, dataset.rows, max(1, FIT_BYTES // dataset.record_bytes))
+def rows_to_fit(dataset: Dataset, fit_rows: int) -> int:
+    """Return the approximate number of training rows: ``fit_rows``, or fewer if FIT_BYTES is too small for them."""
+    return min(fit_rows, dataset.rows, max(1, FIT_BYTES // dataset.record_bytes))
 
 
-def drawn_rows(dataset: Dataset, wanted: int, seed: int) -> Images:
-    """Return about ``wanted`` random rows, uint8 [rows, C, H, W], in the order of ids; at least one.
+def drawn_rows(dataset: Dataset, count: int, seed: int) -> Images:
+    """Return about ``count`` random rows, uint8 [rows, C, H, W], in the order of ids; at least one.
 
     They are drawn by a hash of their ids with a key from the seed, and so do not depend on how the input is read."""
-    chosen = partial(is_drawn, rows=dataset.rows, count=wanted, key=word(seed, Purpose.FIT_ROWS))
+    select = partial(is_drawn, rows=dataset.rows, count=count, key=word(seed, Purpose.FIT_ROWS))
     spans = ranges(0, dataset.rows, -(-dataset.rows // IDS_AT_ONCE))
-    total = sum(int(chosen(np.arange(low, high)).sum()) for low, high in spans)
-    if not total:  # for a very small ``wanted`` the hash may draw no row: take the first ones
-        chosen = partial(np.greater, wanted)
-        total = wanted
+    total = sum(int(select(np.arange(low, high)).sum()) for low, high in spans)
+    if not total:  # for a very small ``count`` the hash may draw no row: take the first ones
+        select = partial(np.greater, count)
+        total = count
     # Counted first, so that the array is allocated once at its full size.
-    found = np.empty((total, dataset.record_bytes), np.uint8)
+    sample = np.empty((total, dataset.record_bytes), np.uint8)
     at = 0
-    for images in dataset.read_some(0, dataset.rows, chosen):
-        found[at : at + len(images)] = images
+    for images in dataset.read_some(0, dataset.rows, select):
+        sample[at : at + len(images)] = images
         at += len(images)
-    return found.reshape(-1, *dataset.layout.shape)
+    return sample.reshape(-1, *dataset.layout.shape)
 
 
 def read_rows(dataset: Dataset, low: int, high: int) -> Images:

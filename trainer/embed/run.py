@@ -45,57 +45,64 @@ class EmbeddingResult:
     explained: float
 
 
-def embed(asked: Embedding) -> EmbeddingResult:
+def embed(embedding: Embedding) -> EmbeddingResult:
     """Make the table, unless an earlier run of the same configuration has made it.
 
     Keeps the training rows (at most 1 GiB), 64 MiB of images and their vectors in memory. The table appears atomically,
     and after an interruption the same call resumes. Raises UsageError, DataError and JobError."""
-    device = pick_device(asked.device, 0)
+    device = pick_device(embedding.device, 0)
     store = configured_store()
-    check_apart(store, store.resolve(asked.output), store.resolve(asked.input or str(asked.shards)))
-    dataset = open_rows(store, asked)
+    check_apart(store, store.resolve(embedding.output), store.resolve(embedding.input or str(embedding.shards)))
+    dataset = open_rows(store, embedding)
     # The identity names the work folder, so that only files of the same configuration and input are reused.
-    table = TableFile(store, store.resolve(asked.output), identity_of(asked, dataset))
+    table = TableFile(store, store.resolve(embedding.output), identity_of(embedding, dataset))
     before = table.found()
     if before is not None and before.get("identity") == table.identity:
         table.clear()
         return EmbeddingResult(table.uri, False, dataset.rows, before["length"], before["explained"])
-    if before is not None and not asked.overwrite:
+    if before is not None and not embedding.overwrite:
         raise UsageError(
             f"{table.uri} is there, of another configuration or input: give --overwrite, or another --output"
         )
-    torch.set_num_threads(asked.threads or usable_cores())
+    torch.set_num_threads(embedding.threads or usable_cores())
     length = code_length(dataset.layout.shape)
-    progress = _Progress(asked.quiet)
+    progress = _Progress(embedding.quiet)
     # Deterministic kernels: a resumed run must compute the same vectors.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
-        fitting = fitted(asked, dataset, table, device, progress)
+        fitting = fitted(embedding, dataset, table, device, progress)
         explained = fitting.explained()
         progress.say(f"{length} numbers a row reconstruct {explained:.1%} of the variance")
         spans = spans_of(dataset.rows, dataset.record_bytes)
         progress.begin("embed", dataset.rows)
-        kept = table.kept()
+        kept_parts = table.kept()
         for number, (low, high) in enumerate(spans):
-            if number not in kept:
+            if number not in kept_parts:
                 table.keep(number, fitting.encode(read_rows(dataset, low, high)))
             progress.advance(high, f"{high:,} of {dataset.rows:,} rows")
     explained = round(explained, 6)
-    about = {"length": length, "rows": dataset.rows, "explained": explained, "asked": asked.identity()}
+    about = {"length": length, "rows": dataset.rows, "explained": explained, "asked": embedding.identity()}
     table.finish(spans, length, about)
     return EmbeddingResult(table.uri, True, dataset.rows, length, explained)
 
 
-def identity_of(asked: Embedding, dataset: Dataset) -> str:
+def identity_of(embedding: Embedding, dataset: Dataset) -> str:
     """Return a digest of the configuration and of the names, sizes and times of the input's files."""
-    configuration = {**asked.identity(), "recipe": RECIPE, "input": dataset.listing(), "shape": dataset.layout.shape}
+    configuration = {
+        **embedding.identity(),
+        "recipe": RECIPE,
+        "input": dataset.listing(),
+        "shape": dataset.layout.shape,
+    }
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: _Progress) -> Fitting:
+def fitted(
+    embedding: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: _Progress
+) -> Fitting:
     """Return the trained auto-encoder, which resumes from a checkpoint in the table's work folder if there is one."""
-    wanted = rows_to_fit(dataset, asked.fit_rows)
-    images = drawn_rows(dataset, wanted, asked.seed)
-    fitting = Fitting(asked, images, device)
+    num_rows = rows_to_fit(dataset, embedding.fit_rows)
+    images = drawn_rows(dataset, num_rows, embedding.seed)
+    fitting = Fitting(embedding, images, device)
     data = table.checkpoint()
     if data is not None:
         fitting.restore(data)
@@ -111,7 +118,7 @@ def fitted(asked: Embedding, dataset: Dataset, table: TableFile, device: torch.d
         nonlocal last
         progress.advance(step, f"step {step:,} of {fitting.steps:,}, loss {loss:.5f}")
         # Always after the last step, so that a run that is killed while it embeds need not train again.
-        if time.monotonic() - last > asked.checkpoint_every_s or step == fitting.steps:
+        if time.monotonic() - last > embedding.checkpoint_every_s or step == fitting.steps:
             table.keep_checkpoint(fitting.checkpoint())
             last = time.monotonic()
 
@@ -138,23 +145,27 @@ class _Progress:
     began: float = 0.0
     told: float = field(default=0.0)
 
-    def begin(self, phase: str, total: int, done: int = 0) -> None:
+    def begin(self, phase: str, total: int, first: int = 0) -> None:
         self.phase = phase
         self.total = total
-        self.first = done
+        self.first = first
         self.began = self.told = time.monotonic()
 
-    def advance(self, done: int, text: str) -> None:
+    def advance(self, position: int, text: str) -> None:
         """Print a line with the time that is left, if it is time for one or the phase has ended.
 
-        done: steps or rows so far; text: the beginning of the line."""
+        position: steps or rows so far; text: the beginning of the line."""
         now = time.monotonic()
-        if now - self.told < TOLD_EVERY_S and done < self.total:
+        if now - self.told < TOLD_EVERY_S and position < self.total:
             return
         self.told = now
-        pace = (done - self.first) / max(1e-9, now - self.began)
-        left = f", {(self.total - done) / pace:,.0f} s left" if done < self.total else f" in {now - self.began:,.1f} s"
-        self.say(f"{text}{left}")
+        pace = (position - self.first) / max(1e-9, now - self.began)
+        ending = (
+            f", {(self.total - position) / pace:,.0f} s left"
+            if position < self.total
+            else f" in {now - self.began:,.1f} s"
+        )
+        self.say(f"{text}{ending}")
 
     def say(self, text: str) -> None:
         if not self.quiet:

@@ -21,8 +21,9 @@ def has_learned(loss: float, noise: float, guessing: float) -> bool:
 
 def nothing_learned(config: Config, loss: float, noise: float, guessing: float) -> str:
     """Return the warning that nothing was learned, with advice. loss, noise, guessing: as for ``has_learned``."""
-    found = f"the loss on training rows is {loss:.3f} (give or take {NOISES * noise:.3f}), and guessing costs {guessing:.3f}"
-    return f"{NOTHING_LEARNED}: {found}; {_next_step(config)}"
+    measured = f"the loss on training rows is {loss:.3f} (give or take {NOISES * noise:.3f})"
+    comparison = f"{measured}, and guessing costs {guessing:.3f}"
+    return f"{NOTHING_LEARNED}: {comparison}; {_next_step(config)}"
 
 
 def _next_step(config: Config) -> str:

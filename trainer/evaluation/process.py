@@ -99,12 +99,12 @@ class Evaluator:
         self.home = folders.home
         self.work = folders.work
         self.root = folders.checkpoints
-        built = build(config.model, shards.inputs, config.model_seed)
-        self.flat = FlatModel(built.model)
-        self.task = built.task
+        built_model = build(config.model, shards.inputs, config.model_seed)
+        self.flat = FlatModel(built_model.model)
+        self.task = built_model.task
         self.mean = shards.mean
-        self.rows = load_eval(shards, targets=built.targets)
-        self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built.targets)
+        self.rows = load_eval(shards, targets=built_model.targets)
+        self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built_model.targets)
         self.device = pick_device(config.processes.device, EVALUATOR)
         self.tail = tail_of(folders)
         self.log = Surviving()
@@ -113,7 +113,7 @@ class Evaluator:
         self.about = {
             "network": config.model.to_json(),
             "shape": list(shards.shape),
-            "classes": None if built.targets else shards.num_classes,
+            "classes": None if built_model.targets else shards.num_classes,
             "mean": shards.mean.tolist(),
         }
         self._kept: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
@@ -124,10 +124,10 @@ class Evaluator:
         """Evaluate the waiting checkpoints, oldest first, and return whether the run has ended and all are done.
 
         Raises OSError if something cannot be read or written now."""
-        marked = checkpoint.marked_states(self.root)
-        done = [self.handle(state) for state in checkpoint.waiting_of(marked)]
+        states = checkpoint.marked_states(self.root)
+        results = [self.handle(state) for state in checkpoint.waiting_of(states)]
         self.keep_best()
-        return bool(marked) and marked[-1][0].final and all(done)
+        return bool(states) and states[-1][0].final and all(results)
 
     def handle(self, state: RunState) -> bool:
         """Evaluate a checkpoint, write its event and its models, then mark it as evaluated. All steps are idempotent.
@@ -144,10 +144,10 @@ class Evaluator:
         else:
             self._measure(state)
             self._keep(state, values)
-        found = self._evaluation(state)
+        evaluation = self._evaluation(state)
         if not self.folders.is_local:
             copy(self.folders, (METRICS,))  # before the mark, which promises that the event is in the home
-        measured = (found.get("accuracy"), found.get("loss")) if found else ()
+        measured = (evaluation.get("accuracy"), evaluation.get("loss")) if evaluation else ()
         return mark_evaluated(self.root, state, *measured)
 
     def keep_best(self) -> None:
@@ -189,7 +189,7 @@ class Evaluator:
         learned = self._has_learned(state, train)
         if self.rows is None:
             return
-        found = self._evaluate(self.rows)
+        evaluation = self._evaluate(self.rows)
         l2 = penalty(self.flat.model, self.config.optimiser.weight_decay)
         log_event(
             self.work,
@@ -198,8 +198,8 @@ class Evaluator:
             generation=state.generation,
             epoch=state.epoch if state.epoch_boundary is None else state.epoch_boundary,
             seconds=state.seconds,
-            loss=found.loss + l2,
-            accuracy=found.accuracy,
+            loss=evaluation.loss + l2,
+            accuracy=evaluation.accuracy,
             rows=len(self.rows),
             train_loss=train.loss + l2,
             train_accuracy=train.accuracy,
@@ -271,7 +271,7 @@ class Evaluator:
 
         kind: a prefix of messages; at most one message with it is logged (default: the whole message)."""
         self._evaluations()
-        if not any(said.startswith(kind or message) for said in self.warned):
+        if not any(text.startswith(kind or message) for text in self.warned):
             log_event(self.work, "warning", message=message)
 
 

@@ -87,11 +87,11 @@ def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False)
 def _draw(shards: Shards, worker: int, count: int, seed: int, targets: bool) -> Iterator[Rows]:
     """Yield up to ``count`` randomly chosen rows of a worker, file by file."""
     rng = generator(seed, Purpose.TRAIN_SAMPLE, worker)
-    chosen = np.sort(rng.permutation(shards.worker_rows(worker))[:count])
+    row_numbers = np.sort(rng.permutation(shards.worker_rows(worker))[:count])
     first = 0
     for file in shards.worker_files(worker):
-        here = chosen[(chosen >= first) & (chosen < first + file.rows)] - first
+        rows_of_file = row_numbers[(row_numbers >= first) & (row_numbers < first + file.rows)] - first
         first += file.rows
-        if len(here):
-            rows = load_files(shards, [file], targets=targets, hashed=False)
-            yield Rows(rows.images_NCHW[here], rows.labels[here], rows.ids[here])
+        if len(rows_of_file):
+            rows = load_files(shards, [file], targets=targets, with_hashes=False)
+            yield Rows(rows.images_NCHW[rows_of_file], rows.labels[rows_of_file], rows.ids[rows_of_file])

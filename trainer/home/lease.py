@@ -39,13 +39,13 @@ FREE: dict[str, Any] = {"free": True}
 
 
 @contextmanager
-def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
+def leased(folder: StorePlace, on_lost: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Hold the lease of a folder, which a thread renews.
 
     Waits up to EXPIRES_S if it is unknown whether the present holder lives. Costs two operations of the store per
     RENEW_S. Raises JobError if another process holds the lease, OSError if the folder cannot be written.
 
-    lost: called once, in that thread, if another process has taken the lease."""
+    on_lost: called once, in that thread, if another process has taken the lease."""
     lease = Lease(folder / LEASE)
     lease.take()
     stop = threading.Event()
@@ -54,7 +54,7 @@ def leased(folder: StorePlace, lost: Callable[[], object] = lambda: None) -> Ite
         while not stop.wait(RENEW_S):
             with suppress(OSError):  # the next attempt finds out whether the lease was taken meanwhile
                 if not lease.renew():
-                    lost()
+                    on_lost()
                     return
 
     thread = threading.Thread(target=keep, name="lease", daemon=True)
@@ -105,13 +105,13 @@ class Lease:
 
     def take(self) -> None:
         """Take the lease. Raises JobError while another process holds it, and OSError."""
-        seen = self._look()
-        if self._is_held(seen):
-            self._watch(seen)
+        numbers = self._look()
+        if self._is_held(numbers):
+            self._watch(numbers)
         self._renewed = self.clock()
-        if not self._put(seen.number + 1, whoami() | {"token": self._token}):
+        if not self._put(numbers.number + 1, whoami() | {"token": self._token}):
             raise self._held_error()
-        self.number = self._first = seen.number + 1
+        self.number = self._first = numbers.number + 1
         if not self._keeps():
             raise self._held_error()
         _mine.add(self._token)
@@ -122,7 +122,7 @@ class Lease:
         Costs two operations, and a listing if the last renewal is so old that the lease may have been taken."""
         if not self.number:
             return False
-        begun = self.clock()
+        start = self.clock()
         try:
             self.folder.store.create(str(self._path(self.number + 1))).close()
         except FileExistsError:
@@ -133,7 +133,7 @@ class Lease:
                 return False
         self.number += 1
         is_late = self.clock() - self._renewed >= EXPIRES_S
-        self._renewed = begun
+        self._renewed = start
         if is_late:
             return self._keeps()
         if self.number - 1 != self._first:
@@ -166,7 +166,7 @@ class Lease:
                 self.folder.store.delete(str(self._path(number)))
         return True
 
-    def _watch(self, seen: LeaseNumbers) -> None:
+    def _watch(self, numbers: LeaseNumbers) -> None:
         """Wait until the lease has expired. Raises JobError if it is renewed meanwhile."""
         logger.warning(
             f"{self.folder.parent} may still be in use by an earlier start; waiting {EXPIRES_S:.0f} s to see whether it is"
@@ -174,21 +174,21 @@ class Lease:
         since = self.clock()
         while self.clock() - since < EXPIRES_S:
             time.sleep(LOOK_S)
-            if self._look() != seen:
+            if self._look() != numbers:
                 raise self._held_error()
 
-    def _is_held(self, seen: LeaseNumbers) -> bool:
+    def _is_held(self, numbers: LeaseNumbers) -> bool:
         """Return False if the lease is free, True if that is unknown. Raises JobError if its holder lives."""
-        if not seen.taken:
-            return bool(seen.number)
+        if not numbers.taken:
+            return bool(numbers.number)
         try:
-            owner = parse_object(self._path(seen.taken).read_bytes())
+            owner = parse_object(self._path(numbers.taken).read_bytes())
         except (FileNotFoundError, ValueError):
             return True
         if owner == FREE:  # a number above the release has no known holder
-            return seen.number > seen.taken
-        mine = {key: owner.get(key) for key in whoami()} == whoami()
-        running = owner.get("token") in _mine if mine else is_running(owner)
+            return numbers.number > numbers.taken
+        is_own_host = {key: owner.get(key) for key in whoami()} == whoami()
+        running = owner.get("token") in _mine if is_own_host else is_running(owner)
         if running:
             raise self._held_error()
         return running is None

@@ -70,8 +70,8 @@ def place_of(uri: str, store: Store | None = None) -> Place:
 
     store: the store of a remote place (default: the one that HADOOP_CONF_DIR configures)."""
     store = store or configured_store()
-    found = store.resolve(uri)
-    return StorePlace(found, store) if is_remote(found) else Path(found)
+    location = store.resolve(uri)
+    return StorePlace(location, store) if is_remote(location) else Path(location)
 
 
 def resolve_home(output: str) -> str:
@@ -126,10 +126,10 @@ def entries(folder: Place) -> list[FileInfo]:
     Costs one operation of a store."""
     if isinstance(folder, Path):
         try:
-            found = [_local_info(entry) for entry in os.scandir(folder)]
+            infos = [_local_info(entry) for entry in os.scandir(folder)]
         except FileNotFoundError:
             return []
-        return sorted(filter(None, found), key=lambda entry: entry.name)
+        return sorted(filter(None, infos), key=lambda entry: entry.name)
     return with_retries(folder.store.list)(folder.uri)
 
 
@@ -182,10 +182,10 @@ def remembered(read: Callable[[Place, int], T]) -> Callable[[Place, FileInfo], T
     files."""
 
     @lru_cache(maxsize=KEPT)
-    def once(place: StorePlace, seen: FileInfo) -> T:
-        return read(place, seen.bytes)
+    def once(place: StorePlace, file: FileInfo) -> T:
+        return read(place, file.bytes)
 
-    return lambda place, seen: read(place, seen.bytes) if isinstance(place, Path) else once(place, seen)
+    return lambda place, file: read(place, file.bytes) if isinstance(place, Path) else once(place, file)
 
 
 def delete_tree(folder: Place) -> None:
@@ -206,8 +206,8 @@ def listing(folder: Place) -> list[str]:
     if isinstance(folder, StorePlace):
         below = with_retries(folder.store.walk)(folder.uri)
         return sorted(path.removeprefix(folder.uri.rstrip("/") + "/") for path in below)
-    found = []
+    paths = []
     for where, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
-        found += [os.path.relpath(os.path.join(where, name), folder) for name in (*files, *links)]
-    return sorted(found)
+        paths += [os.path.relpath(os.path.join(where, name), folder) for name in (*files, *links)]
+    return sorted(paths)

@@ -88,9 +88,9 @@ class Log:
         matches = [(match, size) for name, size in files.items() if (match := _SEGMENT.fullmatch(name))]
         segments = [LogSegment(match[1], int(match[2]), match[3], match[0], size) for match, size in matches]
         marks = [match for name in files if (match := _MARK.fullmatch(name))]
-        begun = max((int(mark[1]) for mark in marks), default=0)
-        settled = max((int(mark[1]) for mark in marks if mark[2] == "settled"), default=0)
-        return cls(tuple(sorted(segments)), begun, settled, tuple(files))
+        last_begun = max((int(mark[1]) for mark in marks), default=0)
+        last_settled = max((int(mark[1]) for mark in marks if mark[2] == "settled"), default=0)
+        return cls(tuple(sorted(segments)), last_begun, last_settled, tuple(files))
 
     def end(self, source: str, file: str) -> int | None:
         """Return the offset up to which a host's file is copied; None if it has no segment."""
@@ -102,8 +102,8 @@ class Log:
 
     def leader_segments(self, file: str) -> list[LogSegment]:
         """Return the leading hosts' segments that HOME/file may lack, by start and first byte."""
-        found = [part for part in self.segments if part.file == file and part.source.isdecimal()]
-        return sorted((part for part in found if int(part.source) > self.settled), key=lambda part: int(part.source))
+        segments = [part for part in self.segments if part.file == file and part.source.isdecimal()]
+        return sorted((part for part in segments if int(part.source) > self.settled), key=lambda part: int(part.source))
 
     def foreign_segments(self) -> list[LogSegment]:
         """Return the segments of hosts that do not lead the run."""
@@ -123,14 +123,14 @@ def joined(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
 
     base: the content without segments; parts: (first byte, content) of each segment, in the order of their
     application."""
-    found = bytearray(base)
+    content = bytearray(base)
     for offset, data in parts:
-        if offset > len(found):
-            raise ValueError(f"bytes {len(found)} to {offset} are missing")
-        if found[offset : offset + len(data)] != data:
-            del found[offset:]
-            found += data
-    return bytes(found)
+        if offset > len(content):
+            raise ValueError(f"bytes {len(content)} to {offset} are missing")
+        if content[offset : offset + len(data)] != data:
+            del content[offset:]
+            content += data
+    return bytes(content)
 
 
 def whole_log(home: Place, file: str, log: Log) -> bytes:
@@ -157,11 +157,11 @@ def begin(home: StorePlace, work: Path) -> Folders:
 
     An earlier start that still runs notices this at its next copy."""
     # Two starts at the same time get different numbers, because their records differ.
-    mine = uuid4().hex.encode()
+    token = uuid4().hex.encode()
     while True:
         log = look(home)
         number = f"{log.begun + 1:06d}"
-        if claim(home.store, str(home / SEGMENTS / f"{number}.begun"), mine) == mine:
+        if claim(home.store, str(home / SEGMENTS / f"{number}.begun"), token) == token:
             break
     begins = []
     for file, data in _whole_logs(home).items():
@@ -235,16 +235,16 @@ def merge(folders: Folders, log: Log) -> None:
     changes only its own segments. Only one process per host may merge at a time."""
     home = folders.home
     for file in APPENDED:
-        mine: list[LogSegment] = []
+        sequence: list[LogSegment] = []
         doubled: list[LogSegment] = []  # their bytes are in earlier segments, so they can be deleted
         end = -1
         for part in log.host_segments(folders.source, file):
-            (mine if part.end > end else doubled).append(part)
+            (sequence if part.end > end else doubled).append(part)
             end = max(end, part.end)
-        if len(mine) + len(doubled) <= MOST:
+        if len(sequence) + len(doubled) <= MOST:
             continue
-        if len(mine) > MERGED:  # the window with the fewest bytes costs least to rewrite
-            windows = [mine[first : first + MERGED] for first in range(len(mine) - MERGED + 1)]
+        if len(sequence) > MERGED:  # the window with the fewest bytes costs least to rewrite
+            windows = [sequence[first : first + MERGED] for first in range(len(sequence) - MERGED + 1)]
             some = min(windows, key=lambda window: window[-1].end - window[0].offset)
             length = some[-1].end - some[0].offset
             if length <= LARGEST:
@@ -256,7 +256,7 @@ def merge(folders: Folders, log: Log) -> None:
             (home / SEGMENTS / part.name).unlink(missing_ok=True)
 
 
-def unread(home: Place, parts: Iterable[LogSegment], taken: dict[str, int]) -> Iterator[bytes]:
+def unread(home: Place, parts: Iterable[LogSegment], offsets: dict[str, int]) -> Iterator[bytes]:
     """Yield the bytes of segments that were not read before, in whole lines. Raises OSError.
 
     A host whose segments are being merged is skipped until the next call.
@@ -264,11 +264,11 @@ def unread(home: Place, parts: Iterable[LogSegment], taken: dict[str, int]) -> I
     Args:
         home: the run's folder.
         parts: segments of one file, sorted by their first byte for each host.
-        taken: per host the offset up to which its file was read; updated.
+        offsets: per host the offset up to which its file was read; updated.
     """
     late: set[str] = set()
     for part in parts:
-        begin = taken.get(part.source, part.offset)
+        begin = offsets.get(part.source, part.offset)
         if part.end <= begin or part.source in late:
             continue
         try:
@@ -278,15 +278,15 @@ def unread(home: Place, parts: Iterable[LogSegment], taken: dict[str, int]) -> I
         if data is None:  # bytes before this segment are missing, or it was deleted by a merge
             late.add(part.source)
             continue
-        taken[part.source] = part.offset + len(data)
+        offsets[part.source] = part.offset + len(data)
         yield data[begin - part.offset :]
 
 
-def lines_of_others(home: Place, log: Log, taken: dict[str, int]) -> Iterator[bytes]:
+def lines_of_others(home: Place, log: Log, offsets: dict[str, int]) -> Iterator[bytes]:
     """Yield the new events of hosts that do not lead the run, as lines of metrics.jsonl. Raises OSError.
 
-    log: a listing of HOME/segments; taken: per host the offset up to which its file was read, which is updated."""
-    for data in unread(home, [part for part in log.foreign_segments() if part.file == METRICS], taken):
+    log: a listing of HOME/segments; offsets: per host the offset up to which its file was read, which is updated."""
+    for data in unread(home, [part for part in log.foreign_segments() if part.file == METRICS], offsets):
         yield from data.splitlines(keepends=True)
 
 

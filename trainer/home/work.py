@@ -25,15 +25,17 @@ REACH_S = 10.0
 LOG_BYTES = 1 << 20  # bytes of the end of a process's log that are copied
 
 
-def due(copied: float, heard: float) -> float:
+def due(last_copy: float, last_heard: float) -> float:
     """Return the time at which this process next copies its log to the home. Pure; times in seconds of one clock.
 
     That is COPY_S after the last copy of the log by this process or by server 0, whichever is later, but at most twice
     COPY_S after this process's own: only its own copies fetch other hosts' events and notice a later start of the run.
 
-    copied: time of this process's last copy, or of its last check that nothing was to copy; heard: time of server 0's
-    last copy, -inf if it has made none on this host."""
-    return max(copied, min(heard, copied + COPY_S)) + COPY_S
+    Args:
+        last_copy: time of this process's last copy, or of its last check that nothing was to copy.
+        last_heard: time of server 0's last copy, -inf if it has made none on this host.
+    """
+    return max(last_copy, min(last_heard, last_copy + COPY_S)) + COPY_S
 
 
 class WorkFolder:
@@ -203,10 +205,10 @@ def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterato
         return
     work = Path(tempfile.mkdtemp(prefix="trainer-", dir=scratch))
     try:
-        found = WorkFolder(begin(home, work) if leads else Folders(home, work, f"host-{uuid4().hex[:16]}"))
+        folder = WorkFolder(begin(home, work) if leads else Folders(home, work, f"host-{uuid4().hex[:16]}"))
         try:
-            yield found
+            yield folder
         finally:
-            found.close()
+            folder.close()
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -9,22 +9,22 @@ from pipeline.core.errors import UsageError
 EVALUATOR = -1  # its place: the last GPU, which the first workers leave free if there are several
 
 
-def device_of(wanted: str, place: int, cards: int) -> str:
+def device_of(device: str, place: int, cards: int) -> str:
     """Return the name of the device for a process. A pure function.
 
     Args:
-        wanted: cpu, cuda, or auto, which is a GPU if the host has one.
+        device: cpu, cuda, or auto, which is a GPU if the host has one.
         place: number of the worker on this host; workers are spread over the GPUs.
         cards: number of GPUs.
     Raises:
-        UsageError: the host has no GPU, and wanted is cuda.
+        UsageError: the host has no GPU, and device is cuda.
     """
-    if wanted == "cuda" and not cards:
+    if device == "cuda" and not cards:
         raise UsageError("--device cuda: torch finds no GPU on this host; give --device cpu, or auto")
-    return f"cuda:{place % cards}" if cards and wanted != "cpu" else "cpu"
+    return f"cuda:{place % cards}" if cards and device != "cpu" else "cpu"
 
 
-def pick_device(wanted: str, place: int) -> torch.device:
+def pick_device(device: str, place: int) -> torch.device:
     """Return the device of a process of this host. Raises UsageError."""
-    cards = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
-    return torch.device(device_of(wanted, place, cards))
+    cards = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
+    return torch.device(device_of(device, place, cards))

@@ -103,8 +103,8 @@ def _trained(model: nn.Module) -> dict[str, Tensor]:
 def _rest(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of the state without gradients: frozen parameters and saved floating-point buffers."""
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
-    saved = model.state_dict().keys()  # buffers that are not saved are made again with the model
-    return frozen | {name: t for name, t in model.named_buffers() if t.is_floating_point() and name in saved}
+    saved_names = model.state_dict().keys()  # buffers that are not saved are made again with the model
+    return frozen | {name: t for name, t in model.named_buffers() if t.is_floating_point() and name in saved_names}
 
 
 def _lay_out(tensors: dict[str, Tensor]) -> tuple[TensorRange, ...]:
@@ -142,6 +142,6 @@ def _refuse_shared(model: nn.Module) -> None:
             )
 
 
-def _check_length(what: str, vector: Tensor, length: int) -> None:
+def _check_length(name: str, vector: Tensor, length: int) -> None:
     if vector.shape != (length,) or vector.dtype != torch.float32:
-        raise ValueError(f"{what} must be {length} float32 elements, got {tuple(vector.shape)} of {vector.dtype}")
+        raise ValueError(f"{name} must be {length} float32 elements, got {tuple(vector.shape)} of {vector.dtype}")

@@ -23,13 +23,13 @@ def normalises(model: nn.Module, shape: tuple[int, int, int], examples: int) -> 
     ignored, because they say nothing about BatchNorm."""
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return True
-    asked = copy.deepcopy(model).train()
-    for module in asked.modules():
+    trial = copy.deepcopy(model).train()
+    for module in trial.modules():
         if isinstance(module, _BatchNorm):
             module.register_forward_pre_hook(_refuse_one_value)
     with torch.random.fork_rng(devices=[]), suppress(Exception):
         try:
-            asked(torch.zeros(examples, *shape))
+            trial(torch.zeros(examples, *shape))
         except _OneValue:
             return False
     return True

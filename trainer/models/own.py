@@ -46,24 +46,24 @@ class OwnModel(ModelSpec):
         module = _import(self.reference, module_name)
         function = getattr(module, function_name, None)
         if not callable(function):
-            there = ", ".join(member for member, _ in inspect.getmembers(module, inspect.isroutine)) or "none"
+            available = ", ".join(member for member, _ in inspect.getmembers(module, inspect.isroutine)) or "none"
             raise UsageError(
-                f"--model {self.reference}: {module.__file__} has no function {function_name}; it has: {there}"
+                f"--model {self.reference}: {module.__file__} has no function {function_name}; it has: {available}"
             )
         return function
 
 
 def _import(reference: str, module_name: str) -> Any:
     """Import a module of the current folder or an installed one. Raises UsageError if it does not exist."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but imports one that does not
-        message = f"--model {reference}: there is no module {error.name} in {here} nor among the installed packages"
+        message = f"--model {reference}: there is no module {error.name} in {folder} nor among the installed packages"
         raise UsageError(f"{message}; run from the folder that contains it") from error
 
 
@@ -86,7 +86,9 @@ def _checked(model: Any, reference: str, shape: tuple[int, int, int], num_classe
         raise UsageError(f"--model {reference} returned a {type(model).__name__}: it must return a torch.nn.Module")
     with torch.no_grad():
         outputs = model.eval()(torch.zeros(2, *shape))
-    made = tuple(getattr(outputs, "shape", ()))
-    if made not in {(2, num_classes)} | ({(2, 1)} if num_classes == 2 else set()):
-        raise UsageError(f"--model {reference} turned 2 images into {made}: it must return logits (2, {num_classes})")
+    output_shape = tuple(getattr(outputs, "shape", ()))
+    if output_shape not in {(2, num_classes)} | ({(2, 1)} if num_classes == 2 else set()):
+        raise UsageError(
+            f"--model {reference} turned 2 images into {output_shape}: it must return logits (2, {num_classes})"
+        )
     return model.train()

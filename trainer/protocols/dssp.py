@@ -71,11 +71,11 @@ class DSSP(SSP):
 
         At most the difference of the two bounds; 0 until both workers have pushed twice."""
         slowest = view.slowest_worker()
-        mine = _pace(worker, view)
+        own_pace = _pace(worker, view)
         other = _pace(slowest, view) if slowest is not None else None
-        if mine is None or other is None:
+        if own_pace is None or other is None:
             return 0
-        (last, interval) = mine
+        (last, interval) = own_pace
         (slow_last, slow_interval) = other
         most = self.staleness_upper_bound - self.staleness_bound
 

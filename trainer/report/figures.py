@@ -87,9 +87,11 @@ def draw_marks(ax: Any, marks: Sequence[Mark]) -> None:
 
 def legend(figure: Figure, axes: Iterable[Any]) -> None:
     """Add one legend above the whole figure, with every name of its panels once."""
-    named = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if named:
-        figure.legend(named.values(), named.keys(), loc="outside upper center", ncols=6)
+    handles_by_label = {
+        label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    if handles_by_label:
+        figure.legend(handles_by_label.values(), handles_by_label.keys(), loc="outside upper center", ncols=6)
 
 
 def few_ticks(axis: Any) -> None:
@@ -122,9 +124,9 @@ def learning_curves(losses: Sequence[Curve], accuracies: Sequence[Curve], marks:
 
 def scale_losses(ax: Any, losses: Sequence[Curve]) -> None:
     """Use a log scale if a diverging loss would flatten all other curves."""
-    known = np.concatenate([finite(curve.y) for curve in losses] or [np.empty(0)])
-    known = known[known > 0]
-    if len(known) and known.max() > WIDE_SPREAD * known.min():
+    values = np.concatenate([finite(curve.y) for curve in losses] or [np.empty(0)])
+    values = values[values > 0]
+    if len(values) and values.max() > WIDE_SPREAD * values.min():
         log_scale(ax)
         ax.set_ylabel("loss (log scale)")
 
@@ -156,9 +158,9 @@ def cut_tail(histogram: Ints, bars: int = BARS) -> tuple[Ints, Ints, int]:
     all others into one bar. All bars have the same width, a whole number."""
     below = np.cumsum(histogram)
     usual = 2 * int(np.searchsorted(below, 0.995 * below[-1])) + 1
-    shown = min(usual, len(histogram))
-    width = -(-shown // bars)
-    edges = np.arange(0, shown + width, width)
+    length = min(usual, len(histogram))
+    width = -(-length // bars)
+    edges = np.arange(0, length + width, width)
     counts = np.add.reduceat(histogram[: edges[-1]], edges[:-1])
     return edges, counts, int(below[-1] - counts.sum())
 
@@ -213,11 +215,13 @@ def draw_bands(ax: Any, spread: Floats) -> None:
 def draw_boxes(ax: Any, spread: Floats) -> None:
     """Draw a box per worker, with its whiskers, sides and middle at the quantiles of ``SPREAD``."""
     keys = ("whislo", "q1", "med", "q3", "whishi")
-    known = np.flatnonzero(~np.isnan(spread).any(axis=1))
-    boxes = [dict(zip(keys, spread[worker], strict=True)) for worker in known]
+    workers = np.flatnonzero(~np.isnan(spread).any(axis=1))
+    boxes = [dict(zip(keys, spread[worker], strict=True)) for worker in workers]
     look = {"boxprops": {"facecolor": SKY, "edgecolor": BLUE}, "medianprops": {"color": "#111", "lw": 1.5}}
     lines = {"whiskerprops": {"color": BLUE}, "capprops": {"color": BLUE}}
-    ax.bxp(boxes, positions=known, widths=0.6, patch_artist=True, showfliers=False, manage_ticks=False, **look, **lines)
+    ax.bxp(
+        boxes, positions=workers, widths=0.6, patch_artist=True, showfliers=False, manage_ticks=False, **look, **lines
+    )
 
 
 def throughput(seconds: Floats, images_per_s: Floats, marks: Sequence[Mark]) -> Figure:
@@ -287,8 +291,8 @@ def draw_workers(ax: Any, seconds: Floats, values: Floats, pace: Floats) -> None
     """
     workers = values.shape[1]
     many = workers > MANY
-    drawn = values[:, evenly(workers, LINES)]
-    ax.plot(seconds, drawn, color=GREY, lw=0.7, alpha=0.25 if many else 0.6, rasterized=many)
+    lines = values[:, evenly(workers, LINES)]
+    ax.plot(seconds, lines, color=GREY, lw=0.7, alpha=0.25 if many else 0.6, rasterized=many)
     for worker, role, look in (
         (np.argmin(pace), "slowest", {"color": ORANGE, "ls": "-"}),
         (np.argmax(pace), "fastest", {"color": BLUE, "ls": "--"}),

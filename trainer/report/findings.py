@@ -40,13 +40,13 @@ def describe_incident(incident: Incident) -> dict[str, Any]:
     """Return an incident as a row of the table of incidents."""
     event = incident.event
     if event["event"] == "restart":
-        what = f"{event['role']} {event['index']} restarted"
+        description = f"{event['role']} {event['index']} restarted"
     elif event["event"] == "rollback":
-        what = f"rolled back from version {event['from_version']:,} to {event['to_version']:,}"
+        description = f"rolled back from version {event['from_version']:,} to {event['to_version']:,}"
     else:
-        what = "warning"
+        description = "warning"
     cause = str(event.get("cause") or event.get("message") or "-")
-    return {"after": duration(incident.seconds), "epoch": incident.epoch, "what": what, "cause": cause}
+    return {"after": duration(incident.seconds), "epoch": incident.epoch, "what": description, "cause": cause}
 
 
 def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[str, Any]) -> list[RunFinding]:
@@ -60,21 +60,22 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
     trains = select_kind(live, "train")
     stands = f" at epoch {trains[-1]['epoch']:.2f}" if trains else ""
-    found = [
+    result = [
         *_result(summary),
         RunFinding(level, f"{ending}{stands} after {duration(summary['seconds'])} of training."),
     ]
     if summary["error"]:
-        found.append(RunFinding("worse", f"Cause: {summary['error']}"))
-    lost = next((event for event in trains if _is_lost(event)), None)
-    if lost:
+        result.append(RunFinding("worse", f"Cause: {summary['error']}"))
+    diverged_event = next((event for event in trains if _is_lost(event)), None)
+    if diverged_event:
+        version = diverged_event["version"]
         text = (
-            f"Diverged: the loss is not a finite number from epoch {lost['epoch']:.2f} (version {lost['version']:,})."
+            f"Diverged: the loss is not a finite number from epoch {diverged_event['epoch']:.2f} (version {version:,})."
         )
-        found.append(RunFinding("worse", text))
+        result.append(RunFinding("worse", text))
     # None means that this is unknown.
     if summary["learned"] is False:
-        found.append(
+        result.append(
             RunFinding(
                 "worse", "Nothing was learned: the loss on training images is no lower than the loss of guessing."
             )
@@ -82,19 +83,19 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
     counts = Counter(event["role"] for event in select_kind(events, "restart"))
     if counts:
         roles = ", ".join(f"{count} of {'an' if role == 'evaluator' else 'a'} {role}" for role, count in counts.items())
-        found.append(RunFinding("worse", f"Restarts: {roles}. The table of incidents lists the causes."))
+        result.append(RunFinding("worse", f"Restarts: {roles}. The table of incidents lists the causes."))
     rollbacks = select_kind(events, "rollback")
     if rollbacks:
         undone = sum(event["from_version"] - event["to_version"] for event in rollbacks)
-        found.append(RunFinding("worse", f"Rollbacks: {len(rollbacks)}, which undid {undone:,} updates."))
-    found += _describe_passes(summary)
+        result.append(RunFinding("worse", f"Rollbacks: {len(rollbacks)}, which undid {undone:,} updates."))
+    result += _describe_passes(summary)
     if summary["evaluations_given_up"]:
         count = summary["evaluations_given_up"]
         text = f"{count} of the planned evaluations are missing: their checkpoints waited too long for the evaluator."
-        found.append(RunFinding("worse", text))
+        result.append(RunFinding("worse", text))
     if not select_kind(live, "eval"):
-        found.append(RunFinding("", "No checkpoint has been evaluated."))
-    return found
+        result.append(RunFinding("", "No checkpoint has been evaluated."))
+    return result
 
 
 def _result(summary: Mapping[str, Any]) -> list[RunFinding]:

@@ -42,7 +42,7 @@ def incidents(live: Iterable[Event]) -> list[Incident]:
     """Return the incidents in order, each with the progress of the last ``train`` event before it, 0 if there is none.
 
     live: the events of metrics.jsonl that no roll-back or restart has made void (see ``surviving``)."""
-    found = []
+    result = []
     seconds = 0.0
     epoch = 0.0
     for event in live:
@@ -50,8 +50,8 @@ def incidents(live: Iterable[Event]) -> list[Incident]:
             seconds = event["seconds"]
             epoch = event["epoch"]
         elif event["event"] in ("restart", "rollback", "warning"):
-            found.append(Incident(event, seconds, epoch))
-    return found
+            result.append(Incident(event, seconds, epoch))
+    return result
 
 
 def marks(happened: Iterable[Incident], axis: str) -> list[Mark]:
@@ -68,14 +68,14 @@ def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
         value: "loss" or "accuracy".
     """
     sources = (("train", value), ("epoch", value), ("eval", f"train_{value}"), ("eval", value))
-    found = []
+    result = []
     for name, (kind, key) in zip(figures.CURVE_LOOKS, sources, strict=True):
         events = select_kind(live, kind)
         points = np.stack([column(events, axis), column(events, key)])
         points = points[:, np.argsort(points[0], kind="stable")]
         if np.isfinite(points[1]).any():
-            found.append(Curve(name, *points))
-    return found
+            result.append(Curve(name, *points))
+    return result
 
 
 def clock_table(trains: Sequence[Event], num_workers: int) -> Floats:
@@ -85,8 +85,8 @@ def clock_table(trains: Sequence[Event], num_workers: int) -> Floats:
         for worker in event["workers"]:
             if worker["index"] < num_workers:
                 table[row, worker["index"]] = worker["clock"]
-    filled: Floats = pd.DataFrame(table).ffill().fillna(0).to_numpy()
-    return filled
+    clocks: Floats = pd.DataFrame(table).ffill().fillna(0).to_numpy()
+    return clocks
 
 
 def throughput_table(pushes: pd.DataFrame, num_workers: int) -> tuple[Floats, Floats]:
@@ -116,9 +116,9 @@ def staleness_spread(accepted: pd.DataFrame, num_workers: int) -> Floats:
     ends = np.cumsum(np.bincount(workers, minlength=num_workers))
     spread = np.full((num_workers, len(figures.SPREAD)), np.nan)
     for worker in range(num_workers):
-        mine = staleness[ends[worker - 1] if worker else 0 : ends[worker]]
-        if len(mine):
-            spread[worker] = np.quantile(mine, figures.SPREAD)
+        of_worker = staleness[ends[worker - 1] if worker else 0 : ends[worker]]
+        if len(of_worker):
+            spread[worker] = np.quantile(of_worker, figures.SPREAD)
     return spread
 
 
@@ -135,11 +135,11 @@ def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int)
     """
     restarts = Counter(event["index"] for event in select_kind(events, "restart") if event["role"] == "worker")
     accepted, images, stale, losses, loss_sums = np.zeros((5, num_workers))
-    pushed, stalest = np.zeros((2, num_workers), np.int64)
+    pushes_by_worker, stalest = np.zeros((2, num_workers), np.int64)
     # All sums by worker are gathered in one pass over bounded parts of the pushes.
     for first in range(0, len(pushes), ROWS_AT_ONCE):
         part = pushes.iloc[first : first + ROWS_AT_ONCE]
-        pushed += np.bincount(part["worker"], minlength=num_workers)
+        pushes_by_worker += np.bincount(part["worker"], minlength=num_workers)
         part = part[part["accepted"] == 1]
         workers = part["worker"].to_numpy()
         accepted += np.bincount(workers, minlength=num_workers)
@@ -158,7 +158,7 @@ def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int)
             "loss": float(loss_sums[worker] / losses[worker]) if losses[worker] else None,
             "worker": worker,
             "accepted": int(accepted[worker]),
-            "rejected": int(pushed[worker] - accepted[worker]),
+            "rejected": int(pushes_by_worker[worker] - accepted[worker]),
             "step_s": steps.get(worker),
             "restarts": restarts[worker],
         }
@@ -168,7 +168,7 @@ def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int)
 
 def step_seconds(trains: Sequence[Event]) -> dict[int, float]:
     """Return each worker's median computing seconds per step, over evenly chosen ``train`` events."""
-    chosen = [trains[at] for at in figures.evenly(len(trains))]
-    steps = [(worker["index"], worker["step_s"]) for event in chosen for worker in event["workers"]]
+    sample = [trains[at] for at in figures.evenly(len(trains))]
+    steps = [(worker["index"], worker["step_s"]) for event in sample for worker in event["workers"]]
     medians = pd.DataFrame(steps, columns=["worker", "step_s"]).groupby("worker")["step_s"].median()
     return {int(worker): float(seconds) for worker, seconds in medians.items()}

@@ -39,18 +39,18 @@ FEWEST_BINS = 4  # a figure over time needs more bins than this
 
 def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
     """Return figures of loss and accuracy over epochs and over seconds, and of the learning rate, by name."""
-    drawn: dict[str, EmbeddedFigure] = {}
+    embedded_figures: dict[str, EmbeddedFigure] = {}
     for axis, place in (("epoch", "over epochs"), ("seconds", "over seconds")):
         losses = curves(live, axis, "loss")
         accuracies = curves(live, axis, "accuracy")
         if losses or accuracies:
             figure = figures.learning_curves(losses, accuracies, marks(happened, axis), axis)
-            drawn[place] = embed_figure(figure, f"Loss and accuracy {place}")
+            embedded_figures[place] = embed_figure(figure, f"Loss and accuracy {place}")
     trains = select_kind(live, "train")
     if len(trains) > 1:
         figure = figures.learning_rate(column(trains, "epoch"), column(trains, "learning_rate"))
-        drawn["learning rate"] = embed_figure(figure, "Learning rate over epochs")
-    return drawn
+        embedded_figures["learning rate"] = embed_figure(figure, "Learning rate over epochs")
+    return embedded_figures
 
 
 def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
@@ -74,7 +74,7 @@ def draw_workers(
         happened: the incidents to mark.
         num_workers: workers of the run.
     """
-    drawn: dict[str, EmbeddedFigure] = {}
+    embedded_figures: dict[str, EmbeddedFigure] = {}
     trains = [event for event in select_kind(live, "train") if event["workers"]]
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
@@ -83,12 +83,12 @@ def draw_workers(
         # The bound of a synchronous protocol is no staleness bound, so it is not drawn.
         bound = None if plan["synchronous"] else plan["clock_bound"]
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
-        drawn["clocks"] = embed_figure(figure, "Clocks of the workers over time")
+        embedded_figures["clocks"] = embed_figure(figure, "Clocks of the workers over time")
     edges, images_per_s = throughput_table(pushes, num_workers)
     if len(edges) > FEWEST_BINS:
         figure = figures.worker_throughput(edges, images_per_s)
-        drawn["worker throughput"] = embed_figure(figure, "Images a second by worker over time")
-    return drawn
+        embedded_figures["worker throughput"] = embed_figure(figure, "Images a second by worker over time")
+    return embedded_figures
 
 
 def draw_staleness(accepted: pd.DataFrame, num_workers: int) -> dict[str, EmbeddedFigure]:
@@ -113,20 +113,20 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
     compute = (start.get("simulated") or {}).get("compute", "real")
     trained = {} if compute == "real" else {"model": f"simulated computation ({compute})"}
     with style():
-        drawn = draw_learning(live, happened)
-        drawn |= draw_speed(live, happened)
+        embedded_figures = draw_learning(live, happened)
+        embedded_figures |= draw_speed(live, happened)
         if num_workers > 1:
-            drawn |= draw_workers(live, pushes, happened, num_workers)
+            embedded_figures |= draw_workers(live, pushes, happened, num_workers)
         is_accepted = pushes["accepted"].to_numpy() == 1  # selection by pandas takes three times the memory
         accepted = {name: pushes[name].to_numpy()[is_accepted] for name in ("worker", "staleness")}
-        drawn |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
+        embedded_figures |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
     page: str = template("trainer.report", "report.html").render(
         title=title(summary | trained, num_workers),
         begun=_begun(events[0], start),
         origin=_origin(start),
         findings=findings(events, live, summary),
         headline=headline(summary),
-        figures=drawn,
+        figures=embedded_figures,
         kinds={incident.event["event"] for incident in happened},
         staleness_max=summary["staleness"]["max"],
         workers=worker_rows(live, pushes, num_workers) if len(pushes) else [],

@@ -39,26 +39,26 @@ INTERRUPTED = "finished runs are in the ledger, and the same command resumes the
 
 
 def parser() -> Parser:
-    made = command_line.parser(PROG, DESCRIPTION, EPILOG)
-    made.add_argument(
+    result = command_line.parser(PROG, DESCRIPTION, EPILOG)
+    result.add_argument(
         "plan", metavar="PLAN", help="TOML file of a plan, or the name of a plan in conf/study: " + ", ".join(shipped())
     )
     # The plan defines all that changes results. The flags say how much of it runs here, so that the ledgers of several
     # commands can be merged.
-    made.add_argument("--output", required=True, metavar="DIR", help="folder of the study")
-    made.add_argument(
+    result.add_argument("--output", required=True, metavar="DIR", help="folder of the study")
+    result.add_argument(
         "--seeds", type=int, metavar="INT", help="number of seeds, counted from 0 (default: set by the plan)"
     )
-    made.add_argument(
+    result.add_argument(
         "--jobs",
         type=int,
         metavar="INT",
         help="number of parallel runs (default: the number of cores in virtual time, 1 with real processes)",
     )
-    made.add_argument(
+    result.add_argument(
         "--share", type=share, default=(1, 1), metavar="I/N", help="run every N-th seed, from the I-th (default: 1/1)"
     )
-    made.add_argument(
+    result.add_argument(
         "--merge",
         type=Path,
         nargs="+",
@@ -66,11 +66,11 @@ def parser() -> Parser:
         metavar="DIR",
         help="add the runs of other studies of the same plan",
     )
-    made.add_argument("--keep-sets", action="store_true", help="keep the shard sets after their runs have ended")
-    made.add_argument("--report-only", action="store_true", help="report on the runs in the ledger, without training")
-    made.add_argument("--quiet", action="store_true", help="print only the result and errors")
-    made.add_argument("--debug", action="store_true", help="show stack traces")
-    return made
+    result.add_argument("--keep-sets", action="store_true", help="keep the shard sets after their runs have ended")
+    result.add_argument("--report-only", action="store_true", help="report on the runs in the ledger, without training")
+    result.add_argument("--quiet", action="store_true", help="print only the result and errors")
+    result.add_argument("--debug", action="store_true", help="show stack traces")
+    return result
 
 
 def share(text: str) -> tuple[int, int]:
@@ -120,9 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.report_only:
         check(plan)
     signal.signal(signal.SIGTERM, _on_sigterm)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(locked(root))
+            stack.enter_context(locked(root))
         except OSError as error:
             raise UsageError(f"--output {root} cannot be written: {error.strerror}; choose another folder") from None
         say = _silent if args.quiet else _say

@@ -58,11 +58,13 @@ def draw_sizes(summaries: Sequence[SystemSummary]) -> list[EmbeddedFigure]:
     """Draw the time of a mini-batch against the number of rows of the set.
 
     Empty if no model was timed on several numbers of rows."""
-    timed = [each for each in summaries if each.metrics and (each.length or each.size == "all")]
-    if len({(each.model, each.rows) for each in timed}) == len({each.model for each in timed}):
+    timed_summaries = [each for each in summaries if each.metrics and (each.length or each.size == "all")]
+    if len({(each.model, each.rows) for each in timed_summaries}) == len({each.model for each in timed_summaries}):
         return []
     with plots.style():
-        return [embed_figure(draw_over_rows(timed), "Milliseconds of a mini-batch against the number of rows")]
+        return [
+            embed_figure(draw_over_rows(timed_summaries), "Milliseconds of a mini-batch against the number of rows")
+        ]
 
 
 def draw_bars(summaries: Sequence[SystemSummary], metric: str, label: str, *, marks: bool = False) -> Figure:
@@ -78,18 +80,18 @@ def draw_bars(summaries: Sequence[SystemSummary], metric: str, label: str, *, ma
     figure, (ax,) = plots.canvas(1.2 + 0.62 * len(groups))
     height = 0.8 / len(SYSTEMS)
     for number, system in enumerate(SYSTEMS):
-        mine = [each for each in summaries if each.system == system and metric in each.metrics]
+        of_system = [each for each in summaries if each.system == system and metric in each.metrics]
         # The bars of a group are centred on its row.
         offset = (number - (len(SYSTEMS) - 1) / 2) * height
-        at = [groups.index((each.model, each.size)) + offset for each in mine]
-        spreads = [each.metrics[metric] for each in mine]
+        at = [groups.index((each.model, each.size)) + offset for each in of_system]
+        spreads = [each.metrics[metric] for each in of_system]
         medians = np.array([spread.median for spread in spreads])
-        errors = [[s.median - s.least for s in spreads], [s.most - s.median for s in spreads]] if mine else None
+        errors = [[s.median - s.least for s in spreads], [s.most - s.median for s in spreads]] if of_system else None
         colour, hatch, _ = STYLES[system]
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.3, "label": system}
         ax.barh(at, medians, height * 0.92, xerr=errors, error_kw={"lw": 1, "ecolor": plots.BLACK}, **look)
         if marks:
-            _mark_published(ax, mine, at, height)
+            _mark_published(ax, of_system, at, height)
     ax.set(xlabel=label, xscale="log")
     plots.number_decades(ax.xaxis)
     plots.name_rows(ax, [f"{model}, {size}" for model, size in groups])
@@ -109,16 +111,16 @@ def draw_over_batches(summaries: Sequence[SystemSummary], metric: str, label: st
     figure, panels = _open_panels(summaries)
     for model, ax in panels.items():
         for system in SYSTEMS:
-            mine = sorted(
+            of_system = sorted(
                 (each for each in summaries if (each.model, each.system) == (model, system) and metric in each.metrics),
                 key=lambda each: each.batch,
             )
-            if not mine:
+            if not of_system:
                 continue
             # A log scale cannot show 0.
-            values = [max(1e3 * each.metrics[metric].median, plots.FLOOR) for each in mine]
+            values = [max(1e3 * each.metrics[metric].median, plots.FLOOR) for each in of_system]
             colour, _, marker = STYLES[system]
-            ax.plot([each.batch for each in mine], values, marker=marker, color=colour, label=system)
+            ax.plot([each.batch for each in of_system], values, marker=marker, color=colour, label=system)
         _scale_panel(ax, model, "examples per mini-batch")
     _add_legend(figure, panels, label)
     return figure

@@ -16,14 +16,14 @@ def write_findings(summaries: Sequence[SystemSummary]) -> list[str]:
     They cover the speedup including the start, reading, the cases in which MLlib is faster, Spark's gain without one
     job per mini-batch, and the gain of smaller mini-batches."""
     summaries = [each for each in summaries if not each.tasks]
-    found = [
+    findings = [
         _describe_start(summaries),
         *(_describe_reading(summaries, model) for model in HYPERPARAMETERS),
         _describe_wins(summaries),
         _describe_all_reduce(summaries),
         *(_describe_small_batches(summaries, model) for model in HYPERPARAMETERS),
     ]
-    return [text for text in found if text]
+    return [text for text in findings if text]
 
 
 def _describe_start(summaries: Sequence[SystemSummary]) -> str:
@@ -65,13 +65,13 @@ def _describe_wins(summaries: Sequence[SystemSummary]) -> str:
             best[each.configuration] = max(speedup, best.get(each.configuration, 0.0))
     if not best:
         return ""
-    lost = [
+    slower = [
         f"{model}, {batch:,} of {rows:,} rows ({speedup:.2f})"
         for (model, rows, batch, *_), speedup in best.items()
         if speedup < 1
     ]
-    return f"Computing: MLlib is faster than both servers in {len(lost)} of {len(best)} configurations" + (
-        f": {'; '.join(lost)}." if lost else f"; the least gap is {min(best.values()):.1f} times."
+    return f"Computing: MLlib is faster than both servers in {len(slower)} of {len(best)} configurations" + (
+        f": {'; '.join(slower)}." if slower else f"; the least gap is {min(best.values()):.1f} times."
     )
 
 
@@ -96,10 +96,10 @@ def _describe_small_batches(summaries: Sequence[SystemSummary], model: Model) ->
 
     It also names the mini-batch size with which each system converges first. Empty unless MLlib and the synchronous
     server were measured with both sizes."""
-    mine = [each for each in summaries if each.model == model and each.length is None and each.metrics]
+    of_model = [each for each in summaries if each.model == model and each.length is None and each.metrics]
     gains = []
     for system in ("mllib", "ps-sync"):
-        by_size = {each.size: each.metrics for each in mine if each.system == system}
+        by_size = {each.size: each.metrics for each in of_model if each.system == system}
         # The sentence compares the two systems, so it needs both.
         if "all" not in by_size or str(SMALL_BATCH) not in by_size:
             return ""

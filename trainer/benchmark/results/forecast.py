@@ -204,8 +204,12 @@ def _measure_driver_task(summaries: Sequence[SystemSummary], model: Model, cores
     """
     if most <= cores:
         return 0.0
-    mine = [each for each in summaries if (each.model, each.system) == (model, "mllib") and "driver_s" in each.metrics]
-    few, many = ([each.metrics["driver_s"].median for each in mine if each.tasks == tasks] for tasks in (None, most))
+    of_mllib = [
+        each for each in summaries if (each.model, each.system) == (model, "mllib") and "driver_s" in each.metrics
+    ]
+    few, many = (
+        [each.metrics["driver_s"].median for each in of_mllib if each.tasks == tasks] for tasks in (None, most)
+    )
     # Noise must not make a task's cost negative.
     return max(0.0, median(many) - median(few)) / (most - cores) if few and many else 0.0
 
@@ -215,9 +219,9 @@ def _measure_pushes(summaries: Sequence[SystemSummary], model: Model) -> tuple[f
 
     Taken from the run with the most workers, whose coordinator has the most to do. Among equals the longest run counts,
     because the CPU time includes the server's start."""
-    mine = [each for each in summaries if (each.model, each.system) == (model, "ps-sync")]
+    of_model = [each for each in summaries if (each.model, each.system) == (model, "ps-sync")]
     by_length = sorted(
-        (each for each in mine if "server_s" in each.metrics),
+        (each for each in of_model if "server_s" in each.metrics),
         key=lambda each: (each.tasks or 0, each.metrics["mini_batches"].median),
     )
     memory, sockets = (
@@ -241,9 +245,9 @@ def _fit_cost_model(timings: Timings) -> CostModel:
     spark = fit_spark(timings.usual_spark, timings.cores, timings.task)
     server = fit_server(timings.memory_server, timings.cores, timings.memory_push)
     by_socket = replace(server, push=timings.socket_push)
-    fitted = timings.validate("mllib", spark, timings.usual_spark)
-    fitted += timings.validate("ps-sync", server, timings.memory_server)
-    errors = [abs(each.error) for each in fitted]
+    fitted_timings = timings.validate("mllib", spark, timings.usual_spark)
+    fitted_timings += timings.validate("ps-sync", server, timings.memory_server)
+    errors = [abs(each.error) for each in fitted_timings]
     validations = tuple(_validate_on_most_rows(timings) + _validate_on_other_tasks(timings, spark, by_socket))
     predictions = tuple(predict_mini_batches(timings.model, spark, by_socket))
     return CostModel(timings.model, spark, by_socket, median(errors), max(errors), validations, predictions)

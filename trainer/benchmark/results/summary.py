@@ -122,8 +122,8 @@ def _compare(summary: SystemSummary, mllib: SystemSummary | None) -> SystemSumma
     if not mllib or not mllib.metrics or not summary.metrics:
         return summary
     seconds, each = (mllib.metrics[name].median / summary.metrics[name].median for name in ("seconds", "compute_s"))
-    theirs, ours = (sum(one.metrics[name].median for name in ("seconds", "start_s")) for one in (mllib, summary))
-    return replace(summary, speedup=seconds, mini_batch_speedup=each, speedup_with_start=theirs / ours)
+    mllib_s, own_s = (sum(one.metrics[name].median for name in ("seconds", "start_s")) for one in (mllib, summary))
+    return replace(summary, speedup=seconds, mini_batch_speedup=each, speedup_with_start=mllib_s / own_s)
 
 
 @dataclass(frozen=True)
@@ -184,16 +184,18 @@ def read_throughput(summaries: Sequence[SystemSummary], model: Model) -> dict[Sy
     """Return the examples per second that each system reads into memory with all cores.
 
     Measured on the largest set that all systems read; empty if there is none."""
-    mine = [each for each in summaries if each.model == model and each.metrics]
-    systems = {each.system for each in mine}
-    sizes = {each.rows for each in mine}
-    common = [rows for rows in sizes if {each.system for each in mine if each.rows == rows} == systems]
+    of_model = [each for each in summaries if each.model == model and each.metrics]
+    systems = {each.system for each in of_model}
+    sizes = {each.rows for each in of_model}
+    common = [rows for rows in sizes if {each.system for each in of_model if each.rows == rows} == systems]
     if not common:
         return {}
     # Throughput depends on the number of rows, so all systems are compared on one set.
     rows = max(common)
     load_s = {
-        system: median(each.metrics["load_s"].median for each in mine if each.rows == rows and each.system == system)
+        system: median(
+            each.metrics["load_s"].median for each in of_model if each.rows == rows and each.system == system
+        )
         for system in SYSTEMS
         if system in systems
     }

@@ -59,16 +59,16 @@ def run_barrier_job(
 
     def run_task(index: int, own: Iterable[tuple[int, int]]) -> Iterable[TaskResult]:
         """Read the rows of one task, wait until all tasks have read theirs, and run the descent."""
-        began = time.perf_counter()
+        read_start = time.perf_counter()
         [span] = own  # read to the end, otherwise Spark replaces the Python worker, which takes a second
         x, y = read_arrays(dataset, *span, real=real)
-        read_s = time.perf_counter() - began
+        read_s = time.perf_counter() - read_start
         part = TaskRows(configuration, x, y, np.random.default_rng([seed, index]))
         with exchange.connect(index) as rank:
             rank.all_gather(np.zeros(1))  # wait until all tasks have read their rows
-            begun = time.time()
+            start_time = time.time()
             descent = descend(system, part, start, rank.all_gather)
-        yield TaskResult(descent, begun, time.time(), read_s)
+        yield TaskResult(descent, start_time, time.time(), read_s)
 
     results = context.parallelize(spans, len(spans)).barrier().mapPartitionsWithIndex(run_task).collect()
     first = results[0]

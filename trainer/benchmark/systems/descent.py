@@ -36,15 +36,15 @@ class TaskRows:
         y = self.y
         if self.configuration.is_stochastic:
             count = self.rng.binomial(len(y), self.configuration.fraction)
-            chosen = self.rng.choice(len(y), count, replace=False, shuffle=False)
-            x = x[chosen]
-            y = y[chosen]
+            batch = self.rng.choice(len(y), count, replace=False, shuffle=False)
+            x = x[batch]
+            y = y[batch]
         return arithmetic.gradient(self.configuration.model, weights, x, y), len(y)
 
     def step(self, weights: Floats, gradient: Floats, number: int) -> Floats:
         """Return the weights after step ``number`` with a mean gradient."""
-        given = self.configuration.hyperparameters
-        return weights - given.learning_rate(number) * (gradient + given.decay * weights)
+        hyperparameters = self.configuration.hyperparameters
+        return weights - hyperparameters.learning_rate(number) * (gradient + hyperparameters.decay * weights)
 
 
 @dataclass(frozen=True)
@@ -75,19 +75,19 @@ def average_models(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[
     """Yield the state of averaging after every LOCAL_STEPS mini-batches, and at the end.
 
     A model's weight in the average is the number of examples that it has used since the last average."""
-    examples = updates = seen = 0
+    examples = updates = rows_since_average = 0
     last = part.configuration.max_mini_batches
     for number in range(1, last + 1):
         gradient, count = part.draw_gradient(weights)
         examples = examples + count
-        seen = seen + count
+        rows_since_average = rows_since_average + count
         weights = part.step(weights, gradient / max(1, count), number)
         # Also after the last mini-batch, because a run must end with the same model in every task.
         if number % LOCAL_STEPS == 0 or number == last:
             # The weights travel with the sums: under Bernoulli sampling every task draws another number of examples.
-            total = gather(np.append(weights * seen, seen)).sum(axis=0)
+            total = gather(np.append(weights * rows_since_average, rows_since_average)).sum(axis=0)
             weights = total[:-1] / max(1.0, total[-1])
-            seen = 0
+            rows_since_average = 0
             updates = updates + 1
             yield Descent(weights, number, updates, examples)
 

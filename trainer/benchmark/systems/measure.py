@@ -33,7 +33,7 @@ class Setup:
 
 
 def set_up(
-    execution: Execution, stored: StoredRows, configuration: Configuration, systems: set[System], stack: ExitStack
+    execution: Execution, stored_rows: StoredRows, configuration: Configuration, systems: set[System], stack: ExitStack
 ) -> Setup | Exception:
     """Prepare the runs of some systems.
 
@@ -41,67 +41,71 @@ def set_up(
 
     Args:
         execution: shared state.
-        stored: the rows.
+        stored_rows: the rows.
         configuration: one of the runs; all have the same model.
         systems: of the runs.
         stack: closes caches at the end.
     """
     with execution.progress.phase(f"warming up: {configuration.model}"):
         try:
-            start, least = _choose_start(execution, stored, configuration)
+            start, least = _choose_start(execution, stored_rows, configuration)
         except Exception as error:
             return error
         try:
-            cached = _warm_mllib(execution, stored, configuration, start, stack) if "mllib" in systems else None
+            cached_rows = (
+                _warm_mllib(execution, stored_rows, configuration, start, stack) if "mllib" in systems else None
+            )
         except Exception as error:
-            return Setup(stored, start, least, error)
-        return Setup(stored, start, least, cached)
+            return Setup(stored_rows, start, least, error)
+        return Setup(stored_rows, start, least, cached_rows)
 
 
 def _choose_start(
-    execution: Execution, stored: StoredRows, configuration: Configuration
+    execution: Execution, stored_rows: StoredRows, configuration: Configuration
 ) -> tuple[Floats, float | None]:
     """Return the initial weights of all systems, and the smallest objective or None.
 
     The perceptron starts at weights that the trainer draws, a regression at 0. The smallest objective is computed for a
     regression's run to convergence only."""
-    problem = stored.problem
+    problem = stored_rows.problem
     context = execution.context
     seed = execution.experiment.seed
     if configuration.model == "perceptron":
         # The trainer draws the perceptron's weights, and the other systems start from the same.
         weights = parameter_server.initialise_weights(
-            configuration, stored.shards, execution.training, seed, problem.features, execution.executors
+            configuration, stored_rows.shards, execution.training, seed, problem.features, execution.executors
         )
         return weights, None
     least = None
     if configuration.length is None:
         decay = configuration.hyperparameters.decay
-        best = find_optimum(context, stored.dataset, configuration.model, decay, problem.real)
-        least = _objective(execution, stored, configuration, best)
+        best = find_optimum(context, stored_rows.dataset, configuration.model, decay, problem.real)
+        least = _objective(execution, stored_rows, configuration, best)
     return np.zeros(problem.features), least
 
 
-def _objective(execution: Execution, stored: StoredRows, configuration: Configuration, weights: Floats) -> float:
+def _objective(execution: Execution, stored_rows: StoredRows, configuration: Configuration, weights: Floats) -> float:
     model = configuration.model
-    given = configuration.hyperparameters
-    return compute_objective(execution.context, stored.dataset, model, given, stored.problem.real, weights)
+    hyperparameters = configuration.hyperparameters
+    return compute_objective(
+        execution.context, stored_rows.dataset, model, hyperparameters, stored_rows.problem.real, weights
+    )
 
 
 def _warm_mllib(
-    execution: Execution, stored: StoredRows, configuration: Configuration, start: Floats, stack: ExitStack
+    execution: Execution, stored_rows: StoredRows, configuration: Configuration, start: Floats, stack: ExitStack
 ) -> mllib.CachedPoints | mllib.CachedTable:
     """Cache MLlib's rows and warm up its compilers before any run is timed. The trainer keeps no such state.
 
     Args:
         execution: shared state.
-        stored: the rows.
+        stored_rows: the rows.
         configuration: one of the runs; all have the same model.
         start: initial weights.
         stack: drops the cached rows at the end.
     """
-    folder = stored.folder
-    features = stored.problem.features
+    folder = stored_rows.folder
+    features = stored_rows.problem.features
     meter = execution.meter
     if configuration.model == "perceptron":
         short = replace(configuration, length=WARM_UP_MINI_BATCHES // 4)
@@ -116,7 +120,7 @@ def _warm_mllib(
     return points
 
 
-def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception) -> BenchmarkRecord:
+def measure(execution: Execution, run: PlannedRun, setup: Setup | Exception) -> BenchmarkRecord:
     """Run once and return the record, with the objective at the end of a run to convergence.
 
     Errors are recorded, not raised."""
@@ -125,27 +129,27 @@ def measure(execution: Execution, planned: PlannedRun, setup: Setup | Exception)
         if isinstance(setup, Exception):
             raise setup
         loss = None
-        configuration = planned.configuration
-        measurement = run_system(execution, planned, setup)
+        configuration = run.configuration
+        measurement = run_system(execution, run, setup)
         if configuration.length is None:
             loss = _objective(execution, setup.stored, configuration, np.array(measurement.weights))
     except Exception as error:
-        return planned.record(error=" ".join(str(error).split())[:ERROR_LENGTH] or type(error).__name__)
+        return run.record(error=" ".join(str(error).split())[:ERROR_LENGTH] or type(error).__name__)
     # The weights were needed for the objective only, and would make every line of the records long.
     figures = {name: value for name, value in asdict(measurement).items() if name != "weights"}
     gap = None if loss is None or setup.least is None else loss - setup.least
-    return planned.record(measurement=figures, loss=loss, gap=gap)
+    return run.record(measurement=figures, loss=loss, gap=gap)
 
 
-def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> RunTimings:
-    """Run once on the system of ``planned`` and return its measurements. Raises any error of the system.
+def run_system(execution: Execution, run: PlannedRun, setup: Setup) -> RunTimings:
+    """Run once on the system of ``run`` and return its measurements. Raises any error of the system.
 
     Except on MLlib, every repeat has another seed. The perceptron on the parameter server keeps one, which also draws
     its initial weights."""
-    configuration = planned.configuration
-    system = planned.system
-    stored = setup.stored
-    seed = execution.experiment.seed + planned.repeat
+    configuration = run.configuration
+    system = run.system
+    stored_rows = setup.stored
+    seed = execution.experiment.seed + run.repeat
     meter = execution.meter
     if system == "mllib":
         return _run_mllib(execution, configuration, setup)
@@ -155,15 +159,17 @@ def run_system(execution: Execution, planned: PlannedRun, setup: Setup) -> RunTi
         return parameter_server.run_server(
             configuration,
             system,
-            stored.shards,
+            stored_rows.shards,
             execution.training,
             seed,
-            stored.problem.features,
+            stored_rows.problem.features,
             meter,
             execution.executors,
         )
-    real = stored.problem.real
-    return run_barrier_job(execution.context, system, stored.dataset, configuration, real, setup.start, seed, meter)
+    real = stored_rows.problem.real
+    return run_barrier_job(
+        execution.context, system, stored_rows.dataset, configuration, real, setup.start, seed, meter
+    )
 
 
 def _run_mllib(execution: Execution, configuration: Configuration, setup: Setup) -> RunTimings:

@@ -63,13 +63,13 @@ def cache_points(context: SparkContext, folder: str, features: int, tasks: int) 
 
     # Timed before the rows are cached, as MLlib would read them without a cache.
     read_s = _time_warm(load().count)
-    cached = load().cache()
+    points = load().cache()
     try:
-        load_s = time_call(cached.count)
-        _check_cached(context, cached.id())
-        yield CachedPoints(context, features, cached.rdd(), load_s, read_s)
+        load_s = time_call(points.count)
+        _check_cached(context, points.id())
+        yield CachedPoints(context, features, points.rdd(), load_s, read_s)
     finally:
-        cached.unpersist(True)
+        points.unpersist(True)
 
 
 def _time_warm(read: Callable[[], object]) -> float:
@@ -83,12 +83,12 @@ def _check_cached(context: SparkContext, rdd: int) -> None:
     until = time.monotonic() + CACHE_REPORT_S
     while True:
         infos = scala_context(context).getRDDStorageInfo()
-        held, parts = next((i.numCachedPartitions(), i.numPartitions()) for i in infos if i.id() == rdd)
-        if held == parts:
+        cached_parts, parts = next((i.numCachedPartitions(), i.numPartitions()) for i in infos if i.id() == rdd)
+        if cached_parts == parts:
             return
         if time.monotonic() > until:
             raise JobError(
-                f"{held} of {parts} parts of the rows fit into memory; give more with --driver-memory (or"
+                f"{cached_parts} of {parts} parts of the rows fit into memory; give more with --driver-memory (or"
                 " --executor-memory), or take fewer rows"
             )
         time.sleep(0.1)
@@ -116,9 +116,9 @@ def run_regression(points: CachedPoints, configuration: Configuration, meter: Cp
     learner, start = _build_learner(points, configuration)
     jobs = count_jobs(points.context)
     driver_s = driver_cpu_s(points.context)
-    began = time.time()
+    start_time = time.time()
     model = learner.run(points.rdd, start)
-    seconds = time.time() - began
+    seconds = time.time() - start_time
     driver_s = driver_cpu_s(points.context) - driver_s
     # Two jobs read the first row and count all rows. One more pass after the last mini-batch computes a gradient only
     # for the loss, unless the stop rule ended the run before the limit.
@@ -132,7 +132,7 @@ def run_regression(points: CachedPoints, configuration: Configuration, meter: Cp
         seconds=seconds,
         compute_s=seconds / passes,
         read_s=points.read_s,
-        cpu=meter.share_between(began, began + seconds),
+        cpu=meter.share_between(start_time, start_time + seconds),
         load_s=points.load_s,
         start_s=points.load_s,
         driver_s=driver_s / passes,
@@ -143,8 +143,13 @@ def run_regression(points: CachedPoints, configuration: Configuration, meter: Cp
 def _build_learner(points: CachedPoints, configuration: Configuration) -> tuple[Any, Any]:
     """Return MLlib's learner, without an intercept, and its initial weights."""
     mllib = jvm_of(points.context).org.apache.spark.mllib
-    given = configuration.hyperparameters
-    parameters = (given.step_size, configuration.max_mini_batches, given.decay, configuration.fraction)
+    hyperparameters = configuration.hyperparameters
+    parameters = (
+        hyperparameters.step_size,
+        configuration.max_mini_batches,
+        hyperparameters.decay,
+        configuration.fraction,
+    )
     if configuration.model == "logistic":
         learner = mllib.classification.LogisticRegressionWithSGD(*parameters)
         learner.optimizer().setUpdater(mllib.optimization.SquaredL2Updater())
@@ -171,15 +176,15 @@ class CachedTable:
 @contextmanager
 def cache_table(spark: SparkSession, folder: str, features: int) -> Iterator[CachedTable]:
     """Cache the Parquet rows that problems.write_problem wrote. Dropped at the end."""
-    stored = spark.read.parquet(f"{folder}/parquet")
-    vectors = matrix_to_vector(lambda images: np.ascontiguousarray(images).view(np.float32), stored["image"])
-    rows = stored.select(stored["label"].cast("double").alias("label"), vectors.alias("features"))
+    table = spark.read.parquet(f"{folder}/parquet")
+    vectors = matrix_to_vector(lambda images: np.ascontiguousarray(images).view(np.float32), table["image"])
+    rows = table.select(table["label"].cast("double").alias("label"), vectors.alias("features"))
     read_s = _time_warm(rows.write.format("noop").mode("overwrite").save)
-    cached = rows.persist(StorageLevel.MEMORY_ONLY)
+    persisted = rows.persist(StorageLevel.MEMORY_ONLY)
     try:
-        yield CachedTable(features, cached, time_call(cached.count), read_s)
+        yield CachedTable(features, persisted, time_call(persisted.count), read_s)
     finally:
-        cached.unpersist(True)
+        persisted.unpersist(True)
 
 
 def run_perceptron(
@@ -203,9 +208,9 @@ def run_perceptron(
         blockSize=BLOCK_ROWS,
         initialWeights=start.tolist(),
     )
-    began = time.time()
+    start_time = time.time()
     model = learner.fit(rows.table)
-    ended = time.time()
+    end_time = time.time()
     # totalIterations excludes the last pass, which only computes the loss or ends the run.
     passes = int(model.summary().totalIterations) + 1
     mini_batches = min(passes, limit)
@@ -214,10 +219,10 @@ def run_perceptron(
         updates=mini_batches,
         examples=mini_batches * configuration.rows,
         converged=configuration.length is None and passes <= limit,
-        seconds=ended - began,
-        compute_s=(ended - began) / passes,
+        seconds=end_time - start_time,
+        compute_s=(end_time - start_time) / passes,
         read_s=rows.read_s,
-        cpu=meter.share_between(began, ended),
+        cpu=meter.share_between(start_time, end_time),
         load_s=rows.load_s,
         start_s=rows.load_s,
         weights=tuple(model.weights.toArray()),

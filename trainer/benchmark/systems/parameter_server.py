@@ -40,16 +40,16 @@ def make_config(configuration: Configuration, system: System, seed: int, shards:
     from trainer.models import model_from_json
     from trainer.protocols import PROTOCOLS
 
-    given = configuration.hyperparameters
+    hyperparameters = configuration.hyperparameters
     options = {} if configuration.model == "perceptron" else {"intercept": False}
     return Config(
         data=Data(shards, batch_size=configuration.batch, sampling="bernoulli"),
         model=model_from_json({"name": configuration.model, **options}),
         optimiser=Optimiser(
-            learning_rate=given.step_size,
+            learning_rate=hyperparameters.step_size,
             momentum=0.0,
-            weight_decay=given.decay,
-            recipe="constant" if given.constant_rate else "inverse-sqrt",
+            weight_decay=hyperparameters.decay,
+            recipe="constant" if hyperparameters.constant_rate else "inverse-sqrt",
             tolerance=configuration.tolerance if configuration.length is None else 0.0,
         ),
         protocol=PROTOCOLS[PROTOCOL_OF[system]](),
@@ -111,9 +111,9 @@ def _time_mini_batch(pushes: pd.DataFrame, workers: int) -> float:
     """Return the seconds per mini-batch after every worker's first push; 0 if no push came after that.
 
     First mini-batches contain one-time costs: compilers, memory pages, the first drawn mini-batches."""
-    began = pushes.groupby("worker").seconds.min().max()
-    later = pushes[pushes.seconds > began]
-    return workers * float(later.seconds.max() - began) / len(later) if len(later) else 0.0
+    start_s = pushes.groupby("worker").seconds.min().max()
+    later = pushes[pushes.seconds > start_s]
+    return workers * float(later.seconds.max() - start_s) / len(later) if len(later) else 0.0
 
 
 def initialise_weights(
@@ -135,16 +135,16 @@ def initialise_weights(
     return flatten_weights(train_once(idle, executors).weights, configuration.model, features)
 
 
-def flatten_weights(named: Mapping[str, Any], model: Model, features: int) -> Floats:
+def flatten_weights(arrays: Mapping[str, Any], model: Model, features: int) -> Floats:
     """Return the trainer's arrays as one vector in MLlib's order, which trainer.benchmark.arithmetic describes.
 
     Args:
-        named: arrays by their names in the state_dict.
+        arrays: arrays by their names in the state_dict.
         model: the trained model.
         features: d.
     """
     in_order = [
-        named[name] for name in sorted(named, key=lambda name: int(name.split(".")[0]))
+        arrays[name] for name in sorted(arrays, key=lambda name: int(name.split(".")[0]))
     ]  # 0.weight, 0.bias, ...
     matrices, biases = ([array for array in in_order if array.ndim == dimensions] for dimensions in (2, 1))
     if not biases:

@@ -36,14 +36,16 @@ def measure_mini_batch(context: SparkContext) -> dict[str, float]:
     wall_ms: from the submission of a stage to its end. run_ms, deserialise_ms: of all its tasks. Empty if Spark's
     status store has no such jobs."""
     status = scala_context(context).statusStore()
-    found = []
+    stage_sums = []
     for job in range(max(0, count_jobs(context) - LATEST_JOBS), count_jobs(context)):
         with suppress(Py4JJavaError):  # dropped from the store, or its end is not stored yet
             ids = status.job(job).stageIds()
             stages = [status.lastStageAttempt(ids.apply(at)) for at in range(ids.size())]
             if all("GradientDescent" in stage.name() and stage.completionTime().isDefined() for stage in stages):
-                found.append(np.sum([_read_stage(stage) for stage in stages], axis=0))
-    return dict(zip(STAGE_METRICS, map(float, np.median(np.array(found), axis=0)), strict=True)) if found else {}
+                stage_sums.append(np.sum([_read_stage(stage) for stage in stages], axis=0))
+    return (
+        dict(zip(STAGE_METRICS, map(float, np.median(np.array(stage_sums), axis=0)), strict=True)) if stage_sums else {}
+    )
 
 
 def _read_stage(stage: Any) -> tuple[float, ...]:

@@ -14,9 +14,9 @@ SAMPLE_EVERY_S = 0.1
 
 def time_call(call: Callable[[], object]) -> float:
     """Return the seconds that a call takes."""
-    began = time.perf_counter()
+    start = time.perf_counter()
     call()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 class CpuMeter:
@@ -37,13 +37,13 @@ class CpuMeter:
         self._stop.set()
         self._thread.join()
 
-    def share_between(self, began: float, ended: float) -> float:
+    def share_between(self, start: float, end: float) -> float:
         """Return the busy share of all cores between two times (seconds since 1970).
 
         Measured between the nearest samples that enclose them."""
         self._sample()
-        first = max(0, bisect_right(self._times, began) - 1)
-        last = min(len(self._times) - 1, max(first + 1, bisect_left(self._times, ended)))
+        first = max(0, bisect_right(self._times, start) - 1)
+        last = min(len(self._times) - 1, max(first + 1, bisect_left(self._times, end)))
         busy, whole = (self._spent[last][at] - self._spent[first][at] for at in (0, 1))
         return busy / whole if whole > 0 else 0.0
 

@@ -58,7 +58,7 @@ def train_once(config: Config, executors: Executors | None) -> TrainingRun:
     import trainer  # loads no torch; the processes of the run do
     from trainer.data.shards import open_shards
 
-    began = time.time()
+    start_time = time.time()
     with poll_server_cpu() as server_cpu_s:
         options = trainer.Options(overwrite=True, report=False, silent=True)
         if executors:
@@ -74,7 +74,7 @@ def train_once(config: Config, executors: Executors | None) -> TrainingRun:
         num_workers=result.num_workers,
         updates=result.updates,
         converged=result.converged,
-        began=began,
+        began=start_time,
         ended=next(e["time"] for kind in ("converged", "end") for e in reversed(events) if e["event"] == kind),
         seconds=float(result.seconds or 0.0),
         load_s=max(event["load_s"] for event in events if event["event"] == "loaded"),
@@ -94,11 +94,11 @@ def poll_server_cpu() -> Iterator[list[float]]:
     The search for the server stops when it is found, because each search reads the status of every process of the
     machine, which slows the run down."""
     seconds = [0.0]
-    ended = threading.Event()
+    stop_event = threading.Event()
 
     def poll() -> None:
         server = None
-        while not ended.wait(POLL_S):
+        while not stop_event.wait(POLL_S):
             # Processes may end while their status is read.
             with suppress(psutil.Error):
                 server = server or _find_server(os.getpid())
@@ -110,7 +110,7 @@ def poll_server_cpu() -> Iterator[list[float]]:
     try:
         yield seconds
     finally:
-        ended.set()
+        stop_event.set()
         thread.join()
 
 

@@ -28,9 +28,9 @@ class Dropout(nn.Module):
             x = x.contiguous()
         # One random 64-bit word has the bytes of eight elements; a byte below 256 * rate drops its element.
         words = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
-        drawn = words.view(torch.uint8)[: x.numel()].as_strided(x.size(), x.stride())
-        kept: Tensor = (drawn >= int(self.rate * LEVELS)).to(x.dtype).mul_(1 / (1 - self.rate))
-        return x * kept
+        random_bytes = words.view(torch.uint8)[: x.numel()].as_strided(x.size(), x.stride())
+        mask: Tensor = (random_bytes >= int(self.rate * LEVELS)).to(x.dtype).mul_(1 / (1 - self.rate))
+        return x * mask
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}"

@@ -34,5 +34,5 @@ def perceptron(image_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     for layer in layers:
         nn.init.xavier_uniform_(layer.weight)
         nn.init.zeros_(layer.bias)
-    hidden = [module for layer in layers[:-1] for module in (layer, nn.Sigmoid())]
-    return nn.Sequential(nn.Flatten(), *hidden, layers[-1])
+    hidden_layers = [module for layer in layers[:-1] for module in (layer, nn.Sigmoid())]
+    return nn.Sequential(nn.Flatten(), *hidden_layers, layers[-1])

@@ -181,21 +181,21 @@ class Analysis:
 
     def to_json(self) -> dict[str, Any]:
         """Return every number of the report, rounded to six digits; null for values that could not be computed."""
-        said: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
-        for twins in said["twins"]:
+        values: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
+        for twins in values["twins"]:
             del twins["made"]  # not numbers, and the ledger has them
-        said["settings"] = [
+        values["settings"] = [
             {"name": setting.name, "members": [_member(m) for m in setting.members.values()]}
             for setting in self.settings
         ]
-        return said
+        return values
 
 
 def analyse(
     plan: StudyPlan,
     records: Sequence[Record],
     beside: Sequence[Record] = (),
-    begun: Mapping[str, Any] | None = None,
+    initial_tests: Mapping[str, Any] | None = None,
     left_out: int = 0,
 ) -> Analysis:
     """Compute everything that the report shows in numbers. Takes about a second for a thousand runs.
@@ -204,7 +204,7 @@ def analyse(
         plan: the plan of the study.
         records: its runs.
         beside: the same runs in another study.
-        begun: the baseline, the margin and the number of seeds at the start of the study; None for the plan's.
+        initial_tests: the baseline, the margin and the number of seeds at the start of the study; None for the plan's.
         left_out: see Analysis.
     """
     settings: dict[str, StudySetting] = {}
@@ -214,24 +214,25 @@ def analyse(
         if some:
             dataset = next(iter(cells.values())).dataset
             members = {
-                member: _member_of(member, found, some.get(plan.baseline), plan) for member, found in some.items()
+                member: _member_of(member, of_member, some.get(plan.baseline), plan)
+                for member, of_member in some.items()
             }
             settings[name] = StudySetting(name, dataset, members)
-    found = _adjusted(list(settings.values()))
-    compared = [c for s in found for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
+    adjusted_settings = _adjusted(list(settings.values()))
+    comparisons = [c for s in adjusted_settings for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
     # Power matters where nothing was found, and the comparison with the fewest pairs is the weakest.
-    seeds = min((c.n for c in compared if not c.adjusted_spread_p < LEVEL), default=0)
-    seeds = seeds or min((c.n for c in compared), default=0)
+    seeds = min((c.n for c in comparisons if not c.adjusted_spread_p < LEVEL), default=0)
+    seeds = seeds or min((c.n for c in comparisons), default=0)
     return Analysis(
         title=plan.title,
         baseline=plan.baseline,
         margin=plan.margin,
         compared=plan.compare,
-        settings=found,
-        family=len(compared),
+        settings=adjusted_settings,
+        family=len(comparisons),
         seeds=seeds,
-        smallest_ratio=statistics.smallest_ratio(seeds, LEVEL / max(1, len(compared))),
-        qualities=_adjusted_qualities([test for setting in found for test in _quality_tests(setting)]),
+        smallest_ratio=statistics.smallest_ratio(seeds, LEVEL / max(1, len(comparisons))),
+        qualities=_adjusted_qualities([test for setting in adjusted_settings for test in _quality_tests(setting)]),
         runs=len(records),
         planned=sum(1 for _ in plan.runs()),
         planned_seeds=len(plan.seeds),
@@ -239,18 +240,18 @@ def analyse(
         run_hours=sum(record["cpu_s"] or record["wall_s"] for record in records) / 3600,
         environments=environments(records),
         beside=plan.beside,
-        twins=[twins for setting in found for twins in _twins_of(plan, setting, beside)],
-        begun=dict(begun or plan.tests()),
+        twins=[twins for setting in adjusted_settings for twins in _twins_of(plan, setting, beside)],
+        begun=dict(initial_tests or plan.tests()),
     )
 
 
 def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
     """Return the cells by the setting's name and the member's name, in the plan's order."""
-    found: dict[str, dict[str, Cell]] = {}
+    cells_by_setting: dict[str, dict[str, Cell]] = {}
     for cell in plan.cells():
         rest = [name for axis, name in zip(Cell._fields, cell, strict=True) if axis != plan.compare]
-        found.setdefault(", ".join(rest), {})[getattr(cell, plan.compare)] = cell
-    return found
+        cells_by_setting.setdefault(", ".join(rest), {})[getattr(cell, plan.compare)] = cell
+    return cells_by_setting
 
 
 def _member_of(name: str, records: list[Record], baseline: list[Record] | None, plan: StudyPlan) -> ComparisonSide:
@@ -262,13 +263,13 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
     against = _whole(baseline) if baseline is not None and name != plan.baseline else {}
     # Tests are paired, so both sides need the seeds that ended with a model in both.
     common = [seed for seed in whole if seed in against]
-    mine = [whole[seed] for seed in common]
-    theirs = [against[seed] for seed in common]
+    own_records = [whole[seed] for seed in common]
+    baseline_records = [against[seed] for seed in common]
     curves = curves_of(list(whole.values()))
     curve_ratio = math.nan
     curve_p = math.nan
     # Curves can be compared only over the same epochs, and a t-test needs a few seeds.
-    paired = curves_of(theirs), curves_of(mine)
+    paired = curves_of(baseline_records), curves_of(own_records)
     if paired[0] and paired[1] and paired[0].epochs == paired[1].epochs and len(common) > 2:
         curve_ratio, curve_p = statistics.curve_spread(paired[0].accuracy, paired[1].accuracy)
     return ComparisonSide(
@@ -276,7 +277,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         records=records,
         diverged=len(records) - len(whole),
         summaries={key: summarise(values) for key in MEASURES if (values := _values(whole.values(), key))},
-        comparisons={key: _compared(theirs, mine, key, plan.margin) for key in MEASURES},
+        comparisons={key: _compared(baseline_records, own_records, key, plan.margin) for key in MEASURES},
         curves=curves,
         curve_ratio=curve_ratio,
         curve_p=curve_p,
@@ -297,16 +298,16 @@ def _values(records: Any, key: str) -> list[float]:
     return [record[key] for record in records if record.get(key) is not None]
 
 
-def _compared(theirs: list[Record], mine: list[Record], key: str, margin: float) -> Comparison | None:
+def _compared(baseline: list[Record], records: list[Record], key: str, margin: float) -> Comparison | None:
     """Compare a measure over pairs of runs with equal seeds; pairs without it are left out. None for fewer than three.
 
     Args:
-        theirs: the baseline's runs.
-        mine: the member's runs, in the same order of seeds.
+        baseline: the baseline's runs.
+        records: the member's runs, in the same order of seeds.
         key: the measure.
         margin: of equivalence.
     """
-    pairs = [(a[key], b[key]) for a, b in zip(theirs, mine, strict=True) if None not in (a.get(key), b.get(key))]
+    pairs = [(a[key], b[key]) for a, b in zip(baseline, records, strict=True) if None not in (a.get(key), b.get(key))]
     return compare([a for a, _ in pairs], [b for _, b in pairs], margin)
 
 
@@ -334,8 +335,10 @@ def _adjusted(settings: list[StudySetting]) -> list[StudySetting]:
             new = replace(old, adjusted_spread_p=ps[0], adjusted_difference_p=ps[1], adjusted_equivalence_p=ps[2])
             setting.members[name].comparisons[key] = new
     # Whole curves are one more family.
-    drawn = [(s, n) for s, n in members if not math.isnan(s.members[n].curve_p)]
-    for (setting, name), p in zip(drawn, statistics.adjust([s.members[n].curve_p for s, n in drawn]), strict=True):
+    with_curves = [(s, n) for s, n in members if not math.isnan(s.members[n].curve_p)]
+    for (setting, name), p in zip(
+        with_curves, statistics.adjust([s.members[n].curve_p for s, n in with_curves]), strict=True
+    ):
         setting.members[name] = replace(setting.members[name], curve_adjusted_p=p)
     return settings
 
@@ -353,9 +356,9 @@ def _quality_tests(setting: StudySetting) -> list[QualityTest]:
     tests = []
     for quality in QUALITIES:
         pairs = {
-            name: found
+            name: distances
             for name, m in setting.members.items()
-            if len((found := _with_distance(m, quality))[0]) >= FEWEST
+            if len((distances := _with_distance(m, quality))[0]) >= FEWEST
         }
         if pairs:
             least_even = max(pairs, key=lambda name: float(pairs[name][0].mean()))
@@ -391,8 +394,8 @@ def _shown(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
 
 def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
     """Adjust the p-values over all settings and measures, in place."""
-    known = [at for at, test in enumerate(tests) if not math.isnan(test.within.p)]
-    for at, p in zip(known, statistics.adjust([tests[at].within.p for at in known]), strict=True):
+    testable = [at for at, test in enumerate(tests) if not math.isnan(test.within.p)]
+    for at, p in zip(testable, statistics.adjust([tests[at].within.p for at in testable]), strict=True):
         tests[at] = replace(tests[at], within=tests[at].within._replace(adjusted_p=p))
     return tests
 
@@ -401,22 +404,22 @@ def _member(member: ComparisonSide) -> dict[str, Any]:
     """Return the numbers of a member as plain JSON, without its records, wall-clock time and time of sharding.
 
     Its p-values of equivalence are null for losses, because the margin is a difference of accuracies."""
-    said = asdict(replace(member, records=[], curves=None))
-    for key, found in said["comparisons"].items():
-        if found and "accuracy" not in key:  # the margin is a difference of accuracies
-            found["equivalence_p"] = found["adjusted_equivalence_p"] = None
-    del said["records"], said["curves"], said["wall_s"], said["quality"]["seconds"]  # times are not results
+    values = asdict(replace(member, records=[], curves=None))
+    for key, comparison in values["comparisons"].items():
+        if comparison and "accuracy" not in key:  # the margin is a difference of accuracies
+            comparison["equivalence_p"] = comparison["adjusted_equivalence_p"] = None
+    del values["records"], values["curves"], values["wall_s"], values["quality"]["seconds"]  # times are not results
     if member.curves:
         epochs = member.curves.epochs
         accuracy = member.curves.accuracy
-        said["curve"] = {"epoch": epochs, "mean": accuracy.mean(axis=0).tolist(), "sd": member.curves.spread.tolist()}
-    cleaned: dict[str, Any] = _clean(said)
+        values["curve"] = {"epoch": epochs, "mean": accuracy.mean(axis=0).tolist(), "sd": member.curves.spread.tolist()}
+    cleaned: dict[str, Any] = _clean(values)
     return cleaned
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else math.nan
+    numbers = [value for value in values if value is not None]
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 def _clean(value: Any) -> Any:

@@ -207,8 +207,8 @@ def brown_forsythe(a: Floats, b: Floats) -> tuple[float, float]:
     if not _sd(a) and not _sd(b):
         return 0.0, 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = stats.levene(a, b, center="median")
-    return (0.0, 1.0) if math.isnan(found.statistic) else (float(found.statistic), float(found.pvalue))
+        result = stats.levene(a, b, center="median")
+    return (0.0, 1.0) if math.isnan(result.statistic) else (float(result.statistic), float(result.pvalue))
 
 
 @lru_cache(maxsize=64)
@@ -292,16 +292,16 @@ def rank_correlation_within(groups: Sequence[tuple[Floats, Floats]]) -> tuple[fl
         return math.nan, math.nan
     first, second = (stats.rankdata(side) - (len(x) + 1) / 2 for side in (x, y))
     # Permuting ranks within groups keeps the differences between groups out of the test.
-    drawn = np.zeros(PERMUTATIONS)
+    permuted_sums = np.zeros(PERMUTATIONS)
     at = 0
     rng = np.random.default_rng(len(x))
     for group, _ in groups:
-        mine = slice(at, at := at + len(group))
-        drawn += rng.permuted(np.tile(second[mine], (PERMUTATIONS, 1)), axis=1) @ first[mine]
-    found = float(first @ second)
+        of_group = slice(at, at := at + len(group))
+        permuted_sums += rng.permuted(np.tile(second[of_group], (PERMUTATIONS, 1)), axis=1) @ first[of_group]
+    observed = float(first @ second)
     # The tolerance counts permutations that equal the result up to rounding.
-    as_much = int((np.abs(drawn) >= abs(found) * (1 - NOTHING)).sum())
-    rho = found / math.sqrt(float(first @ first) * float(second @ second))
+    as_much = int((np.abs(permuted_sums) >= abs(observed) * (1 - NOTHING)).sum())
+    rho = observed / math.sqrt(float(first @ first) * float(second @ second))
     return rho, (1 + as_much) / (1 + PERMUTATIONS)
 
 
@@ -318,8 +318,8 @@ def power(n: int, ratio: float, level: float = LEVEL) -> float:
     if n > MANY:
         return _power_of_f(n, ratio, level)
     draw = np.random.default_rng([n, STUDIES]).standard_normal((2, n, STUDIES))
-    found = stats.levene(draw[0] * ratio, draw[1], center="median", axis=0).statistic
-    return float((_p_values(found, n) < level).mean())
+    statistics = stats.levene(draw[0] * ratio, draw[1], center="median", axis=0).statistic
+    return float((_p_values(statistics, n) < level).mean())
 
 
 def _power_of_f(n: int, ratio: float, level: float) -> float:
@@ -355,9 +355,9 @@ def paired(b: Floats, a: Floats) -> tuple[Interval, float]:
     if not _sd(b - a):
         mean = float((b - a).mean())
         return Interval(mean, mean), 1.0
-    found = stats.ttest_rel(b, a)
-    low, high = found.confidence_interval(1 - LEVEL)
-    return Interval(float(low), float(high)), float(found.pvalue)
+    result = stats.ttest_rel(b, a)
+    low, high = result.confidence_interval(1 - LEVEL)
+    return Interval(float(low), float(high)), float(result.pvalue)
 
 
 def _bootstrap(a: Floats, b: Floats) -> Interval:
@@ -374,8 +374,8 @@ def _bootstrap(a: Floats, b: Floats) -> Interval:
     rng = np.random.default_rng(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a resample of one repeated seed has an sd of 0, and an infinite logarithm
-        drawn = stats.bootstrap(
+        resampled = stats.bootstrap(
             (a, b), log_ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile", rng=rng
         ).bootstrap_distribution
-    low, high = np.quantile(drawn[np.isfinite(drawn)], [LEVEL / 2, 1 - LEVEL / 2])
+    low, high = np.quantile(resampled[np.isfinite(resampled)], [LEVEL / 2, 1 - LEVEL / 2])
     return Interval(float(np.exp(low)), float(np.exp(high)))

@@ -66,24 +66,28 @@ def twins_of(
         margin: of equivalence.
     """
     pairs = {
-        name: [(mine, theirs) for mine in records if (theirs := _twin(mine, other)) and _known(key, mine, theirs)]
+        name: [
+            (own, other_record)
+            for own in records
+            if (other_record := _twin(own, other)) and _known(key, own, other_record)
+        ]
         for name, records in members.items()
     }
     # Members share their seeds, so their runs are independent only after averaging by seed.
     by_seed: dict[int, list[Pair]] = {}
     for pair in (pair for some in pairs.values() for pair in some):
         by_seed.setdefault(run_of(pair[0]).seed, []).append(pair)
-    found = [_twins(setting, name, [[pair] for pair in some], key, margin) for name, some in pairs.items()]
+    result = [_twins(setting, name, [[pair] for pair in some], key, margin) for name, some in pairs.items()]
     if sum(map(bool, pairs.values())) > 1:
-        found.append(_twins(setting, ALL, list(by_seed.values()), key, margin))
-    return [twins for twins in found if twins]
+        result.append(_twins(setting, ALL, list(by_seed.values()), key, margin))
+    return [twins for twins in result if twins]
 
 
 def _twin(record: Record, other: Mapping[str, Record]) -> Record | None:
     """Return the record of the same run in the other study; None if it has none with equal images and shards."""
-    theirs = other.get(record["run"])
-    same = theirs and theirs["data"] == record["data"] and _shards(theirs) == _shards(record)
-    return theirs if same else None
+    twin = other.get(record["run"])
+    same = twin and twin["data"] == record["data"] and _shards(twin) == _shards(record)
+    return twin if same else None
 
 
 def _shards(record: Record) -> Record:
@@ -107,20 +111,26 @@ def _twins(setting: str, name: str, groups: Sequence[Sequence[Pair]], key: str, 
         key: the measure.
         margin: of equivalence.
     """
-    here, there = ([float(np.mean([pair[side][key] for pair in group])) for group in groups] for side in (0, 1))
+    here_values, there_values = (
+        [float(np.mean([pair[side][key] for pair in group])) for group in groups] for side in (0, 1)
+    )
     # The other study, such as one on real processes, is the baseline by which this study is judged.
-    found = compare(there, here, margin)
-    if not found:
+    comparison = compare(there_values, here_values, margin)
+    if not comparison:
         return None
     pairs = [pair for group in groups for pair in group]
-    mine, theirs = ([pair[side] for pair in pairs] for side in (0, 1))
+    here_records, there_records = ([pair[side] for pair in pairs] for side in (0, 1))
     return Twins(
         setting=setting,
         member=name,
-        mean=Both(float(np.mean(here)), float(np.mean(there))),
-        sd=Both(math.nan, math.nan) if name == ALL else Both(*(float(np.std(x, ddof=1)) for x in (here, there))),
-        staleness=Both(*(float(np.mean([r["staleness"]["mean"] for r in records])) for records in (mine, theirs))),
-        found=found,
+        mean=Both(float(np.mean(here_values)), float(np.mean(there_values))),
+        sd=Both(math.nan, math.nan)
+        if name == ALL
+        else Both(*(float(np.std(x, ddof=1)) for x in (here_values, there_values))),
+        staleness=Both(
+            *(float(np.mean([r["staleness"]["mean"] for r in records])) for records in (here_records, there_records))
+        ),
+        found=comparison,
         same_seeds=all(one["seeds"] == other["seeds"] for one, other in pairs),
-        made=(environments(mine), environments(theirs)),
+        made=(environments(here_records), environments(there_records)),
     )

@@ -86,23 +86,23 @@ def simulation_of(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
 
     Empty on real processes."""
     simulated = case_of(plan, Run(cell, 0), "shards", Path("run")).simulated
-    said = simulated.to_json() if simulated else {}
-    return {name: value for name, value in said.items() if name not in ("schedule_seed", "workers", "rows")}
+    values = simulated.to_json() if simulated else {}
+    return {name: value for name, value in values.items() if name not in ("schedule_seed", "workers", "rows")}
 
 
 def sources(plan: StudyPlan) -> dict[str, str]:
     """Return digests of the files that flags name, such as a model's module, by the place of the flag in the plan.
 
     The content of data sets and ready sets is recorded in every line of the ledger instead."""
-    found = {}
+    digests = {}
     for table in (*TABLES, "training", "virtual"):
         members = getattr(plan, table)
         for owner, keys in members.items() if table in TABLES else [("", members)]:
             for key, value in drop_places(keys).items():
                 path = _file_of(value)
                 if path:
-                    found[".".join(filter(None, (table, owner, key)))] = sha256(path.read_bytes()).hexdigest()[:16]
-    return found
+                    digests[".".join(filter(None, (table, owner, key)))] = sha256(path.read_bytes()).hexdigest()[:16]
+    return digests
 
 
 def _file_of(value: Any) -> Path | None:
@@ -136,10 +136,10 @@ def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation
 
 def check(plan: StudyPlan) -> None:
     """Raise UsageError, or DataError for a broken set, for every fault that would stop a run before its training."""
-    for table, filled in FILLED.items():
+    for table, reserved_keys in FILLED.items():
         members = getattr(plan, table)
         for owner, keys in members.items() if table not in ("training", "virtual") else [("", members)]:
-            key = next((key for key in filled if key in keys and (table, key) != ("shardings", ORDER)), None)
+            key = next((key for key in reserved_keys if key in keys and (table, key) != ("shardings", ORDER)), None)
             if key:
                 raise UsageError(f"{_place(table, owner)}: {key} is what the study itself chooses; leave it out")
     for name in plan.shardings:
@@ -201,11 +201,11 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
     if not train.layout.labelled:
         raise UsageError(f"{train.uri} has no labels: a study compares accuracies, which are of classes")
     rows = train.rows
-    for asked in (derivation(plan, name, order) for order in sorted(orders)):
-        if asked != Derivation():
-            check_derivation(asked, train)
+    for order_derivation in (derivation(plan, name, order) for order in sorted(orders)):
+        if order_derivation != Derivation():
+            check_derivation(order_derivation, train)
             # A derivation may keep fewer rows than there are.
-            rows = min(asked.rows or rows, rows)
+            rows = min(order_derivation.rows or rows, rows)
     if plan.workers > rows:
         raise UsageError(f"workers = {plan.workers} is more than the {rows} rows")
 
@@ -272,10 +272,10 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
         case.simulated.check(plan.workers)
 
 
-def _check_at(place: str, check: Callable[..., None], *what: Any) -> None:
+def _check_at(place: str, check: Callable[..., None], *arguments: Any) -> None:
     """Run a check, and prefix the message of its UsageError with a place in the plan."""
     try:
-        check(*what)
+        check(*arguments)
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
 

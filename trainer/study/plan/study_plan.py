@@ -193,10 +193,10 @@ def read_plan(path: Path) -> StudyPlan:
 
 def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
     """Return the plan of a parsed file. Raises UsageError with key and value."""
-    known = {item.name for item in fields(StudyPlan)}
-    unknown = next((key for key in values if key not in known), None)
+    field_names = {item.name for item in fields(StudyPlan)}
+    unknown = next((key for key in values if key not in field_names), None)
     if unknown:
-        raise UsageError(f"unknown key {unknown!r}; keys are {', '.join(sorted(known))}")
+        raise UsageError(f"unknown key {unknown!r}; keys are {', '.join(sorted(field_names))}")
     for key in (*TABLES, "training", "virtual"):
         _check_table(key, values.get(key, {}), nested=key in TABLES)
     for key in ("title", "backend", "compare", "baseline", "beside"):
@@ -209,8 +209,8 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
     if missing:
         example = "seeds = 19" if missing == "seeds" else f"[{missing}.NAME]"
         raise UsageError(f"{missing} is missing: a plan needs {example}")
-    given = dict(values) | {"seeds": seeds_of(values["seeds"]), "vary": vary, "skip": _texts(values, "skip", ())}
-    return StudyPlan(**{"title": default_title} | given)
+    arguments = dict(values) | {"seeds": seeds_of(values["seeds"]), "vary": vary, "skip": _texts(values, "skip", ())}
+    return StudyPlan(**{"title": default_title} | arguments)
 
 
 def seeds_of(value: Any) -> tuple[int, ...]:
@@ -272,10 +272,10 @@ def _check_table(key: str, value: Any, *, nested: bool) -> None:
 
 
 def _texts(values: Table, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
-    given = values.get(key, default)
-    if not isinstance(given, list | tuple) or not all(isinstance(text, str) for text in given):
-        raise UsageError(f"{key} = {given!r} is not a list of texts")
-    return tuple(given)
+    texts = values.get(key, default)
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise UsageError(f"{key} = {texts!r} is not a list of texts")
+    return tuple(texts)
 
 
 def _check_type(values: Table, key: str, kind: type, words: str) -> None:

@@ -25,11 +25,13 @@ def learning(setting: StudySetting) -> Figure | None:
 
     Shows how far apart runs of one configuration may end, as the paper's figure 1 does for random shards. Returns None
     if no member was evaluated at two epochs or more."""
-    drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.epochs) > 1]
-    if not drawn:
+    curves_by_member = [
+        (name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.epochs) > 1
+    ]
+    if not curves_by_member:
         return None
-    figure, axes = canvas(3.2, columns=len(drawn), sharey=True)
-    for ax, (name, curves), colour in zip(axes, drawn, _colours(len(drawn)), strict=True):
+    figure, axes = canvas(3.2, columns=len(curves_by_member), sharey=True)
+    for ax, (name, curves), colour in zip(axes, curves_by_member, _colours(len(curves_by_member)), strict=True):
         # More lines would hide each other; the median is over all runs.
         for line in curves.accuracy[:MAX_LINES]:
             ax.plot(curves.epochs, line, color=colour, lw=0.6, alpha=0.4)
@@ -46,16 +48,18 @@ def spread_over_epochs(setting: StudySetting) -> Figure | None:
     """Draw the standard deviation over seeds at every epoch (the paper's figure 8), with its 95 % interval.
 
     Returns None if no member has two runs, or if one was evaluated at a single epoch."""
-    drawn = [(name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.accuracy) > 1]
-    if not drawn or any(len(curves.epochs) < 2 for _, curves in drawn):
+    curves_by_member = [
+        (name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.accuracy) > 1
+    ]
+    if not curves_by_member or any(len(curves.epochs) < 2 for _, curves in curves_by_member):
         return None
     figure, (ax,) = canvas(3.4)
-    for (name, curves), colour in zip(drawn, _colours(len(drawn)), strict=True):
+    for (name, curves), colour in zip(curves_by_member, _colours(len(curves_by_member)), strict=True):
         low, high = _spread_band(curves)
         ax.fill_between(curves.epochs, 100 * low, 100 * high, color=colour, alpha=0.12, lw=0)
         ax.plot(curves.epochs, 100 * curves.spread, color=colour, lw=1.6, marker="o", ms=3, label=name)
     # A log scale cannot show a deviation of 0.
-    if all(curves.spread.min() > 0 for _, curves in drawn):
+    if all(curves.spread.min() > 0 for _, curves in curves_by_member):
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
@@ -63,7 +67,7 @@ def spread_over_epochs(setting: StudySetting) -> Figure | None:
     ax.set_xlabel("epoch")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylabel("standard deviation over seeds in points")
-    ax.legend(**ABOVE, ncols=min(4, len(drawn)))
+    ax.legend(**ABOVE, ncols=min(4, len(curves_by_member)))
     return figure
 
 
@@ -78,16 +82,19 @@ def ratios(setting: StudySetting, baseline: str) -> Figure | None:
     figure, (ax,) = canvas(0.9 + 0.42 * len(rows))
     printed = published_of(setting.dataset)
     ax.axvline(1, color=GREY, lw=1, ls="--")
-    for at, (name, found) in enumerate(rows):
-        for ends, height, look in ((found.sd_ratio_f, 0.12, "F"), (found.sd_ratio_bootstrap, -0.12, "bootstrap")):
+    for at, (name, comparison) in enumerate(rows):
+        for ends, height, look in (
+            (comparison.sd_ratio_f, 0.12, "F"),
+            (comparison.sd_ratio_bootstrap, -0.12, "bootstrap"),
+        ):
             colour = PALETTE[0] if look == "F" else PALETTE[1]
             if all(map(_drawable, ends)):
                 ax.plot(ends, [at - height] * 2, color=colour, lw=2.2, label=f"95 % by {look}" if at == 0 else None)
-        ax.plot([found.sd_ratio], [at], "o", color="black", ms=6, label="this study" if at == 0 else None)
+        ax.plot([comparison.sd_ratio], [at], "o", color="black", ms=6, label="this study" if at == 0 else None)
         # The published ratios have random sharding as their baseline.
-        theirs = printed.rows.get(name) if printed and baseline == "random" else None
-        if printed and theirs:
-            ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
+        published = printed.rows.get(name) if printed and baseline == "random" else None
+        if printed and published:
+            ratio = printed.rows["random"].accuracy_sd / published.accuracy_sd
             ax.plot([ratio], [at], "D", color=PALETTE[3], ms=6, label="published, 5 runs")
     name_rows(ax, [name for name, _ in rows])
     ax.set_xscale("log")
@@ -170,12 +177,12 @@ def quality(setting: StudySetting) -> Figure | None:
         return None
     figure, axes = canvas(3.4, columns=2, sharey=True)
     for ax, (key, label) in zip(axes, QUALITIES_IN_FULL.items(), strict=True):
-        drawn: list[float] = []
+        values: list[float] = []
         for (name, member), colour in zip(rows, _colours(len(rows)), strict=True):
-            done = [record for record in member.records if record[PRIMARY] is not None]
-            accuracy = np.array([record[PRIMARY] for record in done])
-            measured = [record["sharding"].get(key) for record in done]
-            drawn += [value for value in measured if value]
+            finished = [record for record in member.records if record[PRIMARY] is not None]
+            accuracy = np.array([record[PRIMARY] for record in finished])
+            measured = [record["sharding"].get(key) for record in finished]
+            values += [value for value in measured if value]
             ax.plot(
                 measured,
                 100 * np.abs(accuracy - np.median(accuracy)),
@@ -186,7 +193,7 @@ def quality(setting: StudySetting) -> Figure | None:
                 mec="none",
                 label=name,
             )
-        if drawn and max(drawn) > DECADE * min(drawn):  # otherwise a log scale would have a single tick
+        if values and max(values) > DECADE * min(values):  # otherwise a log scale would have a single tick
             ax.set_xscale("symlog", linthresh=0.1 if key == "mmd_ratio" else 1)
         ax.xaxis.set_major_formatter("{x:g}")
         ax.set_xlabel(label)

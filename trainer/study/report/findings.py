@@ -31,26 +31,28 @@ def findings(analysis: Analysis) -> list[StudyFinding]:
 
     The answer and its basis come first; then, setting by setting, every comparison of the final accuracy, with
     reservations about its runs, and further remarks."""
-    said = [StudyFinding("plain", text, "answer") for text in _answer(analysis)]
-    said += [StudyFinding("plain", text) for text in (_basis(analysis), *remarks.unlike(analysis))]
-    said += [StudyFinding("plain", text) for text in remarks.seeds_chosen(analysis)]
-    said += [StudyFinding("worse", text, "answer") for text in remarks.chosen_later(analysis)]
+    result = [StudyFinding("plain", text, "answer") for text in _answer(analysis)]
+    result += [StudyFinding("plain", text) for text in (_basis(analysis), *remarks.unlike(analysis))]
+    result += [StudyFinding("plain", text) for text in remarks.seeds_chosen(analysis)]
+    result += [StudyFinding("worse", text, "answer") for text in remarks.chosen_later(analysis)]
     for setting in analysis.settings:
         for member in setting.members.values():
             comparison = member.comparisons[PRIMARY]
             if comparison:
-                said.append(_about(analysis, setting, member, comparison))
+                result.append(_about(analysis, setting, member, comparison))
             elif member.name != analysis.baseline:
                 # Members without a comparison are listed with the reason, so that none is silently missing.
                 few = f"fewer than {FEW_SEEDS} seeds in common with {analysis.baseline}"
                 why = NO_ACCURACY if _has_no_accuracy(member) else few
-                said.append(
+                result.append(
                     StudyFinding("plain", f"{named(analysis, setting, member)}: not compared: {why}.", "comparison")
                 )
-            said += [StudyFinding("worse", text, "answer") for text in remarks.reservations(analysis, setting, member)]
+            result += [
+                StudyFinding("worse", text, "answer") for text in remarks.reservations(analysis, setting, member)
+            ]
         more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.paper)
-        said += [StudyFinding("plain", text) for about in more for text in about(analysis, setting)]
-    return said
+        result += [StudyFinding("plain", text) for about in more for text in about(analysis, setting)]
+    return result
 
 
 def _has_no_accuracy(member: ComparisonSide) -> bool:
@@ -64,7 +66,7 @@ def _answer(analysis: Analysis) -> list[str]:
     The spread differs from the baseline's, or no difference is shown; the mean differs, is equal or is undecided.
     Without accuracies or comparisons, return the reason instead."""
     base = analysis.baseline
-    found = [
+    comparisons = [
         (named(analysis, s, m) + _count_note(m), c)
         for s in analysis.settings
         for m in s.members.values()
@@ -76,36 +78,38 @@ def _answer(analysis: Analysis) -> list[str]:
     members = [member for setting in analysis.settings for member in setting.members.values()]
     if members and all(map(_has_no_accuracy, members)):
         return [*lines, f"No final accuracies are compared: {NO_ACCURACY}."]
-    if not found:
+    if not comparisons:
         return [*lines, f"No result yet: a comparison needs {FEW_SEEDS} seeds in common with {base}."]
     # A significant difference of spread is called steadier or less steady only if both ratios agree.
-    shown = {
-        side: [name for name, c in found if c.adjusted_spread_p < LEVEL and c.steadier is side]
+    directions = {
+        side: [name for name, c in comparisons if c.adjusted_spread_p < LEVEL and c.steadier is side]
         for side in (True, False, None)
     }
-    alike = [name for name, c in found if not c.adjusted_spread_p < LEVEL]
-    if steadier := shown[True]:
+    alike = [name for name, c in comparisons if not c.adjusted_spread_p < LEVEL]
+    if steadier := directions[True]:
         lines.append(f"Steadier than {base}: the final accuracy varies less from seed to seed with {listed(steadier)}.")
-    if wilder := shown[False]:
+    if wilder := directions[False]:
         lines.append(
             f"Less steady than {base}: the final accuracy varies more from seed to seed with {listed(wilder)}."
         )
-    if mixed := shown[None]:
+    if undirected := directions[None]:
         lines.append(
-            f"Spread differs from {base}, but not in one direction: {listed(mixed)}. Most runs point one way, and a few"
+            f"Spread differs from {base}, but not in one direction: {listed(undirected)}. Most runs point one way, and a few"
             " outliers the other."
         )
     if alike:
         lines.append(f"Spread: no difference from {base} is shown for {listed(alike)}. {_visible(analysis)}")
-    means = [f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in found if c.adjusted_difference_p < LEVEL]
+    means = [
+        f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in comparisons if c.adjusted_difference_p < LEVEL
+    ]
     if means:
         lines.append(f"Mean differs from {base}: {listed(means)}.")
     # Without a significant difference, the means may still be shown to be equivalent.
-    rest = [(name, c.adjusted_equivalence_p < LEVEL) for name, c in found if not c.adjusted_difference_p < LEVEL]
+    rest = [(name, c.adjusted_equivalence_p < LEVEL) for name, c in comparisons if not c.adjusted_difference_p < LEVEL]
     margin = f"{analysis.margin * POINTS:g} points"
-    if equal := [name for name, shown in rest if shown]:
+    if equal := [name for name, is_equal in rest if is_equal]:
         lines.append(f"Mean equal to {base} within {margin}: {listed(equal)}.")
-    if unknown := [name for name, shown in rest if not shown]:
+    if unknown := [name for name, is_equal in rest if not is_equal]:
         lines.append(
             f"Mean undecided: neither a difference from {base} nor equality within {margin} is shown for {listed(unknown)}."
         )
@@ -130,66 +134,68 @@ def _visible(analysis: Analysis) -> str:
 
 def _basis(analysis: Analysis) -> str:
     """Return how many runs the results are based on, the time that they took, and how p-values are adjusted."""
-    done = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
+    proportion = "all" if analysis.runs == analysis.planned else f"{analysis.runs:,} of"
     number = f"{analysis.family} comparison{'s' if analysis.family != 1 else ''}"
     family = f"P-values are adjusted over {number} (Holm), separately for spread, means and equivalence"
-    said = [
-        f"Based on {done} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
+    sentences = [
+        f"Based on {proportion} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
         remarks.levelled(analysis),
         f"{family}. Intervals are not adjusted." * (analysis.family > 0),
     ]
-    return " ".join(filter(None, said))
+    return " ".join(filter(None, sentences))
 
 
-def _about(analysis: Analysis, setting: StudySetting, member: ComparisonSide, found: Comparison) -> StudyFinding:
+def _about(analysis: Analysis, setting: StudySetting, member: ComparisonSide, comparison: Comparison) -> StudyFinding:
     """Return the finding of one comparison with the baseline.
 
     Its level is "plain" without a significant difference, "better" if every difference is in favour of the member, and
     "worse" otherwise. If there is a difference, more diverged runs than the baseline's count against the member."""
     baseline = setting.members[analysis.baseline]
     # One entry per difference that is shown: True if it is in favour of the member.
-    shown = [found.steadier] * (found.adjusted_spread_p < LEVEL and found.steadier is not None)
-    shown += [found.difference > 0] * (found.adjusted_difference_p < LEVEL)
-    if shown and member.diverged > baseline.diverged:
-        shown.append(False)
-    level: Level = "plain" if not shown else "better" if all(shown) else "worse"
-    text = f"{named(analysis, setting, member)}: {_spread_words(analysis, found)} {_mean_words(analysis, found)}"
+    favours = [comparison.steadier] * (comparison.adjusted_spread_p < LEVEL and comparison.steadier is not None)
+    favours += [comparison.difference > 0] * (comparison.adjusted_difference_p < LEVEL)
+    if favours and member.diverged > baseline.diverged:
+        favours.append(False)
+    level: Level = "plain" if not favours else "better" if all(favours) else "worse"
+    text = (
+        f"{named(analysis, setting, member)}: {_spread_words(analysis, comparison)} {_mean_words(analysis, comparison)}"
+    )
     return StudyFinding(level, text, "comparison")
 
 
-def _spread_words(analysis: Analysis, found: Comparison) -> str:
+def _spread_words(analysis: Analysis, comparison: Comparison) -> str:
     """Return a clause on the standard deviation of the baseline over the member's, with its interval.
 
     If the difference is significant, the clause has its p-value; if a few extreme runs decide its direction, a warning.
     """
-    if math.isnan(found.sd_ratio):
+    if math.isnan(comparison.sd_ratio):
         return f"neither it nor {analysis.baseline} varies from seed to seed."
-    if math.isinf(found.sd_ratio):
+    if math.isinf(comparison.sd_ratio):
         return f"it does not vary from seed to seed, while {analysis.baseline} does."
-    times = f"{number(found.sd_ratio)} ({interval(found.sd_ratio_f)})"
+    times = f"{number(comparison.sd_ratio)} ({interval(comparison.sd_ratio_f)})"
     ratio = f"standard deviation of {analysis.baseline} / its own = {times}"
-    if found.adjusted_spread_p < LEVEL:
-        p = f"p {p_value(found.adjusted_spread_p)}"
+    if comparison.adjusted_spread_p < LEVEL:
+        p = f"p {p_value(comparison.adjusted_spread_p)}"
         # The test compares mean distances from the median, which a few extreme runs affect less than the sd.
-        if found.steadier is None:
-            distance = f"the ratio of mean distances from the median {number(found.distance_ratio)}"
+        if comparison.steadier is None:
+            distance = f"the ratio of mean distances from the median {number(comparison.distance_ratio)}"
             return f"{ratio}, {distance}: a few runs decide, {p}."
         return f"{ratio}, {p}."
     return f"{ratio}: no difference is shown."
 
 
-def _mean_words(analysis: Analysis, found: Comparison) -> str:
+def _mean_words(analysis: Analysis, comparison: Comparison) -> str:
     """Return a sentence on the difference of the means in percentage points, with its 95 % interval.
 
     It says whether a difference is shown, equality within the margin, both, or neither ("undecided")."""
-    points = found.difference * POINTS
-    ends = Interval(found.difference_interval.low * POINTS, found.difference_interval.high * POINTS)
+    points = comparison.difference * POINTS
+    ends = Interval(comparison.difference_interval.low * POINTS, comparison.difference_interval.high * POINTS)
     side = "higher" if points >= 0 else "lower"
     mean = f"Mean {abs(points):.2f} points {side} ({ends.low:+.2f} to {ends.high:+.2f})"
-    same = f"equal within {analysis.margin * POINTS:g} points (p {p_value(found.adjusted_equivalence_p)})"
-    if found.adjusted_difference_p < LEVEL:
-        but = f", but {same}" if found.adjusted_equivalence_p < LEVEL else ""
-        return f"{mean}, p {p_value(found.adjusted_difference_p)}{but}."
-    if found.adjusted_equivalence_p < LEVEL:
+    same = f"equal within {analysis.margin * POINTS:g} points (p {p_value(comparison.adjusted_equivalence_p)})"
+    if comparison.adjusted_difference_p < LEVEL:
+        but = f", but {same}" if comparison.adjusted_equivalence_p < LEVEL else ""
+        return f"{mean}, p {p_value(comparison.adjusted_difference_p)}{but}."
+    if comparison.adjusted_equivalence_p < LEVEL:
         return f"{mean}: {same}."
     return f"{mean}: undecided."

@@ -24,16 +24,16 @@ def levelled(analysis: Analysis) -> str:
     """Return a sentence on whether the runs had levelled off: the baseline's gain between the last two evaluations.
 
     A large gain means that longer runs would give other results. Empty without learning curves."""
-    said = []
+    clauses = []
     for setting in analysis.settings:
         baseline = setting.members.get(analysis.baseline)
         if baseline and baseline.curves and len(baseline.curves.epochs) > 1:
             last = baseline.curves.epochs[-1]
             gain = f"{POINTS * baseline.curves.last_gain:+.2f} points"
-            said.append(
+            clauses.append(
                 f"in the last of {last:g} epochs the mean of {analysis.baseline}{where(analysis, setting)} moved by {gain}"
             )
-    text = "; ".join(said)
+    text = "; ".join(clauses)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
@@ -55,25 +55,26 @@ def unlike(analysis: Analysis) -> list[str]:
 def chosen_later(analysis: Analysis) -> list[str]:
     """Return warnings for a baseline or margin that changed after the study began."""
     now = {"baseline": analysis.baseline, "margin": analysis.margin}
-    begun = analysis.begun
+    initial_tests = analysis.begun
     return [
-        f"The {key} was {begun[key]} at first and is {value} now: a test that is chosen after seeing results proves less."
+        f"The {key} was {initial_tests[key]} at first and is {value} now: a test that is chosen after seeing results"
+        " proves less."
         for key, value in now.items()
-        if begun.get(key, value) != value
+        if initial_tests.get(key, value) != value
     ]
 
 
 def seeds_chosen(analysis: Analysis) -> list[str]:
     """Return warnings if the seeds changed since the study began, or if the ledger holds runs that are not used."""
-    said = []
-    begun = analysis.begun.get("seeds", analysis.planned_seeds)
-    if begun != analysis.planned_seeds:
+    sentences = []
+    initial_seeds = analysis.begun.get("seeds", analysis.planned_seeds)
+    if initial_seeds != analysis.planned_seeds:
         text = "tests prove less if seeds are added or left out after seeing results."
-        said.append(f"This study began with {begun} seeds and has {analysis.planned_seeds} now: {text}")
+        sentences.append(f"This study began with {initial_seeds} seeds and has {analysis.planned_seeds} now: {text}")
     if analysis.left_out:
         runs = f"{analysis.left_out:,} {'runs' if analysis.left_out > 1 else 'run'}"
-        said.append(f"Not included: {runs} of the ledger with other seeds or of skipped cells.")
-    return said
+        sentences.append(f"Not included: {runs} of the ledger with other seeds or of skipped cells.")
+    return sentences
 
 
 def same_shards(analysis: Analysis, setting: StudySetting) -> list[str]:
@@ -93,15 +94,15 @@ def reservations(analysis: Analysis, setting: StudySetting, member: ComparisonSi
     runs = len(member.records)
     about = named(analysis, setting, member)
     idle = sum(record.get("learned") is False for record in member.records)
-    said = []
+    sentences = []
     if member.diverged:
-        said.append(f"{about}: {member.diverged} of {runs} runs diverged, and no mean includes them.")
+        sentences.append(f"{about}: {member.diverged} of {runs} runs diverged, and no mean includes them.")
     if idle:
-        said.append(f"{about}: {idle} of {runs} runs learned nothing: they ended no better than guessing.")
+        sentences.append(f"{about}: {idle} of {runs} runs learned nothing: they ended no better than guessing.")
     if member.repeats:
         text = f"{member.repeats} of its runs ended bit-identical to another seed's run: the seeds do not change them,"
-        said.append(f"{about}: {text} although tests count them as independent.")
-    return said
+        sentences.append(f"{about}: {text} although tests count them as independent.")
+    return sentences
 
 
 def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
@@ -110,13 +111,12 @@ def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
     A sentence per measure of shards, about runs of equal strategy. Empty unless ways of sharding are compared."""
     lines = []
     for test in analysis.qualities if analysis.compared == "sharding" else []:
-        found = test.within
-        if test.setting == setting.name and not math.isnan(found.rho):
-            verb = "correlates" if found.adjusted_p < LEVEL else "is not shown to correlate"
-            numbers = (
-                f"rank correlation within strategies {found.rho:+.2f}, {found.runs} runs of strategies whose shards"
-            )
-            numbers = f"{numbers} differ, p {p_value(found.adjusted_p)}"
+        correlation = test.within
+        if test.setting == setting.name and not math.isnan(correlation.rho):
+            verb = "correlates" if correlation.adjusted_p < LEVEL else "is not shown to correlate"
+            numbers = f"rank correlation within strategies {correlation.rho:+.2f}"
+            numbers = f"{numbers}, {correlation.runs} runs of strategies whose shards differ"
+            numbers = f"{numbers}, p {p_value(correlation.adjusted_p)}"
             text = f"{verb} with the distance of a run from the median of its strategy ({numbers})."
             lines.append(f"Evenness of shards by {QUALITIES[test.quality]}{where(analysis, setting)} {text}")
     return lines
@@ -127,21 +127,21 @@ def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
 
     Empty if the plan names no such study."""
     other = analysis.beside
-    found = [twins for twins in analysis.twins if twins.setting == setting.name]
+    of_setting = [twins for twins in analysis.twins if twins.setting == setting.name]
     if not other:
         return []
-    if not found:
+    if not of_setting:
         few = f"fewer than {FEWEST} runs with equal images and shards, or no such study"
         return [f"Cannot be compared with {other}{where(analysis, setting)}: {few}."]
-    same = all(twins.same_seeds for twins in found)
+    same = all(twins.same_seeds for twins in of_setting)
     runs = "the same seeds" if same else "runs with equal images and shards, but other seeds"
     lines = [
-        f"Compared with {other}{where(analysis, setting)}, {runs}: {'; '.join(_twin(analysis, t) for t in found)}."
+        f"Compared with {other}{where(analysis, setting)}, {runs}: {'; '.join(_twin(analysis, t) for t in of_setting)}."
     ]
     # Members without enough common runs are named, so that they are not taken for compared.
-    if lone := [name for name in setting.members if name not in {twins.member for twins in found}]:
+    if lone := [name for name in setting.members if name not in {twins.member for twins in of_setting}]:
         lines.append(f"Not compared with {other}, which has fewer than {FEWEST} matching runs: {listed(lone)}.")
-    if differing := [words for key, words in MAKERS.items() if any(_differ(twins, key) for twins in found)]:
+    if differing := [words for key, words in MAKERS.items() if any(_differ(twins, key) for twins in of_setting)]:
         lines.append(
             f"The environments of the two studies differ too, which may cause part of the difference: {listed(differing)}."
         )
@@ -150,23 +150,23 @@ def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
 
 def _twin(analysis: Analysis, twins: Twins) -> str:
     """Return a clause on the mean and standard deviation of one member, or of ALL, here and in the other study."""
-    found = twins.found
+    comparison = twins.found
     whose = "over all strategies, averaged by seed, the" if twins.member == ALL else f"the {twins.member}"
-    low, high = (f"{POINTS * end:+.2f}" for end in found.difference_interval)
-    side = "higher" if found.difference >= 0 else "lower"
-    points = abs(POINTS * found.difference)
-    pairs = f"{found.n} {'seeds' if twins.member == ALL else 'pairs'}"
+    low, high = (f"{POINTS * end:+.2f}" for end in comparison.difference_interval)
+    side = "higher" if comparison.difference >= 0 else "lower"
+    points = abs(POINTS * comparison.difference)
+    pairs = f"{comparison.n} {'seeds' if twins.member == ALL else 'pairs'}"
     text = f"{whose} mean is {points:.2f} points {side} here ({low} to {high}, {pairs})"
-    if not math.isnan(found.sd_ratio_bootstrap.low) and twins.member != ALL:
-        there = f"{number(found.sd_ratio)} ({interval(found.sd_ratio_f)})"
-        text += f", and the standard deviation in {analysis.beside} / here = {there}"
+    if not math.isnan(comparison.sd_ratio_bootstrap.low) and twins.member != ALL:
+        ratio = f"{number(comparison.sd_ratio)} ({interval(comparison.sd_ratio_f)})"
+        text += f", and the standard deviation in {analysis.beside} / here = {ratio}"
     return text
 
 
 def _differ(twins: Twins, key: str) -> bool:
     """True if the makers of the runs differ in a property that both studies recorded. Older studies recorded fewer."""
-    here, there = ({str(made[key]) for made, _ in side if key in made} for side in twins.made)
-    return bool(here and there) and here != there
+    own_values, other_values = ({str(made[key]) for made, _ in side if key in made} for side in twins.made)
+    return bool(own_values and other_values) and own_values != other_values
 
 
 def paper(analysis: Analysis, setting: StudySetting) -> list[str]:
@@ -176,20 +176,20 @@ def paper(analysis: Analysis, setting: StudySetting) -> list[str]:
     printed = published_of(setting.dataset)
     if not printed or (analysis.compared, analysis.baseline) != ("sharding", "random"):
         return []
-    said = []
+    clauses = []
     for name, member in setting.members.items():
-        theirs = printed.rows.get(name)
+        published = printed.rows.get(name)
         ours = member.comparisons[PRIMARY]
-        if theirs and ours and not math.isnan(ours.sd_ratio_f.low):
-            ratio = printed.rows["random"].accuracy_sd / theirs.accuracy_sd
+        if published and ours and not math.isnan(ours.sd_ratio_f.low):
+            ratio = printed.rows["random"].accuracy_sd / published.accuracy_sd
             # The paper gives no intervals; these follow from its number of runs.
             worth = f_interval(ratio, RUNS)
             (low, high) = ours.sd_ratio_f
             meets = "which overlap" if max(low, worth.low) <= min(high, worth.high) else "which do not overlap"
-            said.append(
+            clauses.append(
                 f"{number(ratio)} for {name} ({interval(worth)}), here {number(low)} to {number(high)}, {meets}"
             )
     about = (
         f"The paper's ratios of standard deviations, from {RUNS} runs per side of ResNet-56{where(analysis, setting)}"
     )
-    return [f"{about}: {'; '.join(said)}."] if said else []
+    return [f"{about}: {'; '.join(clauses)}."] if clauses else []

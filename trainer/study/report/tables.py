@@ -57,12 +57,12 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
 
     A study that compares ways of sharding also has tables on the evenness of the shards."""
     measured = [key for key in PRINTED if any(key in m.summaries for m in setting.members.values())]
-    made = [table for key in measured for table in _measure(analysis, setting, key)]
-    made += [_curve(analysis, setting), _work(setting)]
+    result = [table for key in measured for table in _measure(analysis, setting, key)]
+    result += [_curve(analysis, setting), _work(setting)]
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
-        made += [_quality(setting), *_predicts(analysis, setting)]
-    return [*made, *_compare_studies(analysis, setting), *_published(analysis, setting)]
+        result += [_quality(setting), *_predicts(analysis, setting)]
+    return [*result, *_compare_studies(analysis, setting), *_published(analysis, setting)]
 
 
 def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]:
@@ -70,7 +70,7 @@ def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]
 
     key: of NAMES."""
     values = []
-    compared = []
+    comparison_rows = []
     for member in setting.members.values():
         s = member.summaries.get(key)
         if s is None:
@@ -85,14 +85,14 @@ def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]
             ps = (c.difference_p, c.adjusted_difference_p, c.spread_p, c.adjusted_spread_p)
             equivalence = p_value(c.adjusted_equivalence_p) if "accuracy" in key else ""
             cells = (*difference, *ratio, *map(p_value, ps), equivalence, number(c.correlation))
-            compared.append((member.name, str(c.n), *cells))
+            comparison_rows.append((member.name, str(c.n), *cells))
     name = NAMES[key].capitalize()
     base = analysis.baseline
-    made = [Table(f"{name}: {setting.name}", (analysis.compared, *VALUES), values)]
-    if compared:
+    tables = [Table(f"{name}: {setting.name}", (analysis.compared, *VALUES), values)]
+    if comparison_rows:
         header = (analysis.compared, "pairs", f"mean - mean of {base}", "95 %", f"sd of {base} / sd", *TESTS)
-        made.append(Table(f"{name} compared with {base}: {setting.name}", header, compared))
-    return made
+        tables.append(Table(f"{name} compared with {base}: {setting.name}", header, comparison_rows))
+    return tables
 
 
 def _curve(analysis: Analysis, setting: StudySetting) -> Table:
@@ -118,8 +118,8 @@ def _curve(analysis: Analysis, setting: StudySetting) -> Table:
         # A gain in the last epoch reveals runs that were still improving when they ended.
         if member.curves and len(member.curves.epochs) > 1:
             gain = f"{POINTS * member.curves.last_gain:+.2f}"
-        found = (number(member.curve_ratio), p_value(member.curve_p), p_value(member.curve_adjusted_p))
-        rows.append((member.name, *found, best, gain))
+        ratio_and_ps = (number(member.curve_ratio), p_value(member.curve_p), p_value(member.curve_adjusted_p))
+        rows.append((member.name, *ratio_and_ps, best, gain))
     return Table(f"Spread over the whole curve (mean distance from the median curve): {setting.name}", header, rows)
 
 
@@ -220,14 +220,14 @@ def _published(analysis: Analysis, setting: StudySetting) -> list[Table]:
     # Ways of sharding that only one side has get a row too.
     for name in dict.fromkeys([*setting.members, *printed.rows]):
         member = setting.members.get(name)
-        theirs = printed.rows.get(name)
-        rows.append((name, *_ours(analysis, member), *_theirs(theirs, base)))
+        published = printed.rows.get(name)
+        rows.append((name, *_ours(analysis, member), *_theirs(published, base)))
     columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
     header = ("sharding", *columns, *(f"published {column}" for column in columns))
-    made = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
+    tables = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
     if any(name in printed.sparse for name in setting.members):
-        made.append(_sparse(setting, printed))
-    return made
+        tables.append(_sparse(setting, printed))
+    return tables
 
 
 def _ours(analysis: Analysis, member: ComparisonSide | None) -> tuple[str, ...]:
@@ -238,9 +238,9 @@ def _ours(analysis: Analysis, member: ComparisonSide | None) -> tuple[str, ...]:
         return ("-",) * 6
     accuracy = member.summaries[PRIMARY]
     loss = member.summaries.get("final_loss")
-    found = member.comparisons[PRIMARY]
-    found = found if analysis.baseline == "random" else None  # the published ratios have this baseline
-    ratio = (number(found.sd_ratio), _ends(found.sd_ratio_f)) if found else ("-", "-")
+    comparison = member.comparisons[PRIMARY]
+    comparison = comparison if analysis.baseline == "random" else None  # the published ratios have this baseline
+    ratio = (number(comparison.sd_ratio), _ends(comparison.sd_ratio_f)) if comparison else ("-", "-")
     losses = _with_sd(loss.mean, loss.sd) if loss else "-"
     return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
 
@@ -291,18 +291,18 @@ def _numbers(member: ComparisonSide, key: str) -> list[str]:
     s = member.summaries[key]
     c = member.comparisons[key]
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
-    compared: list[float] = [math.nan] * 16
+    comparison_values: list[float] = [math.nan] * 16
     if c:
         # The margin of equivalence is a difference of accuracies, not of losses.
         equivalence = [c.equivalence_p, c.adjusted_equivalence_p] if "accuracy" in key else [math.nan] * 2
-        compared = [
+        comparison_values = [
             c.sd_ratio, *c.sd_ratio_f, *c.sd_ratio_bootstrap, c.spread_p, c.brown_forsythe_p,
             c.adjusted_spread_p, c.difference,
             *c.difference_interval, c.difference_p, c.adjusted_difference_p, *equivalence,
             c.correlation,
         ]  # fmt: skip
-    shown = ["" if math.isnan(value) else f"{value:.6g}" for value in [*values, *compared]]
-    return [str(s.n), str(member.diverged), *shown[:9], str(c.n) if c else "", *shown[9:]]
+    cells = ["" if math.isnan(value) else f"{value:.6g}" for value in [*values, *comparison_values]]
+    return [str(s.n), str(member.diverged), *cells[:9], str(c.n) if c else "", *cells[9:]]
 
 
 def to_markdown(analysis: Analysis) -> str:

@@ -50,16 +50,18 @@ def analysis_of(plan: StudyPlan, root: Path, ledger: StudyLedger) -> Analysis:
 def render(plan: StudyPlan, analysis: Analysis, records: Sequence[Record]) -> str:
     """Return the report as one HTML page without external links."""
     with style():
-        drawn = {setting.name: draw(setting, analysis) for setting in analysis.settings}
+        figures_by_setting = {setting.name: draw(setting, analysis) for setting in analysis.settings}
     page: str = template("trainer.study.report", "study.html").render(
         analysis=analysis,
         findings=findings(analysis),
-        figures=drawn,
+        figures=figures_by_setting,
         tables={setting.name: setting_tables(analysis, setting) for setting in analysis.settings},
         makers=makers(analysis),
         settings=describe_plan(plan),
         # Several machines may have run parts of the study: the page describes the one with the most runs.
-        origin=origin(origin_of(records), max(analysis.environments, key=lambda made: made[1], default=({}, 0))[0]),
+        origin=origin(
+            origin_of(records), max(analysis.environments, key=lambda environment: environment[1], default=({}, 0))[0]
+        ),
         wall_hours=sum(record["wall_s"] for record in records) / 3600,
         hours=hours,
     )
@@ -86,17 +88,23 @@ def origin_of(records: Sequence[Record]) -> dict[str, str] | None:
     """Return the origin of the runs: the days of the first and the last one, their hosts, and the last command.
 
     None for ledgers of earlier versions. The time of the report is left out, so that equal ledgers give equal pages."""
-    known = sorted((record["made"] for record in records if record.get("made")), key=lambda made: str(made["time"]))
-    if not known:
+    provenances = sorted(
+        (record["made"] for record in records if record.get("made")), key=lambda provenance: str(provenance["time"])
+    )
+    if not provenances:
         return None
-    days = list(dict.fromkeys(made["time"][:10] for made in known))
+    days = list(dict.fromkeys(provenance["time"][:10] for provenance in provenances))
     time = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    return {"time": time, "host": ", ".join(sorted({made["host"] for made in known})), "command": known[-1]["command"]}
+    return {
+        "time": time,
+        "host": ", ".join(sorted({provenance["host"] for provenance in provenances})),
+        "command": provenances[-1]["command"],
+    }
 
 
 def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]:
     """Draw the figures of a setting, by name. Figures for which there are too few data are left out."""
-    made = {
+    figures_and_alts = {
         "finals": (figures.finals(setting), "The final accuracy of every run"),
         "ratios": (figures.ratios(setting, analysis.baseline), "Ratios of standard deviations with their intervals"),
         "learning": (figures.learning(setting), "Evaluation accuracy over epochs, every run"),
@@ -104,6 +112,6 @@ def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]
         "staleness": (figures.staleness(setting), "Staleness and time"),
     }
     if analysis.compared == "sharding":
-        made["classes"] = (figures.class_counts(setting), "Rows of a class in a shard")
-        made["quality"] = (figures.quality(setting), "Evenness of shards against distance from the median")
-    return {name: embed_figure(figure, alt) for name, (figure, alt) in made.items() if figure}
+        figures_and_alts["classes"] = (figures.class_counts(setting), "Rows of a class in a shard")
+        figures_and_alts["quality"] = (figures.quality(setting), "Evenness of shards against distance from the median")
+    return {name: embed_figure(figure, alt) for name, (figure, alt) in figures_and_alts.items() if figure}

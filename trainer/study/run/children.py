@@ -21,7 +21,7 @@ def run_child(
     *,
     env: Mapping[str, str] | None = None,
     started: Callable[[Child], None] = lambda child: None,
-    ended: Callable[[Child], None] = lambda child: None,
+    on_end: Callable[[Child], None] = lambda child: None,
 ) -> tuple[int, str]:
     """Run ``python -m module`` on a task, and return its exit code (negative: killed by a signal) and its last line.
 
@@ -30,7 +30,7 @@ def run_child(
         task: sent as JSON.
         env: environment variables; by default this process's.
         started: called with the process after its start, so that another thread can kill it.
-        ended: called with the process after its end.
+        on_end: called with the process after its end.
     """
     child = subprocess.Popen(
         [sys.executable, "-m", module],
@@ -49,11 +49,11 @@ def run_child(
             child.stdin.flush()  # left open: the child ends when this process closes it
         except BrokenPipeError:
             pass  # the child has ended; its output contains the reason
-        said = child.stdout.read().strip().splitlines()
+        output = child.stdout.read().strip().splitlines()
         code = child.wait()
-        return code, said[-1] if said else ""
+        return code, output[-1] if output else ""
     finally:
-        ended(child)
+        on_end(child)
 
 
 def task_of_parent() -> Any:

@@ -22,17 +22,17 @@ def claim(plan: StudyPlan, root: Path) -> None:
 
     Raises UsageError if it belongs to another plan, or holds other files."""
     refuse_foreign(root)
-    begun = refuse_other_plan(plan, root).get("tests") if (root / PLAN).exists() else None
+    initial_tests = refuse_other_plan(plan, root).get("tests") if (root / PLAN).exists() else None
     root.mkdir(parents=True, exist_ok=True)
     # The tests stay as the study began, so that the report can name later changes.
-    said = _identity(plan) | {"tests": begun or plan.tests()}
-    write_durably(root / PLAN, (json.dumps(said, indent=1) + "\n").encode())
+    content = _identity(plan) | {"tests": initial_tests or plan.tests()}
+    write_durably(root / PLAN, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def tests_begun(plan: StudyPlan, root: Path) -> dict[str, Any]:
     """Return the tests that were planned when a folder's study began. Raises UsageError for another plan's folder."""
-    begun: dict[str, Any] = refuse_other_plan(plan, root).get("tests") or plan.tests()
-    return begun
+    initial_tests: dict[str, Any] = refuse_other_plan(plan, root).get("tests") or plan.tests()
+    return initial_tests
 
 
 def refuse_foreign(root: Path) -> None:
@@ -51,16 +51,16 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
 
     Raises UsageError if it is neither this plan nor a part of it, DataError if the file is damaged."""
     path = root / PLAN
-    asked = _identity(plan)
+    expected = _identity(plan)
     try:
         stored: dict[str, Any] = json.loads(path.read_bytes())
         parts = {"plan": "", "training": ""}  # with the prefix of a difference in the message
         parts |= {part: part for part in OLDER_WITHOUT if part in stored}
         _check_tests(stored.get("tests"))
         if "sources" in stored:  # a file that does not exist here cannot be compared
-            stored["sources"] = {key: value for key, value in stored["sources"].items() if key in asked["sources"]}
-        found = (_difference(stored[part], asked[part], place) for part, place in parts.items())
-        difference = next(filter(None, found), None)
+            stored["sources"] = {key: value for key, value in stored["sources"].items() if key in expected["sources"]}
+        differences = (_difference(stored[part], expected[part], place) for part, place in parts.items())
+        difference = next(filter(None, differences), None)
     except FileNotFoundError:
         raise UsageError(f"{root} holds no {PLAN}: it is no study's folder") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -75,7 +75,7 @@ def _identity(plan: StudyPlan) -> dict[str, Any]:
 
     It has passed through JSON, so that it can be compared with the content of the file."""
     cells = plan.cells()
-    asked = {
+    identity = {
         "plan": plan.identity(),
         "training": {str(cell): essentials(plan, cell) for cell in cells},
         "strategies": {
@@ -84,34 +84,34 @@ def _identity(plan: StudyPlan) -> dict[str, Any]:
         "simulations": {str(cell): simulation_of(plan, cell) for cell in cells},
         "sources": sources(plan),
     }
-    said: dict[str, Any] = json.loads(json.dumps(asked))
-    return said
+    as_json: dict[str, Any] = json.loads(json.dumps(identity))
+    return as_json
 
 
-def _check_tests(begun: Any) -> None:
+def _check_tests(initial_tests: Any) -> None:
     """Raise ValueError for values that no study wrote. None is valid: older studies wrote no tests."""
     kinds: dict[str, Any] = {"baseline": str, "margin": (int, float), "seeds": int}
-    if begun is not None and not all(isinstance(value, kinds[key]) for key, value in begun.items()):
+    if initial_tests is not None and not all(isinstance(value, kinds[key]) for key, value in initial_tests.items()):
         raise ValueError
 
 
-def _difference(stored: Mapping[str, Any], asked: Mapping[str, Any], place: str = "") -> str | None:
+def _difference(stored: Mapping[str, Any], expected: Mapping[str, Any], place: str = "") -> str | None:
     """Return the first difference between two plans in words, or None.
 
-    Members that ``asked`` adds to ``stored`` do not count; keys that it adds to a table of flags do.
+    Members that ``expected`` adds to ``stored`` do not count; keys that it adds to a table of flags do.
 
     place: the names of the tables above, joined by dots."""
     for key, value in stored.items():
         at = f"{place}.{key}" if place else key
-        if key not in asked:
+        if key not in expected:
             return f"{at} is not in this one"
-        if isinstance(value, dict) and isinstance(asked[key], dict):
-            inner = _difference(value, asked[key], at)
-            added = set(asked[key]) - set(value) if _is_table_of_flags(at) else set()
+        if isinstance(value, dict) and isinstance(expected[key], dict):
+            inner = _difference(value, expected[key], at)
+            added = set(expected[key]) - set(value) if _is_table_of_flags(at) else set()
             if inner or added:
                 return inner or f"{at} had no {sorted(added)[0]}"
-        elif asked[key] != value:
-            return f"{at} was {json.dumps(value)[:200]}, now {json.dumps(asked[key])[:200]}"
+        elif expected[key] != value:
+            return f"{at} was {json.dumps(value)[:200]}, now {json.dumps(expected[key])[:200]}"
     return None
 
 

@@ -34,11 +34,11 @@ class StudyLedger:
     Only the process that holds the folder's lock may append, and passes ``mine``. It cuts off the incomplete last line
     of a killed process; other readers ignore that line."""
 
-    def __init__(self, path: Path, *, mine: bool = False) -> None:
+    def __init__(self, path: Path, *, owned: bool = False) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
         if path.exists():
-            self._read(mine)
+            self._read(owned)
 
     def __contains__(self, run: Run) -> bool:
         return str(run) in self.records
@@ -63,14 +63,14 @@ class StudyLedger:
         for name, record in other.records.items():
             if name.rpartition("/")[0] not in cells:
                 raise UsageError(f"{other.path} has the run {name}, which the plan has not; merge studies of one plan")
-            mine = self.records.get(name)
-            if mine is None:
+            own = self.records.get(name)
+            if own is None:
                 contents.add(record)
                 fresh.append(record)
-            elif key := _differing(mine, record, PROMISED if plan.backend == "processes" else OUTCOME):
+            elif key := _differing(own, record, PROMISED if plan.backend == "processes" else OUTCOME):
                 raise DataError(
                     f"{other.path} and {self.path} have the run {name} with other {key}: {record.get(key)}"
-                    f" ({_machine(record)}) and {mine.get(key)} ({_machine(mine)}); the hosts' data, software or processors"
+                    f" ({_machine(record)}) and {own.get(key)} ({_machine(own)}); the hosts' data, software or processors"
                     " differ: have each host do seeds of its own"
                 )
         # Every line is checked before the first one is written.
@@ -82,16 +82,16 @@ class StudyLedger:
         """Return the finished runs of the plan, in its order. Seeds that the plan does not have are left out."""
         return [self.records[str(run)] for run in plan.runs() if run in self]
 
-    def _read(self, mine: bool) -> None:
+    def _read(self, owned: bool) -> None:
         """Read the file into ``records``.
 
         Raises DataError for a damaged line, and for a run that is there twice with different results.
 
-        mine: whether an incomplete last line is cut off; otherwise it is ignored."""
+        owned: whether an incomplete last line is cut off; otherwise it is ignored."""
         data = self.path.read_bytes()
         # A process that was killed while it appended leaves a line without its end.
         whole = data.rfind(b"\n") + 1
-        if mine and whole < len(data):
+        if owned and whole < len(data):
             os.truncate(self.path, whole)
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
@@ -122,15 +122,15 @@ class Contents:
         rows, seed = self.owner(run)
         dataset = run.cell.dataset
         # The fingerprint of the training images depends on the order of the rows.
-        for what, key, found in (
+        for kind, key, value in (
             ("evaluation images", ("eval", dataset), record["data"]["eval"]),
             ("training images", ("train", dataset, rows), record["data"]["train"]),
             ("shards", ("shards", dataset, run.cell.sharding, str(seed)), record["shards"]),
         ):
-            before, first = self.seen.setdefault(key, (found, str(run)))
-            if before != found:
+            before, first = self.seen.setdefault(key, (value, str(run)))
+            if before != value:
                 raise DataError(
-                    f"{run} is of other {what} than {first} ({found} and {before}), and one study compares what is"
+                    f"{run} is of other {kind} than {first} ({value} and {before}), and one study compares what is"
                     f" trained on the same: name it otherwise, or, where {dataset} or its shards have changed since, choose"
                     " another --output"
                 )
@@ -142,9 +142,9 @@ def read_beside(plan: StudyPlan, root: Path) -> list[Record]:
     return StudyLedger(path).records_of_plan(plan) if plan.beside and path.is_file() else []
 
 
-def _differing(mine: Record, other: Record, keys: Sequence[str] = OUTCOME) -> str | None:
+def _differing(own: Record, other: Record, keys: Sequence[str] = OUTCOME) -> str | None:
     """Return the first key whose values differ, or None."""
-    return next((key for key in keys if mine.get(key) != other.get(key)), None)
+    return next((key for key in keys if own.get(key) != other.get(key)), None)
 
 
 def _machine(record: Record) -> str:
@@ -167,8 +167,8 @@ def parse(line: bytes) -> Record:
     counts = record["sharding"].get("class_counts", [])
     facts = [value for key, value in record["sharding"].items() if key != "class_counts" and value is not None]
     _check(isinstance(counts, list) and len(counts) in (0, COUNTS) and _numbers([*facts, *counts]))
-    made = record.get("made")  # ledgers of earlier versions lack it
-    _check(made is None or (fits(made, dict[str, str]) and made.keys() >= MADE))
+    provenance = record.get("made")  # ledgers of earlier versions lack it
+    _check(provenance is None or (fits(provenance, dict[str, str]) and provenance.keys() >= MADE))
     _check(_numbers([record["wall_s"]]) and (record["cpu_s"] is None or _numbers([record["cpu_s"]])))
     accuracy = record["final_accuracy"]
     diverged = record["failed"] is not None
@@ -192,8 +192,8 @@ def _is_curve(curve: Any) -> bool:
         return True
     epochs = curve["epoch"]
     accuracies = curve["accuracy"]
-    known = [accuracy for accuracy in accuracies if accuracy is not None]
-    return len(epochs) == len(accuracies) and _numbers([*epochs, *known])
+    finite = [accuracy for accuracy in accuracies if accuracy is not None]
+    return len(epochs) == len(accuracies) and _numbers([*epochs, *finite])
 
 
 def _numbers(values: Iterable[Any]) -> bool:

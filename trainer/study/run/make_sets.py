@@ -21,8 +21,8 @@ from trainer.study.run.children import task_of_parent
 def make(task: dict[str, Any]) -> None:
     """Derive the data set if the task requests it, then shard it. An existing output stays if it is the same."""
     if task["derive"]:
-        asked = task["derive"]
-        derive(asked["source"], Path(asked["target"]), Derivation(**asked["derivation"]), asked["evaluation"])
+        request = task["derive"]
+        derive(request["source"], Path(request["target"]), Derivation(**request["derivation"]), request["evaluation"])
     args = parse(shard_parser(), task["shard"])
     shard_request(read_request(args), strategy_of_flags(args), report=not args.no_report, quiet=True)
 

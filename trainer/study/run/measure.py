@@ -45,7 +45,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
     """
     case = case_of(plan, run, shards, folder)
     made_on = environment(case)  # before the training, because the code may be edited during it
-    begun = time.monotonic()
+    start = time.monotonic()
     cpu = time.process_time()
     failed = None
     result = None
@@ -59,7 +59,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         "failed": failed,
         **_made_of(shards),
         **(_outcome(result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}),
-        "wall_s": round(time.monotonic() - begun, 2),
+        "wall_s": round(time.monotonic() - start, 2),
         "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # unknown for other processes
         "environment": made_on,
     }

@@ -25,15 +25,15 @@ def cost_class(run: Run) -> str:
 
 def done_of(folder: Path) -> float:
     """Return the fraction of updates that the run in a folder has made; 0 before its start."""
-    asked = 0
-    made = 0
+    planned_updates = 0
+    version = 0
     for event in thinned_log(folder / METRICS):
         if event["event"] == "start":
-            asked = event["plan"]["updates"]
-            made = 0
+            planned_updates = event["plan"]["updates"]
+            version = 0
         elif event["event"] == "train":
-            made = event["version"]
-    return min(1.0, made / asked) if asked else 0.0
+            version = event["version"]
+    return min(1.0, version / planned_updates) if planned_updates else 0.0
 
 
 def remaining_s(
@@ -54,8 +54,8 @@ def remaining_s(
         if now.done:
             means.setdefault(cost_class(run), now.seconds / now.done)
     usual = sum(means.values()) / len(means) if means else 0.0
-    left = {run: 1 - now.done for run, now in under_way.items()}
-    return sum(means.get(cost_class(run), usual) * left.get(run, 1.0) for run in waiting) / jobs
+    remaining_fractions = {run: 1 - now.done for run, now in under_way.items()}
+    return sum(means.get(cost_class(run), usual) * remaining_fractions.get(run, 1.0) for run in waiting) / jobs
 
 
 def duration(seconds: float) -> str:
@@ -68,6 +68,6 @@ def duration(seconds: float) -> str:
 def progress_line(under_way: Sequence[RunProgress], left_s: float) -> str:
     """Return the line that is printed while no run ends. left_s: 0 if it is unknown."""
     least, most = (f"{end(now.done for now in under_way):.0%}" for end in (min, max))
-    done = least if least == most else f"{least} to {most}"
-    runs = f"{len(under_way)} run{'s' if len(under_way) != 1 else ''} under way, {done} done"
+    percentages = least if least == most else f"{least} to {most}"
+    runs = f"{len(under_way)} run{'s' if len(under_way) != 1 else ''} under way, {percentages} done"
     return f"{runs}; {duration(left_s)} left" if left_s else runs

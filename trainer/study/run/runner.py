@@ -49,7 +49,7 @@ class Runner:
         self.jobs = jobs
         self.say = say
         self.keep_sets = keep_sets
-        self.ledger = StudyLedger(root / LEDGER, mine=True)
+        self.ledger = StudyLedger(root / LEDGER, owned=True)
         self.sets = Sets(plan, root)
         self.contents = Contents(self.ledger.records_of_plan(plan), self.sets.owner)
         self.took: dict[str, list[float]] = {}  # seconds of the runs of this start, by cost class
@@ -93,8 +93,8 @@ class Runner:
         The sets that the study makes are known to share one data set."""
         for cell in dict.fromkeys(run.cell for run in waiting):
             if READY in self.plan.shardings[cell.sharding]:
-                found = identity_of(open_ready(self.plan, cell.sharding))
-                self.contents.add({"run": str(Run(cell, self.plan.seeds[0])), **found})
+                identity = identity_of(open_ready(self.plan, cell.sharding))
+                self.contents.add({"run": str(Run(cell, self.plan.seeds[0])), **identity})
 
     def _train(self, part: Sequence[Run], open_runs: Counter[SetKey], waiting: Sequence[Run], total: int) -> None:
         """Do runs in parallel, and append each to the ledger when it ends.
@@ -113,12 +113,12 @@ class Runner:
             futures: dict[Future[Record], Run] = {pool.submit(self._measure, run): run for run in part}
             pending = set(futures)
             while pending:
-                done, pending = wait(pending, SILENCE_S, FIRST_COMPLETED)
-                if not done:
+                completed, pending = wait(pending, SILENCE_S, FIRST_COMPLETED)
+                if not completed:
                     under_way = self._running()
                     self.say(progress_line(list(under_way.values()), self._left_s(waiting, under_way)))
                 # Record finished runs before an error is raised.
-                for future in sorted(done, key=lambda future: future.exception() is not None):
+                for future in sorted(completed, key=lambda future: future.exception() is not None):
                     run = futures[future]
                     error = future.exception()
                     self.began.pop(run, None)
@@ -172,23 +172,23 @@ class Runner:
         task = {"plan": plan, "cell": run.cell, "seed": run.seed, "shards": self.sets.uri(self.sets.key(run))}
         task |= {"folder": str(folder), "record": str(record)}
         for _ in range(TRIES):
-            code, said = run_child(
+            code, output = run_child(
                 "trainer.study.run.measure",
                 task,
                 env=self._environment(),
                 started=self._started,
-                ended=self.children.discard,
+                on_end=self.children.discard,
             )
             if code == 0:
-                found: Record = json.loads(record.read_bytes())
+                result: Record = json.loads(record.read_bytes())
                 record.unlink()
-                return found
+                return result
             if self.stopped:
                 break
             # The process reported an error, so that a second try would fail too.
             if code > 0:
                 kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-                raise kinds.get(code, JobError)(f"{run}: {said or 'failed without a word'}{self._advice(code, run)}")
+                raise kinds.get(code, JobError)(f"{run}: {output or 'failed without a word'}{self._advice(code, run)}")
         raise JobError(f"{run}: its process was killed {TRIES} times; fewer --jobs need less memory")
 
     def _environment(self) -> Mapping[str, str]:
@@ -212,22 +212,22 @@ class Runner:
     def _line(self, run: Run, record: Record, total: int, waiting: Sequence[Run]) -> str:
         """Return the line about a finished run: its result, its seconds and the time left."""
         outcome = "diverged" if record["failed"] else percent(record["final_accuracy"])
-        left = duration(self._left_s(waiting, self._running()))
-        return f"[{total - self.left}/{total}] {run}: {outcome} in {record['wall_s']:.0f} s; {left} left"
+        remaining = duration(self._left_s(waiting, self._running()))
+        return f"[{total - self.left}/{total}] {run}: {outcome} in {record['wall_s']:.0f} s; {remaining} left"
 
     def _folder(self, run: Run) -> Path:
         return self.root / RUNS / str(run).replace("/", ",")
 
     def _running(self) -> dict[Run, RunProgress]:
         """Return the progress of the runs that are being trained."""
-        began = dict(self.began)  # a copy, because the threads of the runs change it
+        starts = dict(self.began)  # a copy, because the threads of the runs change it
         now = time.monotonic()
-        return {run: RunProgress(now - start, done_of(self._folder(run))) for run, start in began.items()}
+        return {run: RunProgress(now - start, done_of(self._folder(run))) for run, start in starts.items()}
 
     def _left_s(self, waiting: Sequence[Run], under_way: Mapping[Run, RunProgress]) -> float:
         """Return the estimated seconds until all waiting runs are done."""
-        left = [run for run in waiting if run not in self.ledger and run not in self.failures]
-        return remaining_s(left, self.took, self.jobs, under_way)
+        remaining_runs = [run for run in waiting if run not in self.ledger and run not in self.failures]
+        return remaining_s(remaining_runs, self.took, self.jobs, under_way)
 
 
 def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> Iterator[list[Run]]:

@@ -73,13 +73,13 @@ class Sets:
         tasks = {key: self._task(key) for key in keys}
         if not tasks:
             return
-        code, said = run_child("trainer.study.run.make_sets", list(tasks.values()))
+        code, output = run_child("trainer.study.run.make_sets", list(tasks.values()))
         if code:
             kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
             if code == UsageError.exit_code:  # existing sets have other data; the job's advice is about its own flags
                 folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
-                said = f"{said.partition(';')[0]}; to have all made again, delete {' and '.join(folders)}"
-            raise kinds.get(code, JobError)(f"the shard sets could not be made: {said or 'failed without a word'}")
+                output = f"{output.partition(';')[0]}; to have all made again, delete {' and '.join(folders)}"
+            raise kinds.get(code, JobError)(f"the shard sets could not be made: {output or 'failed without a word'}")
         self.made |= set(tasks)
 
     def owner(self, run: Run) -> tuple[str, int | None]:
@@ -102,16 +102,16 @@ class Sets:
         """Return a task of make_sets: derive a data set if the plan changes it, then shard it.
 
         The task's ``derive`` is None if the data set is not changed."""
-        given = self.plan.datasets[key.dataset]
-        source = str(given["input"])
-        evaluation = str(given.get("eval_input", given["input"]))
+        dataset = self.plan.datasets[key.dataset]
+        source = str(dataset["input"])
+        evaluation = str(dataset.get("eval_input", dataset["input"]))
         order = str(self.plan.shardings[key.sharding].get(ORDER, "given"))
         derived = None
         # Any key besides the two paths changes the data. The folder is named by data set and order only, so that all
         # shardings and seeds share it.
-        if len(given) > len({"input", "eval_input"} & set(given)) or order != "given":
+        if len(dataset) > len({"input", "eval_input"} & set(dataset)) or order != "given":
             folder = self.root / DATASETS / (key.dataset + f",{order}" * (order != "given"))
-            places = {"source": source, "evaluation": given.get("eval_input"), "target": str(folder)}
+            places = {"source": source, "evaluation": dataset.get("eval_input"), "target": str(folder)}
             derived = places | {"derivation": derivation(self.plan, key.dataset, order).params()}
             source = evaluation = str(folder)
         seed = 0 if key.seed is None else key.seed
@@ -121,11 +121,11 @@ class Sets:
 
 def _delete(folder: Path) -> None:
     """Delete a folder under another name, so that a folder that is only partly deleted never looks complete."""
-    gone = folder.with_name(f"{folder.name}{GONE}")
-    shutil.rmtree(gone, ignore_errors=True)
+    renamed_folder = folder.with_name(f"{folder.name}{GONE}")
+    shutil.rmtree(renamed_folder, ignore_errors=True)
     if folder.is_dir():
-        folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        folder.rename(renamed_folder)
+        shutil.rmtree(renamed_folder, ignore_errors=True)
 
 
 def identity_of(shards: Shards) -> dict[str, Any]:
