@@ -86,12 +86,12 @@ class ExecutorAccess(NamedTuple):
 
     Attributes:
         where: the name of its machine.
-        seen: for each given path, whether the executor sees it.
+        visible: for each given path, whether the executor sees it.
         may_use_hdfs: whether it has a Kerberos ticket or delegation tokens.
     """
 
     where: str
-    seen: tuple[bool, ...]
+    visible: tuple[bool, ...]
     may_use_hdfs: bool
 
 

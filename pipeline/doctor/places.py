@@ -108,7 +108,7 @@ def not_seen(flag: str, path: str, at: int, views: Sequence[ExecutorAccess]) -> 
         at: its index in the views.
         views: the access of each executor.
     """
-    lacking = [view.where for view in views if not view.seen[at]]
+    lacking = [view.where for view in views if not view.visible[at]]
     if not lacking:
         return ""
     return f"{flag} {path} is local, and {some(lacking)} of the cluster do not see it: use {ELSEWHERE}"

@@ -121,14 +121,14 @@ class ShardReader:
         self._dataset = dataset
         self._path = file.path
         self._keep = keep
-        self._kept: pq.ParquetFile | None = None
+        self._parquet: pq.ParquetFile | None = None
         self._ranges: list[tuple[int, int]] | None = None
 
     def owners(self, begin: int, end: int, images: bool) -> pa.Table:
         """Return the rows of copy 0 with begin <= id < end. images: whether to read images. Raises DataError."""
-        parquet = self._kept or self._open()
+        parquet = self._parquet or self._open()
         if self._keep:
-            self._kept = parquet
+            self._parquet = parquet
         try:
             return self._read(parquet, begin, end, images)
         finally:

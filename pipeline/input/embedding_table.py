@@ -160,7 +160,7 @@ class EmbeddingDataset(Dataset):
     kept: the vectors' files by id, without gaps."""
 
     source: Dataset
-    kept: tuple[KeptVectors, ...]
+    ranges: tuple[KeptVectors, ...]
 
     @property
     def rows(self) -> int:
@@ -179,8 +179,8 @@ class EmbeddingDataset(Dataset):
         vectors."""
         size = self.record_bytes
         data = bytearray()
-        first = bisect_right(self.kept, start, key=lambda kept_range: kept_range.low) - 1
-        for kept_range in self.kept[first:]:
+        first = bisect_right(self.ranges, start, key=lambda kept_range: kept_range.low) - 1
+        for kept_range in self.ranges[first:]:
             if kept_range.low >= stop:
                 break
             low = max(start, kept_range.low)

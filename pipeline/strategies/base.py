@@ -159,7 +159,7 @@ class Strategy(Spec, ABC):
     def fit(self, context: Context) -> FitResult:
         """Look at the data and return the grouping."""
 
-    def refit(self, context: Context, stored: StoredGroups) -> FitResult:
+    def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
         """Return the same grouping for another number of workers, from a committed set and without fitting again."""
         return self.fit(context)
 

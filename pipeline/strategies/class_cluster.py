@@ -115,5 +115,5 @@ class ClassCluster(NeighbourhoodStrategy):
         params = {"clusters": number, **space.params}
         return FitResult(grouping, counts, start=self.start, params=params, models={**space.models, "kmeans": model})
 
-    def refit(self, context: Context, stored: StoredGroups) -> FitResult:
-        return FitResult(StoredNeighbourhoods(), stored.counts, start=self.start, params=stored.params)
+    def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
+        return FitResult(StoredNeighbourhoods(), stored_groups.counts, start=self.start, params=stored_groups.params)

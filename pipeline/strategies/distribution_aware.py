@@ -151,8 +151,10 @@ class DistributionAware(NeighbourhoodStrategy):
             context.report(f"{len(model.fitted.centres)} clusters after {model.fitted.iterations} iterations")
             return model
 
-    def refit(self, context: Context, stored: StoredGroups) -> FitResult:
-        return FitResult(StoredNeighbourhoods(), stored.counts, self.start, self.sparse_if, params=stored.params)
+    def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
+        return FitResult(
+            StoredNeighbourhoods(), stored_groups.counts, self.start, self.sparse_if, params=stored_groups.params
+        )
 
 
 def _resolved(kmeans: BlockKMeansModel) -> dict[str, Any]:

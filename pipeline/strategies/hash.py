@@ -219,8 +219,8 @@ class Hash(EmbeddingStrategy):
         model = HashModel(hashes, grid, keys[np.argsort(numbers)])
         return self._fitted(context, grouping, counts, params, {"hashes": model})
 
-    def refit(self, context: Context, stored: StoredGroups) -> FitResult:
-        return self._fitted(context, StoredNeighbourhoods(), stored.counts, stored.params, {})
+    def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
+        return self._fitted(context, StoredNeighbourhoods(), stored_groups.counts, stored_groups.params, {})
 
     def _fitted(
         self, context: Context, grouping: Grouping, counts: Ints, params: dict[str, Any], models: dict[str, Any]

@@ -257,10 +257,10 @@ class ByNeighbourhood(Grouping):
 
     neighbourhoods = True
     reads_images = False
-    found: KeptGroups
+    kept_groups: KeptGroups
 
     def groups(self, block: Block) -> Ints:
-        return self.found(block.ids)
+        return self.kept_groups(block.ids)
 
 
 def group_points(

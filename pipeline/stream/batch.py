@@ -88,7 +88,7 @@ class StreamBatch:
             # Ids change when rows are left out, and rows get buckets only once hashes are fitted: both need another
             # pass.
             while batch_scan := self._look(hashes):
-                if batch_scan.broken:
+                if batch_scan.skipped_rows:
                     self._leave_out(batch_scan, bad_records)
                     continue
                 batch_scan = self._settle(batch_scan)
@@ -108,12 +108,12 @@ class StreamBatch:
     def _leave_out(self, batch_scan: BatchScan, bad_records: list[Broken]) -> None:
         """Remove the bad rows of a scan from the data set, and append them to ``bad_records`` as records of their files."""
         assert self.dataset
-        for entry in batch_scan.broken:
+        for entry in batch_scan.skipped_rows:
             file, record = self.dataset.record(entry.first)
             records = entry.end - entry.first
             whole = records > 1 and not entry.decoded
             bad_records.append(Broken(file.path, None if whole else record, entry.reason, records))
-        self.dataset = self.dataset.leave_out((entry.first, entry.end) for entry in batch_scan.broken)
+        self.dataset = self.dataset.leave_out((entry.first, entry.end) for entry in batch_scan.skipped_rows)
 
     def _settle(self, batch_scan: BatchScan) -> BatchScan:
         """Return the scan with label counts for as many classes as the set has.
@@ -158,7 +158,11 @@ class StreamBatch:
         closes = bool(self.request.window_rows) and end - window >= self.request.window_rows
         # Buckets that are still sparse when the window closes are copied to every worker.
         update = count(
-            state.buckets, batch_scan.found, seed=self.request.seed, num_workers=self.request.num_workers, closes=closes
+            state.buckets,
+            batch_scan.keys_by_chunk,
+            seed=self.request.seed,
+            num_workers=self.request.num_workers,
+            closes=closes,
         )
         parts, bounds, width = self._bounds()
         self._check_limits(update, window, end, len(bounds))

@@ -44,7 +44,7 @@ class IncomingBatch(NamedTuple):
         aside: records that the source has already quarantined.
         newest_ms: time of the newest record, in ms since 1970.
         ignored: number of files that contain no training rows.
-        lost: planned records that no longer exist.
+        lost_ranges: planned records that no longer exist.
         warnings: lines for the user.
     """
 
@@ -54,7 +54,7 @@ class IncomingBatch(NamedTuple):
     aside: int = 0
     newest_ms: int = 0
     ignored: int = 0
-    lost: Sequence[Broken] = ()
+    lost_ranges: Sequence[Broken] = ()
     warnings: Sequence[str] = ()
 
 
@@ -129,7 +129,7 @@ class GenerationRun:
                 rows = total_rows(before)
                 dataset, bad_records = self._survey(before, incoming, rows)
                 self._check_landed(attempt.folder, bad_records)
-                bad_records = [*incoming.lost, *bad_records]
+                bad_records = [*incoming.lost_ranges, *bad_records]
             work = StreamBatch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
             # This pass adds the bad records that it finds to ``bad_records``.
             batch_scan, hashes = work.look(bad_records) if dataset else (None, None)

@@ -123,7 +123,7 @@ def arrive(
         count = sum(row.ahead for row in message_ranges)
         warnings.append(ahead_of_clock(f"{count:,} messages of partitions {partitions} have times"))
     aside = sum(row.aside for row in message_ranges)
-    return IncomingBatch(uri, files, source, aside, newest, lost=lost_ranges, warnings=warnings)
+    return IncomingBatch(uri, files, source, aside, newest, lost_ranges=lost_ranges, warnings=warnings)
 
 
 def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[tuple[int, int]]) -> list[Broken]:

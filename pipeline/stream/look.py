@@ -29,7 +29,7 @@ class ChunkScan:
         fingerprint: sum of the rows' hashes, mod 2^64.
         keys: int64 [k], bucket keys, ascending.
         counts: int64 [k], rows by bucket.
-        broken: ranges to leave out, ascending. If there are any, ids move down and the whole batch is read again.
+        skipped_rows: ranges to leave out, ascending. If there are any, ids move down and the whole batch is read again.
         versions: versions of the libraries that decoded the rows.
     """
 
@@ -40,7 +40,7 @@ class ChunkScan:
     fingerprint: int
     keys: Ints
     counts: Ints
-    broken: list[SkippedRows]
+    skipped_rows: list[SkippedRows]
     versions: str = field(default_factory=decoder_versions)
 
 
@@ -83,13 +83,13 @@ class BatchScan:
 
     Attributes:
         scan: counts and fingerprint of the good rows.
-        found: by chunk, the bucket keys, ascending, and the rows of each bucket.
-        broken: ranges to leave out.
+        keys_by_chunk: by chunk, the bucket keys, ascending, and the rows of each bucket.
+        skipped_rows: ranges to leave out.
     """
 
     scan: Scan
-    found: list[tuple[Ints, Ints]]
-    broken: list[SkippedRows]
+    keys_by_chunk: list[tuple[Ints, Ints]]
+    skipped_rows: list[SkippedRows]
 
 
 def look(
@@ -118,7 +118,7 @@ def look(
     scan = Scan(sum(part.rows for part in chunk_scans), labels, sums, word, versions)
     keys_by_chunk = [_merged([part for part in chunk_scans if part.chunk == chunk]) for chunk in range(len(bounds))]
     return BatchScan(
-        scan, keys_by_chunk, left_out(job.dataset, (entry for part in chunk_scans for entry in part.broken))
+        scan, keys_by_chunk, left_out(job.dataset, (entry for part in chunk_scans for entry in part.skipped_rows))
     )
 
 

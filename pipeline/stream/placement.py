@@ -74,25 +74,25 @@ class Copies:
 
 @dataclass(frozen=True)
 class SomeBuckets(CommittedDataset):
-    """The rows of some buckets of a committed set. wanted: bool [K] by bucket number."""
+    """The rows of some buckets of a committed set. is_selected: bool [K] by bucket number."""
 
-    wanted: Flags
+    is_selected: Flags
 
     @classmethod
     def from_dataset(cls, dataset: CommittedDataset, is_selected: Flags) -> SomeBuckets:
-        return cls(**{item.name: getattr(dataset, item.name) for item in fields(dataset)}, wanted=is_selected)
+        return cls(**{item.name: getattr(dataset, item.name) for item in fields(dataset)}, is_selected=is_selected)
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
         """Read the wanted rows. Images are read only from the first to the last wanted row of a block."""
         for narrow in super().read(start, stop, images=False):
-            matching = np.flatnonzero(self.wanted[groups_of(narrow)])
+            matching = np.flatnonzero(self.is_selected[groups_of(narrow)])
             if not len(matching):
                 continue
             if not images:
                 yield some_rows(narrow, matching)
                 continue
             for block in super().read(int(narrow.ids[matching[0]]), int(narrow.ids[matching[-1]]) + 1):
-                rows = np.flatnonzero(self.wanted[groups_of(block)])
+                rows = np.flatnonzero(self.is_selected[groups_of(block)])
                 if len(rows):
                     yield some_rows(block, rows)
 

@@ -65,9 +65,9 @@ class Running:
         tally: totals so far.
         idle: lock that a batch holds while it runs.
         query: the running query.
-        known: set once ``query`` is.
-        ended: True once the stream was asked to end.
-        refused: True if a batch started after that.
+        query_is_set: set once ``query`` is.
+        is_asked_to_end: True once the stream was asked to end.
+        has_refused_batch: True if a batch started after that.
     """
 
     run: GenerationRun
@@ -77,16 +77,16 @@ class Running:
     tally: StreamTotals = field(default_factory=StreamTotals)
     idle: threading.Lock = field(default_factory=threading.Lock)
     query: StreamingQuery | None = None
-    known: threading.Event = field(default_factory=threading.Event)
-    ended: bool = False
-    refused: bool = False
+    query_is_set: threading.Event = field(default_factory=threading.Event)
+    is_asked_to_end: bool = False
+    has_refused_batch: bool = False
 
     def on_batch(self, frame: DataFrame, batch: int) -> None:
         """Commit one batch; the callback of foreachBatch."""
-        self.known.wait()
+        self.query_is_set.wait()
         with self.idle:
-            if self.ended:
-                self.refused = True
+            if self.is_asked_to_end:
+                self.has_refused_batch = True
                 raise AskedToEnd
             assert self.query
             run = GenerationRun(self.run.context, self.run.request, self.run.store, self.run.output, str(self.query.id))
@@ -133,7 +133,7 @@ def start(running: Running, stream: DataFrame, checkpoint: str, trigger: dict[st
     writer = stream.writeStream.foreachBatch(running.on_batch).option("checkpointLocation", checkpoint)
     query = writer.trigger(**trigger).start()
     running.query = query
-    running.known.set()
+    running.query_is_set.set()
     return query
 
 
@@ -147,11 +147,11 @@ def watch(running: Running, query: StreamingQuery) -> StreamTotals:
             if stop_requested.is_set():
                 running.say("asked to end: after the batch that is at work")
                 with running.idle:
-                    running.ended = True
+                    running.is_asked_to_end = True
                 query.stop()  # without the lock: stop waits for a batch, which may wait for the lock
                 break
     error = query.exception()
-    if error and not running.refused:
+    if error and not running.has_refused_batch:
         raise error
     return running.tally
 

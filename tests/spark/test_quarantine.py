@@ -253,7 +253,7 @@ def test_a_batch_of_which_all_messages_are_lost_is_told_of_and_the_next_is_taken
         spark.sparkContext, StreamRequest(output, 3, STRATEGY, read_options=RAW), STORE, output, "query"
     )
     lost = lost_messages({1: (40, 100)}, [])
-    done = run.take(0, lambda folder, newest_ms: IncomingBatch("source", [], "digest", lost=lost))
+    done = run.take(0, lambda folder, newest_ms: IncomingBatch("source", [], "digest", lost_ranges=lost))
     assert (done.shards, done.quarantined) == (None, 60)
     (line,) = aside(tmp_path / "set")
     assert line == lines_of(lost)[0]

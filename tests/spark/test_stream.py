@@ -296,9 +296,9 @@ def test_a_checkpoint_that_is_ahead_of_the_set_or_behind_it_is_refused(
 def test_a_batch_that_comes_after_the_end_is_not_noted_as_done(spark: SparkSession, tmp_path: Path) -> None:
     request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY)
     run = GenerationRun(spark.sparkContext, request, STORE, str(tmp_path / "set"), "")
-    running = Running(run, lambda *_: pytest.fail("no batch is taken"), print, print, ended=True)
-    running.known.set()
+    running = Running(run, lambda *_: pytest.fail("no batch is taken"), print, print, is_asked_to_end=True)
+    running.query_is_set.set()
     with pytest.raises(AskedToEnd):
         running.on_batch(spark.range(1), 0)
-    assert running.refused
+    assert running.has_refused_batch
     assert not (tmp_path / "set").exists()

@@ -89,7 +89,7 @@ def test_what_it_reconstructs_is_nearer_than_the_mean_image_once_it_has_learned(
     fitting = Fitting(asked, np.clip(grey, 0, 255).astype(np.uint8), torch.device("cpu"))
     losses: list[float] = []
     fitting.run(lambda step, loss: losses.append(loss))
-    assert (fitting.done, len(losses)) == (100, 100)
+    assert (fitting.step, len(losses)) == (100, 100)
     assert fitting.explained() > 0.5
 
 

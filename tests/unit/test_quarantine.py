@@ -60,7 +60,7 @@ def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path,
     assert data
     assert not problems
     bounds = [(50, 500), (500, 950)]  # a border of chunks in the second file
-    found = look(LookJob(data, 10, None), bounds, pieces, serial).broken
+    found = look(LookJob(data, 10, None), bounds, pieces, serial).skipped_rows
     whole = "the image cannot be decoded"
     assert [(entry.first - 50, entry.end - 50) for entry in found] == [
         (0, 2),
@@ -75,7 +75,7 @@ def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path,
     assert found[-2].reason.endswith("; more than 100 records cannot be decoded, so all of the file is left out")
     assert found[-1] == SkippedRows(650, 950, f"{files[2]}, row 0: label 13 is not in 0..9", decoded=True)
     again = data.leave_out((entry.first, entry.end) for entry in found)
-    assert look(LookJob(again, 10, None), [(50, 50 + again.rows)], pieces, serial).broken == []
+    assert look(LookJob(again, 10, None), [(50, 50 + again.rows)], pieces, serial).skipped_rows == []
 
 
 @settings(max_examples=40, deadline=None)

@@ -59,7 +59,7 @@ def test_the_segments_of_starts_are_in_their_order_and_settled_ones_do_not_count
         ("000009", 7),
         ("000010", 0),
     ]
-    assert (log.begun, log.settled) == (10, 8)
+    assert (log.last_start, log.last_settled_start) == (10, 8)
     assert (log.end("000009", METRICS), log.end("000009", PUSHES)) == (10, None)
     assert [part.source for part in log.foreign_segments()] == ["host-0a"]
     assert all(OWNED.fullmatch(f"{SEGMENTS}/{name}") for name in names)

@@ -91,8 +91,8 @@ def print_summaries(summaries: Sequence[SystemSummary]) -> None:
     """Print all runs as a table, then the goals."""
     print(table([format_summary(summary) for summary in summaries], COLUMNS, right=NUMBERS))
     for goal in judge_goals(summaries):
-        result = "not measured" if goal.reached is None else f"MLlib takes {goal.reached:.1f} times as long to converge"
-        print(f"{goal.text}: {result} (goal {goal.wanted:g})")
+        result = "not measured" if goal.speedup is None else f"MLlib takes {goal.speedup:.1f} times as long to converge"
+        print(f"{goal.text}: {result} (goal {goal.target:g})")
 
 
 def format_summary(summary: SystemSummary) -> list[str]:

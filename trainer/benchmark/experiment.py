@@ -39,14 +39,14 @@ def _parse_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in text.split(",")}, reverse=True))
 
 
-def _parse_names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+def _parse_names(choices: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     """Return the type of a flag that takes a comma-separated list of some of these names."""
 
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(filter(None, text.split(",")))
-        if not names or set(names) - set(known):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(known)}")
-        return tuple(name for name in known if name in names)
+        if not names or set(names) - set(choices):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(choices)}")
+        return tuple(name for name in choices if name in names)
 
     return parse
 

@@ -44,11 +44,11 @@ class Fitting:
         mean: float32 [C], the means of the channels of ``images``, which are subtracted.
         model: the network.
         steps: steps of the whole training.
-        done: steps so far.
+        step: steps so far.
     """
 
     def __init__(self, embedding: Embedding, images: Images, device: torch.device) -> None:
-        self.asked = embedding
+        self.embedding = embedding
         self.images = images
         self.device = device
         # Integer sums are the same on every machine.
@@ -58,7 +58,7 @@ class Fitting:
             self.model.parameters(), lr=embedding.learning_rate, weight_decay=embedding.weight_decay, foreach=True
         )
         self.steps = max(1, math.ceil(embedding.epochs * len(images) / embedding.batch_size))
-        self.done = 0
+        self.step = 0
 
     def tensor(self, images: Images) -> torch.Tensor:
         """Return the network's input for images, float32 [rows, C, H, W] on the device."""
@@ -68,12 +68,12 @@ class Fitting:
         """Run the remaining steps. Raises JobError if the loss is not finite.
 
         advanced: called after each step with the number of steps so far and the loss."""
-        embedding = self.asked
+        embedding = self.embedding
         # Two entries: a mini-batch can contain the end of one pass and the beginning of the next.
         order = lru_cache(maxsize=2)(partial(permutation, len(self.images), embedding.seed, 0))
         self.model.train()
-        while self.done < self.steps:
-            rows = indices(len(self.images), embedding.batch_size, self.done, embedding.seed, 0, order)
+        while self.step < self.steps:
+            rows = indices(len(self.images), embedding.batch_size, self.step, embedding.seed, 0, order)
             batch = self.tensor(self.images[rows])
             self.optimiser.zero_grad()
             loss = F.mse_loss(self.model(batch), batch, reduction="sum") / len(batch)
@@ -81,11 +81,11 @@ class Fitting:
             value = loss.item()
             if not math.isfinite(value):
                 raise JobError(
-                    f"the loss is {value} at step {self.done}: use a lower --learning-rate than {embedding.learning_rate:g}"
+                    f"the loss is {value} at step {self.step}: use a lower --learning-rate than {embedding.learning_rate:g}"
                 )
             self.optimiser.step()
-            self.done += 1
-            advanced(self.done, value)
+            self.step += 1
+            advanced(self.step, value)
 
     @torch.no_grad()
     def encode(self, images: Images) -> npt.NDArray[np.float32]:
@@ -112,7 +112,7 @@ class Fitting:
 
     def checkpoint(self) -> bytes:
         """Return parameters, running statistics, Adam's averages and the number of steps as a safetensors file."""
-        tensors = {STEP: torch.tensor(self.done)} | _prefixed("model", self.model.state_dict())
+        tensors = {STEP: torch.tensor(self.step)} | _prefixed("model", self.model.state_dict())
         for number, state in self.optimiser.state_dict()["state"].items():
             tensors |= _prefixed(f"adam.{number}", state)
         data: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
@@ -121,7 +121,7 @@ class Fitting:
     def restore(self, data: bytes) -> None:
         """Continue from the result of ``checkpoint``."""
         tensors = load(data)
-        self.done = int(tensors[STEP])
+        self.step = int(tensors[STEP])
         self.model.load_state_dict(_strip_prefix("model", tensors))
         whole = self.optimiser.state_dict()
         whole["state"] = {

@@ -22,7 +22,7 @@ from trainer.models.devices import pick_device
 from trainer.models.networks.autoencoder import code_length
 from trainer.plan import usable_cores
 
-TOLD_EVERY_S = 10.0
+LINE_EVERY_S = 10.0
 RECIPE = 1  # version of the network, the loss and all else that no flag sets; changes if vectors change
 
 
@@ -106,12 +106,12 @@ def fitted(
     data = table.checkpoint()
     if data is not None:
         fitting.restore(data)
-        progress.say(f"goes on after step {fitting.done} of {fitting.steps}")
+        progress.say(f"resumes after step {fitting.step} of {fitting.steps}")
     size = images.nbytes / 1e6
     progress.say(
         f"learns from {len(images):,} of {dataset.rows:,} rows ({size:,.0f} MB) in {fitting.steps:,} steps on {device}"
     )
-    progress.begin("learn", fitting.steps, fitting.done)
+    progress.begin("learn", fitting.steps, fitting.step)
     last = time.monotonic()
 
     def advanced(step: int, loss: float) -> None:
@@ -128,7 +128,7 @@ def fitted(
 
 @dataclass
 class _Progress:
-    """The progress of a run on stderr, one line every TOLD_EVERY_S.
+    """The progress of a run on stderr, one line every LINE_EVERY_S.
 
     Attributes:
         quiet: print nothing.
@@ -142,28 +142,28 @@ class _Progress:
     phase: str = ""
     total: int = 0
     first: int = 0
-    began: float = 0.0
-    told: float = field(default=0.0)
+    start: float = 0.0
+    last_line: float = field(default=0.0)
 
     def begin(self, phase: str, total: int, first: int = 0) -> None:
         self.phase = phase
         self.total = total
         self.first = first
-        self.began = self.told = time.monotonic()
+        self.start = self.last_line = time.monotonic()
 
     def advance(self, position: int, text: str) -> None:
         """Print a line with the time that is left, if it is time for one or the phase has ended.
 
         position: steps or rows so far; text: the beginning of the line."""
         now = time.monotonic()
-        if now - self.told < TOLD_EVERY_S and position < self.total:
+        if now - self.last_line < LINE_EVERY_S and position < self.total:
             return
-        self.told = now
-        pace = (position - self.first) / max(1e-9, now - self.began)
+        self.last_line = now
+        pace = (position - self.first) / max(1e-9, now - self.start)
         ending = (
             f", {(self.total - position) / pace:,.0f} s left"
             if position < self.total
-            else f" in {now - self.began:,.1f} s"
+            else f" in {now - self.start:,.1f} s"
         )
         self.say(f"{text}{ending}")
 

@@ -116,7 +116,7 @@ class Evaluator:
             "classes": None if built_model.targets else shards.num_classes,
             "mean": shards.mean.tolist(),
         }
-        self._kept: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
+        self._best_key: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
         if self.rows is None:
             self._warn(NO_ROWS)
 
@@ -156,10 +156,10 @@ class Evaluator:
         Deletes the file if the checkpoint of that evaluation is gone. Raises OSError."""
         top = best(self._evaluations())
         path = self.home / BEST
-        if not top or self._kept == _key(top):
+        if not top or self._best_key == _key(top):
             return
         if is_best_of(self.home, top):
-            self._kept = _key(top)
+            self._best_key = _key(top)
             return
         # After a roll-back an earlier evaluation is the best again; its checkpoint may be deleted by now.
         state = next((state for state in checkpoint.whole_states(self.root) if _is_of(top, state)), None)
@@ -251,7 +251,7 @@ class Evaluator:
         write_whole(self.home / name, data)
         if name == BEST:
             write_whole(self.home / BEST_OF, best_of(state, data))
-            self._kept = (state.version, state.generation)
+            self._best_key = (state.version, state.generation)
 
     def _evaluations(self) -> list[dict[str, Any]]:
         """Return the evaluations that count. Reads only events that are new since the last call."""

@@ -74,11 +74,11 @@ class LeaseNumbers:
 
     Attributes:
         number: the highest one, 0 for none.
-        taken: the highest one with content, which names the holder or says that the lease is free; 0 for none.
+        last_with_content: the highest one with content, which names the holder or says that the lease is free; 0 for none.
     """
 
     number: int = 0
-    taken: int = 0
+    last_with_content: int = 0
 
     @classmethod
     def from_listing(cls, names: list[FileInfo]) -> LeaseNumbers:
@@ -100,7 +100,7 @@ class Lease:
         self.clock = clock
         self.number = 0
         self._first = 0  # the number with content by which this process took the lease
-        self._renewed = 0.0  # when the attempt to take the last number began, by the clock
+        self._last_renewal = 0.0  # when the attempt to take the last number began, by the clock
         self._token = uuid.uuid4().hex
 
     def take(self) -> None:
@@ -108,7 +108,7 @@ class Lease:
         numbers = self._look()
         if self._is_held(numbers):
             self._watch(numbers)
-        self._renewed = self.clock()
+        self._last_renewal = self.clock()
         if not self._put(numbers.number + 1, whoami() | {"token": self._token}):
             raise self._held_error()
         self.number = self._first = numbers.number + 1
@@ -132,8 +132,8 @@ class Lease:
                 self.number = 0
                 return False
         self.number += 1
-        is_late = self.clock() - self._renewed >= EXPIRES_S
-        self._renewed = start
+        is_late = self.clock() - self._last_renewal >= EXPIRES_S
+        self._last_renewal = start
         if is_late:
             return self._keeps()
         if self.number - 1 != self._first:
@@ -179,14 +179,14 @@ class Lease:
 
     def _is_held(self, numbers: LeaseNumbers) -> bool:
         """Return False if the lease is free, True if that is unknown. Raises JobError if its holder lives."""
-        if not numbers.taken:
+        if not numbers.last_with_content:
             return bool(numbers.number)
         try:
-            owner = parse_object(self._path(numbers.taken).read_bytes())
+            owner = parse_object(self._path(numbers.last_with_content).read_bytes())
         except (FileNotFoundError, ValueError):
             return True
         if owner == FREE:  # a number above the release has no known holder
-            return numbers.number > numbers.taken
+            return numbers.number > numbers.last_with_content
         is_own_host = {key: owner.get(key) for key in whoami()} == whoami()
         running = owner.get("token") in _mine if is_own_host else is_running(owner)
         if running:

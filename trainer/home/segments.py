@@ -72,14 +72,14 @@ class Log:
 
     Attributes:
         segments: sorted by host and first byte.
-        begun: number of the newest start, 0 before the first.
-        settled: the newest start up to which the home's files are complete, 0 for none.
+        last_start: number of the newest start, 0 before the first.
+        last_settled_start: the newest start up to which the home's files are complete, 0 for none.
         names: the names of all files.
     """
 
     segments: tuple[LogSegment, ...] = ()
-    begun: int = 0
-    settled: int = 0
+    last_start: int = 0
+    last_settled_start: int = 0
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -103,7 +103,9 @@ class Log:
     def leader_segments(self, file: str) -> list[LogSegment]:
         """Return the leading hosts' segments that HOME/file may lack, by start and first byte."""
         segments = [part for part in self.segments if part.file == file and part.source.isdecimal()]
-        return sorted((part for part in segments if int(part.source) > self.settled), key=lambda part: int(part.source))
+        return sorted(
+            (part for part in segments if int(part.source) > self.last_settled_start), key=lambda part: int(part.source)
+        )
 
     def foreign_segments(self) -> list[LogSegment]:
         """Return the segments of hosts that do not lead the run."""
@@ -160,7 +162,7 @@ def begin(home: StorePlace, work: Path) -> Folders:
     token = uuid4().hex.encode()
     while True:
         log = look(home)
-        number = f"{log.begun + 1:06d}"
+        number = f"{log.last_start + 1:06d}"
         if claim(home.store, str(home / SEGMENTS / f"{number}.begun"), token) == token:
             break
     begins = []
@@ -191,8 +193,8 @@ def void(home: Place) -> None:
 
     Their numbers are not used again. Costs up to two operations. Raises OSError."""
     log = look(home)
-    if log.begun > log.settled:
-        write_whole(home / SEGMENTS / f"{log.begun:06d}.settled", b"")
+    if log.last_start > log.last_settled_start:
+        write_whole(home / SEGMENTS / f"{log.last_start:06d}.settled", b"")
 
 
 def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
@@ -202,7 +204,7 @@ def copy(folders: Folders, files: Sequence[str] = APPENDED) -> Log:
     Raises SupersededError if a later start leads the run, and OSError."""
     for _ in range(TRIES):
         log = look(folders.home)
-        if folders.leads and log.begun > int(folders.source):
+        if folders.leads and log.last_start > int(folders.source):
             raise SupersededError(f"{folders.home} is in use by a later start of the run; this one ends")
         if all([_copy(folders, file, log) for file in files]):
             return log

@@ -49,11 +49,11 @@ class WorkFolder:
     def __init__(self, folders: Folders) -> None:
         self.folders = folders
         self.trouble: str | None = None
-        self._ended: JobError | None = None  # the error of ``check``
-        self._taken: dict[str, int] = {}  # by other host: bytes of its log that were taken over
-        self._known: set[bytes] | None = None  # lines of the log that an earlier start may have taken over
+        self._stop_error: JobError | None = None  # the error of ``check``
+        self._offsets: dict[str, int] = {}  # by other host: bytes of its log that were taken over
+        self._known_lines: set[bytes] | None = None  # lines of the log that an earlier start may have taken over
         # the last copies of the log and of the TensorBoard files (monotonic seconds)
-        self._copied = self._boarded = time.monotonic()
+        self._last_copy = self._last_board_copy = time.monotonic()
         self._size = 0  # bytes of the log at the last copy
         self._is_reached = folders.leads  # whether the home was reached at least once
         self._stop = threading.Event()
@@ -63,8 +63,8 @@ class WorkFolder:
 
     def check(self) -> None:
         """Raise SupersededError (a JobError) if the thread has found that a later start leads the run now."""
-        if self._ended:
-            raise self._ended
+        if self._stop_error:
+            raise self._stop_error
 
     def copy(self) -> None:
         """Copy the log to the home now; on the leading host also take over the events of other hosts.
@@ -91,7 +91,7 @@ class WorkFolder:
 
         Keeps the work folder."""
         self._end()
-        if self.folders.is_local or self._ended or not self._is_reached:
+        if self.folders.is_local or self._stop_error or not self._is_reached:
             return
         with suppress(OSError, SupersededError):
             if not self.folders.leads:
@@ -113,14 +113,14 @@ class WorkFolder:
                 self._copy_what_is_due()
                 self.trouble = None
             except JobError as error:
-                self._ended = error
+                self._stop_error = error
                 return
             except OSError as error:
                 # The next attempt then copies even if the log has not grown since.
                 self._size = 0
-                self._copied = time.monotonic()
+                self._last_copy = time.monotonic()
                 self.trouble = f"{self.folders.home}: the log was not copied: {error}"
-            wait_s = max(0.0, due(self._copied, self._heard()) - time.monotonic())
+            wait_s = max(0.0, due(self._last_copy, self._heard()) - time.monotonic())
 
     def _copy_what_is_due(self) -> None:
         """Copy the log if it is time for that, and every BOARD_S the TensorBoard files.
@@ -130,13 +130,13 @@ class WorkFolder:
         if not self._is_reached:
             look(self.folders.home)
             self._is_reached = True
-        if due(self._copied, self._heard()) > time.monotonic():
+        if due(self._last_copy, self._heard()) > time.monotonic():
             return  # server 0 has copied meanwhile
         if self.folders.leads or self._has_grown():
             self.copy()
-        self._copied = time.monotonic()
-        if self._copied - self._boarded > BOARD_S:
-            self._boarded = self._copied
+        self._last_copy = time.monotonic()
+        if self._last_copy - self._last_board_copy > BOARD_S:
+            self._last_board_copy = self._last_copy
             self._copy_board()
 
     def _heard(self) -> float:
@@ -159,11 +159,13 @@ class WorkFolder:
         The first call after a restart reads again from the beginning, and skips the lines that the log already has.
         log: the listing of the home's segments."""
         path = self.folders.work / METRICS
-        if self._known is None:
-            self._known = set()
+        if self._known_lines is None:
+            self._known_lines = set()
             if log.foreign_segments() and path.exists():
-                self._known = set(path.read_bytes().splitlines(keepends=True))
-        lines = [line for line in lines_of_others(self.folders.home, log, self._taken) if line not in self._known]
+                self._known_lines = set(path.read_bytes().splitlines(keepends=True))
+        lines = [
+            line for line in lines_of_others(self.folders.home, log, self._offsets) if line not in self._known_lines
+        ]
         if lines:
             with naming(path), open(path, "ab", buffering=0) as file:
                 file.write(b"".join(lines))

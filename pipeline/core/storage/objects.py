@@ -242,7 +242,7 @@ class ObjectReader(RemoteReader):
         self.path = path
         self._at = 0
         self._start = 0
-        self._held, meta = files._get(path, 0, FIRST_BYTES)
+        self._ahead, meta = files._get(path, 0, FIRST_BYTES)
         self._size, self._tag = (meta["size"], meta["e_tag"]) if meta else (0, None)
 
     def tell(self) -> int:
@@ -258,14 +258,14 @@ class ObjectReader(RemoteReader):
         whole = size is None or size < 0
         size = left if size is None or size < 0 else min(size, left)
         inside = self._at - self._start
-        if inside < 0 or inside + size > len(self._held):
+        if inside < 0 or inside + size > len(self._ahead):
             if whole and self._at == 0:  # by one request, so that a manifest is read from one version
                 data = self.files.read_all(self.path)
                 self._at = self._size = len(data)
                 return data
             self._fetch(size)
             inside = 0
-        data = self._held[inside : inside + size]
+        data = self._ahead[inside : inside + size]
         self._at += len(data)
         return data
 
@@ -274,9 +274,9 @@ class ObjectReader(RemoteReader):
 
         Raises OSError if fewer bytes arrive, or if the object was replaced."""
         self._start = self._at
-        self._held = self.files._get(self.path, self._at, max(size, AHEAD_BYTES), self._tag)[0]
-        if len(self._held) < size:
-            raise OSError(f"{self.path}: {len(self._held)} bytes came of {size}; read it again")
+        self._ahead = self.files._get(self.path, self._at, max(size, AHEAD_BYTES), self._tag)[0]
+        if len(self._ahead) < size:
+            raise OSError(f"{self.path}: {len(self._ahead)} bytes came of {size}; read it again")
 
 
 class ObjectWriter(io.RawIOBase):

@@ -28,7 +28,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
     request = run.request
     source = written_set.inputs.source
     evaluation = written_set.inputs.evaluation
-    placed_rows = written_set.placed
+    placed_rows = written_set.placed_rows
     eval_files = written_set.evaluation.chunks if written_set.evaluation else []
     # The paths get their stamps when the number of the version is known, in the commit.
     return Manifest(
@@ -61,7 +61,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
 def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]:
     """Return the entries of the workers, of an assignment without shards if only that was written."""
     allowed = run.request.allow_empty
-    histogram = written_set.placed.histogram
+    histogram = written_set.placed_rows.histogram
     if written_set.rows.tally:
         return describe_assigned_workers(written_set.rows.tally, allowed, histogram)
     return describe_workers(written_set.rows.chunks, run.request.num_workers, allowed, histogram)

@@ -57,13 +57,13 @@ class WrittenSet:
 
     Attributes:
         inputs: the scanned rows.
-        placed: their placement.
+        placed_rows: their placement.
         rows: the files of the shards.
         evaluation: the files of the evaluation rows, or None.
     """
 
     inputs: ScannedInputs
-    placed: PlacedRows
+    placed_rows: PlacedRows
     rows: WrittenFiles
     evaluation: WrittenFiles | None
 

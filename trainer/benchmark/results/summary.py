@@ -131,12 +131,12 @@ class Goal:
     """A speedup to reach, and the measured one, None if it was not measured."""
 
     text: str
-    wanted: float
-    reached: float | None
+    target: float
+    speedup: float | None
 
     @property
     def is_met(self) -> bool | None:
-        return None if self.reached is None else self.reached >= self.wanted
+        return None if self.speedup is None else self.speedup >= self.target
 
 
 def judge_goals(summaries: Sequence[SystemSummary]) -> list[Goal]:

@@ -27,8 +27,8 @@ class TaskResult:
     began, ended: of its descent, in seconds since 1970. read_s: reading its rows."""
 
     descent: Descent
-    began: float
-    ended: float
+    start_time: float
+    end_time: float
     read_s: float
 
 
@@ -73,7 +73,7 @@ def run_barrier_job(
     results = context.parallelize(spans, len(spans)).barrier().mapPartitionsWithIndex(run_task).collect()
     first = results[0]
     descent = results[0].descent
-    seconds = first.ended - first.began
+    seconds = first.end_time - first.start_time
     read_s = max(result.read_s for result in results)
     return RunTimings(
         mini_batches=descent.mini_batches,
@@ -83,7 +83,7 @@ def run_barrier_job(
         seconds=seconds,
         compute_s=seconds / descent.mini_batches,
         read_s=None,
-        cpu=meter.share_between(first.began, first.ended),
+        cpu=meter.share_between(first.start_time, first.end_time),
         load_s=read_s,
         start_s=read_s,
         weights=tuple(descent.weights),

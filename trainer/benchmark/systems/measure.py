@@ -26,10 +26,12 @@ ERROR_LENGTH = 300
 class Setup:
     """The state that all runs of one model on one set of rows share."""
 
-    stored: StoredRows
+    stored_rows: StoredRows
     start: Floats  # initial weights of all systems
     least: float | None  # smallest possible objective, for runs of a regression to convergence
-    cached: mllib.CachedPoints | mllib.CachedTable | Exception | None  # MLlib's rows, or the reason for their absence
+    mllib_rows: (
+        mllib.CachedPoints | mllib.CachedTable | Exception | None
+    )  # MLlib's rows, or the reason for their absence
 
 
 def set_up(
@@ -132,7 +134,7 @@ def measure(execution: Execution, run: PlannedRun, setup: Setup | Exception) -> 
         configuration = run.configuration
         measurement = run_system(execution, run, setup)
         if configuration.length is None:
-            loss = _objective(execution, setup.stored, configuration, np.array(measurement.weights))
+            loss = _objective(execution, setup.stored_rows, configuration, np.array(measurement.weights))
     except Exception as error:
         return run.record(error=" ".join(str(error).split())[:ERROR_LENGTH] or type(error).__name__)
     # The weights were needed for the objective only, and would make every line of the records long.
@@ -148,7 +150,7 @@ def run_system(execution: Execution, run: PlannedRun, setup: Setup) -> RunTiming
     its initial weights."""
     configuration = run.configuration
     system = run.system
-    stored_rows = setup.stored
+    stored_rows = setup.stored_rows
     seed = execution.experiment.seed + run.repeat
     meter = execution.meter
     if system == "mllib":
@@ -176,11 +178,11 @@ def _run_mllib(execution: Execution, configuration: Configuration, setup: Setup)
     """Run MLlib once on its cached rows, and keep Spark's task metrics of a regression's mini-batch.
 
     Raises the error that kept the rows from being cached."""
-    if isinstance(setup.cached, Exception):
-        raise setup.cached
-    if isinstance(setup.cached, mllib.CachedTable):
-        return mllib.run_perceptron(setup.cached, configuration, setup.start, execution.meter)
-    assert setup.cached
-    measurement = mllib.run_regression(setup.cached, configuration, execution.meter)
+    if isinstance(setup.mllib_rows, Exception):
+        raise setup.mllib_rows
+    if isinstance(setup.mllib_rows, mllib.CachedTable):
+        return mllib.run_perceptron(setup.mllib_rows, configuration, setup.start, execution.meter)
+    assert setup.mllib_rows
+    measurement = mllib.run_regression(setup.mllib_rows, configuration, execution.meter)
     execution.task_metrics[configuration.name] = measure_mini_batch(execution.context)
     return measurement

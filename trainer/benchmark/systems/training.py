@@ -30,8 +30,8 @@ class TrainingRun:
         num_workers: n.
         updates: of the model.
         converged: True if the stop rule ended the run.
-        began: start of the call, in seconds since 1970.
-        ended: end of training, in seconds since 1970.
+        start_time: start of the call, in seconds since 1970.
+        end_time: end of training, in seconds since 1970.
         seconds: of training.
         load_s: the slowest worker's time to read its rows.
         server_cpu_s: CPU time of the server process since its start; None if it runs on another host.
@@ -42,8 +42,8 @@ class TrainingRun:
     num_workers: int
     updates: int
     converged: bool
-    began: float
-    ended: float
+    start_time: float
+    end_time: float
     seconds: float
     load_s: float
     server_cpu_s: float | None
@@ -74,8 +74,8 @@ def train_once(config: Config, executors: Executors | None) -> TrainingRun:
         num_workers=result.num_workers,
         updates=result.updates,
         converged=result.converged,
-        began=start_time,
-        ended=next(e["time"] for kind in ("converged", "end") for e in reversed(events) if e["event"] == kind),
+        start_time=start_time,
+        end_time=next(e["time"] for kind in ("converged", "end") for e in reversed(events) if e["event"] == kind),
         seconds=float(result.seconds or 0.0),
         load_s=max(event["load_s"] for event in events if event["event"] == "loaded"),
         server_cpu_s=None if executors else server_cpu_s[-1],

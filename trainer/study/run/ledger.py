@@ -112,7 +112,7 @@ class Contents:
 
     def __init__(self, records: Iterable[Record], owner: Callable[[Run], tuple[str, int | None]]) -> None:
         self.owner = owner
-        self.seen: dict[tuple[str, ...], tuple[str, str]] = {}
+        self.first_values: dict[tuple[str, ...], tuple[str, str]] = {}
         for record in records:
             self.add(record)
 
@@ -127,7 +127,7 @@ class Contents:
             ("training images", ("train", dataset, rows), record["data"]["train"]),
             ("shards", ("shards", dataset, run.cell.sharding, str(seed)), record["shards"]),
         ):
-            before, first = self.seen.setdefault(key, (value, str(run)))
+            before, first = self.first_values.setdefault(key, (value, str(run)))
             if before != value:
                 raise DataError(
                     f"{run} is of other {kind} than {first} ({value} and {before}), and one study compares what is"

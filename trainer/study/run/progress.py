@@ -15,7 +15,7 @@ class RunProgress(NamedTuple):
     """The progress of a running run. seconds: since its start; done: fraction of its updates."""
 
     seconds: float
-    done: float
+    fraction: float
 
 
 def cost_class(run: Run) -> str:
@@ -51,10 +51,10 @@ def remaining_s(
     """
     means = {name: sum(some) / len(some) for name, some in took.items() if some}
     for run, now in under_way.items():
-        if now.done:
-            means.setdefault(cost_class(run), now.seconds / now.done)
+        if now.fraction:
+            means.setdefault(cost_class(run), now.seconds / now.fraction)
     usual = sum(means.values()) / len(means) if means else 0.0
-    remaining_fractions = {run: 1 - now.done for run, now in under_way.items()}
+    remaining_fractions = {run: 1 - now.fraction for run, now in under_way.items()}
     return sum(means.get(cost_class(run), usual) * remaining_fractions.get(run, 1.0) for run in waiting) / jobs
 
 
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 def progress_line(under_way: Sequence[RunProgress], left_s: float) -> str:
     """Return the line that is printed while no run ends. left_s: 0 if it is unknown."""
-    least, most = (f"{end(now.done for now in under_way):.0%}" for end in (min, max))
+    least, most = (f"{end(now.fraction for now in under_way):.0%}" for end in (min, max))
     percentages = least if least == most else f"{least} to {most}"
     runs = f"{len(under_way)} run{'s' if len(under_way) != 1 else ''} under way, {percentages} done"
     return f"{runs}; {duration(left_s)} left" if left_s else runs

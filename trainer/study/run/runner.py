@@ -52,8 +52,8 @@ class Runner:
         self.ledger = StudyLedger(root / LEDGER, owned=True)
         self.sets = Sets(plan, root)
         self.contents = Contents(self.ledger.records_of_plan(plan), self.sets.owner)
-        self.took: dict[str, list[float]] = {}  # seconds of the runs of this start, by cost class
-        self.began: dict[Run, float] = {}  # start times of running runs
+        self.run_seconds: dict[str, list[float]] = {}  # seconds of the runs of this start, by cost class
+        self.start_times: dict[Run, float] = {}  # start times of running runs
         self.children: set[Child] = set()
         self.failures: dict[Run, JobError] = {}
         self.stopped = False
@@ -121,7 +121,7 @@ class Runner:
                 for future in sorted(completed, key=lambda future: future.exception() is not None):
                     run = futures[future]
                     error = future.exception()
-                    self.began.pop(run, None)
+                    self.start_times.pop(run, None)
                     if isinstance(error, JobError):
                         self._failed(run, error)
                         continue
@@ -131,7 +131,7 @@ class Runner:
                     shutil.rmtree(self._folder(run), ignore_errors=True)
                     self.left -= 1
                     if not record["failed"]:  # diverged runs are shorter
-                        self.took.setdefault(cost_class(run), []).append(record["wall_s"])
+                        self.run_seconds.setdefault(cost_class(run), []).append(record["wall_s"])
                     self.say(self._line(run, record, total, waiting))
                     key = self.sets.key(run)
                     open_runs[key] -= 1
@@ -167,7 +167,7 @@ class Runner:
         folder.parent.mkdir(exist_ok=True)
         record.unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed study
-        self.began[run] = time.monotonic()
+        self.start_times[run] = time.monotonic()
         plan = asdict(self.plan) | {"seeds": [run.seed]}
         task = {"plan": plan, "cell": run.cell, "seed": run.seed, "shards": self.sets.uri(self.sets.key(run))}
         task |= {"folder": str(folder), "record": str(record)}
@@ -220,14 +220,14 @@ class Runner:
 
     def _running(self) -> dict[Run, RunProgress]:
         """Return the progress of the runs that are being trained."""
-        starts = dict(self.began)  # a copy, because the threads of the runs change it
+        starts = dict(self.start_times)  # a copy, because the threads of the runs change it
         now = time.monotonic()
         return {run: RunProgress(now - start, done_of(self._folder(run))) for run, start in starts.items()}
 
     def _left_s(self, waiting: Sequence[Run], under_way: Mapping[Run, RunProgress]) -> float:
         """Return the estimated seconds until all waiting runs are done."""
         remaining_runs = [run for run in waiting if run not in self.ledger and run not in self.failures]
-        return remaining_s(remaining_runs, self.took, self.jobs, under_way)
+        return remaining_s(remaining_runs, self.run_seconds, self.jobs, under_way)
 
 
 def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> Iterator[list[Run]]:
