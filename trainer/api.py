@@ -48,7 +48,7 @@ def train(
         return _train_on(launcher, hosts, context, options)
     raise_limit()  # before the fork server starts, because its children inherit its limit
     leads = options.has(Role("server", 0))
-    with _settled(context, options) if leads else nullcontext(Start.GO_ON) as start:
+    with _locked_start(context, options) if leads else nullcontext(Start.GO_ON) as start:
         if start is Start.FINISHED:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
@@ -73,7 +73,7 @@ def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Opti
     parts = share_roles(context.config.processes.servers, context.shards.num_workers, hosts)
     run = ClusterRun(context.config, options, launcher, parts)
     # The folder is changed only after run.start has found that the parts can train the run.
-    with interruptible(run), _settled(context, options, run.start, run.lose) as start, closing(run):
+    with interruptible(run), _locked_start(context, options, run.start, run.lose) as start, closing(run):
         if start is not Start.FINISHED:
             run.train()
     result = read_result(context.home)
@@ -84,7 +84,7 @@ def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Opti
 
 
 @contextmanager
-def _settled(
+def _locked_start(
     context: RunContext,
     options: Options,
     check: Callable[[RunRecord], RunRecord] | None = None,

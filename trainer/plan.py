@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from pipeline.core.errors import UsageError
-from pipeline.core.reporting.tables import aligned
-from pipeline.core.shardset.ratios import Ratios, shortened
+from pipeline.core.reporting.tables import two_column_table
+from pipeline.core.shardset.ratios import Ratios, ratios_text
 from trainer.config import Config, RunFacts
 from trainer.coordination.schedules import INVERSE_SQRT, drops
 
@@ -137,7 +137,7 @@ def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
         )
     if ratios and not min(config.worker_batches(num_workers, ratios)):
         raise UsageError(
-            f"--batch-size {config.data.batch_size} in the set's ratios {shortened(ratios)} leaves a worker no example:"
+            f"--batch-size {config.data.batch_size} in the set's ratios {ratios_text(ratios)} leaves a worker no example:"
             f" give at least {-(-sum(ratios) // min(ratios))}"
         )
     config.protocol.check(num_workers)
@@ -164,7 +164,7 @@ def usable_cores() -> int:
 
 def describe(plan: RunPlan) -> str:
     """Return the plan as a short table, which is printed before the run."""
-    return aligned(describe_plan(plan))
+    return two_column_table(describe_plan(plan))
 
 
 def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:

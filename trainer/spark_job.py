@@ -68,7 +68,7 @@ def _open(stack: ExitStack, debug: bool) -> tuple[Any, str]:
 
     The previous signal handlers are set again after Spark has set its own, which would end everything at once."""
     from pipeline.spark.session import ship_package, spark_context
-    from pipeline.spark.signals import passed_on
+    from pipeline.spark.signals import forward_sigterm
     from pipeline.spark.store import open_store
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -76,5 +76,5 @@ def _open(stack: ExitStack, debug: bool) -> tuple[Any, str]:
     for number, handler in handlers.items():
         signal.signal(number, handler)
     ship_package(context, Path(trainer.__file__).parent)
-    stack.enter_context(passed_on(context))
+    stack.enter_context(forward_sigterm(context))
     return context, json.dumps(dict(open_store(context).conf))

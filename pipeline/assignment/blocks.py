@@ -36,7 +36,7 @@ class Blocks(ABC):
         self.values = [0] * blocks
 
     @abstractmethod
-    def take(self, block: int) -> int:
+    def add_best_point(self, block: int) -> int:
         """Add the free point with the largest gain to a block, ties to the lowest point. At least one point is free."""
 
 
@@ -51,7 +51,7 @@ class GraphCutBlocks(Blocks):
         alone = similarities.sum(axis=1, dtype=np.int64) - similarities.diagonal()
         self._gains = np.tile(alone, (blocks, 1))
 
-    def take(self, block: int) -> int:
+    def add_best_point(self, block: int) -> int:
         """Add the free point with the largest gain to a block and return its number."""
         gains = self._gains[block]
         point = int(gains.argmax())
@@ -79,7 +79,7 @@ class FacilityLocationBlocks(Blocks):
         self._free = [True] * rows
         self._scratch = np.empty(rows, np.int32)
 
-    def take(self, block: int) -> int:
+    def add_best_point(self, block: int) -> int:
         """Add the free point with the largest gain to a block and return its number.
 
         Entries of the heap are (negative upper bound of the gain, point)."""
@@ -116,7 +116,7 @@ def block_bytes(rows: int, blocks: int, function: FunctionName) -> int:
     return rows * blocks * (8 if function == "graph-cut" else 120) + 250 * rows
 
 
-def fill(blocks: Blocks, capacities: Sequence[int], *, by_size: bool = False) -> Ints:
+def fill_blocks(blocks: Blocks, capacities: Sequence[int], *, by_size: bool = False) -> Ints:
     """Return the block of every point, int64 [sum(capacities)]: Algorithm 1 for integer capacities.
 
     The next block is the one with the lowest value among those that are not full, ties to the lowest number. With
@@ -126,7 +126,7 @@ def fill(blocks: Blocks, capacities: Sequence[int], *, by_size: bool = False) ->
     heap: list[tuple[float, int]] = [(0, block) for block, capacity in enumerate(capacities) if capacity]
     while heap:
         block = heap[0][1]
-        block_by_rank[blocks.take(block)] = block
+        block_by_rank[blocks.add_best_point(block)] = block
         sizes[block] += 1
         if sizes[block] == capacities[block]:
             heapq.heappop(heap)
@@ -160,7 +160,7 @@ def owners_of_class(
         for capacity, part in zip(capacities, parts, strict=True)
         for place in range(part)
     ]
-    blocks = fill(FUNCTIONS[function](similarities, len(sizes)), sizes, by_size=rule == "size")
+    blocks = fill_blocks(FUNCTIONS[function](similarities, len(sizes)), sizes, by_size=rule == "size")
     owners: Ints = np.repeat(np.arange(len(parts)), parts)[blocks]
     return owners
 

@@ -27,7 +27,7 @@ class KeptRange:
     path: str
 
 
-def keep(store: Store, folder: str, low: int, groups: npt.NDArray[np.int32]) -> KeptRange:
+def write_groups(store: Store, folder: str, low: int, groups: npt.NDArray[np.int32]) -> KeptRange:
     """Write the groups of the rows from id ``low`` on. The file name is unique to this try of a task.
 
     Args:

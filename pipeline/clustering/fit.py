@@ -90,7 +90,9 @@ def settling(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int32]) ->
     return points[keyed_hash(ids, seed) < np.uint64(limit)]
 
 
-def settled(points: npt.NDArray[np.int32], settings: KMeansSettings, centres: Ints, mean_variance: float) -> Ints:
+def settle_centres(
+    points: npt.NDArray[np.int32], settings: KMeansSettings, centres: Ints, mean_variance: float
+) -> Ints:
     """Return the centres after Lloyd's iterations on the given points alone, int64 [k, p]."""
     return iterate(Pass(points, len(centres)), centres, settings, mean_variance).centres
 
@@ -140,6 +142,6 @@ def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings)
 
     def settle(centres: Ints, mean_variance: float) -> Ints:
         some = settling(settling_limit(sample.count), settings.seed, ids, points)
-        return settled(some, settings, centres, mean_variance)
+        return settle_centres(some, settings, centres, mean_variance)
 
     return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), sample, settings, settle)

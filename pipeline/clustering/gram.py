@@ -111,7 +111,7 @@ def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
         single[:] = 0
         diagonal[:] = 0
 
-    for block in _gathered(blocks):
+    for block in _join_small_blocks(blocks):
         count += len(block)
         for low in range(0, len(block), SYRK_ROWS):
             pending = [(block[low : low + SYRK_ROWS].view(np.int8) ^ np.int8(-SHIFT)).astype(np.float32)]
@@ -132,7 +132,7 @@ def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
     return Gram(count, total, _pack(exact))
 
 
-def _gathered(blocks: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[np.uint8]]:
+def _join_small_blocks(blocks: Iterable[npt.NDArray[np.uint8]]) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the rows in blocks large enough for a product to run at full speed."""
     pending: list[npt.NDArray[np.uint8]] = []
     rows = 0

@@ -23,13 +23,13 @@ from pyspark.sql.types import IntegralType
 
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
-from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, settled, settling, settling_limit
+from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, settle_centres, settling, settling_limit
 from pipeline.clustering.npz import expect
 from pipeline.clustering.params import column_type, matrix, not_negative, numbers, whole_number
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import check_grid, grid_exponent
-from pipeline.clustering.reduction import reduced
+from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.hashing import row_hashes
 
@@ -132,7 +132,7 @@ class BlockKMeans(
         # Integers on one grid make all sums exact, hence independent of partitioning.
         exponent = grid_exponent(np.max([part.bounds for part in parts], axis=0))
 
-        def quantised(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def quantise_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             """Yield the id and the grid point of each row, as the bytes of int32 [features]."""
             for batch in batches:
                 if len(batch):
@@ -147,7 +147,7 @@ class BlockKMeans(
                 points = np.stack([p for _, p in pairs])
                 yield Points(content_ids(points) if by_content else np.array([i for i, _ in pairs]), points)
 
-        points = table.mapInArrow(quantised, "id long, p binary").rdd.mapPartitions(block)
+        points = table.mapInArrow(quantise_batches, "id long, p binary").rdd.mapPartitions(block)
         points.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             return self.fit_points(points, exponent, values=sum(part.values for part in parts))
@@ -178,15 +178,15 @@ class BlockKMeans(
             result = points.coalesce(1).mapPartitions(lambda parts: [fit_gathered(parts, settings)]).first()
         else:
             parts = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings))
-            sample = reduced(parts, partial(lloyd.merge_samples, settings.k))
+            sample = tree_reduce(parts, partial(lloyd.merge_samples, settings.k))
 
             def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
                 """Return the sums of one Lloyd pass over all rows, by one Spark job."""
-                return reduced(points.map(lambda part: lloyd.one_pass(part.points, centres)), lloyd.merge)
+                return tree_reduce(points.map(lambda part: lloyd.one_pass(part.points, centres)), lloyd.merge)
 
             def rows(look: Callable[[lloyd.Ints, Any], T], merge: Callable[[T, T], T]) -> T:
                 """Apply ``look(ids, points)`` to every block and return its results, merged by ``merge``."""
-                return reduced(points.map(lambda part: look(part.ids, part.points)), merge)
+                return tree_reduce(points.map(lambda part: look(part.ids, part.points)), merge)
 
             def settle(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
                 """Return the centres after Lloyd iterations on a hashed subset of the rows, which run in one task."""
@@ -195,7 +195,7 @@ class BlockKMeans(
                 return (
                     few.coalesce(1, shuffle=True)
                     .mapPartitions(
-                        lambda parts: [settled(np.concatenate(list(parts)), settings, centres, mean_variance)]
+                        lambda parts: [settle_centres(np.concatenate(list(parts)), settings, centres, mean_variance)]
                     )
                     .first()
                 )

@@ -24,7 +24,7 @@ from pipeline.clustering.npz import expect, to_bytes
 from pipeline.clustering.params import as_pixels, matrix, numbers
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import Projection, check_grid, quantise
-from pipeline.clustering.reduction import reduced
+from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.errors import DataError, UsageError
 
 
@@ -114,14 +114,14 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         # Every task returns a matrix of d^2 numbers, so more tasks than cores only add merges.
         parts = min(column.rdd.getNumPartitions(), column.sparkSession.sparkContext.defaultParallelism)
         table = column.coalesce(parts).mapInArrow(partial, "part binary")
-        return self.fit_partials(table.rdd.map(lambda row: _loaded(row.part)), pixels)
+        return self.fit_partials(table.rdd.map(lambda row: _gram_from_bytes(row.part)), pixels)
 
     def _fit_in_one_task(self, column: DataFrame, pixels: int) -> BlockPCAModel:
         """Return the model of images for which a d x d matrix is too large: one task holds all of them (dual.py)."""
         components = self.getOrDefault(self.components)
 
         def fit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            data = to_bytes(**_dual_arrays(limited(image_blocks(batches), pixels), components))
+            data = to_bytes(**_dual_arrays(limit_rows(image_blocks(batches), pixels), components))
             yield pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], ["fitted"])
 
         row = column.repartition(1).mapInArrow(fit, "fitted binary").first()
@@ -155,7 +155,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
                 " there are"
             )
         components = self.getOrDefault(self.components)
-        total = reduced(partials, gram.merge)
+        total = tree_reduce(partials, gram.merge)
         spectrum = gram.top_components(gram.covariance(total), components)
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         mean = total.total / total.count + gram.SHIFT
@@ -168,7 +168,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         return self._copyValues(BlockPCAModel(projection, spectrum, arrays["mean"], int(arrays["rows"])))
 
 
-def limited(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Iterator[npt.NDArray[np.uint8]]:
+def limit_rows(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Iterator[npt.NDArray[np.uint8]]:
     """Yield the same blocks. Raises DataError before there are more images than one task should hold."""
     rows = 0
     most = gram.rows_at_most(pixels)
@@ -194,7 +194,7 @@ def _dual_arrays(blocks: Iterable[npt.NDArray[np.uint8]], components: float) -> 
     }
 
 
-def _loaded(data: bytes) -> gram.Gram:
+def _gram_from_bytes(data: bytes) -> gram.Gram:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return gram.Gram(int(arrays["count"]), arrays["total"], arrays["packed"])
 

@@ -12,7 +12,7 @@ T = TypeVar("T")
 FEW = 4  # up to so many partitions the driver merges the results, which costs less than a shuffle
 
 
-def reduced(parts: RDD[T], merge: Callable[[T, T], T]) -> T:
+def tree_reduce(parts: RDD[T], merge: Callable[[T, T], T]) -> T:
     """Merge the results of all partitions. Executors merge first, until about a dozen parts are left for the driver."""
     partitions = parts.getNumPartitions()
     return parts.treeReduce(merge, depth(partitions)) if partitions > FEW else parts.reduce(merge)

@@ -31,7 +31,7 @@ def similarities(points: npt.NDArray[np.int32]) -> Similarities:
     (He and Dube 2023, who use the mean over all classes).
 
     Costs 2 n^2 p flop in float64: half of the matrix is computed, once for sigma and once for the similarities. For
-    memory see ``held_bytes``."""
+    memory see ``similarity_bytes``."""
     matrix = np.empty((len(points), len(points)), np.int32)
     sigma = mean_distance(points)
     table = exponentials()
@@ -46,7 +46,7 @@ def similarities(points: npt.NDArray[np.int32]) -> Similarities:
     return matrix
 
 
-def held_bytes(rows: int, dimensions: int) -> int:
+def similarity_bytes(rows: int, dimensions: int) -> int:
     """Return the memory that the computation of a class's similarities takes, including the points."""
     return 4 * rows * rows + 24 * rows * dimensions + 32 * BLOCK_VALUES
 

@@ -186,8 +186,8 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     """Parse a command line: flags override the TOML file, which overrides built-in defaults.
 
     The file is --config, otherwise conf/NAME.toml if it exists, where NAME is the parser's conf: by default from
-    NAME.py or python -m NAME. A flag also overrides a key of the file that excludes it. The result's ``given`` has the
-    names of the values given on the command line itself. Raises UsageError for unknown or ill-typed keys."""
+    NAME.py or python -m NAME. A flag also overrides a key of the file that excludes it. The result's ``names_in_argv``
+    has the names of the values given on the command line itself. Raises UsageError for unknown or ill-typed keys."""
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags._actions}
     early, _ = _config_only().parse_known_args(argv)
@@ -195,7 +195,7 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     if early.config or path.is_file():
         flags.set_defaults(**_defaults(path, flags))
     # Only a second parse without defaults can tell a given value from an equal default.
-    flags_used = given(flags, argv)
+    flags_used = names_in_argv(flags, argv)
     args = flags.parse_args(argv)
     # A flag and a key of the file that exclude each other are no conflict: the flag wins.
     for group in flags._mutually_exclusive_groups:
@@ -203,11 +203,11 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
         for name in names if flags_used & set(names) else ():
             if name not in flags_used:
                 setattr(args, name, built_in[name])
-    args.given = flags_used
+    args.names_in_argv = flags_used
     return args
 
 
-def given(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
+def names_in_argv(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
     """Return the names of the values that the command line itself contains, even if they equal their defaults."""
     # A repeatable flag appends to its default, which must be None or a list.
     unset = {action.dest: None if is_repeatable(action) else UNSET for action in flags._actions}
@@ -295,7 +295,7 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
         action.required = False
         flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
         if is_repeatable(action):
-            result[action.dest] = _repeated(action, value, f"--config {path}: {key}")
+            result[action.dest] = _repeatable_values(action, value, f"--config {path}: {key}")
             continue
         if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
             raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
@@ -308,7 +308,7 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
     return result
 
 
-def _repeated(action: argparse.Action, value: Any, place: str) -> list[str]:
+def _repeatable_values(action: argparse.Action, value: Any, place: str) -> list[str]:
     """Return the values of a repeatable flag in a TOML file. Raises UsageError, without a value in the message."""
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
         raise UsageError(f'{place} is not a list of texts, such as ["{action.metavar}"]')

@@ -195,7 +195,7 @@ def add_flags(
     hints = get_type_hints(kind)
     for item, about in _options(kind):
         if item.name not in leave_out and (only is None or item.name in only):
-            default = _shown(item, about, "%(default)")
+            default = _default_in_words(item, about, "%(default)")
             text = _escaped(about.help) + (f" (default: {default})" if default else "")
             _add(group, item, hints[item.name], AdvancedHelp(text) if about.advanced else text, item.default)
 
@@ -227,7 +227,7 @@ def _member_defaults(owners: Mapping[str, Field[Any]]) -> str:
     """Return `` (default: 3)``, or `` (default: 3 for asp; 5 for ssp)`` if the defaults of members differ."""
     names: dict[str, list[str]] = {}
     for name, item in owners.items():
-        names.setdefault(_shown(item, item.metadata[OPTION], ""), []).append(name)
+        names.setdefault(_default_in_words(item, item.metadata[OPTION], ""), []).append(name)
     if len(names) == 1:
         default = next(iter(names))
     else:
@@ -249,11 +249,11 @@ def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.
     own = {item.name for item, _ in _options(member)}
     for other in members.values():
         for item, _ in _options(other):
-            if item.name not in own and item.name in args.given:
+            if item.name not in own and item.name in args.names_in_argv:
                 having = [
                     member_name for member_name, kind in members.items() if item.name in kind.__dataclass_fields__
                 ]
-                setting = _said(item, getattr(args, item.name))
+                setting = _as_written(item, getattr(args, item.name))
                 raise UsageError(f"{flag} {name} has no {setting}: leave it out, or use {', '.join(having)}")
     # The flags of members have the default None, so that each member keeps its own default.
     values = {key: getattr(args, key) for key in own if getattr(args, key, None) is not None}
@@ -263,7 +263,7 @@ def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.
     return member(**values)
 
 
-def _said(item: Field[Any], value: Any) -> str:
+def _as_written(item: Field[Any], value: Any) -> str:
     """Return a flag in the form in which it was written on the command line."""
     if isinstance(value, bool):
         return flag_of(item) if value else f"--no-{flag_of(item).removeprefix('--')}"
@@ -279,7 +279,7 @@ def _options(kind: type[Spec]) -> list[tuple[Field[Any], Option]]:
     return [(item, cast(Option, item.metadata[OPTION])) for item in fields(kind) if OPTION in item.metadata]
 
 
-def _shown(item: Field[Any], about: Option, value: str) -> str:
+def _default_in_words(item: Field[Any], about: Option, value: str) -> str:
     """Return a default in words. value: argparse's placeholder for it, if a TOML file may change it."""
     if about.shown is not None:
         return about.shown

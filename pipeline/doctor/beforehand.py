@@ -8,7 +8,7 @@ from functools import partial
 from pyspark import SparkContext
 
 from pipeline.core.errors import UsageError
-from pipeline.core.shardset.attempt import tried
+from pipeline.core.shardset.attempt import try_claim
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
 from pipeline.doctor.facts import view_from_task
@@ -30,7 +30,7 @@ def check_output(context: SparkContext, store: Store, output: str) -> None:
 
     Writes a file there and deletes it: about 5 ms on a local disk, a dozen requests elsewhere. output: resolved."""
     try:
-        with tried(store, output) as attempt:
+        with try_claim(store, output) as attempt:
             _check(context, store, {"--output": (output, f"{attempt.folder}/beat")})
     except OSError as error:
         raise output_error(output, error) or error from None

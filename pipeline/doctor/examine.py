@@ -9,7 +9,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from pipeline.core.errors import JobError
-from pipeline.core.shardset.attempt import Attempt, tried
+from pipeline.core.shardset.attempt import Attempt, try_claim
 from pipeline.core.storage.hdfs import UMASK, parse_umask
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.retries import call_within
@@ -17,7 +17,7 @@ from pipeline.core.storage.store import Store, configured_store
 from pipeline.doctor.checks import FAILED, OK, Check, has_failed, some
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.executors import facts_of_executors, reach_of_executors
-from pipeline.doctor.facts import DRIVER, ProcessFacts, java_installed, look
+from pipeline.doctor.facts import DRIVER, ProcessFacts, facts_of_process, java_installed
 from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import check_input, check_reach, output_error, read_clock
 from pipeline.doctor.security import check_kerberos, is_kerberos
@@ -74,7 +74,7 @@ class Examination:
             except JobError as error:
                 self.checks.append(Check("master", FAILED, str(error)))
             except Exception as error:
-                self.checks.append(failed("master", error))
+                self.checks.append(failed_check("master", error))
             else:
                 stack.push(spark)
                 self.checks.append(Check("master", OK, f"{context.master}, application {context.applicationId}"))
@@ -84,7 +84,7 @@ class Examination:
         """Add the checks of the driver, of executors if there is a Spark, and of the paths.
 
         java: the driver's version."""
-        facts = [look(DRIVER, java)]
+        facts = [facts_of_process(DRIVER, java)]
         readings = list[Reading]()
         if context is not None:
             try:
@@ -96,7 +96,7 @@ class Examination:
                 self.checks.append(Check("executors", FAILED, f"none has answered in {self.wait_s:g} s", NO_CORES))
                 context = None  # further questions would wait in vain too
             except Exception as error:
-                self.checks.append(failed("executors", error))
+                self.checks.append(failed_check("executors", error))
                 context = None
         self.checks += [*check_versions(facts), check_open_files(facts), *check_folders(facts)]
         self._judge_settings(dict(store.conf), facts)
@@ -130,7 +130,7 @@ class Examination:
                 try:
                     reaches = reach_of_executors(context, store, source, folder, self.wait_s)
                 except Exception as error:
-                    self.checks.append(failed("executors", error))
+                    self.checks.append(failed_check("executors", error))
                 else:
                     self.checks += [check_reach("--input", source, reaches)] if source else []
                     self.checks += [check_reach("--output", attempt.output, reaches)] if attempt else []
@@ -150,7 +150,7 @@ class Examination:
             output = store.resolve(uri)
             # Unlike a write, this request is not retried, so that an unreachable store is reported quickly.
             call_within(self.wait_s, lambda: store.exists(output))
-            attempt = stack.enter_context(tried(store, output))
+            attempt = stack.enter_context(try_claim(store, output))
         except TimeoutError:
             self.checks.append(Check("output", FAILED, f"{uri}: no answer in {self.wait_s:g} s", NOT_UP))
         except JobError as error:
@@ -163,7 +163,7 @@ class Examination:
         return None
 
 
-def failed(name: str, error: Exception) -> Check:
+def failed_check(name: str, error: Exception) -> Check:
     """Return the failed check for an error of Spark or of a task."""
     text = str(error)
     line = cluster_failure(text)

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 
 from pipeline.core.storage.store import Store
 from pipeline.doctor.clocks import Reading
-from pipeline.doctor.facts import ProcessFacts, look_from_task
+from pipeline.doctor.facts import ProcessFacts, facts_of_executor
 from pipeline.doctor.places import Reach, reach_from_task
 from pipeline.spark.jvm import scala_context
 from pipeline.spark.progress import GROUP
@@ -23,7 +23,7 @@ LEAST_ROUNDS = 2  # from the second round on, Python runs everywhere and clocks 
 T = TypeVar("T")
 
 
-def registered(context: SparkContext) -> int:
+def count_executors(context: SparkContext) -> int:
     """Return the current number of executors, including the executor of a local master."""
     return max(1, int(scala_context(context).getExecutorMemoryStatus().size()) - 1)
 
@@ -63,11 +63,11 @@ def facts_of_executors(context: SparkContext, wait_s: float) -> tuple[list[Proce
     readings = []
     for number in range(1, ROUNDS + 1):
         before = time.time()
-        answers = ask(context, look_from_task, wait_s)
+        answers = ask(context, facts_of_executor, wait_s)
         after = time.time()
         facts |= {each.key: each for each in answers}
         readings += [Reading(each.where, before, each.clock_s, after) for each in answers]
-        if number >= LEAST_ROUNDS and len(facts) >= registered(context):
+        if number >= LEAST_ROUNDS and len(facts) >= count_executors(context):
             break
     return list(facts.values()), readings
 

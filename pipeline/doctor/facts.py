@@ -95,7 +95,7 @@ class ExecutorAccess(NamedTuple):
     may_use_hdfs: bool
 
 
-def look(where: str, java: str = "") -> ProcessFacts:
+def facts_of_process(where: str, java: str = "") -> ProcessFacts:
     """Return the facts of this process. java: the version, if the caller knows it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ProcessFacts(
@@ -114,10 +114,10 @@ def look(where: str, java: str = "") -> ProcessFacts:
     )
 
 
-def look_from_task(_: int) -> ProcessFacts:
+def facts_of_executor(_: int) -> ProcessFacts:
     """Return the facts of an executor."""
     time.sleep(TASK_S)
-    return look(socket.gethostname(), java_above())
+    return facts_of_process(socket.gethostname(), java_above())
 
 
 def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> ExecutorAccess:

@@ -18,7 +18,7 @@ from pipeline.core.storage.uri import is_remote
 from pipeline.doctor.checks import FAILED, OK, Check, some
 from pipeline.doctor.clocks import Reading
 from pipeline.doctor.facts import ExecutorAccess
-from pipeline.input.files import named
+from pipeline.input.files import match_paths
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_FOLDER = (errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
@@ -63,7 +63,7 @@ def reach_from_task(store: Store, source: str | None, folder: str | None, _: int
     # Errors are values, because Spark retries a task that raises.
     if source:
         try:
-            named(store, source)
+            match_paths(store, source)
         except (OSError, JobError) as error:
             problems["--input"] = str(error)
     if folder:
@@ -118,7 +118,7 @@ def check_input(store: Store, uri: str) -> Check:
     """Return the check of an input on the driver: failed if it does not exist or may not be read."""
     try:
         path = store.resolve(uri)
-        entries = named(store, path)
+        entries = match_paths(store, path)
         # The right to list a folder does not include the right to read its files, so read a byte of the first.
         for entry in entries[:1]:
             files = (

@@ -16,7 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
-from pipeline.input.files import named, plain_files
+from pipeline.input.files import match_paths, plain_files
 
 COLUMNS = ("id", "worker", "copy", "group")  # the last two may be absent
 ABSENT = -1
@@ -39,7 +39,7 @@ class AssignmentTable:
 def open_table(store: Store, uri: str) -> AssignmentTable:
     """Open the assignment of a committed set, a file, a folder or a pattern. Raises DataError if there is none."""
     uri = store.resolve(uri)
-    entries = named(store, uri, flag="--assignment")
+    entries = match_paths(store, uri, flag="--assignment")
     if len(entries) == 1 and entries[0].is_dir and (committed := read_committed(store, uri)):
         # The folder of a set also holds shards and leftovers of killed runs, so read only the listed files.
         files = tuple(f"{committed.uri}/{file.path}" for file in committed.assignment_files())

@@ -45,14 +45,14 @@ def read_decoded(
         return
     for low in range(start - start % step, stop, step):
         high = min(low + step, file.rows)
-        path = _kept(kind, store, file, low, high, layout)
+        path = _decoded_file(kind, store, file, low, high, layout)
         if path is None:
             yield from read_converted(kind, store, file, max(start, low), min(stop, high), layout, True)
         else:
-            yield from _mapped(path, max(start, low) - low, min(stop, high) - low)
+            yield from _read_mapped(path, max(start, low) - low, min(stop, high) - low)
 
 
-def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layout: Layout) -> Path | None:
+def _decoded_file(kind: Format, store: Store, file: DataFile, low: int, high: int, layout: Layout) -> Path | None:
     """Return the file of decoded rows low <= r < high, made if it does not exist; None if it cannot be made.
 
     Args:
@@ -79,13 +79,13 @@ def _kept(kind: Format, store: Store, file: DataFile, low: int, high: int, layou
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a second task waits instead of decoding the same rows
             if not path.exists():
-                _keep(path, read_converted(kind, store, file, low, high, layout, True))
+                _write_decoded(path, read_converted(kind, store, file, low, high, layout, True))
     except OSError:  # from the disk, or from the input: then the pass, which reads the input itself, raises it again
         return None
     return path
 
 
-def _keep(path: Path, batches: Iterator[Columns]) -> None:
+def _write_decoded(path: Path, batches: Iterator[Columns]) -> None:
     """Write rows block by block, and rename the file when it is complete."""
     # A rename at the end, so that other tasks never see a partial file.
     handle, name = tempfile.mkstemp(dir=path.parent)
@@ -116,7 +116,7 @@ def _batch(columns: Columns) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def _mapped(path: Path, start: int, stop: int) -> Iterator[Columns]:
+def _read_mapped(path: Path, start: int, stop: int) -> Iterator[Columns]:
     """Yield rows start <= r < stop of a kept file, in the blocks that were written, without a copy."""
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     at = 0

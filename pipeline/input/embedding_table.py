@@ -20,7 +20,7 @@ from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import MOST_ROWS, whole_numbers
 from pipeline.input.dataset import Block, Dataset
-from pipeline.input.files import named, plain_files
+from pipeline.input.files import match_paths, plain_files
 from pipeline.input.formats.parquet import vectors_of
 
 ID = "id"
@@ -66,7 +66,7 @@ class EmbeddingTable:
         Raises DataError with the file and row."""
         layout = vector_layout(self.length)
         with self.store.open(part.path) as file, broken_is_data_error(part.path):
-            parquet = _opened(file, part.path)
+            parquet = _open_table_file(file, part.path)
             # Skipped row groups still count for the row numbers in error lines.
             first = 0
             rows = max(1, min(BATCH_ROWS, BATCH_BYTES // (4 * self.length)))
@@ -90,7 +90,7 @@ def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
 
     Reads only the first non-empty file. Raises DataError if there is no table."""
     uri = store.resolve(uri)
-    files = plain_files(store, named(store, uri, flag="--embedding"))
+    files = plain_files(store, match_paths(store, uri, flag="--embedding"))
     if not files:
         raise DataError(f"{uri} holds no table of embeddings; expected Parquet with the columns {ID} and {VECTOR}")
     # Large files are split between tasks; the row groups are counted later, by the tasks.
@@ -100,7 +100,7 @@ def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
         parts += [FilePart(file.path, part, number) for part in range(number)]
     for file in files:
         with store.open(file.path) as stream, broken_is_data_error(file.path):
-            first = next(_opened(stream, file.path).iter_batches(1, columns=[VECTOR]), None)
+            first = next(_open_table_file(stream, file.path).iter_batches(1, columns=[VECTOR]), None)
             if first is not None and len(first):
                 length = vectors_of(first.column(0), None, file.path, 0).shape[1] // 4
                 if not length:
@@ -109,7 +109,7 @@ def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
     raise DataError(f"{uri} holds no rows")
 
 
-def _opened(file: object, path: str) -> pq.ParquetFile:
+def _open_table_file(file: object, path: str) -> pq.ParquetFile:
     """Open a Parquet file of a table. Raises DataError if it lacks a column."""
     parquet = pq.ParquetFile(file)
     names = parquet.schema_arrow.names
@@ -189,6 +189,6 @@ class EmbeddingDataset(Dataset):
         return np.frombuffer(data, np.uint8).reshape(stop - start, size)
 
 
-def embedded(source: Dataset, table: EmbeddingTable, ranges: tuple[KeptVectors, ...]) -> EmbeddingDataset:
+def embedding_dataset(source: Dataset, table: EmbeddingTable, ranges: tuple[KeptVectors, ...]) -> EmbeddingDataset:
     layout = replace(source.layout, shape=(table.length, 1, 1), dtype="float32", column=None)
     return EmbeddingDataset(source.store, table.uri, "embeddings", source.files, layout, source, ranges)

@@ -39,7 +39,7 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
         uri: the resolved path.
         evaluation: return the evaluation files instead of the training files.
     """
-    entries = named(store, uri)
+    entries = match_paths(store, uri)
     # The matches of a pattern do not include the log of their table, so look for it in their folders.
     for folder in {file.path.rpartition("/")[0] for file in entries if not file.is_dir and file.path != uri}:
         for log in TABLE_LOGS:
@@ -51,7 +51,7 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
     return _choose(sorted(below, key=lambda file: file.path), uri, evaluation)
 
 
-def named(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
+def match_paths(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
     """Return the file or folder of a path, or the matches of a pattern.
 
     Args:
@@ -66,7 +66,7 @@ def named(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
         # The name of an existing folder may contain brackets, so it is tried as a path before it is matched.
         if not is_pattern(uri) or store.exists(uri):
             return [store.info(uri)]
-        if matched := sorted(_matched(store, uri), key=lambda entry: entry.path):
+        if matched := sorted(_match_pattern(store, uri), key=lambda entry: entry.path):
             return matched
         raise DataError(f"{uri} matches no file or folder; check {flag}")
     except FileNotFoundError:
@@ -97,7 +97,7 @@ def fixed_part(uri: str) -> str:
     return "/".join(parts[:first]) or "/"
 
 
-def _matched(store: Store, uri: str) -> Iterator[FileInfo]:
+def _match_pattern(store: Store, uri: str) -> Iterator[FileInfo]:
     """Yield the matches of a pattern, part by part as in a shell: * and ? do not match a slash.
 
     Names that begin with a dot or, as in Spark, an underscore match only patterns that begin with the same
@@ -108,7 +108,7 @@ def _matched(store: Store, uri: str) -> Iterator[FileInfo]:
         entries = [
             entry
             for folder in folders
-            for entry in _listed(store, folder)
+            for entry in _list_folder(store, folder)
             if fnmatchcase(entry.name, part) and (entry.name[0] not in "._" or entry.name[0] == part[0])
         ]
         if depth == len(parts):
@@ -127,7 +127,7 @@ def entries_below(store: Store, folder: str) -> list[FileInfo]:
         while level:
             entries = [
                 entry
-                for folder_entries in pool.map(lambda path: _listed(store, path), level)
+                for folder_entries in pool.map(lambda path: _list_folder(store, path), level)
                 for entry in folder_entries
             ]
             level = [entry.path for entry in entries if entry.is_dir and PARTITION.fullmatch(entry.name)]
@@ -173,7 +173,7 @@ def may_match(uri: str, path: str) -> bool:
     return len(ours) >= len(parts) and all(map(fnmatchcase, ours, parts))
 
 
-def _listed(store: Store, uri: str) -> list[FileInfo]:
+def _list_folder(store: Store, uri: str) -> list[FileInfo]:
     """Return the entries of a folder; none for a path that is no folder. Raises DataError if it may not be listed."""
     try:
         return store.list(uri)
@@ -224,7 +224,7 @@ def check_apart(store: Store, output: str, source: str) -> None:
     """
     if is_pattern(source) and may_match(source, output):
         raise UsageError(f"--output {output} is among what {source} matches; choose a folder elsewhere")
-    for path in [entry.path for entry in named(store, source)] if is_pattern(source) else [source]:
+    for path in [entry.path for entry in match_paths(store, source)] if is_pattern(source) else [source]:
         output_path, source_path = (_real(each).rstrip("/") + "/" for each in (output, path))
         if output_path.startswith(source_path) or source_path.startswith(output_path):
             raise UsageError(f"--output {output} and the input {path} overlap; choose a folder of its own")

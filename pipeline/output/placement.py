@@ -84,10 +84,10 @@ class Dealing:
         for block in blocks:
             groups = self.grouping.groups(block)
             owners = self.grouping.workers(block.ids, groups, ranks(groups, offsets), self.table)
-            yield BlockDeliveries(block, groups, *delivered(owners, self.table.sparse[groups], self.num_workers))
+            yield BlockDeliveries(block, groups, *deliver_rows(owners, self.table.sparse[groups], self.num_workers))
 
 
-def delivered(
+def deliver_rows(
     owners: Ints, broadcast: npt.NDArray[np.bool_], num_workers: int
 ) -> tuple[Ints, Ints, npt.NDArray[np.int32]]:
     """Return the deliveries of a block: rows, workers and copies, by worker, then by row. O(deliveries log).

@@ -22,7 +22,7 @@ from pipeline.input.decoded import decoder_versions
 from pipeline.input.records import record_batch
 from pipeline.output.assignment import AssignmentFile, AssignmentWriter
 from pipeline.output.hashing_file import HashingFile
-from pipeline.output.writer import ChunkJob, ShardWriter, WrittenChunk, written_chunk
+from pipeline.output.writer import ChunkJob, ShardWriter, WrittenChunk, close_writers
 
 WINDOW_BYTES = 128 << 20  # rows that are sorted by worker at once
 WORKER = pa.field("worker", pa.int32())
@@ -89,7 +89,7 @@ class SpillJob:
         """Yield every row of a piece once for each worker that gets it, with the worker's number as a column.
 
         lines: writer of the piece's assignment, or None."""
-        for deliveries in self.job.placed(piece):
+        for deliveries in self.job.place_blocks(piece):
             if lines:
                 lines.append(deliveries)
             block, groups, rows, workers, copies = deliveries
@@ -123,7 +123,7 @@ class SpillJob:
                 for batch in worker_rows.to_batches():
                     writers[worker].append(batch)
         versions = frozenset(spills[index].versions for index in pieces)
-        return replace(written_chunk(writers), versions=versions)
+        return replace(close_writers(writers), versions=versions)
 
     def _read(self, paths: Iterable[str]) -> Iterator[pa.RecordBatch]:
         """Yield the batches of some spill files, one file after the other."""

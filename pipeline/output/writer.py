@@ -204,7 +204,7 @@ class ChunkJob:
         schema = self.schema
         writers = dict[int, ShardWriter]()
         lines = self.open_assignment(chunk, task) if self.keeps_assignment else None
-        for deliveries in self.placed(chunk):
+        for deliveries in self.place_blocks(chunk):
             block, groups, rows, workers, copies = deliveries
             extra = {"neighbourhood": groups} if self.placement.neighbourhoods else {}
             for worker, first, end in runs(workers):
@@ -218,7 +218,7 @@ class ChunkJob:
                 writers[worker].append(batch)
             if lines:
                 lines.append(deliveries)
-        return replace(written_chunk(writers), assignment=lines.close() if lines else None)
+        return replace(close_writers(writers), assignment=lines.close() if lines else None)
 
     def assign(self, chunk: int, task: str) -> AssignedChunk:
         """Write only the assignment of one chunk. Images are read only if the grouping needs them."""
@@ -226,14 +226,14 @@ class ChunkJob:
         total = None
         workers = self.placement.num_workers
         layout = self.dataset.layout
-        for deliveries in self.placed(chunk, images=self.placement.reads_images):
+        for deliveries in self.place_blocks(chunk, images=self.placement.reads_images):
             lines.append(deliveries)
             block_totals = tally(deliveries, workers, self.num_classes, layout)
             total = total + block_totals if total else block_totals
         assert total is not None, "a chunk has rows"
         return AssignedChunk(lines.close(), total)
 
-    def placed(self, chunk: int, *, images: bool = True) -> Iterator[BlockDeliveries]:
+    def place_blocks(self, chunk: int, *, images: bool = True) -> Iterator[BlockDeliveries]:
         """Return the blocks of a chunk with their deliveries, in id order."""
         return self.placement.deliveries(chunk, self.dataset.read(*self.bounds[chunk], images=images))
 
@@ -252,7 +252,7 @@ class ChunkJob:
         return ShardWriter(store, staged, path, worker, schema, self.num_classes, group_rows, size)
 
 
-def written_chunk(writers: Mapping[int, ShardWriter]) -> WrittenChunk:
+def close_writers(writers: Mapping[int, ShardWriter]) -> WrittenChunk:
     """Close all files of a task, by worker, and return their chunk."""
     files = [writers[worker].close() for worker in sorted(writers)]
     count = sum(file.rows - file.copies for file in files)

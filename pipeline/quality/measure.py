@@ -84,10 +84,10 @@ class Reader:
             # The offset of a batch locates a broken image in the error line.
             at = 0
             for batch in parquet.iter_batches(block_rows(self.layout.record_bytes), columns=names):
-                yield self._owned(batch, path, at)
+                yield self._owner_rows(batch, path, at)
                 at += len(batch)
 
-    def _owned(self, batch: pa.RecordBatch, path: str, at: int) -> Block:
+    def _owner_rows(self, batch: pa.RecordBatch, path: str, at: int) -> Block:
         """Return the rows of a batch that are not copies. Raises DataError for a null or a number out of its limits.
 
         at: position of the batch's first row in the file, for error lines. path: the file."""

@@ -62,7 +62,7 @@ def mean_distance(features: Floats) -> float:
     return float(np.sqrt(np.maximum(squared_distances, 0)).sum() / max(1, len(squared_distances))) or 1.0
 
 
-def embed(features: Floats, bandwidth: float) -> npt.NDArray[np.float32]:
+def fourier_features(features: Floats, bandwidth: float) -> npt.NDArray[np.float32]:
     """Return random Fourier features of a Gaussian kernel (Rahimi and Recht 2007): [N, F] to [N, 2R].
 
     The kernel is exp(-|x - y|^2 / (2 bandwidth^2)). The dot product of two rows estimates it with an error of order
@@ -103,7 +103,7 @@ def moments(
     return Moments(
         np.bincount(labels, minlength=num_classes),
         np.bincount(neighbourhoods, minlength=num_neighbourhoods),
-        embed(features, bandwidth).sum(axis=0, dtype=np.float64),
+        fourier_features(features, bandwidth).sum(axis=0, dtype=np.float64),
         features.sum(axis=0, dtype=np.float64),
         float(np.square(features, dtype=np.float64).sum()),
     )
@@ -290,7 +290,7 @@ def assess(
     shards = tuple(
         shard_quality(worker, size, part, whole) for worker, (size, part) in enumerate(zip(sizes, parts, strict=True))
     )
-    mmd_sd = random_spread(embed(sample, bandwidth)) if len(parts) > 1 else None
+    mmd_sd = random_spread(fourier_features(sample, bandwidth)) if len(parts) > 1 else None
     mean_sd = random_spread(sample) if len(parts) > 1 else None
     narrower = math.sqrt(max(len(parts) - 1, 1))
     with np.errstate(invalid="ignore"):  # 0 / 0 of an empty shard

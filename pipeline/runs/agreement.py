@@ -53,7 +53,7 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> S
         raise DataError(f"{shards.uri} and {reference.uri} are cut in other ways; make one again with --overwrite")
     slices = max(1, min(len(left), context.defaultParallelism))
     sides = [((shards.uri, one), (reference.uri, other)) for one, other in zip(left, right, strict=True)]
-    parts = context.parallelize(sides, slices).flatMap(partial(look, shards.store, len(near), slices))
+    parts = context.parallelize(sides, slices).flatMap(partial(cells_of_chunk, shards.store, len(near), slices))
     # The Rand index needs the total of each group, so all cells of a group meet in one task.
     by_group = parts.filter(lambda part: part[0] < slices).partitionBy(slices, int)
     sums = by_group.mapPartitions(partial(sum_up, len(near))).collect()
@@ -62,7 +62,7 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> S
     return SetAgreement(reduce(add, sums).adjusted_rand(), test.per_dof if test else None)
 
 
-def look(store: Store, near: int, slices: int, sides: tuple[Side, Side]) -> Iterator[tuple[int, Cells]]:
+def cells_of_chunk(store: Store, near: int, slices: int, sides: tuple[Side, Side]) -> Iterator[tuple[int, Cells]]:
     """Yield (slice, cells) of one chunk: the cells of the groups of each slice, and under the number ``slices`` the
     cells of workers.
 

@@ -30,7 +30,7 @@ from pipeline.runs.steps.place import deal, fitting_context
 from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
-from pipeline.spark.source import scanned
+from pipeline.spark.source import scan_input
 from pipeline.spark.store import open_store
 from pipeline.strategies import STRATEGIES, Strategy
 
@@ -84,7 +84,7 @@ def assign(
     spec = spec if seed is None else replace(spec, seed=seed)
     folder = _scratch(context, store, scratch)
     request = Request(
-        input=_written(data, folder) if isinstance(data, DataFrame) else data,
+        input=_write_as_parquet(data, folder) if isinstance(data, DataFrame) else data,
         output=folder,
         num_workers=num_workers,
         read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
@@ -99,7 +99,7 @@ def assign(
     spec.check_input(dataset)
     check_num_workers(request, dataset)
     with progress.phase("scan"):
-        source = scanned(context, dataset, num_workers)
+        source = scan_input(context, dataset, num_workers)
     fit_result = spec.fit(fitting_context(run, source, folder))
     placement = deal(fit_result, num_workers, request.ratios).placement
     job = ChunkJob(dataset, placement, source.bounds, folder, source.scan.num_classes)
@@ -125,7 +125,7 @@ def _scratch(context: SparkContext, store: Store, scratch: str | None) -> str:
     return folder
 
 
-def _written(data: DataFrame, folder: str) -> str:
+def _write_as_parquet(data: DataFrame, folder: str) -> str:
     """Write the rows of a DataFrame as Parquet, so that tasks can read them again. Raises UsageError."""
     if missing := [name for name in ("id", "image") if name not in data.columns]:
         raise UsageError(f"the DataFrame has no column {missing[0]}; it has {', '.join(data.columns)}")
@@ -145,7 +145,7 @@ def _frame(spark: SparkSession, job: ChunkJob, *, own_ids: bool) -> DataFrame:
         """Yield the assignment lines of some chunks. batches: one column of chunk numbers, from ``spark.range``."""
         for batch in batches:
             for chunk in batch.column(0).to_pylist():
-                for deliveries in job.placed(chunk, images=job.placement.reads_images):
+                for deliveries in job.place_blocks(chunk, images=job.placement.reads_images):
                     lines = lines_of(deliveries)
                     if own_ids:
                         ids = _ids(job.dataset, deliveries.block.ids)[deliveries.rows[deliveries.row_order]]
@@ -168,7 +168,7 @@ def _ids(dataset: Dataset, places: Ints) -> Ints:
 
 @lru_cache(maxsize=2)  # a task reads rows in order
 def _id_column(store: Store, path: str) -> Ints:
-    """Return the ids in a file that ``_written`` made, int64 [rows]. Raises DataError for nulls."""
+    """Return the ids in a file that ``_write_as_parquet`` made, int64 [rows]. Raises DataError for nulls."""
     with store.open(path) as file:
         column = pq.read_table(file, columns=["id"]).column("id")
         if column.null_count:

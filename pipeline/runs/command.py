@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from pipeline.core.command_line import Parser, parse
-from pipeline.core.reporting.tables import aligned
+from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
 from pipeline.runs.api import materialize_request, reshard_request, shard_request
@@ -78,7 +78,7 @@ def print_result(result: ShardingResult) -> int:
     """Print a summary of a set. Returns the exit code."""
     shards = result.shards
     print(f"{shards.uri}: {'committed' if result.fresh else 'already committed, nothing to do'}")
-    print(aligned(describe(shards)))
+    print(two_column_table(describe(shards)))
     share = shards.manifest.copies / shards.manifest.rows
     if share > MANY_COPIES:
         # The number of groups follows from another flag if hash functions define them.

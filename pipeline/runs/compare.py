@@ -13,7 +13,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from pipeline.core.command_line import Parser, given, parse
+from pipeline.core.command_line import Parser, names_in_argv, parse
 from pipeline.core.errors import UnsuitableError, UsageError
 from pipeline.core.provenance import provenance
 from pipeline.core.reporting.tables import table
@@ -124,7 +124,7 @@ def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, S
     add_flags(flags, find(STRATEGIES, "the strategy", strategy), leave_out=cli.COMMON)
     variant_args = flags.parse_args(words[1:])
     # Only flags that are on the variant's command line override, not the parser's defaults.
-    own = {name: getattr(variant_args, name) for name in given(flags, words[1:])}
+    own = {name: getattr(variant_args, name) for name in names_in_argv(flags, words[1:])}
     merged_args = argparse.Namespace(**vars(args) | own)
     cli.fill_embedding(merged_args)
     return name, read_strategy(strategy, merged_args)

@@ -174,7 +174,7 @@ def place_by_table(run: ShardingRun, table: AssignmentTable, source: ScannedInpu
     staging: the attempt's folder, where tasks keep the lines of every chunk."""
     num_workers = run.request.num_workers
     with run.progress.phase("assign"):
-        checks = _settle(run.context, table, source.bounds, f"{staging}/groups", num_workers)
+        checks = _check_and_keep_lines(run.context, table, source.bounds, f"{staging}/groups", num_workers)
         paths = tuple(each.path for each in checks)
         copies = sum(each.copies for each in checks)
         run.progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
@@ -205,7 +205,7 @@ def check_rows(context: SparkContext, shards: ShardSet, source: ScannedInput) ->
         raise DataError(f"{problem}; the set is damaged")
 
 
-def _settle(
+def _check_and_keep_lines(
     context: SparkContext, table: AssignmentTable, bounds: list[tuple[int, int]], scratch: str, num_workers: int
 ) -> list[LineCheck]:
     """Return the check of each chunk's lines, which are sorted and written to files. Raises DataError with the first

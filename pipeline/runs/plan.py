@@ -25,7 +25,7 @@ from pipeline.clustering.gram import rows_are_fewer, rows_to_fit
 from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, sample_rows
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.reduction import arrivals
-from pipeline.clustering.similarity import held_bytes
+from pipeline.clustering.similarity import similarity_bytes
 from pipeline.core.errors import UsageError
 from pipeline.input.dataset import NEAR_BYTES
 from pipeline.strategies.hash import MOST_BUCKETS, rows_to_sample
@@ -196,7 +196,7 @@ def _blocks(shape: Shape) -> PhaseCost:
     parts = -(-of_class // PART_ROWS)
     rows = -(-of_class // parts)
     groups = shape.classes * parts
-    task_bytes = held_bytes(rows, shape.components) + block_bytes(rows, shape.blocks, "facility-location")
+    task_bytes = similarity_bytes(rows, shape.components) + block_bytes(rows, shape.blocks, "facility-location")
     flop = groups * float(rows) ** 2 * (2 * shape.components + PAIR_FLOP)
     return PhaseCost("blocks", groups, RESULT * groups, PYTHON_TASK + task_bytes, 0, 0, flop)
 

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.core import command_line
 from pipeline.core.command_line import image_shape
 from pipeline.core.errors import UsageError
-from pipeline.core.reporting.tables import aligned, table
+from pipeline.core.reporting.tables import table, two_column_table
 from pipeline.runs.plan import CostEstimate, PhaseCost, Shape, plan, warnings
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.hash import FUNCTIONS, Hash
@@ -124,7 +124,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
 
 
-def show(estimate: CostEstimate, rates: Rates, memory_a_task: int) -> str:
+def format_plan(estimate: CostEstimate, rates: Rates, memory_a_task: int) -> str:
     """Return the plan as a page of text: a table of phases, the totals, and warnings.
 
     Args:
@@ -164,7 +164,12 @@ def show(estimate: CostEstimate, rates: Rates, memory_a_task: int) -> str:
     ]
     texts = warnings(estimate, memory_a_task)
     return "\n".join(
-        [table(rows, header, right=range(1, len(header))), "", aligned(lines), *(f"warning: {line}" for line in texts)]
+        [
+            table(rows, header, right=range(1, len(header))),
+            "",
+            two_column_table(lines),
+            *(f"warning: {line}" for line in texts),
+        ]
     )
 
 
@@ -246,7 +251,7 @@ def main(argv: Sequence[str]) -> None:
             blocks,
             functions,
         )
-        print(show(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
+        print(format_plan(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
         return 0
 
     command_line.execute(run, interrupted="run it again")

@@ -19,7 +19,7 @@ from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
 from pipeline.core.storage.uri import split_uri
 from pipeline.doctor.places import output_error
-from pipeline.input.files import check_apart, named
+from pipeline.input.files import check_apart, match_paths
 from pipeline.input.read_options import ReadOptions
 from pipeline.strategies import Strategy
 
@@ -83,9 +83,9 @@ def preflight(request: Request, *strategies: Strategy) -> None:
     absolute = resolve_places(store, request)
     check_output(store, absolute)
     for uri in filter(None, (absolute.input, absolute.eval_input)):
-        named(store, uri)
+        match_paths(store, uri)
     for uri in beside:
-        named(store, store.resolve(uri), flag="--embedding")
+        match_paths(store, store.resolve(uri), flag="--embedding")
 
 
 def only_spark_knows(uri: str) -> bool:

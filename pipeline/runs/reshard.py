@@ -91,7 +91,7 @@ def refit(
         fitting: inputs and tools of the fit.
     """
     if not dataset.neighbourhoods:
-        return strategy.prepared(run.store, run_on(run.context)).fit(fitting)
+        return strategy.with_source_digest(run.store, run_on(run.context)).fit(fitting)
     with run.progress.phase("assign"):
         counts = neighbourhood_counts(run.context, dataset, len(shards.manifest.neighbourhoods or ()), fitting.bounds)
     return strategy.refit(fitting, StoredGroups(counts, resolved_params(shards.manifest)))

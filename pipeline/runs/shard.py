@@ -28,7 +28,7 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
         progress.report(inputs.describe())
     strategy.check_input(inputs.dataset)
     check_num_workers(run.request, inputs.dataset)
-    goal = define_goal(run, strategy.prepared(run.store, run_on(context)), inputs)
+    goal = define_goal(run, strategy.with_source_digest(run.store, run_on(context)), inputs)
     scans = scan_unless_current(run, goal)
     if scans is None:
         return keep_committed(run, goal)

@@ -20,7 +20,7 @@ SAME_S = 1.0  # signals within this time are one, because a terminal or schedule
 
 
 @contextmanager
-def passed_on(context: SparkContext) -> Iterator[None]:
+def forward_sigterm(context: SparkContext) -> Iterator[None]:
     """Make the JVM send SIGTERM to this process, instead of stopping the Spark context, when the JVM is signalled.
 
     Schedulers do not know a JVM that this process started itself, so nothing changes there. Only the main thread may

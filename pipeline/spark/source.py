@@ -47,7 +47,7 @@ class ScannedInput:
         )
 
 
-def scanned(context: SparkContext, dataset: Dataset, num_workers: int) -> ScannedInput:
+def scan_input(context: SparkContext, dataset: Dataset, num_workers: int) -> ScannedInput:
     """Scan a data set in one task per piece and return it with the id ranges of its files and writing tasks.
 
     Raises DataError for a broken row, UsageError for more chunks than allowed."""

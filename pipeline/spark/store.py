@@ -24,7 +24,7 @@ def open_store(context: SparkContext) -> Store:
     prefixes = ("dfs.", "fs.viewfs.mounttable.", "fs.s3a.")
     names = [prefix + str(rest) for prefix in prefixes for rest in java.getPropsWithPrefix(prefix)]
     ours = [name for name in names if is_hdfs_setting(name) or is_s3a_setting(name)]
-    conf = {key: java.get(key) for key in {*ours, *HDFS_SETTINGS} if _configured(java, key)}
+    conf = {key: java.get(key) for key in {*ours, *HDFS_SETTINGS} if _is_set(java, key)}
     conf |= _credentials(context, java)
     conf.pop(S3A_PROVIDER_PATH, None)  # its content has been read
     # Spark copies keys and endpoint from the driver's AWS_* variables into these settings, but not the region.
@@ -80,6 +80,6 @@ def _first(*names: str) -> str | None:
     return next((value for name in names if (value := os.environ.get(name))), None)
 
 
-def _configured(java: Any, key: str) -> bool:
+def _is_set(java: Any, key: str) -> bool:
     """True if a key was set explicitly, not only by Hadoop's own defaults."""
     return any(not source.endswith("-default.xml") for source in java.getPropertySources(key) or [])

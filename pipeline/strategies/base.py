@@ -140,7 +140,7 @@ class Strategy(Spec, ABC):
         """Return the URIs of data that the strategy reads in addition to the input."""
         return ()
 
-    def prepared(self, store: Store, run: Run[Any, Any]) -> Self:
+    def with_source_digest(self, store: Store, run: Run[Any, Any]) -> Self:
         """Return this strategy with a digest of its ``sources``, which is part of its identity.
 
         run(fn, items): maps a function over files. Raises DataError if the sources have changed since it was

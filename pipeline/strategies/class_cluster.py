@@ -21,7 +21,7 @@ from pipeline.strategies.neighbourhoods import (
     LabelledPoints,
     NeighbourhoodStrategy,
     group_points,
-    projected,
+    project_rows,
 )
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ClassCluster(NeighbourhoodStrategy):
         classes = len(sizes)
         each = max(1, (self.clusters or 2 * classes) // classes)
         space = self.space(context)
-        with projected(context, space) as points:
+        with project_rows(context, space) as points:
             with context.phase("kmeans"):
                 estimator = BlockKMeans(k=each, maxIter=self.max_iter, tol=self.tol, seed=self.seed)
                 fits = fit_classes(context, points, estimator, space.projection, sizes)

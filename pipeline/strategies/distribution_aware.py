@@ -20,7 +20,7 @@ from pipeline.strategies.neighbourhoods import (
     NeighbourhoodStrategy,
     group_points,
     pca_space,
-    projected,
+    project_rows,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class DistributionAware(NeighbourhoodStrategy):
             space = self.space(context)
             kmeans = None
             fitted_params = {}
-        with projected(context, space) as points:
+        with project_rows(context, space) as points:
             if kmeans is None:
                 kmeans = self._fit_clusters(context, points, clusters, space.projection)
             with context.phase("assign"):
@@ -130,7 +130,7 @@ class DistributionAware(NeighbourhoodStrategy):
             counts,
             start=self.start,
             sparse_if=self.sparse_if,
-            params=_resolved(kmeans) | space.params | fitted_params,
+            params=_kmeans_results(kmeans) | space.params | fitted_params,
             models={**space.models, "kmeans": kmeans},
         )
 
@@ -157,7 +157,7 @@ class DistributionAware(NeighbourhoodStrategy):
         )
 
 
-def _resolved(kmeans: BlockKMeansModel) -> dict[str, Any]:
+def _kmeans_results(kmeans: BlockKMeansModel) -> dict[str, Any]:
     """Return the results of k-means that the manifest lists among the parameters."""
     return {
         "clusters": len(kmeans.fitted.centres),

@@ -24,7 +24,7 @@ from pipeline.input.embedding_table import (
     FilePart,
     KeptVectors,
     Vectors,
-    embedded,
+    embedding_dataset,
     is_table,
     open_embeddings,
     sort_vectors,
@@ -53,7 +53,7 @@ class EmbeddingStrategy(Strategy):
     def sources(self) -> tuple[str, ...]:
         return (self.vectors,) if self.vectors and is_table(self.vectors) else ()
 
-    def prepared(self, store: Store, run: Run[Any, Any]) -> Self:
+    def with_source_digest(self, store: Store, run: Run[Any, Any]) -> Self:
         """Return a copy with the digest of the embedding table. Reads the table once.
 
         Raises DataError if the digest differs from the digest that the set was made with."""
@@ -81,7 +81,7 @@ class EmbeddingStrategy(Strategy):
         return values
 
 
-def seen_layout(dataset: Dataset, embedding: str | None) -> Layout:
+def row_layout(dataset: Dataset, embedding: str | None) -> Layout:
     """Return the layout of the data that the strategy uses per row.
 
     Raises UsageError if rows have no such column, DataError if the path holds no embedding table."""
@@ -99,7 +99,7 @@ def embedded_rows(context: Context, embedding: str) -> Dataset:
         return vector_view(dataset, embedding)
     with context.phase("join"):
         table = open_embeddings(dataset.store, embedding)
-        embedding_rows = embedded(dataset, table, join(context, table))
+        embedding_rows = embedding_dataset(dataset, table, join(context, table))
         context.report(
             f"{embedding_rows.rows:,} embeddings of {table.length} numbers by {len(table.paths)} files of {table.uri}"
         )
@@ -121,7 +121,7 @@ def join(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
     pieces = ranges(0, rows, tasks)
     starts = np.array([low for low, _ in pieces], np.int64)
 
-    def look(part: FilePart) -> Iterator[tuple[int, Part | str]]:
+    def vectors_by_piece(part: FilePart) -> Iterator[tuple[int, Part | str]]:
         """Yield the vectors of a part of a file by piece, or an error text: Spark would retry a task that raises."""
         try:
             for ids, vectors in table.read(part):
@@ -134,8 +134,8 @@ def join(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
         except JobError as error:
             yield 0, str(error)
 
-    keep = partial(_keep, dataset.store, context.scratch, table, tuple(pieces))
-    parts = spark.parallelize(table.parts, min(len(table.parts), 10_000)).flatMap(look)
+    keep = partial(_write_piece, dataset.store, context.scratch, table, tuple(pieces))
+    parts = spark.parallelize(table.parts, min(len(table.parts), 10_000)).flatMap(vectors_by_piece)
     ranges_or_problems = parts.partitionBy(len(pieces), int).mapPartitionsWithIndex(keep).collect()
     if problems := [each for each in ranges_or_problems if isinstance(each, str)]:
         raise DataError(problems[0])
@@ -144,7 +144,7 @@ def join(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
     )
 
 
-def _keep(
+def _write_piece(
     store: Store,
     folder: str,
     table: EmbeddingTable,

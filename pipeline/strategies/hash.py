@@ -20,7 +20,7 @@ from pipeline.clustering.gram import LARGE_ROWS, MAX_PIXELS, MOST_BYTES, rows_at
 from pipeline.clustering.hashes import MOST_FUNCTIONS, SAMPLE_ROWS, Family, Hashes, check_dimensions
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.projection import Grid
-from pipeline.clustering.reduction import reduced
+from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UnsuitableError, UsageError
 from pipeline.core.hashing import is_drawn
@@ -37,8 +37,8 @@ from pipeline.strategies.base import (
     StoredGroups,
     StoredNeighbourhoods,
 )
-from pipeline.strategies.embeddings import EmbeddingStrategy, seen_layout
-from pipeline.strategies.neighbourhoods import EMBEDDING, FIT_ROWS, feature_grid, group_rows, seen_images
+from pipeline.strategies.embeddings import EmbeddingStrategy, row_layout
+from pipeline.strategies.neighbourhoods import EMBEDDING, FIT_ROWS, feature_grid, group_rows, images_or_vectors
 
 FITTED = (
     "approximate number of rows, drawn by id, that the hash functions are fitted to, or all; auto: 10,000 (2,000 very large"
@@ -185,7 +185,7 @@ class Hash(EmbeddingStrategy):
         return self.embedding
 
     def check_input(self, dataset: Dataset) -> None:
-        layout = seen_layout(dataset, self.embedding)
+        layout = row_layout(dataset, self.embedding)
         rows_to_sample(self.fit_rows, dataset.rows, layout.record_bytes)
         check_dimensions(self.family, math.prod(layout.shape), layout.dtype)
 
@@ -194,13 +194,13 @@ class Hash(EmbeddingStrategy):
         size."""
         from pipeline.clustering.hash_model import HashModel  # loads spark.ml, which --help and most tasks do without
 
-        images = seen_images(context, self.embedding)
+        images = images_or_vectors(context, self.embedding)
         grid = feature_grid(context, images) if images.dataset.layout.dtype == "float32" else None
         hashes = self.fit_functions(context, images, grid)
-        with keyed(context, images, hashes, grid) as rows:
+        with bucket_keys(context, images, hashes, grid) as rows:
             with context.phase("buckets"):
                 # The whole key table goes to every task below, so its size is checked first.
-                buckets = reduced(
+                buckets = tree_reduce(
                     rows.mapPartitions(lambda part: [BucketSizes.from_keys(row.keys for row in part)]), add
                 )
                 number = len(buckets.keys)
@@ -217,12 +217,12 @@ class Hash(EmbeddingStrategy):
         if self.family == "lsh":
             params["width"] = hashes.width / 2.0 ** (grid.exponent if grid else 0)
         model = HashModel(hashes, grid, keys[np.argsort(numbers)])
-        return self._fitted(context, grouping, counts, params, {"hashes": model})
+        return self._fit_result(context, grouping, counts, params, {"hashes": model})
 
     def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:
-        return self._fitted(context, StoredNeighbourhoods(), stored_groups.counts, stored_groups.params, {})
+        return self._fit_result(context, StoredNeighbourhoods(), stored_groups.counts, stored_groups.params, {})
 
-    def _fitted(
+    def _fit_result(
         self, context: Context, grouping: Grouping, counts: Ints, params: dict[str, Any], models: dict[str, Any]
     ) -> FitResult:
         """Return the result of the fit. Raises UsageError if copies would more than double the rows."""
@@ -287,7 +287,7 @@ def check_copies(copies: int, rows: int, remedies: str) -> None:
 
 
 @contextmanager
-def keyed(context: Context, images: Images, hashes: Hashes, grid: Grid | None) -> Iterator[RDD[KeyedRows]]:
+def bucket_keys(context: Context, images: Images, hashes: Hashes, grid: Grid | None) -> Iterator[RDD[KeyedRows]]:
     """Yield the bucket keys of all rows, which the executors persist until the context ends."""
     with context.phase("hash"):
         size = 16 * context.scan.rows

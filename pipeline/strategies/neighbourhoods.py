@@ -13,12 +13,12 @@ import numpy.typing as npt
 from pyspark import RDD, StorageLevel
 
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
-from pipeline.assignment.kept import KeptGroups, KeptRange, keep
+from pipeline.assignment.kept import KeptGroups, KeptRange, write_groups
 from pipeline.clustering.gram import MAX_PIXELS, is_component_number, rows_to_fit
 from pipeline.clustering.lloyd import MOST_CLUSTERS
 from pipeline.clustering.points import ONE_TASK_BYTES, Points
 from pipeline.clustering.projection import Grid, Projection, grid_exponent
-from pipeline.clustering.reduction import reduced
+from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import is_drawn
 from pipeline.core.seeds import Purpose, word
@@ -26,7 +26,7 @@ from pipeline.core.specs import option
 from pipeline.input.dataset import Block, Dataset
 from pipeline.spark.images import Images
 from pipeline.strategies.base import Context, Grouping
-from pipeline.strategies.embeddings import EmbeddingStrategy, embedded_rows, seen_layout
+from pipeline.strategies.embeddings import EmbeddingStrategy, embedded_rows, row_layout
 
 if TYPE_CHECKING:
     from pipeline.clustering.pca import BlockPCAModel
@@ -122,7 +122,7 @@ def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) ->
 
     Raises DataError if the path holds no embedding table."""
     if embedding:
-        seen_layout(dataset, embedding)
+        row_layout(dataset, embedding)
     elif dataset.layout.dtype == "uint8":
         rows_to_fit(fit_rows, dataset.rows, dataset.layout.record_bytes)
 
@@ -198,7 +198,7 @@ def pca_space(context: Context, model: BlockPCAModel) -> Space:
     return Space(context.images, model.projection, params, {"pca": model})
 
 
-def seen_images(context: Context, embedding: str | None) -> Images:
+def images_or_vectors(context: Context, embedding: str | None) -> Images:
     """Return the images, or the vectors of ``embedding`` in their place."""
     images = context.images
     return Images(images.context, embedded_rows(context, embedding)) if embedding else images
@@ -209,7 +209,7 @@ def feature_grid(context: Context, images: Images) -> Grid:
     layout = images.dataset.layout
     with context.phase("bounds"):
         largest = images.blocks().map(lambda block: np.abs(block.numbers(layout)).max(axis=0).ravel())
-        grid = Grid(layout.record_bytes // 4, grid_exponent(reduced(largest, np.maximum).astype(np.float64)))
+        grid = Grid(layout.record_bytes // 4, grid_exponent(tree_reduce(largest, np.maximum).astype(np.float64)))
         context.report(f"{grid.dimensions} numbers a row, as they are")
     return grid
 
@@ -227,7 +227,7 @@ def fit_space(
         fit_rows: a number of rows that the PCA is fitted to, "all" or "auto".
         seed: the seed of the sample.
     """
-    images = seen_images(context, embedding)
+    images = images_or_vectors(context, embedding)
     if images.dataset.layout.dtype == "float32":
         grid = feature_grid(context, images)
         return Space(images, grid, {"components_fitted": grid.dimensions}, {})
@@ -235,7 +235,7 @@ def fit_space(
 
 
 @contextmanager
-def projected(context: Context, space: Space) -> Iterator[RDD[LabelledPoints]]:
+def project_rows(context: Context, space: Space) -> Iterator[RDD[LabelledPoints]]:
     """Yield the points of all rows, which the executors persist until the context ends."""
     with context.phase("project"):
         size = 4 * context.scan.rows * space.projection.dimensions
@@ -295,7 +295,7 @@ def group_rows(
     store = context.images.dataset.store
     scratch = context.scratch
 
-    def look(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
+    def count_and_keep(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
         """Keep the groups of a partition in a file, and yield their counts and the file. Yields nothing for no rows."""
         low = -1
         group_arrays: list[npt.NDArray[np.int32]] = []
@@ -305,9 +305,9 @@ def group_rows(
         if group_arrays:
             whole = np.concatenate(group_arrays)
             counts = count_by_chunk(np.arange(low, low + len(whole)), whole, num_groups, bounds)
-            yield counts, keep(store, scratch, low, whole)
+            yield counts, write_groups(store, scratch, low, whole)
 
-    ranges_and_counts = groups_by_row.mapPartitions(look).collect()
+    ranges_and_counts = groups_by_row.mapPartitions(count_and_keep).collect()
     ranges = sorted((kept_range for _, kept_range in ranges_and_counts), key=lambda kept_range: kept_range.low)
     counts = all_counts((counts for counts, _ in ranges_and_counts), len(bounds), num_groups)
     return ByNeighbourhood(KeptGroups(store, tuple(ranges))), counts

@@ -17,10 +17,10 @@ from pyspark import RDD
 from pipeline.assignment.blocks import PART_ROWS, BlockRule, FunctionName, block_bytes, block_counts, owners_of_class
 from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
 from pipeline.assignment.groups import GroupTable, Start, group_table, rows_by_worker
-from pipeline.assignment.kept import KeptByRank, keep
+from pipeline.assignment.kept import KeptByRank, write_groups
 from pipeline.clustering.gram import is_component_number
 from pipeline.clustering.points import Points, gather
-from pipeline.clustering.similarity import held_bytes, similarities
+from pipeline.clustering.similarity import similarities, similarity_bytes
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 from pipeline.core.hashing import keyed_hash
@@ -31,7 +31,7 @@ from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Dataset
 from pipeline.strategies.base import START_HELP, Context, FitResult, Grouping
 from pipeline.strategies.embeddings import EmbeddingStrategy
-from pipeline.strategies.neighbourhoods import FIT_ROWS, LabelledPoints, check_space, fit_space, projected
+from pipeline.strategies.neighbourhoods import FIT_ROWS, LabelledPoints, check_space, fit_space, project_rows
 
 MOST_TASKS = 2000  # a task takes about 10 ms at least
 
@@ -146,7 +146,7 @@ class GroupTask:
             rows = gather(parts)
             similar = similarities(rows.points[np.argsort(rows.ids)])
             owners = owners_of_class(similar, self.capacities[group], self.function, self.rule, self.ratios)
-            yield group, keep(self.store, self.scratch, 0, owners.astype(np.int32)).path
+            yield group, write_groups(self.store, self.scratch, 0, owners.astype(np.int32)).path
 
 
 def is_embedding(text: str) -> bool:
@@ -225,7 +225,7 @@ class Submodular(EmbeddingStrategy):
             context, embedding=self.vectors, components=components, whiten=False, fit_rows=self.fit_rows, seed=self.seed
         )
         parts = Parts.from_sizes(sizes, self.part_rows, word(self.seed, Purpose.CLASS_PARTS))
-        with projected(context, space) as points:
+        with project_rows(context, space) as points:
             counts = context.scan.label_counts
             if not parts.whole:
                 with context.phase("parts"):
@@ -233,7 +233,7 @@ class Submodular(EmbeddingStrategy):
                     context.report(f"{parts.number} parts of {len(sizes)} classes")
             task = self._task(context, parts, sizes, counts.sum(axis=0))
             with context.phase("memory"):
-                self._tell_memory(context, counts.sum(axis=0), space.projection.dimensions)
+                self._report_memory(context, counts.sum(axis=0), space.projection.dimensions)
             with context.phase("blocks"):
                 # Keyed by position in the order of sizes, so that the largest groups start first.
                 points_by_group = points.mapPartitions(task.split_by_group).partitionBy(
@@ -266,7 +266,7 @@ class Submodular(EmbeddingStrategy):
             context.scratch,
         )
 
-    def _tell_memory(self, context: Context, sizes: Ints, dimensions: int) -> None:
+    def _report_memory(self, context: Context, sizes: Ints, dimensions: int) -> None:
         """Report the memory that the task of the largest group needs. Raises UsageError if it is too much.
 
         Args:
@@ -277,7 +277,7 @@ class Submodular(EmbeddingStrategy):
         rows = int(sizes.max())
         micro = context.ratios if self.block_rule == "micro" else None
         blocks = sum(block_counts(micro)) if micro else context.num_workers
-        needed = (held_bytes(rows, dimensions) + block_bytes(rows, blocks, self.function)) / 1e9
+        needed = (similarity_bytes(rows, dimensions) + block_bytes(rows, blocks, self.function)) / 1e9
         need = f"{rows:,} rows are placed together at most, which takes a task {needed:.2f} GB"
         if needed > self.task_memory_gb:
             raise UsageError(

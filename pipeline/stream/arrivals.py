@@ -158,13 +158,13 @@ def survey(
         The rows, or None if no file has usable ones, and the problems.
     """
 
-    def look(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
-        return _look(store, entry, read_options)
+    def survey_file(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
+        return _survey_file(store, entry, read_options)
 
     format = read_options.format
     segments: list[RecordRange] = []
     bad_records: list[Broken] = []
-    for entry, (name, file, layout, problems) in zip(entries, run(look, entries), strict=True):
+    for entry, (name, file, layout, problems) in zip(entries, run(survey_file, entries), strict=True):
         bad_records += problems
         if file is None or layout is None:
             continue
@@ -188,7 +188,7 @@ def survey(
     return Arrivals(store, uri, format, files, expected, tuple(segments), first), bad_records
 
 
-def _look(
+def _survey_file(
     store: Store, entry: FileInfo, read_options: ReadOptions
 ) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
     """Return the format, rows, layout and problems of one file. Rows and layout are None if it is left out."""
@@ -255,8 +255,8 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
     """Yield the good rows start <= id < stop as blocks and the bad ones as ranges; each kind in order.
 
     A row is bad if it cannot be decoded or has a label outside 0..num_classes-1. The search within a file ends after
-    MOST_BROKEN + 1 undecodable records, because ``left_out`` then drops the whole file. Costs O(log rows) reads per
-    broken record."""
+    MOST_BROKEN + 1 undecodable records, because ``ranges_to_leave_out`` then drops the whole file. Costs O(log rows) reads
+    per broken record."""
     for file, low, high, at in dataset.spans(start, stop):
         # A block that fails is bisected until each undecodable record is isolated.
         failures = 0
@@ -304,7 +304,7 @@ def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[
         yield some_rows(block, good)
 
 
-def joined(dataset: Arrivals, entries: Iterable[SkippedRows]) -> list[SkippedRows]:
+def merge_ranges(dataset: Arrivals, entries: Iterable[SkippedRows]) -> list[SkippedRows]:
     """Merge adjacent ranges of one file in which only the labels are wrong. entries: in ascending order."""
     result: list[SkippedRows] = []
     for entry in entries:
@@ -317,13 +317,13 @@ def joined(dataset: Arrivals, entries: Iterable[SkippedRows]) -> list[SkippedRow
     return result
 
 
-def left_out(dataset: Arrivals, entries: Iterable[SkippedRows]) -> list[SkippedRows]:
+def ranges_to_leave_out(dataset: Arrivals, entries: Iterable[SkippedRows]) -> list[SkippedRows]:
     """Return the ranges that a batch leaves out, ascending, from the ranges that its tasks found, ascending.
 
     The result does not depend on how the batch was split into tasks. A file with more than MOST_BROKEN undecodable
     records is left out whole, as one range with decoded=False."""
     result: list[SkippedRows] = []
-    for number, some in groupby(joined(dataset, entries), lambda entry: dataset.segment(entry.first)):
+    for number, some in groupby(merge_ranges(dataset, entries), lambda entry: dataset.segment(entry.first)):
         of_file = list(some)
         bad_entries = [entry for entry in of_file if not entry.decoded]
         if len(bad_entries) > MOST_BROKEN:

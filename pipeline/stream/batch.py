@@ -40,7 +40,7 @@ from pipeline.spark.source import ScannedInput
 from pipeline.strategies.hash import check_bucket_number, check_copies
 from pipeline.stream.arrivals import Arrivals, Broken
 from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count, starts
-from pipeline.stream.look import BatchScan, LookJob, look
+from pipeline.stream.look import BatchScan, LookJob, scan_batch
 from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_hashes, save_hashes, save_state
 from pipeline.stream.placement import ByBucket, Copies, SomeBuckets, groups_of
 from pipeline.stream.request import StreamRequest
@@ -79,7 +79,7 @@ class StreamBatch:
             return self.before.manifest.labels.num_classes
         return self.request.read_options.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
 
-    def look(self, bad_records: list[Broken]) -> tuple[BatchScan | None, Hashes | None]:
+    def scan_rows(self, bad_records: list[Broken]) -> tuple[BatchScan | None, Hashes | None]:
         """Read every record, append the broken ones to ``bad_records``, and leave them out.
 
         Returns the scan of the remaining rows and the hash functions, or (None, None) if no row remains."""
@@ -87,7 +87,7 @@ class StreamBatch:
         with self.phase("scan"):
             # Ids change when rows are left out, and rows get buckets only once hashes are fitted: both need another
             # pass.
-            while batch_scan := self._look(hashes):
+            while batch_scan := self._scan_by_tasks(hashes):
                 if batch_scan.skipped_rows:
                     self._leave_out(batch_scan, bad_records)
                     continue
@@ -97,13 +97,13 @@ class StreamBatch:
                 hashes = self._fit(batch_scan)
         return None, None
 
-    def _look(self, hashes: Hashes | None) -> BatchScan | None:
+    def _scan_by_tasks(self, hashes: Hashes | None) -> BatchScan | None:
         """Return the scan of all rows, by tasks, or None if no rows are left. Rows get buckets if there are hashes."""
         if not self.dataset or not self.rows:
             return None
         dataset = self.dataset
         pieces = pass_pieces(self.rows, dataset.record_bytes, self.context.defaultParallelism)
-        return look(LookJob(dataset, self.num_classes, hashes), self._bounds()[1], pieces, run_on(self.context))
+        return scan_batch(LookJob(dataset, self.num_classes, hashes), self._bounds()[1], pieces, run_on(self.context))
 
     def _leave_out(self, batch_scan: BatchScan, bad_records: list[Broken]) -> None:
         """Remove the bad rows of a scan from the data set, and append them to ``bad_records`` as records of their files."""
@@ -309,7 +309,7 @@ class StreamBatch:
         rows_copied = buckets.order_by_number(buckets.copied).tolist()
         return Manifest(
             strategy=request.strategy.name,
-            params={**request.strategy.params(), **resolved(hashes), "buckets": len(after.buckets)},
+            params={**request.strategy.params(), **fitted_params(hashes), "buckets": len(after.buckets)},
             asked=request.strategy.params(),
             seed=request.seed,
             num_workers=request.num_workers,
@@ -347,14 +347,14 @@ def bounds_of(
     width = workers_a_task(num_workers, dataset.record_bytes)
     spills = num_workers > width
     bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
-    return _moved(parts, first), _moved(bounds, first), width if spills else None
+    return _shift_bounds(parts, first), _shift_bounds(bounds, first), width if spills else None
 
 
-def _moved(bounds: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:
+def _shift_bounds(bounds: list[tuple[int, int]], by: int) -> list[tuple[int, int]]:
     return [(low + by, high + by) for low, high in bounds]
 
 
-def resolved(hashes: Hashes) -> dict[str, Any]:
+def fitted_params(hashes: Hashes) -> dict[str, Any]:
     """Return the parameters that a fit decided."""
     params: dict[str, Any] = {"functions": hashes.functions, "rows_fitted": hashes.rows}
     return params | ({"width": hashes.width} if hashes.family == "lsh" else {})

@@ -65,7 +65,7 @@ def planned_files(store: Store, checkpoint: str, batch: int) -> list[FileInfo]:
     try:
         last = _offset(store, place, batch)["logOffset"]
         first = _offset(store, place, batch - 1)["logOffset"] + 1 if batch else 0
-        entries = [entry for number in range(first, last + 1) for entry in _logged(store, place, number)]
+        entries = [entry for number in range(first, last + 1) for entry in _files_of_entry(store, place, number)]
         return [FileInfo(store.resolve(unquote(path)), 0, time_ms, is_dir=False) for path, time_ms in entries]
     except (FileNotFoundError, ValueError, LookupError, TypeError):
         return []
@@ -85,7 +85,7 @@ def planned_offsets(store: Store, checkpoint: str, batch: int) -> dict[int, tupl
         return {}
 
 
-def _logged(store: Store, place: str, number: int) -> list[tuple[str, int]]:
+def _files_of_entry(store: Store, place: str, number: int) -> list[tuple[str, int]]:
     """Return the path and time of the files of one log entry, from its own file or from a compacted one."""
     name = f"{place}/sources/0/{number}"
     data = store.read(name if store.exists(name) else f"{name}.compact")

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.core.command_line import Parser, parse
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.reporting.tables import aligned
+from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.commit import check_reports
 from pipeline.core.shardset.manifest import read_committed
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
@@ -160,7 +160,7 @@ def run_stream(prog: str, description: str | None) -> int:
         try:
             tally = watch(running, start(running, stream, checkpoint, trigger))
         except StreamingQueryException as error:
-            raise kafka.explained(error, args.source, output) from error
+            raise kafka.error_with_next_step(error, args.source, output) from error
         return finish(args, run, tally)
 
 
@@ -252,7 +252,7 @@ def finish(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals) ->
     print(f"{run.output}: {summary}{speed}{aside}")
     if shards is None:
         return 0
-    print(aligned(describe(shards)))
+    print(two_column_table(describe(shards)))
     # The report of an unchanged set would be the same.
     if tally.committed and not args.no_report:
         load_report()

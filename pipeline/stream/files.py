@@ -17,7 +17,7 @@ from pipeline.stream.checkpoint import planned_files
 from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.inbox import Inbox, is_left_out, warnings_of
 from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_ms
-from pipeline.stream.quarantine import lines_of, path_of, put_aside
+from pipeline.stream.quarantine import lines_of, path_of, write_quarantine
 
 SCHEMA = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 NAMES = ("path", "CAST(unix_millis(modificationTime) AS BIGINT) AS modified_ms", "length")
@@ -70,7 +70,7 @@ def arrive(
     """
     store = inbox.store
     # Listed before any file is read, so that a write during this batch shows as a change in a later one.
-    look = inbox.look()
+    look = inbox.list_files()
     changes = inbox.changes(batch, look)
     planned_by_path = {file.path: file for file in planned_files(store, checkpoint, batch)}
     listed_entries = [
@@ -87,8 +87,8 @@ def arrive(
     aside = [Broken(file.path, None, "it is no file of training rows", 0) for file in ignored]
     aside += [Broken(file.path, None, reason, 0) for file in late]
     aside += [Broken(change.now.path, None, change.describe(), 0) for change in changes]
-    put_aside(store, path_of(inbox.output, batch, 0), lines_of(aside))
-    inbox.note(batch, [*(look.files.get(file.path, file) for file in files), *(change.now for change in changes)])
+    write_quarantine(store, path_of(inbox.output, batch, 0), lines_of(aside))
+    inbox.record(batch, [*(look.files.get(file.path, file) for file in files), *(change.now for change in changes)])
     files_on_time = [file for file in files if not is_late(file.modified_ms, newest_ms, late_after_s)]
     limit_ms = latest_believable_ms()
     newest = max((file.modified_ms for file in files_on_time if file.modified_ms <= limit_ms), default=newest_ms)

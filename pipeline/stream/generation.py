@@ -27,7 +27,7 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.stream.arrivals import Arrivals, Broken, survey
 from pipeline.stream.batch import StreamBatch, total_rows
 from pipeline.stream.lateness import latest_believable_ms
-from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, put_aside
+from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, write_quarantine
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import drop_servers, partition_of, record_bytes
 
@@ -100,7 +100,7 @@ class GenerationRun:
     output: str
     query: str
 
-    def take(self, batch: int, arrive: Callable[[str, int], IncomingBatch]) -> Outcome:
+    def commit_batch(self, batch: int, arrive: Callable[[str, int], IncomingBatch]) -> Outcome:
         """Commit a batch as a generation, unless it is committed already.
 
         Args:
@@ -132,13 +132,13 @@ class GenerationRun:
                 bad_records = [*incoming.lost_ranges, *bad_records]
             work = StreamBatch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
             # This pass adds the bad records that it finds to ``bad_records``.
-            batch_scan, hashes = work.look(bad_records) if dataset else (None, None)
+            batch_scan, hashes = work.scan_rows(bad_records) if dataset else (None, None)
             lines = list(self._lines(attempt.folder, bad_records))
             aside = incoming.aside + sum(max(1, entry.records) for entry in bad_records)
             # Every batch leaves a trace, which check_checkpoint compares with Spark's checkpoint.
             if batch_scan is None and not aside and not incoming.ignored:
                 lines = lines_of([Broken(incoming.uri, None, "the batch had no row", 0)])
-            put_aside(self.store, path_of(self.output, batch), lines)
+            write_quarantine(self.store, path_of(self.output, batch), lines)
             if batch_scan is None or hashes is None:
                 seconds = time.monotonic() - start
                 return Outcome(before, quarantined=aside, seconds=seconds, warnings=incoming.warnings)

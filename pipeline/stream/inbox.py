@@ -46,7 +46,7 @@ class Inbox:
     _left_out: set[str] | None = None  # paths skipped by the previous look; None before the first
     _known_left_out: set[str] = field(default_factory=set)
 
-    def look(self) -> Look:
+    def list_files(self) -> Look:
         """List the folder and its partition folders, such as label=3.
 
         Raises:
@@ -69,9 +69,9 @@ class Inbox:
         """Return warnings about entries that a stream will not read. first: True if the set does not exist yet.
 
         Raises:
-            DataError: as ``look``, or a stream without a set would skip a folder.
+            DataError: as ``list_files``, or a stream without a set would skip a folder.
         """
-        look = self.look()
+        look = self.list_files()
         folders = [entry.path for entry in look.left_out if entry.is_dir and entry.name[0] not in "._"]
         if first and folders:
             raise DataError(
@@ -86,7 +86,7 @@ class Inbox:
             self._states = self._load(batch)
         return self._changes(look, self._states)
 
-    def note(self, batch: int, files: Iterable[FileInfo]) -> None:
+    def record(self, batch: int, files: Iterable[FileInfo]) -> None:
         """Record the state of files that a batch takes or found changed, before the batch is committed."""
         if batch and batch % COMPACT_BATCHES == 0 and self._states:
             self._compact(batch - 1)

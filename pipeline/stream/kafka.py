@@ -26,7 +26,7 @@ from pipeline.stream.arrivals import Broken
 from pipeline.stream.checkpoint import planned_offsets
 from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_ms
-from pipeline.stream.quarantine import VALUE, path_of, put_aside
+from pipeline.stream.quarantine import VALUE, path_of, write_quarantine
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import address, landed_name, record_bytes
 
@@ -148,7 +148,7 @@ def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[t
     return lost_ranges
 
 
-def explained(error: Exception, uri: str, output: str) -> Exception:
+def error_with_next_step(error: Exception, uri: str, output: str) -> Exception:
     """Return the error to raise for a query's error: a DataError with the next step if messages were lost, else the
     same error.
 
@@ -230,7 +230,7 @@ def _land(
         file.close()
     # A task without messages yields no row.
     if partition >= 0:
-        put_aside(store, path_of(output, batch, partition), aside)
+        write_quarantine(store, path_of(output, batch, partition), aside)
         row = [partition, first, end, newest, len(aside), ahead, size, path]
         names = [part.split()[0] for part in LANDED.split(", ")]
         types = [pa.int32(), *[pa.int64()] * 6, pa.string()]

@@ -42,12 +42,12 @@ def consumer_options(texts: Sequence[str], path: str | None) -> dict[str, str]:
             text = Path(path).read_text(encoding="latin-1")  # as Java reads it
         except OSError as error:
             raise UsageError(f"{FILE_FLAG} {path}: {error.strerror}; give a local file of the driver") from None
-        options = {_checked(key, f"{FILE_FLAG} {path}"): value for key, value in properties(text).items()}
+        options = {_key_without_prefix(key, f"{FILE_FLAG} {path}"): value for key, value in properties(text).items()}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator:
             raise UsageError(f"{FLAG} needs KEY=VALUE, such as security.protocol=SASL_SSL, but a value has no '='")
-        options[_checked(key.strip(), FLAG)] = value
+        options[_key_without_prefix(key.strip(), FLAG)] = value
     return options
 
 
@@ -64,15 +64,15 @@ def properties(text: str) -> dict[str, str]:
             line = line[:-1] + next(lines, "").lstrip(_SPACE)
         match = _PROPERTY.fullmatch(line)
         assert match  # every part of the pattern may be empty, and the last takes all
-        options[_unescaped(match[1])] = _unescaped(match[2])
+        options[_unescape(match[1])] = _unescape(match[2])
     return options
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda match: chr(int(match[1], 16)) if match[1] else _CONTROL.get(match[2], match[2]), text)
 
 
-def _checked(key: str, flag: str) -> str:
+def _key_without_prefix(key: str, flag: str) -> str:
     """Return a key without Spark's prefix. Raises UsageError."""
     name = key.removeprefix(PREFIX)
     if not _KEY.fullmatch(name):

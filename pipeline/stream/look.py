@@ -14,7 +14,7 @@ from pipeline.core.arrays import Ints
 from pipeline.input.dataset import Run, ranges
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan, fingerprint
-from pipeline.stream.arrivals import Arrivals, SkippedRows, examine, joined, left_out
+from pipeline.stream.arrivals import Arrivals, SkippedRows, examine, merge_ranges, ranges_to_leave_out
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,14 @@ class LookJob:
                 keys.append(self.hashes.buckets(result.images))
         unique, counts = np.unique(np.concatenate(keys), return_counts=True)
         return ChunkScan(
-            chunk, rows, labels, sums, checksum, unique, counts.astype(np.int64), joined(self.dataset, skipped_rows)
+            chunk,
+            rows,
+            labels,
+            sums,
+            checksum,
+            unique,
+            counts.astype(np.int64),
+            merge_ranges(self.dataset, skipped_rows),
         )
 
 
@@ -92,7 +99,7 @@ class BatchScan:
     skipped_rows: list[SkippedRows]
 
 
-def look(
+def scan_batch(
     job: LookJob, bounds: Sequence[tuple[int, int]], pieces: int, run: Run[tuple[int, int, int], ChunkScan]
 ) -> BatchScan:
     """Read all chunks in about ``pieces`` tasks, with at least one task per chunk.
@@ -116,13 +123,15 @@ def look(
     word = sum(part.fingerprint for part in chunk_scans) & WORD
     versions = frozenset(part.versions for part in chunk_scans)
     scan = Scan(sum(part.rows for part in chunk_scans), labels, sums, word, versions)
-    keys_by_chunk = [_merged([part for part in chunk_scans if part.chunk == chunk]) for chunk in range(len(bounds))]
+    keys_by_chunk = [_merge_keys([part for part in chunk_scans if part.chunk == chunk]) for chunk in range(len(bounds))]
     return BatchScan(
-        scan, keys_by_chunk, left_out(job.dataset, (entry for part in chunk_scans for entry in part.skipped_rows))
+        scan,
+        keys_by_chunk,
+        ranges_to_leave_out(job.dataset, (entry for part in chunk_scans for entry in part.skipped_rows)),
     )
 
 
-def _merged(parts: Sequence[ChunkScan]) -> tuple[Ints, Ints]:
+def _merge_keys(parts: Sequence[ChunkScan]) -> tuple[Ints, Ints]:
     """Return the bucket keys of all parts of a chunk, ascending, and the rows of each, int64 [k]."""
     keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
     counts = np.zeros(len(keys), np.int64)

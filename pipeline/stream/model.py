@@ -69,7 +69,7 @@ def load_state(shards: ShardSet) -> StreamState:
     try:
         return StreamState.from_bytes(data)
     except ValueError as error:
-        raise _damaged(path, error) from None
+        raise _damage_error(path, error) from None
 
 
 def load_hashes(shards: ShardSet) -> Hashes:
@@ -84,13 +84,13 @@ def load_hashes(shards: ShardSet) -> Hashes:
         arrays.pop("keys", None)
         hashes = Hashes.from_arrays(arrays)
     except ValueError as error:
-        raise _damaged(path, error) from None
+        raise _damage_error(path, error) from None
     if grid.size:
         raise UsageError(f"{shards.uri} has hash functions of real-valued features; a stream takes images of uint8")
     return hashes
 
 
-def _damaged(path: str, error: ValueError) -> DataError:
+def _damage_error(path: str, error: ValueError) -> DataError:
     return DataError(f"{path} is damaged: {error}; restore it, or begin a new set")
 
 

@@ -12,7 +12,7 @@ from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
 from pipeline.input.committed import CommittedDataset
 from pipeline.input.dataset import Block
-from pipeline.output.placement import BlockDeliveries, delivered
+from pipeline.output.placement import BlockDeliveries, deliver_rows
 from pipeline.stream.arrivals import some_rows
 from pipeline.stream.buckets import ChunkBuckets, Flags
 
@@ -39,7 +39,7 @@ class ByBucket:
             at = np.searchsorted(buckets.keys, self.hashes.buckets(block.images))
             owners = (buckets.first[at] + ranks(at, before)) % self.num_workers
             yield BlockDeliveries(
-                block, buckets.numbers[at], *delivered(owners, buckets.everywhere[at], self.num_workers)
+                block, buckets.numbers[at], *deliver_rows(owners, buckets.everywhere[at], self.num_workers)
             )
 
 
@@ -67,7 +67,7 @@ class Copies:
         for block in blocks:
             groups = groups_of(block)
             owners = (self.first[groups] + ranks(groups, before)) % self.num_workers
-            rows, workers, copies = delivered(owners, np.ones(len(owners), np.bool_), self.num_workers)
+            rows, workers, copies = deliver_rows(owners, np.ones(len(owners), np.bool_), self.num_workers)
             beside = copies > 0
             yield BlockDeliveries(block, groups, rows[beside], workers[beside], copies[beside])
 

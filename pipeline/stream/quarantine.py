@@ -32,7 +32,7 @@ def clear_drafts(store: Store, output: str, batch: int) -> None:
             store.delete(entry.path)
 
 
-def put_aside(store: Store, path: str, lines: Iterable[dict[str, object]]) -> None:
+def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]) -> None:
     """Replace the lines of a quarantine file, or delete the file if there are none.
 
     Lines of an earlier try of the batch are dropped, because its files may have been mended or deleted since. Lines

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline.core.shardset.generations import generations
-from pipeline.spark.signals import passed_on
+from pipeline.spark.signals import forward_sigterm
 from pipeline.stream.buckets import BYTES
 from pipeline.stream.generation import GenerationRun, IncomingBatch, Outcome
 
@@ -90,7 +90,7 @@ class Running:
                 raise AskedToEnd
             assert self.query
             run = GenerationRun(self.run.context, self.run.request, self.run.store, self.run.output, str(self.query.id))
-            outcome = run.take(batch, lambda folder, newest_ms: self.arrive(batch, frame, folder, newest_ms))
+            outcome = run.commit_batch(batch, lambda folder, newest_ms: self.arrive(batch, frame, folder, newest_ms))
             self._count(batch, outcome)
 
     def _count(self, batch: int, outcome: Outcome) -> None:
@@ -141,7 +141,7 @@ def watch(running: Running, query: StreamingQuery) -> StreamTotals:
     """Wait until the query ends by itself, or stop it after the current batch once a signal asks for it.
 
     Raises the error of a failed batch."""
-    with asked_to_end() as stop_requested, passed_on(running.run.context):
+    with stop_signals() as stop_requested, forward_sigterm(running.run.context):
         while query.isActive:
             query.awaitTermination(POLL_S)
             if stop_requested.is_set():
@@ -157,7 +157,7 @@ def watch(running: Running, query: StreamingQuery) -> StreamTotals:
 
 
 @contextmanager
-def asked_to_end() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[threading.Event]:
     """Yield an event that is set by SIGTERM or Ctrl-C, which have no other effect meanwhile."""
     stop_requested = threading.Event()
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.attempt import ATTEMPTS, Attempt, seems_alive
-from pipeline.core.shardset.commit import owned, tidy, unlisted
+from pipeline.core.shardset.commit import own_files, tidy, unlisted_files
 from pipeline.core.shardset.manifest import read_committed
 from pipeline.core.shardset.versions import NAME, is_behind
 from pipeline.core.storage.store import Store, configured_store
@@ -43,7 +43,7 @@ def leftovers(store: Store, uri: str) -> Leftovers:
     attempts = [entry for entry in store.list(f"{uri}/{ATTEMPTS}") if entry.is_dir]
     live = [entry.path for entry in attempts if seems_alive(store, uri, entry.name)]
     dead = [entry.path for entry in attempts if entry.path not in live]
-    stray = unlisted(owned(store, uri)[0], committed, lambda attempt: seems_alive(store, uri, attempt))
+    stray = unlisted_files(own_files(store, uri)[0], committed, lambda attempt: seems_alive(store, uri, attempt))
     return Leftovers([file.path for file in stray], dead, live, is_behind(store, uri))
 
 

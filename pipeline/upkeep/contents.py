@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 
 from pipeline.core import command_line
-from pipeline.core.reporting.tables import aligned, table
+from pipeline.core.reporting.tables import table, two_column_table
 from pipeline.core.shardset.contract import Labels
 from pipeline.core.shardset.manifest import ShardSet, open_committed
-from pipeline.core.shardset.ratios import shortened
+from pipeline.core.shardset.ratios import ratios_text
 from pipeline.core.storage.store import configured_store
 
 MANY = 16  # workers that get a row each; of more workers only the first and last are shown
@@ -28,7 +28,7 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
         ("workers", f"{len(rows)}, {min(rows):,} to {max(rows):,} rows each"),
     ]
     if manifest.ratios:
-        lines.append(("ratios", shortened(manifest.ratios)))
+        lines.append(("ratios", ratios_text(manifest.ratios)))
     near = manifest.neighbourhoods
     if near:
         sizes = [group.size for group in near]
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
 
     def run() -> int:
         shards = open_committed(configured_store(), command_line.parse(flags, argv).uri)
-        print(f"{shards.uri}\n{aligned([*describe(shards), *details(shards)])}\n{workers_table(shards)}")
+        print(f"{shards.uri}\n{two_column_table([*describe(shards), *details(shards)])}\n{workers_table(shards)}")
         return 0
 
     command_line.execute(run, interrupted="run it again")

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from pipeline.core.reporting.tables import aligned
+from pipeline.core.reporting.tables import two_column_table
 from tests.support.trainer_runs import ROOT, RunFolder
 from trainer.data.shards import open_shards
 from trainer.protocols import PROTOCOLS
@@ -77,7 +77,7 @@ def main() -> None:
             values = [found[Case(path, workers, model, protocol, seed)] for seed in range(args.seeds)]
             spread = f" ({min(values):.3f} to {max(values):.3f})" if len(values) > 1 else ""
             cells.append(f"{workers} workers {sum(values) / len(values):.3f}{spread}")
-        print(aligned([(f"{model}, {protocol}", ", ".join(cells))]))
+        print(two_column_table([(f"{model}, {protocol}", ", ".join(cells))]))
 
 
 if __name__ == "__main__":

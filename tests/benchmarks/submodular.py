@@ -61,7 +61,7 @@ def print_peers(similar: Similarities) -> None:
 def take(name: FunctionName, similar: Similarities, budget: int) -> None:
     blocks = FUNCTIONS[name](similar, 1)
     for _ in range(budget):
-        blocks.take(0)
+        blocks.add_best_point(0)
 
 
 def seconds(work: Callable[[], object]) -> float:

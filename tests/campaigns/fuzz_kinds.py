@@ -59,7 +59,7 @@ from pipeline.runs.reshard import (
 from pipeline.stream.buckets import Buckets, StreamState
 from pipeline.stream.checkpoint import check_checkpoint, planned_files, planned_offsets
 from pipeline.stream.model import load_hashes, load_state
-from pipeline.stream.quarantine import put_aside
+from pipeline.stream.quarantine import write_quarantine
 from tests.support.configs import make_config
 from tests.support.made_up_run import eventful_run
 from tests.support.made_up_study import ledger_of, make_plan, make_records
@@ -377,7 +377,7 @@ def read_embeddings(folder: Path) -> None:
             assert vectors.shape == (len(ids), table.length)
             assert np.isfinite(vectors).all()
     for name in ("a.parquet", "b.parquet"):
-        about = TableFile(STORE, str(folder / name), "i").found()
+        about = TableFile(STORE, str(folder / name), "i").read_metadata()
         assert isinstance(about, dict)
 
 
@@ -572,7 +572,7 @@ def read_stream(folder: Path) -> None:
             assert isinstance(first, int)
             assert isinstance(end, int)
     check_checkpoint(STORE, str(folder / "checkpoint"), None, str(folder))
-    put_aside(STORE, str(folder / "_quarantine/batch-00000000.jsonl"), [{"source": "b", "reason": "r"}])
+    write_quarantine(STORE, str(folder / "_quarantine/batch-00000000.jsonl"), [{"source": "b", "reason": "r"}])
     assert seems_alive(STORE, str(folder), "abc") in (True, False)
     assert is_running(whoami())
 

@@ -18,7 +18,7 @@ from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.storage.store import Store
 from pipeline.quality.agreement import Cells, PairSums
 from pipeline.quality.metrics import chi_square
-from pipeline.runs.agreement import agreement, look
+from pipeline.runs.agreement import agreement, cells_of_chunk
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
 from pipeline.strategies.round_robin import RoundRobin
@@ -76,7 +76,7 @@ def test_sets_of_other_rows_do_not_agree(spark: SparkSession, source: Source, tm
     sets = shard_set(tmp_path / "h"), shard_set(tmp_path / "k")
     one, other = ((shards.uri, shards.assignment_files()[0]) for shards in sets)
     with pytest.raises(DataError, match="hold other rows; make one again with --overwrite"):
-        list(look(Store(), 4, 1, (one, other)))
+        list(cells_of_chunk(Store(), 4, 1, (one, other)))
 
 
 @pytest.mark.full

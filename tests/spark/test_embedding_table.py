@@ -111,10 +111,10 @@ def test_images_are_not_read_for_the_join(spark: SparkSession, tmp_path: Path, v
     table = write_table(tmp_path / "table", np.arange(ROWS), vectors)
     dataset = discover(Store(), str(source), run=serial, read_options=ReadOptions(shape=(3, 2, 2)))
     held = open_embeddings(Store(), table)
-    from pipeline.input.embedding_table import KeptVectors, embedded
+    from pipeline.input.embedding_table import KeptVectors, embedding_dataset
 
     (tmp_path / "kept").write_bytes(vectors.astype("<f4").tobytes())
-    joined = embedded(dataset, held, (KeptVectors(0, ROWS, str(tmp_path / "kept")),))
+    joined = embedding_dataset(dataset, held, (KeptVectors(0, ROWS, str(tmp_path / "kept")),))
     broken = pq.read_table(source / "a.parquet")
     nulls = pa.array([None] * ROWS, pa.binary())
     pq.write_table(broken.set_column(0, "image", nulls), source / "a.parquet")

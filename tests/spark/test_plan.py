@@ -120,5 +120,5 @@ def test_as_many_parts_reach_the_driver_as_the_tree_leaves(
 
     monkeypatch.setattr(RDD, "collect", measure)
     rows = spark.sparkContext.parallelize(range(2 * partitions), partitions)
-    assert reduction.reduced(rows, lambda left, right: left + right) == sum(range(2 * partitions))
+    assert reduction.tree_reduce(rows, lambda left, right: left + right) == sum(range(2 * partitions))
     assert len(seen[-1]) == reduction.arrivals(partitions) <= 20

@@ -63,7 +63,7 @@ def test_broken_records_and_files_are_put_aside_with_their_reason(
         "query",
     )
     infos = [STORE.info(str(files[1])), STORE.info(str(files[2])), found, STORE.info(str(files[3]))]
-    done = run.take(1, lambda folder, newest_ms: IncomingBatch("source", infos, "digest"))
+    done = run.commit_batch(1, lambda folder, newest_ms: IncomingBatch("source", infos, "digest"))
     assert done.fresh
     kept = [*range(150), *(row for row in range(150, 300) if row - 150 not in (7, 8, 149)), *range(450, 600)]
     check_set(tmp_path / "set", IMAGES[kept], LABELS[kept])
@@ -163,7 +163,7 @@ def test_files_that_are_gone_when_their_batch_is_done_again_are_told_by_name(
         def on_batch(frame: DataFrame, batch: int) -> None:
             assert batch != dies_at, "killed"
             arrive = arrivals(Inbox(STORE, source, output), f"file://{checkpoint}", None)
-            run.take(batch, lambda folder, newest_ms: arrive(batch, frame, folder, newest_ms))
+            run.commit_batch(batch, lambda folder, newest_ms: arrive(batch, frame, folder, newest_ms))
 
         spark.conf.set("spark.sql.streaming.fileSource.log.compactInterval", interval)
         query = stream_of_files(spark, source, 3).writeStream.foreachBatch(on_batch)
@@ -253,7 +253,7 @@ def test_a_batch_of_which_all_messages_are_lost_is_told_of_and_the_next_is_taken
         spark.sparkContext, StreamRequest(output, 3, STRATEGY, read_options=RAW), STORE, output, "query"
     )
     lost = lost_messages({1: (40, 100)}, [])
-    done = run.take(0, lambda folder, newest_ms: IncomingBatch("source", [], "digest", lost_ranges=lost))
+    done = run.commit_batch(0, lambda folder, newest_ms: IncomingBatch("source", [], "digest", lost_ranges=lost))
     assert (done.shards, done.quarantined) == (None, 60)
     (line,) = aside(tmp_path / "set")
     assert line == lines_of(lost)[0]
@@ -272,7 +272,7 @@ def test_a_line_of_the_quarantine_holds_no_more_bytes_than_those_of_some_message
         put(path, b"".join(rows))
         return IncomingBatch("kafka://one:9092/rows", [STORE.info(path)], "digest")
 
-    done = GenerationRun(spark.sparkContext, request, STORE, request.output, "query").take(0, landed)
+    done = GenerationRun(spark.sparkContext, request, STORE, request.output, "query").commit_batch(0, landed)
     assert (done.rows, done.quarantined) == (4, 5)
     lines = aside(tmp_path / "set")
     assert [line["records"] for line in lines] == [2, 2, 1]
@@ -298,7 +298,7 @@ def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession,
         put(path, bytes(data))
         return IncomingBatch("kafka://one:9092/rows", [STORE.info(path)], "digest")
 
-    assert run.take(0, landed).fresh
+    assert run.commit_batch(0, landed).fresh
     kept = [0, 1, 2, 3, 5, 6, 7, 8]
     check_set(output, IMAGES[kept], LABELS[kept])
     (entry,) = aside(tmp_path / "set")
@@ -311,4 +311,4 @@ def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession,
         return IncomingBatch("kafka://two:9092/rows", [FileInfo(f"{folder}/gone", 193, 0, is_dir=False)], "digest")
 
     with pytest.raises(JobError, match="files of this run are gone"):
-        run.take(1, gone)
+        run.commit_batch(1, gone)

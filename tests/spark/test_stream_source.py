@@ -44,7 +44,7 @@ def test_the_source_takes_the_files_that_a_look_finds(spark: SparkSession, tmp_p
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"1")
     inbox = Inbox(STORE, str(source), str(tmp_path / "set"))
-    look = inbox.look()
+    look = inbox.list_files()
     (batch,) = drain(spark, inbox, tmp_path / "checkpoint")
     assert {file.path for file in batch.files} == set(look.files)
     assert {Path(path).name for path in look.files} == {"a.bin", "b", "f.parquet", "top.bin"}
@@ -80,7 +80,7 @@ def test_a_set_whose_newest_time_lies_ahead_recovers(spark: SparkSession, tmp_pa
             given.append(newest_ms)
             return arrived
 
-        run.take(batch, arrive)
+        run.commit_batch(batch, arrive)
     assert given == [0, 0, 1000]
 
 

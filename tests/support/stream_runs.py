@@ -41,7 +41,7 @@ def take(
     request = StreamRequest(str(output), workers, **{"strategy": STRATEGY, "read_options": RAW, **options})
     found = [STORE.info(str(file)) for file in files]
     run = GenerationRun(context, request, STORE, str(output), "query")
-    return run.take(batch, lambda folder, newest_ms: IncomingBatch(source, found, digest(found)))
+    return run.commit_batch(batch, lambda folder, newest_ms: IncomingBatch(source, found, digest(found)))
 
 
 def rows_of(shards: ShardSet) -> list[dict[str, Any]]:

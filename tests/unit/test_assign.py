@@ -13,7 +13,7 @@ from pipeline.assignment.chunks import all_counts, chunk_bounds, count_by_chunk,
 from pipeline.assignment.groups import GroupTable, SparseIf, group_table
 from pipeline.assignment.permutation import keyed_permutation
 from pipeline.assignment.ranks import ranks
-from pipeline.output.placement import delivered
+from pipeline.output.placement import deliver_rows
 
 groups_of_rows = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.array)
 
@@ -128,7 +128,7 @@ def test_deliveries_reach_the_owner_once_and_everybody_for_broadcast_rows(
 ) -> None:
     broadcast = np.array(data.draw(st.lists(st.booleans(), min_size=len(owners), max_size=len(owners))))
     got: dict[int, list[tuple[int, int]]] = {}
-    rows, workers, copies = delivered(np.array(owners), broadcast, 5)
+    rows, workers, copies = deliver_rows(np.array(owners), broadcast, 5)
     for row, worker, copy in zip(rows.tolist(), workers.tolist(), copies.tolist(), strict=True):
         got.setdefault(row, []).append((worker, copy))
     for row, owner in enumerate(owners):

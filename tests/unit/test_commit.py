@@ -19,7 +19,7 @@ from pipeline.core.shardset.attempt import LEASE_S, Attempt, is_running, whoami
 from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, tidy
 from pipeline.core.shardset.damage import all_damage
 from pipeline.core.shardset.manifest import ShardSet, open_committed
-from pipeline.core.shardset.versions import stamped, unstamped
+from pipeline.core.shardset.versions import stamped_path, unstamped
 from pipeline.core.storage.retries import STALL_S
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import serial
@@ -321,7 +321,7 @@ def test_what_was_written_is_on_the_disk_when_the_manifest_is(tmp_path: Path, mo
     before, after = events[:at], events[at:]
     stamp = open_committed(Store(), str(tmp_path)).manifest.generation
     for path in contents("first", 2):
-        place = f"{tmp_path}/{stamped(path, stamp)}"
+        place = f"{tmp_path}/{stamped_path(path, stamp)}"
         moved = before.index(f"-> {place}")
         assert any(event.endswith(path) for event in before[:moved]), path
         assert place.rpartition("/")[0] in before[moved:], path
@@ -520,5 +520,5 @@ def test_a_report_does_not_outlive_the_set_it_tells_of(place: str) -> None:
 @pytest.mark.parametrize("stamp", ["v1-0123456789ab", "v42-ffffffffffff", "0123456789ab"])
 def test_a_file_s_place_is_the_same_whichever_version_it_is_of(path: str, stamp: str) -> None:
     """By it runs and studies know a set again that was made once more."""
-    assert stamped(path, stamp) != path
-    assert unstamped(stamped(path, stamp)) == unstamped(path) == path
+    assert stamped_path(path, stamp) != path
+    assert unstamped(stamped_path(path, stamp)) == unstamped(path) == path

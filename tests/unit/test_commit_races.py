@@ -209,13 +209,13 @@ def assert_one_succeeds(place: str, numbers: int) -> None:
     for version in range(1, numbers):
         paths = staged(place, 8)
         with ThreadPoolExecutor(8) as pool:
-            won = list(pool.map(lambda path, n=version: versions.put(STORE, path, place, n), paths))
+            won = list(pool.map(lambda path, n=version: versions.commit_version(STORE, path, place, n), paths))
         assert won.count(True) == 1
         assert STORE.read(versions.path_of(place, version)).decode() == str(won.index(True))
         assert not versions.withhold(STORE, place, version, f"{place}/mine")
-    assert versions.taken(STORE, place).newest == numbers - 1
+    assert versions.versions_in_use(STORE, place).newest == numbers - 1
     assert versions.withhold(STORE, place, numbers, f"{place}/mine")
-    assert not versions.put(STORE, staged(place, 1)[0], place, numbers)
+    assert not versions.commit_version(STORE, staged(place, 1)[0], place, numbers)
 
 
 def test_a_number_is_withheld_without_deleting_what_another_has_put_there(
@@ -244,18 +244,18 @@ def test_a_put_that_lost_to_one_that_was_deleted_since_has_lost(
 
     path = staged(str(tmp_path), 1)[0]
     monkeypatch.setattr(LocalFiles, "rename", beaten)
-    assert not versions.put(Store(), path, str(tmp_path), 1)
+    assert not versions.commit_version(Store(), path, str(tmp_path), 1)
 
 
 def test_a_number_that_was_freed_below_the_newest_is_no_commit(place: str) -> None:
     """A driver frozen for several commits finds its number free again, as older versions are deleted."""
     for name in ("a", "b", "c"):
         commit(STORE, place, name, 2)
-    assert versions.taken(STORE, place) == versions.VersionNumbers(last=3, newest=3)
+    assert versions.versions_in_use(STORE, place) == versions.VersionNumbers(last=3, newest=3)
     late = staged(place, 1)[0]
-    assert not versions.put(STORE, late, place, 2)
+    assert not versions.commit_version(STORE, late, place, 2)
     assert whole(place) == "c"
-    assert versions.taken(STORE, place) == versions.VersionNumbers(last=3, newest=3)
+    assert versions.versions_in_use(STORE, place) == versions.VersionNumbers(last=3, newest=3)
 
 
 def test_a_lost_answer_of_the_file_system_does_not_undo_a_commit(

@@ -14,12 +14,20 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.shardset.attempt import task_folder, tried
+from pipeline.core.shardset.attempt import task_folder, try_claim
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.doctor.checks import FAILED, OK, WARNING, Check, as_json, group_by_value, has_failed, screen, some
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.command import seconds
-from pipeline.doctor.facts import ExecutorAccess, Folder, ProcessFacts, folder, has_ticket, look, view_from_task
+from pipeline.doctor.facts import (
+    ExecutorAccess,
+    Folder,
+    ProcessFacts,
+    facts_of_process,
+    folder,
+    has_ticket,
+    view_from_task,
+)
 from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import Reach, check_input, check_reach, not_seen, output_error, reach_from_task
 from pipeline.doctor.security import check_kerberos, is_kerberos, no_tokens
@@ -272,12 +280,12 @@ def test_an_input_is_read_or_named(tmp_path: Path) -> None:
 
 def test_trying_an_output_leaves_no_trace(place: str) -> None:
     """Neither of it nor of folders above it, and other runs' files stay."""
-    with tried(STORE, f"{place}/a/b") as attempt:
+    with try_claim(STORE, f"{place}/a/b") as attempt:
         assert STORE.exists(f"{attempt.folder}/beat")
     assert not STORE.exists(place)
     STORE.makedirs(f"{place}/_attempts/0123456789ab")
     STORE.write_new(f"{place}/_attempts/0123456789ab/groups", b"of a dead run")
-    with tried(STORE, place):
+    with try_claim(STORE, place):
         pass
     assert files_below(place) == {"_attempts/0123456789ab/groups"}
 
@@ -346,7 +354,7 @@ def test_a_master_that_does_not_answer_is_one_line() -> None:
 
 def test_a_process_reports_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},{tmp_path}/no")
-    facts = look("here")
+    facts = facts_of_process("here")
     assert facts.where == "here"
     assert all(facts.packages.values())
     assert {"numpy", "pillow", "pyspark", "libjpeg"} <= set(facts.packages)
@@ -354,7 +362,7 @@ def test_a_process_reports_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert [each.writable for each in facts.folders[1:]] == [True, False]
     before = os.umask(0o027)
     try:
-        assert look("here").umask == 0o027
+        assert facts_of_process("here").umask == 0o027
         assert os.umask(0o027) == 0o027
     finally:
         os.umask(before)

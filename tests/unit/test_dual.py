@@ -10,7 +10,7 @@ import pytest
 from sklearn.decomposition import PCA
 
 from pipeline.clustering import dual, gram
-from pipeline.clustering.pca import BlockPCA, limited
+from pipeline.clustering.pca import BlockPCA, limit_rows
 from pipeline.core.errors import DataError, UsageError
 
 
@@ -86,7 +86,7 @@ def test_a_table_of_too_many_large_images_is_refused_before_they_are_held(monkey
             yield np.zeros((2, 20_000), np.uint8)
 
     with pytest.raises(DataError, match="images of 20,000 values are fitted to at most 10 of them"):
-        list(limited(blocks(), 20_000))
+        list(limit_rows(blocks(), 20_000))
     assert seen == 6
     with pytest.raises(UsageError, match="too large for a matrix of pixels x pixels"):
         BlockPCA().fit_partials(None, 20_000)  # type: ignore[arg-type]

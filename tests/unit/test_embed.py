@@ -28,7 +28,7 @@ from trainer.embed import run as embedding
 from trainer.embed import table as tables
 from trainer.embed.fit import ENCODED_NUMBERS, Fitting
 from trainer.embed.options import Embedding
-from trainer.embed.rows import drawn_rows, open_rows
+from trainer.embed.rows import draw_rows, open_rows
 from trainer.embed.run import embed
 from trainer.models.networks.autoencoder import AutoEncoder, code_length
 
@@ -90,13 +90,13 @@ def test_what_it_reconstructs_is_nearer_than_the_mean_image_once_it_has_learned(
     losses: list[float] = []
     fitting.run(lambda step, loss: losses.append(loss))
     assert (fitting.step, len(losses)) == (100, 100)
-    assert fitting.explained() > 0.5
+    assert fitting.explained_variance() > 0.5
 
 
 def test_of_very_few_rows_that_are_wanted_there_is_always_one(source: Path) -> None:
     asked = Embedding(output="t", input=str(source), image_shape=SHAPE, format="cifar10-binary")
     dataset = open_rows(Store(), asked)
-    counts = [len(drawn_rows(dataset, 1, seed)) for seed in range(12)]
+    counts = [len(draw_rows(dataset, 1, seed)) for seed in range(12)]
     assert min(counts) == 1
     assert max(counts) < 8
 
@@ -110,7 +110,7 @@ def test_the_share_of_variance_is_that_of_its_definition() -> None:
     with torch.no_grad():
         made = fitting.model(torch.from_numpy(wide.astype(np.float32))).numpy()
     total = ((wide - wide.mean(axis=0)) ** 2).sum()
-    assert fitting.explained() == pytest.approx(1 - ((made - wide) ** 2).sum() / total, rel=1e-4)
+    assert fitting.explained_variance() == pytest.approx(1 - ((made - wide) ** 2).sum() / total, rel=1e-4)
 
 
 @pytest.mark.full
@@ -124,7 +124,7 @@ def test_large_images_go_through_the_network_a_few_at_a_time(monkeypatch: pytest
         return whole(self, part)
 
     monkeypatch.setattr(Fitting, "tensor", seen)
-    fitting.explained()
+    fitting.explained_variance()
     vectors = fitting.encode(images)
     assert max(sizes) <= ENCODED_NUMBERS
     alone = np.concatenate([fitting.encode(images[row : row + 1]) for row in range(len(images))])
@@ -160,24 +160,24 @@ def test_the_table_may_lie_on_any_store(place: str, tmp_path: Path) -> None:
     """Kept in ranges, put in its place, found again, and nothing is left beside it."""
     vectors = np.random.default_rng(0).random((25, 6)).astype(np.float32)
     file = tables.TableFile(Store(), f"{place}/day/table", "1234")
-    assert (file.found(), file.checkpoint(), file.kept()) == (None, None, set())
-    file.keep_checkpoint(b"first")
-    file.keep_checkpoint(b"second")
+    assert (file.read_metadata(), file.checkpoint(), file.stored_ranges()) == (None, None, set())
+    file.write_checkpoint(b"first")
+    file.write_checkpoint(b"second")
     assert file.checkpoint() == b"second"
     spans = [(0, 10), (10, 20), (20, 25)]
     for number, (low, high) in enumerate(spans):
-        file.keep(number, vectors[low:high])
-    assert file.kept() == {0, 1, 2}
+        file.write_range(number, vectors[low:high])
+    assert file.stored_ranges() == {0, 1, 2}
     file.finish(spans, 6, {"length": 6})
-    assert file.found() == {"identity": "1234", "length": 6}
+    assert file.read_metadata() == {"identity": "1234", "length": 6}
     assert files_below(place) == {"day/table"}
     table = open_embeddings(Store(), f"{place}/day/table")
     read = [part for each in table.parts for part in table.read(each)]
     np.testing.assert_array_equal(np.concatenate([found for _, found in read]), vectors)
     other = tables.TableFile(Store(), f"{place}/day/table", "5678")
-    other.keep(0, vectors)
+    other.write_range(0, vectors)
     other.finish([(0, 25)], 6, {})
-    assert other.found() == {"identity": "5678"}
+    assert other.read_metadata() == {"identity": "5678"}
 
 
 class Killed(Exception):
@@ -265,7 +265,7 @@ def wait_for(there: Any) -> None:
 def test_the_slower_of_two_runs_of_one_command_finds_the_other_ones_table(tmp_path: Path) -> None:
     slower, faster = (tables.TableFile(Store(), str(tmp_path / "t.parquet"), "identity") for _ in range(2))
     spans = [(0, 3)]
-    faster.keep(0, np.ones((3, 2), np.float32))
+    faster.write_range(0, np.ones((3, 2), np.float32))
     faster.finish(spans, 2, {"length": 2})
     data = (tmp_path / "t.parquet").read_bytes()
     slower.finish(spans, 2, {"length": 2})  # its vectors went with the faster one's

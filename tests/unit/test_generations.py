@@ -19,7 +19,7 @@ from pipeline.core.shardset import versions
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import has_leftovers, publish
 from pipeline.core.shardset.contract import Assignment, Generation, Image, Input, Manifest, ShardFile, Worker
-from pipeline.core.shardset.generations import appended, as_of, generations, last_batch, sum_of_fingerprints
+from pipeline.core.shardset.generations import append_generation, as_of, generations, last_batch, sum_of_fingerprints
 from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.core.storage.store import Store
 from tests.support.commits import FatalStore, assert_nothing_else, staged, was_killed
@@ -104,7 +104,7 @@ def batches(output: str) -> list[int]:
 
 def test_a_frozen_append_deletes_nothing_that_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver is frozen after its version is put and before it looks whether that stands; another appends meanwhile."""
-    output, look, others = str(tmp_path / "set"), versions.taken, [1]
+    output, look, others = str(tmp_path / "set"), versions.versions_in_use, [1]
 
     def frozen(store: Store, uri: str) -> versions.VersionNumbers:
         if others and look(store, uri).newest == 1:
@@ -261,5 +261,5 @@ def test_fingerprints_add_up_modulo_two_to_the_64() -> None:
 
 def test_the_first_generation_of_a_set_is_a_set_like_any_other() -> None:
     made = replace(manifest_of(0, contents(0), 0), version=7)
-    assert appended(None, made).generations[0].version == 7
-    assert replace(appended(None, made), generations=made.generations) == made
+    assert append_generation(None, made).generations[0].version == 7
+    assert replace(append_generation(None, made), generations=made.generations) == made

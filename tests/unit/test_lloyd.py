@@ -15,7 +15,7 @@ from sklearn.metrics import adjusted_rand_score
 from pipeline.clustering import fit as fit_module
 from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit as fit_rows
-from pipeline.clustering.fit import settled, settling, settling_limit
+from pipeline.clustering.fit import settle_centres, settling, settling_limit
 from pipeline.clustering.gram import Spectrum
 from pipeline.clustering.kmeans import content_ids
 from pipeline.clustering.passes import Pass
@@ -50,7 +50,7 @@ def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 1
     def settle(centres: Ints, mean_variance: float) -> Ints:
         split = np.array_split(np.arange(len(points)), parts)
         of_parts = [settling(settling_limit(len(points)), seed, ids, points[ids]) for ids in split]
-        return settled(np.concatenate(of_parts[::-1]), settings, centres, mean_variance)
+        return settle_centres(np.concatenate(of_parts[::-1]), settings, centres, mean_variance)
 
     return fit_rows(make_pass, rows, reduce(partial(lloyd.merge_samples, k), drawn), settings, settle)
 
@@ -120,7 +120,7 @@ def test_many_rows_start_from_where_a_sample_settles_which_is_near_where_they_en
     monkeypatch.setattr(fit_module, "ONE_TASK_PRODUCTS", 8_000 * 12 * 6 - 1)
     assert not np.array_equal(fit(points, 12, parts, max_iter=5).centres, found.centres)
     start = lloyd.plus_plus(lloyd.draw_sample(np.arange(len(points)), points, asked).points, 12, 0)
-    rest = settled(drawn, asked, start, 0.0)
+    rest = settle_centres(drawn, asked, start, 0.0)
     began, rested = (lloyd.one_pass(points, centres).inertia - found.inertia for centres in (start, rest))
     assert 0 < rested < began / 10
 

@@ -18,11 +18,19 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.input.dataset import serial
 from pipeline.input.formats import DataFile
 from pipeline.input.read_options import ReadOptions
-from pipeline.stream.arrivals import MOST_BROKEN, Arrivals, RecordRange, SkippedRows, joined, left_out, survey
+from pipeline.stream.arrivals import (
+    MOST_BROKEN,
+    Arrivals,
+    RecordRange,
+    SkippedRows,
+    merge_ranges,
+    ranges_to_leave_out,
+    survey,
+)
 from pipeline.stream.checkpoint import planned_files, planned_offsets
 from pipeline.stream.kafka import lost_messages
-from pipeline.stream.look import LookJob, look
-from pipeline.stream.quarantine import path_of, put_aside
+from pipeline.stream.look import LookJob, scan_batch
+from pipeline.stream.quarantine import path_of, write_quarantine
 from tests.spark.test_stream import IMAGES, LABELS, files
 from tests.support.places import STORE, put
 from tests.support.stream_runs import SHAPE
@@ -60,7 +68,7 @@ def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path,
     assert data
     assert not problems
     bounds = [(50, 500), (500, 950)]  # a border of chunks in the second file
-    found = look(LookJob(data, 10, None), bounds, pieces, serial).skipped_rows
+    found = scan_batch(LookJob(data, 10, None), bounds, pieces, serial).skipped_rows
     whole = "the image cannot be decoded"
     assert [(entry.first - 50, entry.end - 50) for entry in found] == [
         (0, 2),
@@ -75,7 +83,7 @@ def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path,
     assert found[-2].reason.endswith("; more than 100 records cannot be decoded, so all of the file is left out")
     assert found[-1] == SkippedRows(650, 950, f"{files[2]}, row 0: label 13 is not in 0..9", decoded=True)
     again = data.leave_out((entry.first, entry.end) for entry in found)
-    assert look(LookJob(again, 10, None), [(50, 50 + again.rows)], pieces, serial).skipped_rows == []
+    assert scan_batch(LookJob(again, 10, None), [(50, 50 + again.rows)], pieces, serial).skipped_rows == []
 
 
 @settings(max_examples=40, deadline=None)
@@ -94,7 +102,7 @@ def test_ranges_that_tasks_find_merge_to_those_of_a_loop_over_files(
     found = [
         entry
         for low, high in pairwise(borders)
-        for entry in joined(
+        for entry in merge_ranges(
             data,
             [SkippedRows(at, at + 1, f"{at}", kinds[at] == "label") for at in range(low, high) if kinds[at] != "good"],
         )
@@ -112,7 +120,7 @@ def test_ranges_that_tasks_find_merge_to_those_of_a_loop_over_files(
                 expected.append((row, row + 1, f"{row}"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.stream.arrivals.MOST_BROKEN", most)
-        got = left_out(data, found)
+        got = ranges_to_leave_out(data, found)
     assert [(entry.first, entry.end, entry.reason.partition(";")[0]) for entry in got] == expected
 
 
@@ -121,16 +129,16 @@ def test_the_bytes_of_messages_outlive_a_try_that_finds_them_gone(tmp_path: Path
     messages: list[dict[str, object]] = [
         {"source": f"partition 0, offset {number}", "value": "AA=="} for number in range(3)
     ]
-    put_aside(STORE, path, messages)
-    put_aside(STORE, path, messages)
+    write_quarantine(STORE, path, messages)
+    write_quarantine(STORE, path, messages)
     assert aside(tmp_path) == messages
-    put_aside(STORE, path, messages[2:])
+    write_quarantine(STORE, path, messages[2:])
     assert aside(tmp_path) == [messages[2], *messages[:2]]
-    put_aside(STORE, path, [])
+    write_quarantine(STORE, path, [])
     assert len(aside(tmp_path)) == 3
     other = path_of(str(tmp_path), 4)
-    put_aside(STORE, other, [{"source": "a file", "record": None}])
-    put_aside(STORE, other, [])
+    write_quarantine(STORE, other, [{"source": "a file", "record": None}])
+    write_quarantine(STORE, other, [])
     assert not Path(other).exists()
 
 

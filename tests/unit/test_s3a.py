@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.s3a import is_s3a_setting, proxy_config, s3_config, s3a_settings
-from pipeline.core.storage.store import Store, configured
+from pipeline.core.storage.store import Store, configured_settings
 
 KEY_ID = "arn:aws:kms:eu-west-1:1:key/2"
 
@@ -112,6 +112,6 @@ def test_without_spark_a_file_of_keys_is_refused_where_no_keys_are_known(
     path = {"hadoop.security.credential.provider.path": "jceks://file/keys"}
     site(**path)
     with pytest.raises(UsageError, match="file of keys is read by jobs on Spark"):
-        Store(configured()).exists("s3://mine/x")
+        Store(configured_settings()).exists("s3://mine/x")
     site(**path, **{"fs.s3a.access.key": "a", "fs.s3a.secret.key": "b"})
-    assert dict(configured()) == {"fs.s3a.access.key": "a", "fs.s3a.secret.key": "b"}
+    assert dict(configured_settings()) == {"fs.s3a.access.key": "a", "fs.s3a.secret.key": "b"}

@@ -20,7 +20,18 @@ from tests.support.configs import make_config
 from trainer.home import segments
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace, listing, write_whole
-from trainer.home.segments import Log, SupersededError, begin, copy, joined, look, merge, settle, unread, whole_log
+from trainer.home.segments import (
+    Log,
+    SupersededError,
+    apply_segments,
+    begin,
+    copy,
+    look,
+    merge,
+    settle,
+    unread,
+    whole_log,
+)
 from trainer.home.work import WorkFolder, due, working
 from trainer.run_files import METRICS, PUSHES, SEGMENTS
 from trainer.runlog.event_tail import HomeTail
@@ -32,14 +43,14 @@ from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
 def test_segments_put_in_their_places_twice_change_nothing(data: bytes, cuts: list[int], have: int) -> None:
     ends = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     parts = [(first, data[first:last]) for first, last in itertools.pairwise(ends)]
-    assert joined(data[:have], parts) == data
-    assert joined(joined(b"", parts), parts) == data
+    assert apply_segments(data[:have], parts) == data
+    assert apply_segments(apply_segments(b"", parts), parts) == data
 
 
 def test_where_two_starts_wrote_the_later_one_counts_and_what_is_missing_is_told() -> None:
-    assert joined(b"base", [(4, b"-late-old"), (4, b"-new")]) == b"base-new"
+    assert apply_segments(b"base", [(4, b"-late-old"), (4, b"-new")]) == b"base-new"
     with pytest.raises(ValueError, match="bytes 4 to 9 are missing"):
-        joined(b"base", [(9, b"x")])
+        apply_segments(b"base", [(9, b"x")])
 
 
 def test_the_segments_of_starts_are_in_their_order_and_settled_ones_do_not_count() -> None:

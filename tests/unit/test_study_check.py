@@ -10,10 +10,10 @@ import pytest
 
 from pipeline.core.errors import DataError, UsageError
 from tests.support.tiers import only
-from trainer.study.check import RESULTS, check, main, recomputed, stored
+from trainer.study.check import RESULTS, check, main, recompute_files, stored_studies
 
 
-@pytest.mark.parametrize("folder", only(stored()[-1:], stored()), ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", only(stored_studies()[-1:], stored_studies()), ids=lambda folder: folder.name)
 def test_every_number_printed_of_a_stored_study_is_that_of_its_ledger(folder: Path, tmp_path: Path) -> None:
     check(folder, tmp_path)
 
@@ -21,9 +21,9 @@ def test_every_number_printed_of_a_stored_study_is_that_of_its_ledger(folder: Pa
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A stored study that a test may change."""
-    if not stored():
+    if not stored_studies():
         pytest.skip(f"no study is stored in {RESULTS}")
-    folder = stored()[0]
+    folder = stored_studies()[0]
     return Path(shutil.copytree(folder, tmp_path / folder.name))
 
 
@@ -40,11 +40,11 @@ def test_a_changed_ledger_is_found(copy: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_stored_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains no ledger"):
-        recomputed(tmp_path)
+        recompute_files(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "ledger.jsonl").write_text("")
     with pytest.raises(UsageError, match="no plan is named mine"):
-        recomputed(tmp_path / "mine")
+        recompute_files(tmp_path / "mine")
 
 
 def test_a_ledger_of_another_plan_or_of_mixed_data_is_no_stored_study(copy: Path) -> None:

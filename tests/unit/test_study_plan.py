@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import make_plan
 from trainer.config import Config
-from trainer.study.__main__ import find_plan, main, share, shared, shipped
+from trainer.study.__main__ import find_plan, main, plan_names, share, share_of_runs
 from trainer.study.plan.cases import case_of, check, essentials
 from trainer.study.plan.study_plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
 from trainer.study.run.sets import SetKey
@@ -128,7 +128,7 @@ def test_keys_are_flags() -> None:
             argv_of({key: 1}, flags)
 
 
-@pytest.mark.parametrize("name", shipped())
+@pytest.mark.parametrize("name", plan_names())
 def test_a_shipped_plan_names_strategies_models_and_flags_that_there_are(name: str) -> None:
     """All but the data, which are not here: no other line may come."""
     plan = find_plan(name)
@@ -309,12 +309,12 @@ def test_names_of_sets_and_runs_never_meet() -> None:
 def test_hosts_share_all_seeds_and_none_twice_and_each_has_every_cell() -> None:
     """Or a comparison of two members would be one of two hosts."""
     plan = make_plan(seeds=5)
-    parts = [shared(plan, part, 3) for part in (1, 2, 3)]
+    parts = [share_of_runs(plan, part, 3) for part in (1, 2, 3)]
     assert sorted(run for part in parts for run in part) == sorted(plan.runs())
     assert [sorted({run.seed for run in part}) for part in parts] == [[0, 3], [1, 4], [2]]
     assert all({run.cell for run in part} == set(plan.cells()) for part in parts)
     with pytest.raises(UsageError, match="--share 6/6: the plan has only 5 seeds"):
-        shared(plan, 6, 6)
+        share_of_runs(plan, 6, 6)
     assert share("2/3") == (2, 3)
 
 

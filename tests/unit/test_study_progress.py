@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.made_up_study import make_plan
 from trainer.run_files import METRICS
 from trainer.runlog.events import log_event
-from trainer.study.run.progress import RunProgress, cost_class, done_of, duration, progress_line, remaining_s
+from trainer.study.run.progress import RunProgress, cost_class, duration, fraction_of_run, progress_line, remaining_s
 
 
 def test_the_end_is_told_by_what_runs_of_a_kind_took() -> None:
@@ -30,18 +30,18 @@ def test_what_runs_under_way_have_done_is_not_done_again_and_tells_what_the_firs
 
 
 def test_the_part_of_a_run_that_is_done_is_that_of_its_last_start(tmp_path: Path) -> None:
-    assert done_of(tmp_path) == 0
+    assert fraction_of_run(tmp_path) == 0
     log_event(tmp_path, "start", plan={"updates": 400}, resumed_from=None)
-    assert done_of(tmp_path) == 0
+    assert fraction_of_run(tmp_path) == 0
     for version in (100, 300):
         measured = dict.fromkeys(("seconds", "epoch", "loss", "accuracy", "learning_rate", "images_per_s"), 0.0)
         log_event(tmp_path, "train", version=version, workers=[], **measured)
-    assert done_of(tmp_path) == 0.75
+    assert fraction_of_run(tmp_path) == 0.75
     log_event(tmp_path, "rollback", from_version=300, to_version=100)
-    assert done_of(tmp_path) == 0.25
+    assert fraction_of_run(tmp_path) == 0.25
     with open(tmp_path / METRICS, "a") as file:
         file.write('{"event": "train", "versi')  # what is being written
-    assert done_of(tmp_path) == 0.25
+    assert fraction_of_run(tmp_path) == 0.25
 
 
 def test_while_no_run_ends_it_is_said_how_far_they_are() -> None:

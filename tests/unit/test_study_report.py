@@ -28,7 +28,7 @@ from trainer.study.analysis.published import published_of
 from trainer.study.plan.study_plan import StudyPlan
 from trainer.study.report import figures
 from trainer.study.report.tables import tables, to_csv, to_latex, to_markdown
-from trainer.study.report.write import write_report, written
+from trainer.study.report.write import files_with_numbers, write_report
 from trainer.study.run.folder import claim
 from trainer.study.run.ledger import Record, StudyLedger, read_beside
 
@@ -46,7 +46,7 @@ def steadier() -> Analysis:
 
 def test_every_file_says_the_same(steadier: Analysis) -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv(steadier))))
-    stored = json.loads(written(steadier)["results.json"])
+    stored = json.loads(files_with_numbers(steadier)["results.json"])
     members = {member["name"]: member for member in stored["settings"][0]["members"]}
     for row in rows:
         summary = members[row["member"]]["summaries"][row["measure"]]

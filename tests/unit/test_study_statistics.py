@@ -19,7 +19,7 @@ from trainer.study.analysis.statistics import (
     curve_spread,
     equivalence_p,
     f_interval,
-    paired,
+    paired_t_test,
     power,
     rank_correlation,
     rank_correlation_within,
@@ -137,7 +137,7 @@ def test_the_bootstrap_interval_covers_the_true_ratio_about_as_often() -> None:
 def test_of_a_thousand_studies_without_a_difference_one_in_twenty_sees_one(seeds: int) -> None:
     a, b = draws(12, STUDIES, seeds), draws(13, STUDIES, seeds)
     spreads = [spread_p(x, y) < LEVEL for x, y in zip(a, b, strict=True)]
-    means = [paired(x, y)[1] < LEVEL for x, y in zip(a, b, strict=True)]
+    means = [paired_t_test(x, y)[1] < LEVEL for x, y in zip(a, b, strict=True)]
     assert np.mean(spreads) == pytest.approx(LEVEL, abs=ERROR)
     assert np.mean(means) == pytest.approx(LEVEL, abs=ERROR)
 

@@ -26,7 +26,7 @@ from pipeline.assignment.blocks import (
     Blocks,
     FunctionName,
     block_counts,
-    fill,
+    fill_blocks,
     owners_of_class,
 )
 from pipeline.clustering import similarity
@@ -74,14 +74,14 @@ def naive(similar: np.ndarray[Any, Any], capacities: list[int], value: Value, *,
 
 def turns_of(blocks: Blocks, capacities: list[int], *, by_size: bool = False) -> Turns:
     taken: Turns = []
-    take = blocks.take
+    take = blocks.add_best_point
 
     def recorded(block: int) -> int:
         taken.append((block, take(block)))
         return taken[-1][1]
 
-    blocks.take = recorded  # type: ignore[method-assign]
-    found = fill(blocks, capacities, by_size=by_size)
+    blocks.add_best_point = recorded  # type: ignore[method-assign]
+    found = fill_blocks(blocks, capacities, by_size=by_size)
     assert [int(found[point]) for _, point in taken] == [block for block, _ in taken]
     return taken
 
@@ -124,7 +124,7 @@ def test_gains_of_every_set_of_eight_points_equal_brute_force(name: FunctionName
             before = VALUES[name](similar, set(held))
             assert grown.values == [before]
             gains = {i: VALUES[name](similar, {*held, i}) - before for i in range(8) if i not in held}
-            taken = grown.take(0)
+            taken = grown.add_best_point(0)
             assert taken == min(gains, key=lambda i: (-gains[i], i))
             assert grown.values == [before + gains[taken]]
 
@@ -165,7 +165,7 @@ def test_the_sequence_and_its_gains_are_those_of_other_packages(case: dict[str, 
     blocks = FUNCTIONS[case["function"]](similarities(np.array(case["points"], np.int32)), 1)
     taken, values = [], [0]
     for _ in case["taken"]:
-        taken.append(blocks.take(0))
+        taken.append(blocks.add_best_point(0))
         values += blocks.values
     assert taken == case["taken"]
     assert np.diff(values).tolist() == case["gains"]
@@ -303,7 +303,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from pipeline.assignment.blocks import block_bytes, owners_of_class
-from pipeline.clustering.similarity import exponentials, held_bytes, similarities
+from pipeline.clustering.similarity import exponentials, similarity_bytes, similarities
 def kilobytes(name):
     return int(Path("/proc/self/status").read_text().partition(name)[2].split()[0])
 rows, name, workers = 4000, sys.argv[1], int(sys.argv[2])
@@ -311,7 +311,7 @@ points = (np.random.default_rng(0).normal(0, 1 << 19, (rows, 64)) / (1 + np.aran
 owners_of_class(similarities(points[:200]), np.array([100, 100]), name, "paper", None)
 before = kilobytes("VmRSS:")
 owners_of_class(similarities(points), np.full(workers, rows // workers), name, "paper", None)
-print((kilobytes("VmHWM:") - before) * 1024, held_bytes(rows, 64) + block_bytes(rows, workers, name))
+print((kilobytes("VmHWM:") - before) * 1024, similarity_bytes(rows, 64) + block_bytes(rows, workers, name))
 """
 
 

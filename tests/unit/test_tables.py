@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.reporting.tables import aligned, table
+from pipeline.core.reporting.tables import table, two_column_table
 
 
 def test_every_column_is_as_wide_as_its_widest_cell_and_numbers_are_at_the_right() -> None:
@@ -32,4 +32,7 @@ def test_rows_of_different_lengths_are_refused() -> None:
 
 
 def test_pairs_are_indented_in_two_columns() -> None:
-    assert aligned([("rows", "7"), ("strategy", "random")]).splitlines() == ["  rows      7", "  strategy  random"]
+    assert two_column_table([("rows", "7"), ("strategy", "random")]).splitlines() == [
+        "  rows      7",
+        "  strategy  random",
+    ]

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import group_table
-from pipeline.assignment.kept import keep
+from pipeline.assignment.kept import write_groups
 from pipeline.core.errors import JobError
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset, discover, serial
@@ -113,7 +113,7 @@ def test_a_task_that_outlives_its_attempt_brings_nothing_back(source: Path, tmp_
     job = job_of(dataset, tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     tasks: dict[str, Callable[[], object]] = {
-        "groups": lambda: keep(dataset.store, f"{job.staging}/groups", 0, np.zeros(9, np.int32)),
+        "groups": lambda: write_groups(dataset.store, f"{job.staging}/groups", 0, np.zeros(9, np.int32)),
         "shards": lambda: job.write(0, "task"),
         "spilled rows": lambda: SpillJob(job, 2, job.bounds).spill(0, "task"),
     }

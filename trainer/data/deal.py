@@ -26,7 +26,7 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
     rows_by_shard = [load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)]
     # With fewer workers than shards, whole shards are joined, otherwise each shard is shared by some workers.
     if num_workers < len(rows_by_shard):
-        return [_joined(rows_by_shard[worker::num_workers]) for worker in range(num_workers)]
+        return [_concatenate(rows_by_shard[worker::num_workers]) for worker in range(num_workers)]
     rows_by_worker = []
     for worker in range(num_workers):
         turn, shard = divmod(worker, len(rows_by_shard))
@@ -44,6 +44,6 @@ def _part(rows: Rows, span: slice) -> Rows:
     return Rows(rows.images_NCHW[span], rows.labels[span], rows.ids[span], rows.hashes[span])
 
 
-def _joined(parts: list[Rows]) -> Rows:
+def _concatenate(parts: list[Rows]) -> Rows:
     fields = ("images_NCHW", "labels", "ids", "hashes")
     return Rows(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))

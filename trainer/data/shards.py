@@ -31,7 +31,7 @@ from pipeline.core.shardset.schema import (
     DTYPES,
     TARGET_COLUMN,
     broken_is_data_error,
-    declared,
+    declared_metadata,
     declared_shape,
     no_labels,
     raw_images,
@@ -39,7 +39,7 @@ from pipeline.core.shardset.schema import (
 from pipeline.core.shardset.versions import NAME
 from pipeline.core.storage.objects import SCHEMES
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
-from pipeline.core.storage.store import configured
+from pipeline.core.storage.store import configured_settings
 from pipeline.core.storage.uri import split_uri
 from pipeline.core.storage.webhdfs import ReadStore
 from trainer.config import Data
@@ -243,7 +243,7 @@ def store_of(uri: str) -> ReadStore:
     ``hdfs:///path``."""
     scheme, authority, _ = split_uri(uri)
     if scheme in SCHEMES or (scheme, authority) == ("hdfs", ""):
-        return ReadStore(configured())
+        return ReadStore(configured_settings())
     return ReadStore()
 
 
@@ -341,7 +341,7 @@ def _row_groups(
         schema = parquet.schema_arrow
         layout = shards.layout
         shape = declared_shape(schema, "image") or shards.shape
-        dtype = declared(schema, "image").get("dtype", layout.dtype)
+        dtype = declared_metadata(schema, "image").get("dtype", layout.dtype)
         # The digest matches, so another shape or count means that files of two sets were mixed.
         if (shape, dtype, parquet.metadata.num_rows) != (shards.shape, layout.dtype, file.rows):
             contents = f"{parquet.metadata.num_rows} images of {_size(shape)}"

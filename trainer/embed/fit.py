@@ -28,7 +28,7 @@ ENCODED_NUMBERS = 500 * 3 * 32 * 32  # channel values per forward pass, which ta
 Advanced = Callable[[int, float], None]  # (steps done, loss)
 
 
-def made(shape: tuple[int, int, int], seed: int, device: torch.device) -> AutoEncoder:
+def build_network(shape: tuple[int, int, int], seed: int, device: torch.device) -> AutoEncoder:
     """Return the network, initialised from a seed. Does not change the state of torch's generator."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(word(seed, Purpose.INITIALISATION))
@@ -53,7 +53,7 @@ class Fitting:
         self.device = device
         # Integer sums are the same on every machine.
         self.mean: Floats = (images.sum(axis=(0, 2, 3), dtype=np.int64) / images[:, 0].size).astype(np.float32)
-        self.model = made((images.shape[1], images.shape[2], images.shape[3]), embedding.seed, device)
+        self.model = build_network((images.shape[1], images.shape[2], images.shape[3]), embedding.seed, device)
         self.optimiser = torch.optim.Adam(
             self.model.parameters(), lr=embedding.learning_rate, weight_decay=embedding.weight_decay, foreach=True
         )
@@ -95,7 +95,7 @@ class Fitting:
         return np.concatenate(parts)
 
     @torch.no_grad()
-    def explained(self) -> float:
+    def explained_variance(self) -> float:
         """Return the share of the variance that the network reconstructs, over at most TOLD_ROWS rows.
 
         0 is as good as the mean image, 1 is perfect."""
@@ -112,9 +112,9 @@ class Fitting:
 
     def checkpoint(self) -> bytes:
         """Return parameters, running statistics, Adam's averages and the number of steps as a safetensors file."""
-        tensors = {STEP: torch.tensor(self.step)} | _prefixed("model", self.model.state_dict())
+        tensors = {STEP: torch.tensor(self.step)} | _add_prefix("model", self.model.state_dict())
         for number, state in self.optimiser.state_dict()["state"].items():
-            tensors |= _prefixed(f"adam.{number}", state)
+            tensors |= _add_prefix(f"adam.{number}", state)
         data: bytes = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
         return data
 
@@ -136,7 +136,7 @@ def _parts(images: Images) -> list[Images]:
     return [images[low : low + rows] for low in range(0, len(images), rows)]
 
 
-def _prefixed(prefix: str, tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
+def _add_prefix(prefix: str, tensors: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 

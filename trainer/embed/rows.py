@@ -52,7 +52,7 @@ def rows_to_fit(dataset: Dataset, fit_rows: int) -> int:
     return min(fit_rows, dataset.rows, max(1, FIT_BYTES // dataset.record_bytes))
 
 
-def drawn_rows(dataset: Dataset, count: int, seed: int) -> Images:
+def draw_rows(dataset: Dataset, count: int, seed: int) -> Images:
     """Return about ``count`` random rows, uint8 [rows, C, H, W], in the order of ids; at least one.
 
     They are drawn by a hash of their ids with a key from the seed, and so do not depend on how the input is read."""

@@ -16,7 +16,7 @@ from pipeline.input.dataset import Dataset
 from pipeline.input.files import check_apart
 from trainer.embed.fit import Fitting
 from trainer.embed.options import Embedding
-from trainer.embed.rows import drawn_rows, open_rows, read_rows, rows_to_fit
+from trainer.embed.rows import draw_rows, open_rows, read_rows, rows_to_fit
 from trainer.embed.table import TableFile, spans_of
 from trainer.models.devices import pick_device
 from trainer.models.networks.autoencoder import code_length
@@ -56,7 +56,7 @@ def embed(embedding: Embedding) -> EmbeddingResult:
     dataset = open_rows(store, embedding)
     # The identity names the work folder, so that only files of the same configuration and input are reused.
     table = TableFile(store, store.resolve(embedding.output), identity_of(embedding, dataset))
-    before = table.found()
+    before = table.read_metadata()
     if before is not None and before.get("identity") == table.identity:
         table.clear()
         return EmbeddingResult(table.uri, False, dataset.rows, before["length"], before["explained"])
@@ -69,15 +69,15 @@ def embed(embedding: Embedding) -> EmbeddingResult:
     progress = _Progress(embedding.quiet)
     # Deterministic kernels: a resumed run must compute the same vectors.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
-        fitting = fitted(embedding, dataset, table, device, progress)
-        explained = fitting.explained()
+        fitting = fit_autoencoder(embedding, dataset, table, device, progress)
+        explained = fitting.explained_variance()
         progress.say(f"{length} numbers a row reconstruct {explained:.1%} of the variance")
         spans = spans_of(dataset.rows, dataset.record_bytes)
         progress.begin("embed", dataset.rows)
-        kept_parts = table.kept()
+        kept_parts = table.stored_ranges()
         for number, (low, high) in enumerate(spans):
             if number not in kept_parts:
-                table.keep(number, fitting.encode(read_rows(dataset, low, high)))
+                table.write_range(number, fitting.encode(read_rows(dataset, low, high)))
             progress.advance(high, f"{high:,} of {dataset.rows:,} rows")
     explained = round(explained, 6)
     about = {"length": length, "rows": dataset.rows, "explained": explained, "asked": embedding.identity()}
@@ -96,12 +96,12 @@ def identity_of(embedding: Embedding, dataset: Dataset) -> str:
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def fitted(
+def fit_autoencoder(
     embedding: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: _Progress
 ) -> Fitting:
     """Return the trained auto-encoder, which resumes from a checkpoint in the table's work folder if there is one."""
     num_rows = rows_to_fit(dataset, embedding.fit_rows)
-    images = drawn_rows(dataset, num_rows, embedding.seed)
+    images = draw_rows(dataset, num_rows, embedding.seed)
     fitting = Fitting(embedding, images, device)
     data = table.checkpoint()
     if data is not None:
@@ -114,15 +114,15 @@ def fitted(
     progress.begin("learn", fitting.steps, fitting.step)
     last = time.monotonic()
 
-    def advanced(step: int, loss: float) -> None:
+    def on_step(step: int, loss: float) -> None:
         nonlocal last
         progress.advance(step, f"step {step:,} of {fitting.steps:,}, loss {loss:.5f}")
         # Always after the last step, so that a run that is killed while it embeds need not train again.
         if time.monotonic() - last > embedding.checkpoint_every_s or step == fitting.steps:
-            table.keep_checkpoint(fitting.checkpoint())
+            table.write_checkpoint(fitting.checkpoint())
             last = time.monotonic()
 
-    fitting.run(advanced)
+    fitting.run(on_step)
     return fitting
 
 

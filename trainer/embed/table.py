@@ -52,7 +52,7 @@ class TableFile:
         folder, _, name = self.uri.rpartition("/")
         return f"{folder}/_{name}.{self.identity}"
 
-    def found(self) -> dict[str, Any] | None:
+    def read_metadata(self) -> dict[str, Any] | None:
         """Return the metadata of the existing table, empty if another program wrote it; None if there is no table."""
         try:
             if self.store.info(self.uri).is_dir:
@@ -68,15 +68,15 @@ class TableFile:
         except FileNotFoundError:
             return None
 
-    def keep_checkpoint(self, data: bytes) -> None:
+    def write_checkpoint(self, data: bytes) -> None:
         self.store.replace(f"{self.work}/checkpoint", data)
 
-    def kept(self) -> set[int]:
+    def stored_ranges(self) -> set[int]:
         """Return the numbers of the ranges whose vectors exist."""
         names = [entry.name for entry in self.store.list(self.work)]
         return {int(name.removeprefix("vectors-")) for name in names if name.startswith("vectors-")}
 
-    def keep(self, number: int, vectors: Vectors) -> None:
+    def write_range(self, number: int, vectors: Vectors) -> None:
         """Write the vectors of a range, float32 [rows, d]. number: number of the range."""
         self.store.replace(f"{self.work}/vectors-{number}", vectors.astype("<f4").tobytes())
 
@@ -96,7 +96,7 @@ class TableFile:
                     writer.write_batch(batch)
             self.store.rename(draft, self.uri, overwrite=True)
         except FileNotFoundError:
-            if (self.found() or {}).get("identity") != self.identity:
+            if (self.read_metadata() or {}).get("identity") != self.identity:
                 raise
             return  # another run of this command has written the same table and deleted the folder
         self.store.sync_folder(self.uri.rpartition("/")[0])

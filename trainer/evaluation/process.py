@@ -143,7 +143,7 @@ class Evaluator:
             self._warn(f"not evaluated: {error}")
         else:
             self._measure(state)
-            self._keep(state, values)
+            self._keep_if_best(state, values)
         evaluation = self._evaluation(state)
         if not self.folders.is_local:
             copy(self.folders, (METRICS,))  # before the mark, which promises that the event is in the home
@@ -228,7 +228,7 @@ class Evaluator:
             kick()
             yield Batch(images.to(self.device), labels.to(self.device))
 
-    def _keep(self, state: RunState, values: Tensor) -> None:
+    def _keep_if_best(self, state: RunState, values: Tensor) -> None:
         """Write the loaded model if it is the best one so far, and if it is the final one."""
         top = best(self._evaluations())
         if top and _is_of(top, state):

@@ -50,14 +50,14 @@ def leased(folder: StorePlace, on_lost: Callable[[], object] = lambda: None) -> 
     lease.take()
     stop = threading.Event()
 
-    def keep() -> None:
+    def renew_until_stopped() -> None:
         while not stop.wait(RENEW_S):
             with suppress(OSError):  # the next attempt finds out whether the lease was taken meanwhile
                 if not lease.renew():
                     on_lost()
                     return
 
-    thread = threading.Thread(target=keep, name="lease", daemon=True)
+    thread = threading.Thread(target=renew_until_stopped, name="lease", daemon=True)
     thread.start()
     try:
         yield
@@ -105,11 +105,11 @@ class Lease:
 
     def take(self) -> None:
         """Take the lease. Raises JobError while another process holds it, and OSError."""
-        numbers = self._look()
+        numbers = self._read_numbers()
         if self._is_held(numbers):
             self._watch(numbers)
         self._last_renewal = self.clock()
-        if not self._put(numbers.number + 1, whoami() | {"token": self._token}):
+        if not self._create_number(numbers.number + 1, whoami() | {"token": self._token}):
             raise self._held_error()
         self.number = self._first = numbers.number + 1
         if not self._keeps():
@@ -128,7 +128,7 @@ class Lease:
         except FileExistsError:
             # An empty file does not tell whose it is, so claim() is of no use. The listing tells whether it is another
             # process's, or this one's from an earlier attempt whose reply was lost.
-            if self._look() != LeaseNumbers(self.number + 1, self._first):
+            if self._read_numbers() != LeaseNumbers(self.number + 1, self._first):
                 self.number = 0
                 return False
         self.number += 1
@@ -145,7 +145,7 @@ class Lease:
 
         Raises OSError; the lease is then free at once for this process, and for others after it has expired."""
         _mine.discard(self._token)
-        if self.number and self._put(self.number + 1, FREE):
+        if self.number and self._create_number(self.number + 1, FREE):
             self.number += 1
             self._first = self.number
             self._keeps()
@@ -174,7 +174,7 @@ class Lease:
         since = self.clock()
         while self.clock() - since < EXPIRES_S:
             time.sleep(LOOK_S)
-            if self._look() != numbers:
+            if self._read_numbers() != numbers:
                 raise self._held_error()
 
     def _is_held(self, numbers: LeaseNumbers) -> bool:
@@ -193,10 +193,10 @@ class Lease:
             raise self._held_error()
         return running is None
 
-    def _look(self) -> LeaseNumbers:
+    def _read_numbers(self) -> LeaseNumbers:
         return LeaseNumbers.from_listing(entries(self.folder))
 
-    def _put(self, number: int, content: dict[str, Any]) -> bool:
+    def _create_number(self, number: int, content: dict[str, Any]) -> bool:
         """Create a number with content, and return whether this process was first to do so. Raises OSError."""
         record = json.dumps(content).encode()
         return claim(self.folder.store, str(self._path(number)), record) == record

@@ -117,7 +117,7 @@ def look(home: Place) -> Log:
     return Log.from_listing({entry.name: entry.bytes for entry in entries(home / SEGMENTS)})
 
 
-def joined(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
+def apply_segments(base: bytes, parts: Iterable[tuple[int, bytes]]) -> bytes:
     """Return a file with segments written into it. Pure.
 
     A segment that changes existing bytes discards all bytes from its first on. Raises ValueError if bytes before a
@@ -147,7 +147,7 @@ def whole_log(home: Place, file: str, log: Log) -> bytes:
     except FileNotFoundError:
         base = b""
     try:
-        return joined(
+        return apply_segments(
             base, ((part.offset, (home / SEGMENTS / part.name).read_bytes()) for part in log.leader_segments(file))
         )
     except ValueError as error:

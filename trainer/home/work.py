@@ -57,7 +57,7 @@ class WorkFolder:
         self._size = 0  # bytes of the log at the last copy
         self._is_reached = folders.leads  # whether the home was reached at least once
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="copies", daemon=True)
+        self._thread = threading.Thread(target=self._run_copies, name="copies", daemon=True)
         if not folders.is_local:
             self._thread.start()
 
@@ -73,7 +73,7 @@ class WorkFolder:
         if self.folders.is_local:
             return
         log = copy(self.folders)
-        if self.folders.leads and self._take(log):
+        if self.folders.leads and self._append_foreign_events(log):
             log = copy(self.folders)
         merge(self.folders, log)
 
@@ -104,7 +104,7 @@ class WorkFolder:
         if self._thread.is_alive():  # if the home was never reached, the thread may be blocked: wait only REACH_S
             self._thread.join(None if self._is_reached else REACH_S)
 
-    def _keep(self) -> None:
+    def _run_copies(self) -> None:
         """Copy what is due until the folder is closed or a later start leads the run. Runs in the thread."""
         # The leading host has just written to the home; the others find out at once whether they can reach it.
         wait_s = COPY_S if self.folders.leads else 0.0
@@ -153,7 +153,7 @@ class WorkFolder:
         self._size = path.stat().st_size if path.exists() else 0
         return before != self._size
 
-    def _take(self, log: Log) -> bool:
+    def _append_foreign_events(self, log: Log) -> bool:
         """Append the new events of other hosts to this host's log, and return whether there were any.
 
         The first call after a restart reads again from the beginning, and skips the lines that the log already has.

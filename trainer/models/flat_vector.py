@@ -36,7 +36,7 @@ class FlatModel:
     tensors that share memory."""
 
     def __init__(self, model: nn.Module) -> None:
-        trained = _trained(model)
+        trained = _trainable(model)
         rest = _rest(model)
         for refuse in (_refuse_untrainable, _refuse_other_types, _refuse_shared):
             refuse(model)
@@ -56,7 +56,7 @@ class FlatModel:
         values between forward and backward, because autograd cannot detect it."""
         _check_length("values", values, self.num_parameters + self.num_buffers)
         self.model.to(values.device)
-        tensors = _trained(self.model) | _rest(self.model)
+        tensors = _trainable(self.model) | _rest(self.model)
         for slot in self.slots:
             tensors[slot.name].data = slot.view(values)
         self.values = values
@@ -66,7 +66,7 @@ class FlatModel:
     def _attach_gradients(self, gradients: Tensor) -> None:
         """Make every parameter's gradient a view of gradients [P], and note which of them get weight decay."""
         _check_length("gradients", gradients, self.num_parameters)
-        trained = _trained(self.model)
+        trained = _trainable(self.model)
         for slot in self.slots[: len(trained)]:
             trained[slot.name].grad = slot.view(gradients)
         # Weight decay leaves out biases and normalisations, which have one dimension.
@@ -87,7 +87,7 @@ class FlatModel:
 
     def read(self) -> npt.NDArray[np.float32]:
         """Return a copy [P + Q] of the model's values, attached or not."""
-        tensors = (_trained(self.model) | _rest(self.model)).values()
+        tensors = (_trainable(self.model) | _rest(self.model)).values()
         vector: npt.NDArray[np.float32] = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu().numpy()
         return vector
 
@@ -96,7 +96,7 @@ class FlatModel:
         return {slot.name: values[slot.begin : slot.end].reshape(slot.shape) for slot in self.slots}
 
 
-def _trained(model: nn.Module) -> dict[str, Tensor]:
+def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
@@ -116,12 +116,12 @@ def _lay_out(tensors: dict[str, Tensor]) -> tuple[TensorRange, ...]:
 
 
 def _refuse_untrainable(model: nn.Module) -> None:
-    if not _trained(model):
+    if not _trainable(model):
         raise UsageError(f"{type(model).__name__} has no trainable parameters: there is nothing to train")
 
 
 def _refuse_other_types(model: nn.Module) -> None:
-    for name, tensor in (_trained(model) | _rest(model)).items():
+    for name, tensor in (_trainable(model) | _rest(model)).items():
         if tensor.dtype != torch.float32:
             raise UsageError(
                 f"{name} of {type(model).__name__} is {tensor.dtype}: only float32 is trained, use .float()"

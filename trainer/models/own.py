@@ -38,7 +38,7 @@ class OwnModel(ModelSpec):
         """Return the function's model. Raises UsageError if it does not turn two black images into logits.
 
         The check is made here, so that it does not fail in a worker."""
-        return _checked(self.function()(shape, num_outputs), self.reference, shape, num_outputs)
+        return _check_outputs(self.function()(shape, num_outputs), self.reference, shape, num_outputs)
 
     def function(self) -> Any:
         """Return the referenced function. Raises UsageError if there is none, and the errors of its module's import."""
@@ -67,7 +67,7 @@ def _import(reference: str, module_name: str) -> Any:
         raise UsageError(f"{message}; run from the folder that contains it") from error
 
 
-def _checked(model: Any, reference: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def _check_outputs(model: Any, reference: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     """Return the user's model in training mode.
 
     Raises UsageError if it is no torch module, or does not turn two black images into logits. A single logit per image

@@ -122,7 +122,7 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         embedded_figures |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
     page: str = template("trainer.report", "report.html").render(
         title=title(summary | trained, num_workers),
-        begun=_begun(events[0], start),
+        begun=_start_sentences(events[0], start),
         origin=_origin(start),
         findings=findings(events, live, summary),
         headline=headline(summary),
@@ -140,7 +140,7 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
     return page
 
 
-def _begun(first: Event, start: Event) -> str:
+def _start_sentences(first: Event, start: Event) -> str:
     """Return the sentences below the title. The date of a run in virtual time is in the section "Origin" only."""
     if start.get("simulated") is not None:
         return "Simulated: all seconds on this page are virtual time."

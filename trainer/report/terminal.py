@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.core.reporting.tables import aligned
+from pipeline.core.reporting.tables import two_column_table
 from trainer.home.place import Place
 from trainer.report.progress import number
 from trainer.run_files import MODEL
@@ -60,4 +60,4 @@ def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> st
         ("model", str(output / MODEL)),
         *([("report", str(report))] if report else []),
     ]
-    return aligned([row for row in rows if row[0] != "model" or (output / MODEL).exists()])
+    return two_column_table([row for row in rows if row[0] != "model" or (output / MODEL).exists()])

@@ -41,7 +41,9 @@ INTERRUPTED = "finished runs are in the ledger, and the same command resumes the
 def parser() -> Parser:
     result = command_line.parser(PROG, DESCRIPTION, EPILOG)
     result.add_argument(
-        "plan", metavar="PLAN", help="TOML file of a plan, or the name of a plan in conf/study: " + ", ".join(shipped())
+        "plan",
+        metavar="PLAN",
+        help="TOML file of a plan, or the name of a plan in conf/study: " + ", ".join(plan_names()),
     )
     # The plan defines all that changes results. The flags say how much of it runs here, so that the ledgers of several
     # commands can be merged.
@@ -81,7 +83,7 @@ def share(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def shipped() -> list[str]:
+def plan_names() -> list[str]:
     """Return the names of the plans that come with the program."""
     folder = CONF / "study"
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
@@ -90,10 +92,10 @@ def shipped() -> list[str]:
 
 def find_plan(name: str) -> StudyPlan:
     """Return the plan of a file, or a shipped one. Raises UsageError."""
-    if name in shipped():
+    if name in plan_names():
         return read_plan(Path(str(CONF / "study" / f"{name}.toml")))
     if not name.endswith(".toml"):
-        raise UsageError(f"the plan {name} is neither a TOML file nor a plan of conf/study: {', '.join(shipped())}")
+        raise UsageError(f"the plan {name} is neither a TOML file nor a plan of conf/study: {', '.join(plan_names())}")
     return read_plan(Path(name))
 
 
@@ -115,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse_foreign(root)
     if (root / PLAN).exists():
         refuse_other_plan(plan, root)
-    runs = shared(plan, *args.share)
+    runs = share_of_runs(plan, *args.share)
     others = [_other_study(plan, folder) for folder in args.merge]
     if not args.report_only:
         check(plan)
@@ -142,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def shared(plan: StudyPlan, part: int, parts: int) -> list[Run]:
+def share_of_runs(plan: StudyPlan, part: int, parts: int) -> list[Run]:
     """Return the runs of every ``parts``-th seed, from the ``part``-th.
 
     Shares are split by seed, so that members are compared on equal seeds from the same host. Raises UsageError if there

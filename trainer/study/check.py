@@ -14,8 +14,8 @@ from pipeline.core.atomic import write_durably
 from pipeline.core.command_line import CONF
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.extras import require
-from trainer.study.__main__ import find_plan, shipped
-from trainer.study.report.write import analysis_of, written
+from trainer.study.__main__ import find_plan, plan_names
+from trainer.study.report.write import analysis_of, files_with_numbers
 from trainer.study.run.ledger import LEDGER, Contents, StudyLedger
 from trainer.study.run.sets import Sets
 
@@ -25,24 +25,24 @@ PROG = "python -m trainer.study.check"
 DESCRIPTION = "Recompute the tables of stored studies from their ledgers, and compare them with the published tables."
 
 
-def stored() -> list[Path]:
+def stored_studies() -> list[Path]:
     """Return the folders of the studies in this checkout; a wheel has none."""
     return sorted(path.parent for path in RESULTS.glob(f"*/{LEDGER}"))
 
 
-def recomputed(folder: Path) -> dict[str, str]:
+def recompute_files(folder: Path) -> dict[str, str]:
     """Return the files of a stored study, by name, recomputed from its ledger.
 
     Raises UsageError if the folder belongs to another plan, DataError if its runs have different data."""
     if not (folder / LEDGER).is_file():
         raise UsageError(f"{folder} contains no {LEDGER}; give the folder of a study")
-    if folder.name not in shipped():
-        raise UsageError(f"{folder}: no plan is named {folder.name}; plans are {', '.join(shipped())}")
+    if folder.name not in plan_names():
+        raise UsageError(f"{folder}: no plan is named {folder.name}; plans are {', '.join(plan_names())}")
     plan = find_plan(folder.name)
     ledger = StudyLedger(folder / LEDGER)
     analysis = analysis_of(plan, folder, ledger)
     Contents(ledger.records_of_plan(plan), Sets(plan, folder).owner)
-    return written(analysis)
+    return files_with_numbers(analysis)
 
 
 def digests(files: Mapping[str, str]) -> str:
@@ -52,7 +52,7 @@ def digests(files: Mapping[str, str]) -> str:
 
 def check(folder: Path, output: Path) -> None:
     """Write a study's files to a folder. Raises DataError for the first file that differs from the published one."""
-    files = recomputed(folder)
+    files = recompute_files(folder)
     output.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_durably(output / name, text.encode())
@@ -81,11 +81,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--debug", action="store_true", help="show stack traces")
     args = parser.parse_args(argv)
     require("study", "checking a study")
-    if not (args.folders or stored()):
+    if not (args.folders or stored_studies()):
         print(f"no study is stored in {RESULTS}: nothing to check")
-    for folder in args.folders or stored():
+    for folder in args.folders or stored_studies():
         if args.accept:
-            write_durably(folder / DIGESTS, digests(recomputed(folder)).encode())
+            write_durably(folder / DIGESTS, digests(recompute_files(folder)).encode())
         output = args.output / folder.name
         # Also after --accept, since it writes the tables.
         check(folder, output)

@@ -25,6 +25,6 @@ def table(
     return "\n".join(indent + "  ".join(aligned_cell(*item) for item in enumerate(line)).rstrip() for line in lines)
 
 
-def aligned(lines: Sequence[tuple[str, str]]) -> str:
+def two_column_table(lines: Sequence[tuple[str, str]]) -> str:
     """Return (name, text) pairs as an indented table of two columns."""
     return table(lines, indent="  ")

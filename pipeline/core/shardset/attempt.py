@@ -259,7 +259,7 @@ class Attempt:
 
 
 @contextmanager
-def tried(store: Store, output: str) -> Iterator[Attempt]:
+def try_claim(store: Store, output: str) -> Iterator[Attempt]:
     """Claim an output to test whether a run could, and leave no trace, not even of folders above it.
 
     Raises OSError if the output cannot be written, UsageError if its file system allows no commits."""

@@ -30,17 +30,17 @@ from functools import partial
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.attempt import ATTEMPTS, Attempt
 from pipeline.core.shardset.contract import Manifest
-from pipeline.core.shardset.generations import appended
+from pipeline.core.shardset.generations import append_generation
 from pipeline.core.shardset.manifest import ShardSet, dumps, read_committed
 from pipeline.core.shardset.versions import (
     FOLDER,
     NAME,
     STAMP,
+    commit_version,
     copy_newest,
     is_behind,
-    last_taken,
-    put,
-    stamped,
+    last_version_in_use,
+    stamped_path,
     withhold,
 )
 from pipeline.core.storage.retries import with_retries
@@ -98,31 +98,31 @@ def publish(
     try:
         while True:
             # Read before the set: a run that commits in between takes the next number, and the put below fails.
-            last = with_retries(last_taken)(store, output)
+            last = with_retries(last_version_in_use)(store, output)
             current = with_retries(read_committed)(store, output)
             changed = (current.manifest if current else None) != (before.manifest if before else None)
             if current and changed and not supersedes(current):
-                _delete(store, moved_paths - _listed(current))
+                _delete(store, moved_paths - _paths_of_set(current))
                 return current
             stamp = f"v{last + 1}-{attempt.id}"
             origins = places
-            places = [f"{output}/{stamped(path, stamp)}" for _, path in moves]
+            places = [f"{output}/{stamped_path(path, stamp)}" for _, path in moves]
             moved_paths.update(places)
             _move(store, origins, places)
-            new = manifest.with_paths(partial(stamped, stamp=stamp))
+            new = manifest.with_paths(partial(stamped_path, stamp=stamp))
             new = replace(new, version=last + 1, generation=stamp)
             if appends:
-                new = appended(current.manifest if current else None, new)
+                new = append_generation(current.manifest if current else None, new)
             staged = f"{attempt.folder}/{stamp}-{NAME}"
             store.write_new(staged, dumps(new))
             undo = False  # from here on it may be committed, whatever is raised
-            if put(store, staged, output, last + 1):
+            if commit_version(store, staged, output, last + 1):
                 break
             undo = True
     except BaseException as error:
         if undo:
             with suppress(OSError, DataError):  # the next run deletes the files that are left
-                _delete(store, moved_paths - _listed(read_committed(store, output)))
+                _delete(store, moved_paths - _paths_of_set(read_committed(store, output)))
         if isinstance(error, FileNotFoundError):
             raise JobError(
                 f"{output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
@@ -136,7 +136,7 @@ def publish(
     return ShardSet(store, output, new)
 
 
-def _listed(current: ShardSet | None) -> set[str]:
+def _paths_of_set(current: ShardSet | None) -> set[str]:
     """Return the full paths of a set's files.
 
     A later generation of another run may list files that this run has put, although this run does not know that its put
@@ -163,10 +163,10 @@ def sweep(attempt: Attempt) -> int:
     store = attempt.store
     output = attempt.output
     while True:
-        files, folders = owned(store, output)
-        last = last_taken(store, output)
+        files, folders = own_files(store, output)
+        last = last_version_in_use(store, output)
         current = read_committed(store, output)
-        leftovers = [*unlisted(files, current, attempt.may_commit)]
+        leftovers = [*unlisted_files(files, current, attempt.may_commit)]
         late = max((file.version for file in leftovers), default=0)
         # A run that was suspended in its commit could still put a version up to ``late``. If a run commits under that
         # number first, its manifest may list some of these files: look again.
@@ -195,19 +195,19 @@ class OwnFile:
     attempt: str = ""
 
 
-def owned(store: Store, output: str) -> tuple[list[OwnFile], list[str]]:
+def own_files(store: Store, output: str) -> tuple[list[OwnFile], list[str]]:
     """Return the files that this program wrote in a set's folders, and the folders, deepest first.
 
     Symbolic links are not followed. Costs one listing per folder."""
     files: list[OwnFile] = []
     folders: list[str] = []
 
-    def look(folder: str, relative: str) -> None:
+    def walk(folder: str, relative: str) -> None:
         """Append the files below a folder, and the folder after its subfolders. relative: its path under OUTPUT."""
         for entry in store.list(folder):
             path = f"{relative}/{entry.name}"
             if entry.is_dir and not entry.is_link:
-                look(entry.path, path)
+                walk(entry.path, path)
             elif match := OWNED_FILE.fullmatch(path) or OWNED_MODEL.fullmatch(path):
                 files.append(OwnFile(entry.path, path, int(match["version"] or 0), match["attempt"]))
         # A folder comes after its subfolders: the caller removes folders in this order, if they are empty.
@@ -215,13 +215,13 @@ def owned(store: Store, output: str) -> tuple[list[OwnFile], list[str]]:
 
     for entry in store.list(output):
         if entry.is_dir and not entry.is_link and OWNED_FOLDER.fullmatch(entry.name):
-            look(entry.path, entry.name)
+            walk(entry.path, entry.name)
         elif DERIVED_PART.fullmatch(entry.name):
             files.append(OwnFile(entry.path, entry.name))
     return files, folders
 
 
-def unlisted(files: Iterable[OwnFile], committed: ShardSet | None, alive: Callable[[str], bool]) -> list[OwnFile]:
+def unlisted_files(files: Iterable[OwnFile], committed: ShardSet | None, alive: Callable[[str], bool]) -> list[OwnFile]:
     """Return the files that neither the committed set lists nor a live run owns.
 
     alive(id): whether the run of an attempt is alive; called once per attempt."""
@@ -236,7 +236,7 @@ def has_leftovers(store: Store, committed: ShardSet) -> bool:
     uri = committed.uri
     if store.exists(f"{uri}/{ATTEMPTS}") or is_behind(store, uri):
         return True
-    return bool(unlisted(owned(store, uri)[0], committed, lambda _: False))
+    return bool(unlisted_files(own_files(store, uri)[0], committed, lambda _: False))
 
 
 def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None:

@@ -49,7 +49,7 @@ def version_of_file(path: str) -> int:
     return int(match[1]) if match else 0
 
 
-def appended(before: Manifest | None, new: Manifest) -> Manifest:
+def append_generation(before: Manifest | None, new: Manifest) -> Manifest:
     """Return a set's manifest with one more generation. O(files).
 
     Values that cannot be summed, such as the neighbourhoods, are taken from ``new``; models are merged by name.
@@ -137,11 +137,11 @@ def _worker(before: Worker, new: Worker) -> Worker:
         rows=before.rows + new.rows,
         copies=before.copies + new.copies,
         files=[*before.files, *new.files],
-        label_histogram=_added(before.label_histogram, new.label_histogram),
+        label_histogram=_add_counts(before.label_histogram, new.label_histogram),
     )
 
 
-def _added(one: list[int], other: list[int]) -> list[int]:
+def _add_counts(one: list[int], other: list[int]) -> list[int]:
     longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
     return [value + (shorter[place] if place < len(shorter) else 0) for place, value in enumerate(longer)]
 

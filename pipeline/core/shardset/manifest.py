@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pipeline.core.errors import DataError
 from pipeline.core.json_values import parse_object
 from pipeline.core.shardset.contract import FORMAT_VERSION, Manifest, ShardFile
-from pipeline.core.shardset.versions import NAME, path_of, taken
+from pipeline.core.shardset.versions import NAME, path_of, versions_in_use
 from pipeline.core.storage.retries import unreadable_is_data_error
 from pipeline.core.storage.store import Store
 
@@ -61,7 +61,7 @@ def read_committed(store: Store, uri: str) -> ShardSet | None:
     uri = store.resolve(uri)
     while True:
         copy = _read(store, uri, NAME)
-        newest = taken(store, uri).newest
+        newest = versions_in_use(store, uri).newest
         if newest <= (copy.manifest.version if copy else 0):
             return copy
         if shards := _read(store, uri, path_of("", newest).lstrip("/")):

@@ -30,7 +30,7 @@ def lowest_terms(ratios: Sequence[int], num_workers: int) -> Ratios | None:
     """Return the ratios in lowest terms, or None if all are equal. Raises UsageError for invalid ratios."""
     if len(ratios) != num_workers:
         raise UsageError(f"--ratios must name {num_workers} numbers, one a worker, got {len(ratios)}")
-    excerpt = shortened(ratios)
+    excerpt = ratios_text(ratios)
     if any(isinstance(ratio, bool) or not isinstance(ratio, Integral) or ratio < 1 for ratio in ratios):
         raise UsageError(f"--ratios must be whole numbers of at least 1, got {excerpt}")
     whole = [int(ratio) for ratio in ratios]
@@ -45,7 +45,7 @@ def lowest_terms(ratios: Sequence[int], num_workers: int) -> Ratios | None:
     return None if len(set(lowest)) == 1 else lowest
 
 
-def shortened(ratios: Sequence[int]) -> str:
+def ratios_text(ratios: Sequence[int]) -> str:
     """Return the ratios as text, at most the first 16."""
     return ":".join(map(str, ratios[:16])) + (":..." if len(ratios) > 16 else "")
 

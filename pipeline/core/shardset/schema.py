@@ -65,7 +65,7 @@ TARGET_COLUMN = "target"
 DTYPES = ("uint8", "float32")
 
 
-def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
+def declared_metadata(schema: pa.Schema, column: str) -> dict[str, Any]:
     """Return a column's metadata as written by this project or by Spark's ``withMetadata``.
 
     Raises ValueError if Spark's metadata cannot be parsed."""
@@ -87,7 +87,7 @@ def declared(schema: pa.Schema, column: str) -> dict[str, Any]:
 
 def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
     """Return the (channels, height, width) that a column's metadata declares, or None. Raises ValueError for others."""
-    declaration = declared(schema, column)
+    declaration = declared_metadata(schema, column)
     layout = declaration.get("layout", "CHW")
     if layout != "CHW":
         raise ValueError(f"column {column!r} declares the layout {layout!r}, and only CHW is read: write its images so")

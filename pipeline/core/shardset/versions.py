@@ -25,7 +25,7 @@ STAMP = r"(?:v(?P<version>\d+)-)?(?P<attempt>\w+)"
 _STAMPED_PART = re.compile(rf"(?P<part>/part-\d+)-{STAMP}(?=\.parquet$)")
 
 
-def stamped(path: str, stamp: str) -> str:
+def stamped_path(path: str, stamp: str) -> str:
     """Return the path under OUTPUT of a version's file.
 
     path: without the stamp, such as ``worker=000/part-00001.parquet`` or ``_model/pca/arrays.npz``."""
@@ -55,8 +55,8 @@ class VersionNumbers:
     older: tuple[str, ...] = ()
 
 
-def taken(store: Store, uri: str) -> VersionNumbers:
-    """List the version numbers in use. Costs one listing, and does not read manifest.json: see ``last_taken``."""
+def versions_in_use(store: Store, uri: str) -> VersionNumbers:
+    """List the version numbers in use. Costs one listing, and does not read manifest.json: see ``last_version_in_use``."""
     files = {}
     for entry in store.list(f"{uri}/{FOLDER}"):
         # A name that is not written as path_of() writes it would be counted and then not be found.
@@ -68,16 +68,16 @@ def taken(store: Store, uri: str) -> VersionNumbers:
     )
 
 
-def last_taken(store: Store, uri: str) -> int:
+def last_version_in_use(store: Store, uri: str) -> int:
     """Return the highest number that is taken, also by a manifest.json that was copied here without its versions."""
-    return max(taken(store, uri).last, copied(store, uri))
+    return max(versions_in_use(store, uri).last, copied_version(store, uri))
 
 
 def path_of(uri: str, number: int) -> str:
     return f"{uri}/{FOLDER}/{number:06d}.json"
 
 
-def put(store: Store, staged: str, uri: str, number: int) -> bool:
+def commit_version(store: Store, staged: str, uri: str, number: int) -> bool:
     """Commit a staged file as version ``number``; return False if the number was already taken.
 
     Manifests of different runs differ, because the names of their files do. Raises OSError."""
@@ -88,7 +88,7 @@ def put(store: Store, staged: str, uri: str, number: int) -> bool:
         return False
     with_retries(store.sync_folder)(f"{uri}/{FOLDER}")
     # Numbers of deleted versions are free again, but a manifest below the newest version is not read.
-    if with_retries(taken)(store, uri).newest > number:
+    if with_retries(versions_in_use)(store, uri).newest > number:
         with_retries(store.delete)(target)
         return False
     return True
@@ -110,7 +110,7 @@ def withhold(store: Store, uri: str, number: int, scratch: str) -> bool:
     return True
 
 
-def copied(store: Store, uri: str) -> int:
+def copied_version(store: Store, uri: str) -> int:
     """Return the version that manifest.json is a copy of, 0 if it is missing or carries no version."""
     try:
         return version_of(parse(store.read(f"{uri}/{NAME}")))
@@ -120,7 +120,7 @@ def copied(store: Store, uri: str) -> int:
 
 def is_behind(store: Store, uri: str) -> bool:
     """Return whether a run was killed after its commit and before it updated manifest.json."""
-    return taken(store, uri).newest > copied(store, uri)
+    return versions_in_use(store, uri).newest > copied_version(store, uri)
 
 
 def version_of(manifest: object) -> int:
@@ -132,7 +132,7 @@ def copy_newest(store: Store, uri: str, scratch: str) -> None:
     """Update manifest.json to the newest version, also against concurrent writers, and delete older versions.
 
     scratch: a folder that only the caller uses."""
-    while (now := taken(store, uri)).newest > copied(store, uri):
+    while (now := versions_in_use(store, uri)).newest > copied_version(store, uri):
         staged = f"{scratch}/{NAME}-{now.newest}"
         store.delete(staged)
         try:

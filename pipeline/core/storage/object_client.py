@@ -61,7 +61,7 @@ def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
 
 
 @contextmanager
-def told_plainly(path: str, root: str, place: str) -> Iterator[None]:
+def convert_errors(path: str, root: str, place: str) -> Iterator[None]:
     """Convert obstore's errors in a context to Python's own, with a one-line message that names the next step.
 
     Args:

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 from pipeline.core.atomic import naming
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo, RemoteReader
-from pipeline.core.storage.object_client import client_of, told_plainly
+from pipeline.core.storage.object_client import client_of, convert_errors
 from pipeline.core.storage.retries import LastingError
 from pipeline.core.storage.uri import split_uri
 
@@ -69,13 +69,13 @@ class ObjectFiles:
 
         self.root = root
         self.api = cast(Any, obstore)
-        with told_plainly(root, root, root):
+        with convert_errors(root, root, root):
             self.client, self.place = client_of(root, dict(conf))
         self._trusted: list[str] = []  # the store's address once it has honoured If-None-Match
         self._parents: dict[str, float] = {}
 
     def _errors(self, path: str) -> AbstractContextManager[None]:
-        return told_plainly(path, self.root, self.place)
+        return convert_errors(path, self.root, self.place)
 
     def _key(self, path: str) -> str:
         return split_uri(path)[2].strip("/")

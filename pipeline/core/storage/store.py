@@ -144,7 +144,7 @@ class Store:
         files = self.files(uri)
         if isinstance(files, ObjectFiles):
             return with_retries(files.put)(uri, data)
-        self._staged(uri, data, lambda draft: self.rename(draft, uri, overwrite=True))
+        self._write_staged(uri, data, lambda draft: self.rename(draft, uri, overwrite=True))
 
     def put_new(self, uri: str, data: bytes) -> None:
         """Create a file atomically. Costs the same as ``replace``. Raises FileExistsError.
@@ -152,9 +152,9 @@ class Store:
         If the answer is lost, the file may be there although this raises: see claim.py."""
         if isinstance(self.files(uri), ObjectFiles):
             return self.write_new(uri, data)
-        self._staged(uri, data, lambda draft: self.rename(draft, uri))
+        self._write_staged(uri, data, lambda draft: self.rename(draft, uri))
 
-    def _staged(self, uri: str, data: bytes, place: Callable[[str], None]) -> None:
+    def _write_staged(self, uri: str, data: bytes, place: Callable[[str], None]) -> None:
         """Write a temporary file beside the target and move it there with ``place``; delete it if that fails."""
         folder, _, name = uri.rpartition("/")
         draft = f"{folder}/.{name}.{uuid.uuid4().hex[:8]}.tmp"
@@ -197,14 +197,14 @@ class Store:
 
 def configured_store() -> Store:
     """Return the store of a command without Spark, configured by HADOOP_CONF_DIR."""
-    return Store(configured())
+    return Store(configured_settings())
 
 
 # The environment variable that passes a store's settings to child processes, as a JSON object.
 SETTINGS = "SHARDING_STORE_SETTINGS"
 
 
-def configured() -> tuple[tuple[str, str], ...]:
+def configured_settings() -> tuple[tuple[str, str], ...]:
     """Return the store's settings from HADOOP_CONF_DIR, which override settings from the parent process."""
     conf = json.loads(os.environ.get(SETTINGS) or "{}") | hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
     provider_path = conf.pop(S3A_PROVIDER_PATH, "") or conf.get(PROVIDER_PATH, "")

@@ -22,7 +22,7 @@ from pipeline.core.shardset.schema import (
     DTYPES,
     TARGET_COLUMN,
     broken_is_data_error,
-    declared,
+    declared_metadata,
     declared_shape,
     raw_images,
     words_of,
@@ -110,7 +110,7 @@ def _check_type(field: pa.Field, path: str) -> None:
 
 def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:
     """Return the type of an image's numbers that a column declares, by default uint8. Raises DataError for others."""
-    dtype = declared(schema, column).get("dtype", "uint8")
+    dtype = declared_metadata(schema, column).get("dtype", "uint8")
     if dtype not in DTYPES:
         raise DataError(f"{path}: column {column} is declared as {dtype}; the jobs read {' and '.join(DTYPES)}")
     return cast(Dtype, dtype)

@@ -10,7 +10,7 @@ from pipeline.input.dataset import Dataset, discover
 from pipeline.runs.request import Request
 from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.images import run_on
-from pipeline.spark.source import ScannedInput, scanned
+from pipeline.spark.source import ScannedInput, scan_input
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ def check_num_workers(request: Request, dataset: Dataset) -> None:
 def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
     """Read all rows once, to count, check and fingerprint them. Raises DataError for broken rows."""
     with run.progress.phase("scan"):
-        source = scanned(run.context, inputs.dataset, run.request.num_workers)
-        evaluation = scanned(run.context, inputs.evaluation, 1) if inputs.evaluation else None
+        source = scan_input(run.context, inputs.dataset, run.request.num_workers)
+        evaluation = scan_input(run.context, inputs.evaluation, 1) if inputs.evaluation else None
         classes = f"{source.scan.num_classes} classes" if inputs.dataset.layout.labelled else "no labels"
         run.progress.report(f"{classes}, fingerprint {source.fingerprint()}")
         # Only a scan finds the number of classes where no layout declares it.

@@ -14,7 +14,7 @@ HALVINGS = 3
 CODE = 4  # channels of the vector
 
 
-def halved(size: int, times: int) -> int:
+def side_after_convolutions(size: int, times: int) -> int:
     """Return the side of an image after ``times`` convolutions of stride 2."""
     for _ in range(times):
         size = (size + 1) // 2
@@ -24,7 +24,7 @@ def halved(size: int, times: int) -> int:
 def code_length(shape: tuple[int, int, int]) -> int:
     """Return the length of the vector of an image of a shape (channels, height, width): 64 for 32x32."""
     _, height, width = shape
-    return CODE * halved(height, HALVINGS) * halved(width, HALVINGS)
+    return CODE * side_after_convolutions(height, HALVINGS) * side_after_convolutions(width, HALVINGS)
 
 
 class _NormalisedConv(nn.Module):
@@ -76,7 +76,7 @@ class AutoEncoder(nn.Module):
     def __init__(self, image_shape: tuple[int, int, int]) -> None:
         super().__init__()
         channels, height, width = image_shape
-        half, quarter = ((halved(height, n), halved(width, n)) for n in (1, 2))
+        half, quarter = ((side_after_convolutions(height, n), side_after_convolutions(width, n)) for n in (1, 2))
         self.encoder = nn.Sequential(
             # Three stages halve the image.
             _stage(_conv(channels, 64, 2), 64, 2),

@@ -218,7 +218,7 @@ def analyse(
                 for member, of_member in some.items()
             }
             settings[name] = StudySetting(name, dataset, members)
-    adjusted_settings = _adjusted(list(settings.values()))
+    adjusted_settings = _adjust_p_values(list(settings.values()))
     comparisons = [c for s in adjusted_settings for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
     # Power matters where nothing was found, and the comparison with the fewest pairs is the weakest.
     seeds = min((c.n for c in comparisons if not c.adjusted_spread_p < LEVEL), default=0)
@@ -232,7 +232,7 @@ def analyse(
         family=len(comparisons),
         seeds=seeds,
         smallest_ratio=statistics.smallest_ratio(seeds, LEVEL / max(1, len(comparisons))),
-        qualities=_adjusted_qualities([test for setting in adjusted_settings for test in _quality_tests(setting)]),
+        qualities=_adjust_quality_p_values([test for setting in adjusted_settings for test in _quality_tests(setting)]),
         runs=len(records),
         planned=sum(1 for _ in plan.runs()),
         planned_seeds=len(plan.seeds),
@@ -277,7 +277,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         records=records,
         diverged=len(records) - len(whole),
         summaries={key: summarise(values) for key in MEASURES if (values := _values(whole.values(), key))},
-        comparisons={key: _compared(baseline_records, own_records, key, plan.margin) for key in MEASURES},
+        comparisons={key: _compare_pairs(baseline_records, own_records, key, plan.margin) for key in MEASURES},
         curves=curves,
         curve_ratio=curve_ratio,
         curve_p=curve_p,
@@ -298,7 +298,7 @@ def _values(records: Any, key: str) -> list[float]:
     return [record[key] for record in records if record.get(key) is not None]
 
 
-def _compared(baseline: list[Record], records: list[Record], key: str, margin: float) -> Comparison | None:
+def _compare_pairs(baseline: list[Record], records: list[Record], key: str, margin: float) -> Comparison | None:
     """Compare a measure over pairs of runs with equal seeds; pairs without it are left out. None for fewer than three.
 
     Args:
@@ -321,7 +321,7 @@ def curves_of(records: Sequence[Record]) -> Curves | None:
     return Curves(tuple(curves[0]["epoch"]), np.array([curve["accuracy"] for curve in curves], float))
 
 
-def _adjusted(settings: list[StudySetting]) -> list[StudySetting]:
+def _adjust_p_values(settings: list[StudySetting]) -> list[StudySetting]:
     """Adjust the p-values of each measure over all comparisons of the study, in place.
 
     Spread, means, equivalence and whole curves are separate families."""
@@ -363,8 +363,8 @@ def _quality_tests(setting: StudySetting) -> list[QualityTest]:
         if pairs:
             least_even = max(pairs, key=lambda name: float(pairs[name][0].mean()))
             others = [pair for name, pair in pairs.items() if name != least_even]
-            over_all = _shown(list(pairs.values()))
-            without = _shown(others)
+            over_all = _pooled_correlation(list(pairs.values()))
+            without = _pooled_correlation(others)
             # Members whose shards are equally even in every run do not contribute to the correlation.
             varying = [pair for pair in pairs.values() if np.ptp(pair[0])]
             runs = sum(len(x) for x, _ in varying)
@@ -386,13 +386,13 @@ def _with_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats
     return x, np.abs(accuracy - np.median(accuracy)) if pairs else accuracy
 
 
-def _shown(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
+def _pooled_correlation(pairs: Sequence[tuple[Floats, Floats]]) -> Correlation:
     """Return the correlation over all runs of several members together, without a test."""
     x, y = (np.concatenate(side) for side in zip(*pairs, strict=True)) if pairs else (np.zeros(0), np.zeros(0))
     return Correlation(len(x), statistics.rank_correlation(x, y))
 
 
-def _adjusted_qualities(tests: list[QualityTest]) -> list[QualityTest]:
+def _adjust_quality_p_values(tests: list[QualityTest]) -> list[QualityTest]:
     """Adjust the p-values over all settings and measures, in place."""
     testable = [at for at, test in enumerate(tests) if not math.isnan(test.within.p)]
     for at, p in zip(testable, statistics.adjust([tests[at].within.p for at in testable]), strict=True):

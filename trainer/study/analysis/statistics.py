@@ -150,7 +150,7 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
     if n < 3:
         return None
     ratio = sd_ratio(a, b)
-    interval, difference_p = paired(b, a)
+    interval, difference_p = paired_t_test(b, a)
     return Comparison(
         n=n,
         sd_ratio=ratio,
@@ -348,7 +348,7 @@ def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
     return round(high, 2)
 
 
-def paired(b: Floats, a: Floats) -> tuple[Interval, float]:
+def paired_t_test(b: Floats, a: Floats) -> tuple[Interval, float]:
     """Return the interval and the p-value of the mean of b - a, by a paired t-test.
 
     If all pairs differ by the same amount, nothing can be tested: the p-value is 1 and the interval is that amount."""

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.statistics import LEVEL, Comparison, Interval
 from trainer.study.report import remarks
-from trainer.study.report.words import POINTS, hours, interval, listed, named, number, p_value
+from trainer.study.report.words import POINTS, hours, interval, list_in_words, member_in_words, number, p_value
 
 Level = Literal["better", "worse", "plain"]
 Part = Literal["answer", "comparison", "note"]
@@ -45,7 +45,9 @@ def findings(analysis: Analysis) -> list[StudyFinding]:
                 few = f"fewer than {FEW_SEEDS} seeds in common with {analysis.baseline}"
                 why = NO_ACCURACY if _has_no_accuracy(member) else few
                 result.append(
-                    StudyFinding("plain", f"{named(analysis, setting, member)}: not compared: {why}.", "comparison")
+                    StudyFinding(
+                        "plain", f"{member_in_words(analysis, setting, member)}: not compared: {why}.", "comparison"
+                    )
                 )
             result += [
                 StudyFinding("worse", text, "answer") for text in remarks.reservations(analysis, setting, member)
@@ -67,7 +69,7 @@ def _answer(analysis: Analysis) -> list[str]:
     Without accuracies or comparisons, return the reason instead."""
     base = analysis.baseline
     comparisons = [
-        (named(analysis, s, m) + _count_note(m), c)
+        (member_in_words(analysis, s, m) + _count_note(m), c)
         for s in analysis.settings
         for m in s.members.values()
         if (c := m.comparisons[PRIMARY])
@@ -87,31 +89,34 @@ def _answer(analysis: Analysis) -> list[str]:
     }
     alike = [name for name, c in comparisons if not c.adjusted_spread_p < LEVEL]
     if steadier := directions[True]:
-        lines.append(f"Steadier than {base}: the final accuracy varies less from seed to seed with {listed(steadier)}.")
+        lines.append(
+            f"Steadier than {base}: the final accuracy varies less from seed to seed with {list_in_words(steadier)}."
+        )
     if wilder := directions[False]:
         lines.append(
-            f"Less steady than {base}: the final accuracy varies more from seed to seed with {listed(wilder)}."
+            f"Less steady than {base}: the final accuracy varies more from seed to seed with {list_in_words(wilder)}."
         )
     if undirected := directions[None]:
         lines.append(
-            f"Spread differs from {base}, but not in one direction: {listed(undirected)}. Most runs point one way, and a few"
-            " outliers the other."
+            f"Spread differs from {base}, but not in one direction: {list_in_words(undirected)}. Most runs point one way,"
+            " and a few outliers the other."
         )
     if alike:
-        lines.append(f"Spread: no difference from {base} is shown for {listed(alike)}. {_visible(analysis)}")
+        lines.append(f"Spread: no difference from {base} is shown for {list_in_words(alike)}. {_visible(analysis)}")
     means = [
         f"{name} ({POINTS * c.difference:+.2f} points)" for name, c in comparisons if c.adjusted_difference_p < LEVEL
     ]
     if means:
-        lines.append(f"Mean differs from {base}: {listed(means)}.")
+        lines.append(f"Mean differs from {base}: {list_in_words(means)}.")
     # Without a significant difference, the means may still be shown to be equivalent.
     rest = [(name, c.adjusted_equivalence_p < LEVEL) for name, c in comparisons if not c.adjusted_difference_p < LEVEL]
     margin = f"{analysis.margin * POINTS:g} points"
     if equal := [name for name, is_equal in rest if is_equal]:
-        lines.append(f"Mean equal to {base} within {margin}: {listed(equal)}.")
+        lines.append(f"Mean equal to {base} within {margin}: {list_in_words(equal)}.")
     if unknown := [name for name, is_equal in rest if not is_equal]:
         lines.append(
-            f"Mean undecided: neither a difference from {base} nor equality within {margin} is shown for {listed(unknown)}."
+            f"Mean undecided: neither a difference from {base} nor equality within {margin} is shown for"
+            f" {list_in_words(unknown)}."
         )
     return lines
 
@@ -139,7 +144,7 @@ def _basis(analysis: Analysis) -> str:
     family = f"P-values are adjusted over {number} (Holm), separately for spread, means and equivalence"
     sentences = [
         f"Based on {proportion} {analysis.planned:,} runs, {hours(analysis.run_hours)} of computing.",
-        remarks.levelled(analysis),
+        remarks.plateau_sentence(analysis),
         f"{family}. Intervals are not adjusted." * (analysis.family > 0),
     ]
     return " ".join(filter(None, sentences))
@@ -157,9 +162,8 @@ def _about(analysis: Analysis, setting: StudySetting, member: ComparisonSide, co
     if favours and member.diverged > baseline.diverged:
         favours.append(False)
     level: Level = "plain" if not favours else "better" if all(favours) else "worse"
-    text = (
-        f"{named(analysis, setting, member)}: {_spread_words(analysis, comparison)} {_mean_words(analysis, comparison)}"
-    )
+    words = f"{_spread_words(analysis, comparison)} {_mean_words(analysis, comparison)}"
+    text = f"{member_in_words(analysis, setting, member)}: {words}"
     return StudyFinding(level, text, "comparison")
 
 

@@ -8,7 +8,16 @@ from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, Comparison
 from trainer.study.analysis.published import RUNS, published_of
 from trainer.study.analysis.statistics import LEVEL, f_interval
 from trainer.study.analysis.twins import ALL, Twins
-from trainer.study.report.words import POINTS, QUALITIES, interval, listed, named, number, p_value, where
+from trainer.study.report.words import (
+    POINTS,
+    QUALITIES,
+    interval,
+    list_in_words,
+    member_in_words,
+    number,
+    p_value,
+    where,
+)
 
 MAKERS = {
     "code": "versions of this program",
@@ -20,7 +29,7 @@ MAKERS = {
 }
 
 
-def levelled(analysis: Analysis) -> str:
+def plateau_sentence(analysis: Analysis) -> str:
     """Return a sentence on whether the runs had levelled off: the baseline's gain between the last two evaluations.
 
     A large gain means that longer runs would give other results. Empty without learning curves."""
@@ -48,7 +57,7 @@ def unlike(analysis: Analysis) -> list[str]:
             value = str(environment.get(key, "unknown"))
             counts[value] = counts.get(value, 0) + runs
         if len(counts) > 1:
-            lines.append(f"{words}: {listed([f'{value} ({runs} runs)' for value, runs in counts.items()])}")
+            lines.append(f"{words}: {list_in_words([f'{value} ({runs} runs)' for value, runs in counts.items()])}")
     return [f"The runs come from different environments: {'; '.join(lines)}."] if lines else []
 
 
@@ -85,14 +94,14 @@ def same_shards(analysis: Analysis, setting: StudySetting) -> list[str]:
     same = [name for name, digests in shards.items() if len(digests) > 1 == len(set(digests))]
     if analysis.compared != "sharding" or not same:
         return []
-    text = f"The shards of {listed(same)}{where(analysis, setting)} are the same for every seed"
+    text = f"The shards of {list_in_words(same)}{where(analysis, setting)} are the same for every seed"
     return [f"{text}: only the other effects of a seed cause their spread."]
 
 
 def reservations(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> list[str]:
     """Return warnings about runs of a member that diverged, learned nothing or repeated another run."""
     runs = len(member.records)
-    about = named(analysis, setting, member)
+    about = member_in_words(analysis, setting, member)
     idle = sum(record.get("learned") is False for record in member.records)
     sentences = []
     if member.diverged:
@@ -140,10 +149,11 @@ def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
     ]
     # Members without enough common runs are named, so that they are not taken for compared.
     if lone := [name for name in setting.members if name not in {twins.member for twins in of_setting}]:
-        lines.append(f"Not compared with {other}, which has fewer than {FEWEST} matching runs: {listed(lone)}.")
+        lines.append(f"Not compared with {other}, which has fewer than {FEWEST} matching runs: {list_in_words(lone)}.")
     if differing := [words for key, words in MAKERS.items() if any(_differ(twins, key) for twins in of_setting)]:
         lines.append(
-            f"The environments of the two studies differ too, which may cause part of the difference: {listed(differing)}."
+            f"The environments of the two studies differ too, which may cause part of the difference:"
+            f" {list_in_words(differing)}."
         )
     return lines
 

@@ -62,7 +62,7 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
         result += [_quality(setting), *_predicts(analysis, setting)]
-    return [*result, *_compare_studies(analysis, setting), *_published(analysis, setting)]
+    return [*result, *_compare_studies(analysis, setting), *_published_tables(analysis, setting)]
 
 
 def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]:
@@ -210,7 +210,7 @@ def _compare_studies(analysis: Analysis, setting: StudySetting) -> list[Table]:
     return [Table(f"The same runs in {other}: {setting.name}", header, rows)] if rows else []
 
 
-def _published(analysis: Analysis, setting: StudySetting) -> list[Table]:
+def _published_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     """Return tables of the paper's figures beside this study's, or nothing if the paper has none for the data set."""
     printed = published_of(setting.dataset) if analysis.compared == "sharding" else None
     if not printed:

@@ -12,7 +12,7 @@ QUALITIES = {"mmd_ratio": "MMD2", "chi_square": "chi-square of classes"}
 QUALITIES_IN_FULL = QUALITIES | {"mmd_ratio": "MMD2 / that of a random split"}
 
 
-def named(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> str:
+def member_in_words(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> str:
     return f"{member.name}{where(analysis, setting)}"
 
 
@@ -21,7 +21,7 @@ def where(analysis: Analysis, setting: StudySetting) -> str:
     return f" ({setting.name})" if len(analysis.settings) > 1 else ""
 
 
-def listed(names: list[str]) -> str:
+def list_in_words(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

@@ -20,7 +20,7 @@ from trainer.study.run.ledger import Record, StudyLedger, read_beside
 REPORT = "report.html"
 
 
-def written(analysis: Analysis) -> dict[str, str]:
+def files_with_numbers(analysis: Analysis) -> dict[str, str]:
     """Return the files that contain numbers, by name. The same ledger and versions give the same bytes."""
     return {
         "results.json": dumps(analysis),
@@ -34,7 +34,7 @@ def write_report(plan: StudyPlan, root: Path, ledger: StudyLedger) -> str:
     """Write all files, and return the findings and the path of the report for a terminal."""
     records = ledger.records_of_plan(plan)
     analysis = analysis_of(plan, root, ledger)
-    for name, text in written(analysis).items():
+    for name, text in files_with_numbers(analysis).items():
         write_durably(root / name, text.encode())
     write_durably(root / REPORT, render(plan, analysis, records).encode())
     return "\n".join([*(finding.text for finding in findings(analysis)), f"report: {root / REPORT}"])

@@ -57,7 +57,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         "run": str(run),
         "seeds": {source: plan.seed_of(source, run) for source in SOURCES},  # type: ignore[arg-type]
         "failed": failed,
-        **_made_of(shards),
+        **_fingerprints_of_set(shards),
         **(_outcome(result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}),
         "wall_s": round(time.monotonic() - start, 2),
         "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # unknown for other processes
@@ -79,7 +79,7 @@ def _train(case: Case) -> Result:
     return result
 
 
-def _made_of(uri: str) -> dict[str, Any]:
+def _fingerprints_of_set(uri: str) -> dict[str, Any]:
     """Return the fingerprints of the images and the shards of a set, and the facts about the evenness of its shards."""
     from trainer.data.shards import open_shards
 
@@ -87,7 +87,7 @@ def _made_of(uri: str) -> dict[str, Any]:
     shards = open_shards(uri)
     path = f"{shards.uri}/quality.json"
     quality = json.loads(store.read(path)) if store.exists(path) else None
-    return {**identity_of(shards), "sharding": _rounded(facts_of(shards.manifest, quality))}
+    return {**identity_of(shards), "sharding": _round_numbers(facts_of(shards.manifest, quality))}
 
 
 def _outcome(result: Result) -> dict[str, Any]:
@@ -109,17 +109,17 @@ def _outcome(result: Result) -> dict[str, Any]:
         "rejected": result.rejected,
         "restarts": sum(result.restarts.values()),
     }
-    rounded: dict[str, Any] = _rounded(figures)
+    rounded: dict[str, Any] = _round_numbers(figures)
     return rounded
 
 
-def _rounded(value: Any) -> Any:
+def _round_numbers(value: Any) -> Any:
     """Round numbers for a compact file. An accuracy over 10,000 images has four decimals."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list) else value
+        return {key: _round_numbers(inner) for key, inner in value.items()}
+    return [_round_numbers(inner) for inner in value] if isinstance(value, list) else value
 
 
 def environment(case: Case) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def cost_class(run: Run) -> str:
     return f"{run.cell.dataset}/{run.cell.model}"
 
 
-def done_of(folder: Path) -> float:
+def fraction_of_run(folder: Path) -> float:
     """Return the fraction of updates that the run in a folder has made; 0 before its start."""
     planned_updates = 0
     version = 0

@@ -20,7 +20,7 @@ from trainer.study.plan.cases import READY, open_ready
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import Child, run_child
 from trainer.study.run.ledger import LEDGER, Contents, Record, StudyLedger
-from trainer.study.run.progress import RunProgress, cost_class, done_of, duration, progress_line, remaining_s
+from trainer.study.run.progress import RunProgress, cost_class, duration, fraction_of_run, progress_line, remaining_s
 from trainer.study.run.sets import SETS, SetKey, Sets, identity_of
 
 RUNS = "runs"
@@ -123,7 +123,7 @@ class Runner:
                     error = future.exception()
                     self.start_times.pop(run, None)
                     if isinstance(error, JobError):
-                        self._failed(run, error)
+                        self._note_failure(run, error)
                         continue
                     record = future.result() | {"made": provenance()}
                     self.contents.add(record)
@@ -145,7 +145,7 @@ class Runner:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _failed(self, run: Run, error: JobError) -> None:
+    def _note_failure(self, run: Run, error: JobError) -> None:
         """Note a failed run. Raises the first error once MAX_FAILURES runs have failed."""
         self.failures[run] = error
         self.say(f"not done: {error}")
@@ -176,7 +176,7 @@ class Runner:
                 "trainer.study.run.measure",
                 task,
                 env=self._environment(),
-                started=self._started,
+                started=self._register_child,
                 on_end=self.children.discard,
             )
             if code == 0:
@@ -197,7 +197,7 @@ class Runner:
         In virtual time a run uses one thread, so that the cores do several runs."""
         return os.environ if self.plan.backend == "processes" else os.environ | {"OMP_NUM_THREADS": "1"}
 
-    def _started(self, child: Child) -> None:
+    def _register_child(self, child: Child) -> None:
         """Register a process, and kill it if the study was stopped while it started."""
         self.children.add(child)
         if self.stopped:  # while this thread started it
@@ -222,7 +222,7 @@ class Runner:
         """Return the progress of the runs that are being trained."""
         starts = dict(self.start_times)  # a copy, because the threads of the runs change it
         now = time.monotonic()
-        return {run: RunProgress(now - start, done_of(self._folder(run))) for run, start in starts.items()}
+        return {run: RunProgress(now - start, fraction_of_run(self._folder(run))) for run, start in starts.items()}
 
     def _left_s(self, waiting: Sequence[Run], under_way: Mapping[Run, RunProgress]) -> float:
         """Return the estimated seconds until all waiting runs are done."""
