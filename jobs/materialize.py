@@ -23,7 +23,7 @@ def main() -> int:
     )
     # The assignment has already decided the shares and every random choice, so there is no --ratios and no --seed.
     cli.add_output_flags(
-        flags, workers="number of shards, a shard per worker (default: that of the assignment)", ratios=False
+        flags, workers="number of shards, a shard per worker (default: the assignment's)", ratios=False
     )
     cli.add_run_flags(flags, seed=False)
     return run_materializing(parse(flags))

@@ -120,7 +120,7 @@ def _locked_start(
 
             try_report(output)
         if start is Start.NEW and options.resume and not options.silent:
-            print(f"{output}: holds no run to go on with, so one is started")
+            print(f"{output} holds no run to resume; a new run starts")
         yield start
 
 

@@ -137,8 +137,8 @@ def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
         )
     if ratios and not min(config.worker_batches(num_workers, ratios)):
         raise UsageError(
-            f"--batch-size {config.data.batch_size} in the set's ratios {ratios_text(ratios)} leaves a worker no example:"
-            f" give at least {-(-sum(ratios) // min(ratios))}"
+            f"--batch-size {config.data.batch_size} in the set's ratios {ratios_text(ratios)} leaves a worker without"
+            f" examples: use at least {-(-sum(ratios) // min(ratios))}"
         )
     config.protocol.check(num_workers)
 
@@ -175,7 +175,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         ("mini-batch", _batches(plan)),
         ("learning rate", _rates(plan)),
         ("momentum", _momentum(plan)),
-        ("epoch", f"{plan.steps_per_epoch:,} steps a worker: {plan.rows:,} examples / {plan.batch_size}"),
+        ("epoch", f"{plan.steps_per_epoch:,} steps per worker: {plan.rows:,} examples / {plan.batch_size}"),
         ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps a worker, {plan.updates:,} updates"),
         ("processes", _processes(plan)),
         ("push", f"{plan.push_mb:.2f} MB over {_count(plan.num_servers, 'server')}, and as much back"),
@@ -191,7 +191,7 @@ def _batches(plan: RunPlan) -> str:
         each = f"{most} for the first {larger} and {least} for the others"
     else:
         each = f"{least} each" if least == most else f"{least} to {most} by the ratios of the shards"
-    remark = f"; {plan.batch_size} was asked for, --worker-batch exact uses all of it"
+    remark = f"; {plan.batch_size} was requested, and --worker-batch exact uses all of it"
     shortfall = remark if plan.effective_batch != plan.batch_size else ""
     return f"{plan.effective_batch} over all {_count(plan.num_workers, 'worker')}, {each}{shortfall}"
 
@@ -217,7 +217,7 @@ def _momentum(plan: RunPlan) -> str:
     if not plan.looks_ahead:
         return f"{plan.momentum:g} an update"
     pushes = _count(plan.num_workers, "push", "pushes")
-    return f"{plan.momentum:g} in {pushes}; workers compute at what it will have made of the parameters by then"
+    return f"{plan.momentum:g} in {pushes}; workers compute gradients at the parameters that it is expected to reach by then"
 
 
 def _processes(plan: RunPlan) -> str:

@@ -164,7 +164,7 @@ def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float
 def check_dimensions(family: Family, d: int, dtype: npt.DTypeLike) -> None:
     """Raise UsageError if functions of this family cannot be fitted to rows of d numbers of the type ``dtype``."""
     if family == "dsh" and dtype != np.uint8 and d > gram.MAX_PIXELS:
-        raise UsageError(f"--family dsh takes at most {gram.MAX_PIXELS:,} features a row, got {d:,}; use lsh or sign")
+        raise UsageError(f"--family dsh takes at most {gram.MAX_PIXELS:,} features per row, got {d:,}; use lsh or sign")
 
 
 def products(rows: Rows, weights: Floats) -> Ints:

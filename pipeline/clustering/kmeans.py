@@ -41,7 +41,10 @@ class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSee
     k: Param[int] = Param(Params._dummy(), "k", "number of clusters", whole_number("k", 1, lloyd.MOST_CLUSTERS))
     nInit: Param[int] = Param(Params._dummy(), "nInit", "number of starts, the best kept", whole_number("nInit", 1))
     idCol: Param[str] = Param(
-        Params._dummy(), "idCol", "unique whole number of a row; without one its features tell", TypeConverters.toString
+        Params._dummy(),
+        "idCol",
+        "column of unique whole numbers; without it, rows are told apart by their features",
+        TypeConverters.toString,
     )
     maxIter: Param[int] = Param(Params._dummy(), "maxIter", "most iterations", whole_number("maxIter", 1))
     tol: Param[float] = Param(Params._dummy(), "tol", "tolerance, as scikit-learn's", not_negative("tol"))

@@ -90,7 +90,7 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
         if (arrays["clusters"] < 1).any() or arrays["clusters"].sum() != len(arrays["centres"]):
             raise ValueError("its clusters are not as many as its centres")
         if not all(0 <= label < classes <= MOST_CLASSES for label in arrays["labels"].tolist()):
-            raise ValueError(f"its labels are not those of {classes} classes")
+            raise ValueError(f"its labels are not within 0..{classes - 1}")
         cuts = np.cumsum(arrays["clusters"])[:-1]
         parts = zip(
             arrays["labels"],

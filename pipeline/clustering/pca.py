@@ -151,8 +151,8 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         Raises UsageError for images that are too large for a matrix of pixels x pixels."""
         if pixels > gram.MAX_PIXELS:
             raise UsageError(
-                f"images of {pixels:,} values are too large for a matrix of pixels x pixels; tell fit_blocks how many rows"
-                " there are"
+                f"images of {pixels:,} values are too large for a matrix of pixels x pixels; pass the number of rows to"
+                " fit_blocks"
             )
         components = self.getOrDefault(self.components)
         total = tree_reduce(partials, gram.merge)

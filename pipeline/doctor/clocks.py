@@ -51,9 +51,11 @@ def check_clocks(readings: Sequence[Reading]) -> Check:
     far = max(readings, key=lambda each: abs(each.ahead_s))
     if abs(far.ahead_s) <= MUCH_S:
         widest = max(each.after_s - each.before_s for each in readings)
-        return Check("clocks", OK, f"{len(readings)} agree with the driver's, as far as asking takes ({widest:.1f} s)")
+        return Check(
+            "clocks", OK, f"{len(readings)} agree with the driver's, within the duration of a request ({widest:.1f} s)"
+        )
     side = "ahead of" if far.ahead_s > 0 else "behind"
-    text = f"that of {far.where} is {abs(far.ahead_s):,.0f} s {side} the driver's"
+    text = f"the clock of {far.where} is {abs(far.ahead_s):,.0f} s {side} the driver's"
     return Check(
         "clocks", FAILED if abs(far.ahead_s) > TOO_MUCH_S else WARNING, text, "run a time service on all machines"
     )

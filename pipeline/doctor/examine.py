@@ -158,7 +158,7 @@ class Examination:
         except OSError as error:
             self.checks.append(Check("output", FAILED, str(output_error(uri, error) or error)))
         else:
-            self.checks.append(Check("output", OK, f"{output}: can be written, and nothing there is overwritten"))
+            self.checks.append(Check("output", OK, f"{output}: can be written without overwriting other files"))
             return attempt
         return None
 

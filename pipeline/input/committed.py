@@ -82,7 +82,9 @@ class CommittedDataset(Dataset):
                 ids = table.column("id").to_numpy()
                 order = np.argsort(ids)
                 if not np.array_equal(ids[order], np.arange(begin, end)):
-                    raise DataError(f"{self.uri}: ids {begin}..{end - 1} are not each there once; the set is damaged")
+                    raise DataError(
+                        f"{self.uri}: ids {begin}..{end - 1} do not occur exactly once each; the set is damaged"
+                    )
                 yield from self._blocks(table.take(pa.array(order)), images)
 
     @property

@@ -205,7 +205,7 @@ def discover(
         if not layout.labelled and not read_options.unlabelled:
             raise DataError(
                 f"{entry.path} has no labels, which Parquet has in a column label, labels or fine_label or in folders"
-                " label=N, and a pickle in labels or fine_labels; the jobs shard rows without labels if told --unlabelled"
+                " label=N, and a pickle in labels or fine_labels; give --unlabelled to shard rows without labels"
             )
         file, layout = with_channels(file, layout, read_options.channels)
         files.append(file)

@@ -23,7 +23,11 @@ COMPANIONS = {
 TEST = re.compile(r"(test|testing|eval|evaluation)(?![A-Za-z])")
 VALIDATION = re.compile(r"(val|valid|validation|dev)(?![A-Za-z])")
 # Logs that list a table's valid files. Without its log, the files of a table include removed and failed rows.
-TABLE_LOGS = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table", "_spark_metadata": "what a Spark stream wrote"}
+TABLE_LOGS = {
+    "_delta_log": "a Delta table",
+    ".hoodie": "a Hudi table",
+    "_spark_metadata": "the output of a Spark stream",
+}
 PARTITION = re.compile(r"[^=._][^=]*=.*")  # the name of a folder that Hive or Spark's partitionBy() writes
 LISTED_AT_ONCE = 16
 
@@ -195,7 +199,8 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
             continue
         if entry.name.endswith("._COPYING_"):
             raise DataError(
-                f"{entry.path} is being copied there; wait for its end, or remove it if nobody copies any more"
+                f"{entry.path} is being copied there; wait until the copy is complete, or remove it if the copy was"
+                " abandoned"
             )
         if entry.is_dir:
             raise DataError(f"{entry.path} is a folder inside the input; name the folder that holds the data files")
@@ -223,7 +228,7 @@ def check_apart(store: Store, output: str, source: str) -> None:
         source: the resolved input, which may be a pattern.
     """
     if is_pattern(source) and may_match(source, output):
-        raise UsageError(f"--output {output} is among what {source} matches; choose a folder elsewhere")
+        raise UsageError(f"--output {output} matches the input {source}; choose another folder")
     for path in [entry.path for entry in match_paths(store, source)] if is_pattern(source) else [source]:
         output_path, source_path = (_real(each).rstrip("/") + "/" for each in (output, path))
         if output_path.startswith(source_path) or source_path.startswith(output_path):

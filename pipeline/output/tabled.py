@@ -81,7 +81,7 @@ def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tupl
         more = f", nor have {len(missing) - 1:,} others up to row {high - 1}" if len(missing) > 1 else ""
         return lines, f"row {missing[0]} has no worker{more}; a table needs every row once at least"
     if len(far := np.flatnonzero(workers >= num_workers)):
-        return lines, f"row {ids[far[0]]} is for worker {workers[far[0]]}, and there are 0..{num_workers - 1}"
+        return lines, f"row {ids[far[0]]} is for worker {workers[far[0]]}, but workers are 0..{num_workers - 1}"
     by_worker = np.lexsort((workers, ids))
     twice = np.flatnonzero((np.diff(ids[by_worker]) == 0) & (np.diff(workers[by_worker]) == 0))
     if len(twice):

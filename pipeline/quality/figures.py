@@ -121,7 +121,7 @@ def class_boxes(table: Ints) -> Figure:
         medianprops={"color": "#111", "lw": 1.5},
     )
     boxes["boxes"][0].set_label("over the workers: minimum, quartiles, maximum")
-    ax.set(xlabel="class", ylabel="examples on a worker", xlim=(-0.6, len(classes) - 0.4))
+    ax.set(xlabel="class", ylabel="examples per worker", xlim=(-0.6, len(classes) - 0.4))
     ax.legend(**ABOVE, ncols=3)
     number_ticks(ax.xaxis, len(classes))
     # A tick shows the number of its class, not its position.

@@ -70,7 +70,7 @@ def add_layout_flags(flags: argparse._ActionsContainer) -> None:
         type=int,
         metavar="INT",
         help=AdvancedHelp(
-            "number of classes; labels are counted from 0 (default: that of the format, or of the labels)"
+            "number of classes; labels are counted from 0 (default: from the format, or from the labels)"
         ),
     )
 

@@ -130,7 +130,8 @@ def _num_workers(context: SparkContext, table: AssignmentTable, requested: int |
         set_workers = table.made_by.num_workers
         if requested not in (None, set_workers):
             raise UsageError(
-                f"{table.uri} assigns {set_workers} workers, not {requested}; deal its set anew with jobs/reshard.py"
+                f"{table.uri} assigns {set_workers} workers, not {requested};"
+                " jobs/reshard.py changes the number of workers of a set"
             )
         return set_workers
     if requested is not None:

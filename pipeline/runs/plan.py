@@ -292,8 +292,8 @@ def warnings(estimate: CostEstimate, memory_a_task: int) -> list[str]:
             )
     if shape.clusters and shape.rows <= shape.clusters * shape.workers:
         lines.append(
-            f"{shape.clusters:,} neighbourhoods have {shape.rows // shape.clusters:,} rows on average: those of at most"
-            f" {shape.workers:,} go to every worker, which is not counted above; use fewer clusters"
+            f"{shape.clusters:,} neighbourhoods have {shape.rows // shape.clusters:,} rows on average: any of at most"
+            f" {shape.workers:,} rows go to every worker, which is not counted above; use fewer clusters"
         )
     if shape.components > shape.record_bytes and shape.clusters and not shape.functions:
         lines.append(f"{shape.components:,} components exceed the number of values per image")
@@ -305,7 +305,5 @@ def warnings(estimate: CostEstimate, memory_a_task: int) -> list[str]:
     if estimate.manifest_bytes > 100 << 20:
         lines.append(f"the manifest has {estimate.manifest_bytes >> 20:,} MB, which every reader reads completely")
     if shape.rows // shape.workers < 100:
-        lines.append(
-            f"a worker has about {shape.rows // shape.workers} rows, so its file consists mostly of the footer"
-        )
+        lines.append(f"about {shape.rows // shape.workers} rows per worker, so each file consists mostly of its footer")
     return lines

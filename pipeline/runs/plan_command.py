@@ -160,7 +160,7 @@ def format_plan(estimate: CostEstimate, rates: Rates, memory_a_task: int) -> str
         ),
         ("driver", f"{amount(estimate.driver_bytes)} in addition to its libraries"),
         # Phases run one after another, so their times add up; Spark starts once.
-        ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as those of this machine"),
+        ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as this machine's"),
     ]
     texts = warnings(estimate, memory_a_task)
     return "\n".join(

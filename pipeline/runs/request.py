@@ -123,7 +123,7 @@ def check_output(store: Store, request: Request) -> None:
     output = request.output
     if store.encrypts_spill and is_object(output):
         raise UsageError(
-            f"--output {output}: what is written to an object store passes through temporary files in the clear, which"
+            f"--output {output}: writes to an object store pass through unencrypted temporary files, which"
             f" {ENCRYPTED_SPILL}=true forbids; write to HDFS or a local folder, or unset it"
         )
     for source in filter(None, (request.input, request.eval_input)):

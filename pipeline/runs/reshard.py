@@ -101,7 +101,7 @@ def refuse_other_rows(shards: ShardSet, scan: Scan) -> None:
     """Raise DataError if the rows of a set are not the ones that its manifest describes."""
     fingerprint = f"{scan.rows}-{scan.fingerprint:016x}"
     if fingerprint != shards.manifest.input.fingerprint:
-        raise DataError(f"{shards.uri}: its rows ({fingerprint}) are not those of its manifest; the set is damaged")
+        raise DataError(f"{shards.uri}: its rows ({fingerprint}) differ from its manifest's; the set is damaged")
 
 
 def refuse_other_manifests(shards: ShardSet) -> None:

@@ -14,8 +14,8 @@ from pyspark import SparkContext
 GROUP = "spark.jobGroup.id"
 DESCRIPTION = "spark.job.description"
 STARVED = (
-    "no executor has taken a task yet: see whether the cluster has the memory and cores free that this application asks"
-    " for (spark.executor.memory, spark.executor.cores)  "
+    "no executor has started a task yet: check that the cluster has as much free memory and as many free cores as this"
+    " application requests (spark.executor.memory, spark.executor.cores)  "
 )
 FIRST_WORD_S = 5.0
 LONGEST_SILENCE_S = 60.0

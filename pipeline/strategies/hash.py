@@ -281,7 +281,7 @@ def check_copies(copies: int, rows: int, remedies: str) -> None:
     """
     if copies > rows:
         raise UnsuitableError(
-            "so many buckets have no more rows than there are workers that copies add"
+            "too many buckets have at most as many rows as there are workers: their copies add"
             f" {copies:,} to {rows:,} rows; use {remedies}"
         )
 

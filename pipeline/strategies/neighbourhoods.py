@@ -210,7 +210,7 @@ def feature_grid(context: Context, images: Images) -> Grid:
     with context.phase("bounds"):
         largest = images.blocks().map(lambda block: np.abs(block.numbers(layout)).max(axis=0).ravel())
         grid = Grid(layout.record_bytes // 4, grid_exponent(tree_reduce(largest, np.maximum).astype(np.float64)))
-        context.report(f"{grid.dimensions} numbers a row, as they are")
+        context.report(f"{grid.dimensions} numbers per row, unchanged")
     return grid
 
 

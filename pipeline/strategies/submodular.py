@@ -183,7 +183,7 @@ class Submodular(EmbeddingStrategy):
     looks_at_pixels: ClassVar[bool] = True
     even_sizes: ClassVar[bool] = True
     even_classes: ClassVar[bool] = True
-    function: FunctionName = option("graph-cut", "submodular function that values the rows of a class on a worker")
+    function: FunctionName = option("graph-cut", "submodular function that rates a worker's rows of a class")
     block_rule: BlockRule = option(
         "micro",
         "worker that receives the next row: paper: the worker whose rows have the lowest value; size: the worker with the"
@@ -278,11 +278,11 @@ class Submodular(EmbeddingStrategy):
         micro = context.ratios if self.block_rule == "micro" else None
         blocks = sum(block_counts(micro)) if micro else context.num_workers
         needed = (similarity_bytes(rows, dimensions) + block_bytes(rows, blocks, self.function)) / 1e9
-        need = f"{rows:,} rows are placed together at most, which takes a task {needed:.2f} GB"
+        need = f"the largest group has {rows:,} rows, for which a task needs {needed:.2f} GB"
         if needed > self.task_memory_gb:
             raise UsageError(
-                f"{need}, more than --task-memory-gb {self.task_memory_gb:g}: use fewer --part-rows, or raise it if an"
-                " executor has that for a task"
+                f"{need}, more than --task-memory-gb {self.task_memory_gb:g}: use fewer --part-rows,"
+                " or raise --task-memory-gb if executors have so much memory per task"
             )
         tasks = min(len(np.flatnonzero(sizes)), MOST_TASKS)
         context.report(f"{tasks} tasks, the largest first: {need}")

@@ -214,7 +214,7 @@ def _survey_file(
     except DataError as error:
         return "", None, None, [Broken(entry.path, None, str(error), 0)]
     except FileNotFoundError:
-        return "", None, None, [Broken(entry.path, None, f"{entry.path} was gone when its batch began", 0)]
+        return "", None, None, [Broken(entry.path, None, f"{entry.path} no longer existed when its batch began", 0)]
     except PermissionError:
         return "", None, None, [Broken(entry.path, None, f"{entry.path} cannot be read: permission denied", 0)]
     if not file.rows:

@@ -37,16 +37,16 @@ def check_checkpoint(store: Store, checkpoint: str, before: ShardSet | None, out
     # Batches up to the set's last number are skipped: rows that Spark newly assigns to them would be lost.
     if 0 <= last_planned < last:
         raise UsageError(
-            f"{output} has batch {last}, and its checkpoint {place} only knows of {last_planned}: was that one restored? It"
-            " cannot tell which rows are in the set; choose another --output and --checkpoint"
+            f"{output} has batch {last}, but its checkpoint {place} ends at batch {last_planned}, so it does not record"
+            " which rows are in the set (was it restored?); choose another --output and --checkpoint"
         )
     aside = {int(match[1]) for entry in store.list(f"{output}/{FOLDER}") if (match := _BATCH.fullmatch(entry.name))}
-    # A batch that is done for Spark but left no trace in the output is gone with its rows.
+    # The rows of a batch that Spark has completed, but that left no trace in the output, are lost.
     lost_batch = next((batch for batch in range(last + 1, last_done + 1) if batch not in aside), None)
     if lost_batch is not None:
         raise UsageError(
-            f"{output} has nothing of batch {lost_batch}, which its checkpoint {place} has noted as done: was the output"
-            " deleted or restored? To begin anew, choose another --checkpoint, or delete that one"
+            f"{output} lacks batch {lost_batch}, which its checkpoint {place} records as done: was the output deleted or"
+            " restored? To start again, choose another --checkpoint, or delete this one"
         )
 
 

@@ -155,7 +155,8 @@ class GenerationRun:
             shards = publish(attempt, manifest, moves, before=before, supersedes=lambda other: False, appends=True)
             if not shards.manifest.generation.endswith(attempt.id):
                 raise JobError(
-                    f"{self.output}: another run has committed since batch {batch} was begun; let one stream write there"
+                    f"{self.output}: another run has committed since batch {batch} began; only one stream may write to an"
+                    " output"
                 )
         spent = time.monotonic() - start
         buckets = shards.manifest.generations[-1].buckets
@@ -189,7 +190,7 @@ class GenerationRun:
         dead."""
         if any(entry.source.startswith(f"{folder}/") for entry in bad_records):
             raise JobError(
-                f"{self.output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
+                f"{self.output}: another run considered this one dead and deleted its files (was it frozen?); run it again"
             )
 
     def _lines(self, folder: str, bad_records: list[Broken]) -> Iterator[dict[str, Any]]:

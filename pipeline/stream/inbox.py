@@ -164,8 +164,8 @@ class Change:
         if (before.bytes, before.modified_ms) == (now.bytes, now.modified_ms):
             change = "may have been replaced (another change mark)"  # or had its mode, owner or links changed
         return (
-            f"{now.path} {change} after it was taken ({_size_and_time(before)}; now {_size_and_time(now)}): it is not read"
-            " again; put new rows there under a new name"
+            f"{now.path} {change} after a batch took it ({_size_and_time(before)}; now {_size_and_time(now)}): it is not"
+            " read again; add new rows under a new name"
         )
 
 

@@ -159,7 +159,7 @@ def error_with_next_step(error: Exception, uri: str, output: str) -> Exception:
     reason = match[1].splitlines()[0].strip()
     return DataError(
         f"{uri}: messages were deleted before they were read ({reason}); {output} has those before them. Restart with"
-        " --allow-data-loss to go on without them: the quarantine tells which they were"
+        " --allow-data-loss to continue without them: the quarantine lists them"
     )
 
 
@@ -252,7 +252,7 @@ def _problem(
         late_after_s: seconds behind ``newest_ms`` after which a message is late; None: never.
     """
     if value is None or len(value) != expected:
-        return f"the message has {0 if value is None else len(value)} bytes, and a record {expected}"
+        return f"the message has {0 if value is None else len(value)} bytes, but a record has {expected}"
     if is_late(time_ms, newest_ms, late_after_s):
         return f"it is more than {late_after_s:g} s older than the newest before it (--late-after)"
     return None

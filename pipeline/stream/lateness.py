@@ -24,6 +24,6 @@ def is_late(time_ms: int, newest_ms: int, late_after_s: float | None) -> bool:
 def ahead_of_clock(subject: str) -> str:
     """Return the warning about files or messages from the future. subject: the start of the sentence, which names them."""
     return (
-        f"{subject} more than {CLOCK_TOLERANCE_S} s ahead of this machine's clock: --late-after does not count from there;"
+        f"{subject} more than {CLOCK_TOLERANCE_S} s ahead of this machine's clock, so --late-after ignores these times;"
         " correct the clock of the machine that wrote it"
     )

@@ -145,7 +145,7 @@ def watch(running: Running, query: StreamingQuery) -> StreamTotals:
         while query.isActive:
             query.awaitTermination(POLL_S)
             if stop_requested.is_set():
-                running.say("asked to end: after the batch that is at work")
+                running.say("stopping after the current batch")
                 with running.idle:
                     running.is_asked_to_end = True
                 query.stop()  # without the lock: stop waits for a batch, which may wait for the lock

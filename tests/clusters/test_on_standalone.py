@@ -72,7 +72,7 @@ def test_a_job_that_the_cluster_has_no_room_for_says_so_and_its_jobs_have_names(
     with (tmp_path / "log").open("wb") as log:
         job = start_submit(*arguments, *LAYOUT, master=standalone.master_url, conf=conf, env=QUIET, output=log)
         try:
-            while "no executor has taken a task yet" not in (said := (tmp_path / "log").read_text()):
+            while "no executor has started a task yet" not in (said := (tmp_path / "log").read_text()):
                 assert job.poll() is None, said
                 time.sleep(0.1)
             (events,) = [path for path in (tmp_path / "events").rglob("*") if path.is_file() and "events_" in path.name]

@@ -251,7 +251,7 @@ def test_another_blas_kernel_other_vector_units_and_more_threads_give_the_same_f
         (["--embedding", "v"], "--embedding v is a column of Parquet, and"),
         (
             ["--family", "lsh", "--width", "1"],
-            "so many buckets have no more rows than there are workers that copies add",
+            "too many buckets have at most as many rows as there are workers: their copies add",
         ),
     ],
 )

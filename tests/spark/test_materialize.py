@@ -164,7 +164,7 @@ def with_line(table: pd.DataFrame, **values: Any) -> pd.DataFrame:
         (lambda t: with_line(t, id=-1, worker=0), "id -1 is not in 0.."),
         (lambda t: t.assign(group=1 << 40), r"group 1099511627776 is not in 0..2147483647"),
         (lambda t: with_line(t, id=8, worker=2, copy=1), "the table has a copy for row 8 and none for others|nulls"),
-        (lambda t: t.assign(worker=t.worker.replace(2, 3)), "is for worker 3, and there are 0..2"),
+        (lambda t: t.assign(worker=t.worker.replace(2, 3)), "is for worker 3, but workers are 0..2"),
         (lambda t: t.assign(worker=t.worker + 0.5), "column worker holds double, not whole numbers"),
         (lambda t: t.assign(worker=t.worker.astype("Int64").replace(2, None)), "column worker holds nulls"),
         (lambda t: t.rename(columns={"worker": "w"}), "has no column worker; a table of workers has id and worker"),
@@ -187,7 +187,9 @@ def test_an_assignment_of_other_rows_or_a_damaged_one_is_refused(
     other = write_binary(tmp_path / "other", *make_rows(ROWS, seed=6, pixels=192))
     with pytest.raises(DataError, match=r"assigns other rows \(2600-\w+\) than .*other has"):
         materialized(spark, other, tmp_path / "alone", tmp_path / "made")
-    with pytest.raises(UsageError, match=r"assigns 4 workers, not 5; deal its set anew with jobs/reshard.py"):
+    with pytest.raises(
+        UsageError, match=r"assigns 4 workers, not 5; jobs/reshard.py changes the number of workers of a set"
+    ):
         materialized(spark, source, tmp_path / "alone", tmp_path / "made", num_workers=5)
     path = tmp_path / "alone" / alone.assignment_files()[0].path
     table = pq.read_table(path)

@@ -48,7 +48,7 @@ def test_a_group_by_which_a_notebook_cancels_its_jobs_stays(spark: SparkSession)
         context.setLocalProperty(DESCRIPTION, None)  # type: ignore[arg-type]
 
 
-STARVED = "no executor has taken a task yet"
+STARVED = "no executor has started a task yet"
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_files_that_are_gone_when_their_batch_is_done_again_are_told_by_name(
     drain()
     kept = [*range(300), *range(450, 900)]
     check_set(output, IMAGES[kept], LABELS[kept])
-    gone = f"{names[2]} was gone when its batch began"
+    gone = f"{names[2]} no longer existed when its batch began"
     assert [line["reason"] for line in aside(tmp_path / "set")] == [gone]
     assert open_committed(STORE, output).manifest.generations[-1].batch == 2
 

@@ -279,7 +279,7 @@ def test_a_checkpoint_that_is_ahead_of_the_set_or_behind_it_is_refused(
 
     check(-1, -1)
     check(0, -1)  # killed in its first batch
-    with pytest.raises(UsageError, match=r"has nothing of batch 0, which its checkpoint .* has noted as done"):
+    with pytest.raises(UsageError, match=r"lacks batch 0, which its checkpoint .* records as done"):
         check(0, 0)
     take(spark.sparkContext, output, 0, files[:1])
     take(spark.sparkContext, output, 1, [tmp_path / "rubbish.bin"])
@@ -289,7 +289,7 @@ def test_a_checkpoint_that_is_ahead_of_the_set_or_behind_it_is_refused(
     with pytest.raises(UsageError, match="has nothing of batch 3"):
         check(4, 3)
     take(spark.sparkContext, output, 4, files[1:2])
-    with pytest.raises(UsageError, match=r"has batch 4, and its checkpoint .* only knows of 3"):
+    with pytest.raises(UsageError, match=r"has batch 4, but its checkpoint .* ends at batch 3"):
         check(3, 3)
 
 

@@ -318,7 +318,7 @@ def test_messages_that_the_broker_has_deleted_end_the_stream_or_are_told_of(
     (line,) = [line for line in refused.stdout.splitlines() if line.startswith("error: ")]
     assert "messages were deleted before they were read" in line
     assert "(Could not read records in offset [51, 102) for topic partition aged-0)" in line
-    assert line.endswith("Restart with --allow-data-loss to go on without them: the quarantine tells which they were")
+    assert line.endswith("Restart with --allow-data-loss to continue without them: the quarantine lists them")
     assert "Traceback" not in refused.stdout
     assert open_committed(STORE, output).manifest.rows == 100
     second = stream("--allow-data-loss")

@@ -292,7 +292,7 @@ def test_trying_an_output_leaves_no_trace(place: str) -> None:
 
 def test_a_task_on_a_machine_without_the_output_says_so(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    with pytest.raises(JobError, match=rf"{output} is not there on .*all machines of the cluster mount"):
+    with pytest.raises(JobError, match=rf"{output} does not exist on .*all machines of the cluster mount"):
         task_folder(STORE, f"{output}/_attempts/0123456789ab/task")
     output.mkdir()
     with pytest.raises(JobError, match="0123456789ab is gone: the run has ended"):
@@ -301,7 +301,7 @@ def test_a_task_on_a_machine_without_the_output_says_so(tmp_path: Path) -> None:
 
 def test_a_local_file_that_is_not_there_is_not_called_damaged() -> None:
     with (
-        pytest.raises(DataError, match=r"/in/a\.parquet is not there on .*does not mount it"),
+        pytest.raises(DataError, match=r"/in/a\.parquet does not exist on .*does not mount it"),
         broken_is_data_error("/in/a.parquet"),
     ):
         open("/in/a.parquet", "rb").close()

@@ -251,5 +251,5 @@ def test_what_cannot_be_fitted_is_said_in_one_line() -> None:
         fit(noise(5, 5), "sign", 65, 0)
     with pytest.raises(UsageError, match="--functions must be at least 1"):
         fit(noise(5, 5), "sign", 0, 0)
-    with pytest.raises(UsageError, match="--family dsh takes at most 12,288 features a row, got 13,000"):
+    with pytest.raises(UsageError, match="--family dsh takes at most 12,288 features per row, got 13,000"):
         fit(points(5, 13_000), "dsh", 2, 0)

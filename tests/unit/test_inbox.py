@@ -70,7 +70,7 @@ def test_a_change_after_a_file_was_taken_is_told_once(tmp_path: Path, source: Pa
         warnings = arrive(again, 1, later).warnings
         assert len(warnings) == 1
         assert (
-            f"{files[0]} was replaced or appended to after it was taken (8 bytes of 1970-01-01 00:16:40Z; now 12 "
+            f"{files[0]} was replaced or appended to after a batch took it (8 bytes of 1970-01-01 00:16:40Z; now 12 "
             in (warnings[0])
         )
         assert warnings[0].endswith("; 1 more files changed likewise")
@@ -90,7 +90,7 @@ def test_a_start_tells_of_changes_though_no_batch_comes(tmp_path: Path, source: 
     assert open_inbox(tmp_path).check_at_start(first=False) == []
     file.write_bytes(b"123456789")
     (warning,) = open_inbox(tmp_path).check_at_start(first=False)
-    assert "it is not read again; put new rows there under a new name" in warning
+    assert "it is not read again; add new rows under a new name" in warning
 
 
 def test_notes_of_many_batches_are_few_files(tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:

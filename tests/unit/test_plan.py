@@ -65,7 +65,7 @@ def test_the_page(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
         "range of workers",
         "pca",
         "kmeans x 52",
-        "on 64 cores as fast as those of this machine",
+        "on 64 cores as fast as this machine's",
     ):
         assert sign in out
     assert json.dumps(out).isascii()

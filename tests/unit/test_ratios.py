@@ -108,7 +108,7 @@ def test_what_is_no_ratio_is_refused_in_a_line(text: str) -> None:
 @pytest.mark.parametrize(
     ("ratios", "line"),
     [
-        ((1, 2, 3), "must name 2 numbers, one a worker, got 3"),
+        ((1, 2, 3), "must name 2 numbers, one per worker, got 3"),
         ((0, 2), "at least 1, got 0:2"),
         ((99_991, 99_989), "add up to at most 16,384 in lowest terms, got 99991:99989 with 199,980; round them"),
     ],

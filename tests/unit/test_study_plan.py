@@ -156,7 +156,7 @@ BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"more": 'beside = "../x"'}, "beside must be the name of a study's folder next to this one's, got '../x'"),
     ({"more": "beside = 2"}, "beside = 2 is not a text"),
     ({"more": "margim = 0.1"}, "unknown key 'margim'"),
-    ({"more": 'skip = ["*/random/*"]'}, "skip leaves out the baseline, random, which the others are held against"),
+    ({"more": 'skip = ["*/random/*"]'}, "skip leaves out the baseline, random, with which the others are compared"),
     ({"more": 'skip = ["nothing"]'}, "skip: no cell is named nothing"),
     ({"more": 'skip = ["*"]'}, "skip leaves nothing to train"),
     ({"training": "epochs = [1]"}, "training.epochs = [1] is not the value of a flag"),

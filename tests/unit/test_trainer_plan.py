@@ -139,11 +139,11 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
 
 def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_applied() -> None:
     text = describe(planned(12, servers=2))
-    assert "120 over all 12 workers, 10 each; 128 was asked for, --worker-batch exact uses all of it" in text
+    assert "120 over all 12 workers, 10 each; 128 was requested, and --worker-batch exact uses all of it" in text
     assert "asp applies 0.025 / 12 = 0.002083 to each push; falls to a tenth at epoch 136.5 and 163.8\n" in text
     assert (
-        "momentum       0.95 in 12 pushes; workers compute at what it will have made of the parameters by then\n"
-        in text
+        "momentum       0.95 in 12 pushes; workers compute gradients at the parameters that it is expected to reach by"
+        " then\n" in text
     )
     assert "182 epochs, 70,980 steps a worker, 851,760 updates" in text
     assert "2 servers, 12 workers of 1 thread each, 1 evaluator" in text

@@ -270,7 +270,7 @@ def _check_workers(shards: Shards, required: int | None) -> None:
     for a worker without rows."""
     count = len(shards.manifest.workers)
     if count != shards.num_workers or count < 1:
-        raise ValueError(f"it lists {count} workers and says {shards.num_workers}")
+        raise ValueError(f"it lists {count} workers, but num_workers is {shards.num_workers}")
     if required not in (None, count):
         raise UsageError(
             f"{shards.uri} holds shards for {count} workers, not {required}; {_resharding(shards, required)}"
@@ -382,7 +382,9 @@ def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
         with unreadable_is_data_error(uri):
             data = with_retries(shards.store.read_range)(uri, 0, file.bytes)
     except FileNotFoundError:
-        raise DataError(f"{uri} is gone: the set was replaced or damaged since the start; start again") from None
+        raise DataError(
+            f"{uri} no longer exists: the set was replaced or damaged since the start; start again"
+        ) from None
     digest = hashlib.sha256(data).hexdigest()
     if digest != file.sha256:
         raise DataError(

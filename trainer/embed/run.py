@@ -62,7 +62,7 @@ def embed(embedding: Embedding) -> EmbeddingResult:
         return EmbeddingResult(table.uri, False, dataset.rows, before["length"], before["explained"])
     if before is not None and not embedding.overwrite:
         raise UsageError(
-            f"{table.uri} is there, of another configuration or input: give --overwrite, or another --output"
+            f"{table.uri} exists, but has another configuration or input: give --overwrite, or another --output"
         )
     torch.set_num_threads(embedding.threads or usable_cores())
     length = code_length(dataset.layout.shape)
@@ -71,7 +71,7 @@ def embed(embedding: Embedding) -> EmbeddingResult:
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
         fitting = fit_autoencoder(embedding, dataset, table, device, progress)
         explained = fitting.explained_variance()
-        progress.say(f"{length} numbers a row reconstruct {explained:.1%} of the variance")
+        progress.say(f"{length} numbers per row reconstruct {explained:.1%} of the variance")
         spans = spans_of(dataset.rows, dataset.record_bytes)
         progress.begin("embed", dataset.rows)
         kept_parts = table.stored_ranges()

@@ -32,5 +32,5 @@ def model_from_json(values: Mapping[str, Any]) -> ModelSpec:
     if isinstance(name, str) and name in MODELS:
         return json_values.build(MODELS[name], options)  # qualified, because ``build`` is a module of this package
     if not isinstance(name, str) or not is_reference(name):
-        raise UsageError(f"--model {name} is none of {', '.join(MODELS)}, nor a module:function of your own")
+        raise UsageError(f"--model {name} is neither one of {', '.join(MODELS)} nor a module:function")
     return OwnModel(reference=name, **options)

@@ -58,7 +58,7 @@ def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str,
     if len(trains) < 2:
         return {}
     figure = figures.throughput(column(trains, "seconds"), column(trains, "images_per_s"), marks(happened, "seconds"))
-    return {"throughput": embed_figure(figure, "Images a second over time")}
+    return {"throughput": embed_figure(figure, "Images per second over time")}
 
 
 def draw_workers(
@@ -87,7 +87,7 @@ def draw_workers(
     edges, images_per_s = throughput_table(pushes, num_workers)
     if len(edges) > FEWEST_BINS:
         figure = figures.worker_throughput(edges, images_per_s)
-        embedded_figures["worker throughput"] = embed_figure(figure, "Images a second by worker over time")
+        embedded_figures["worker throughput"] = embed_figure(figure, "Images per second by worker over time")
     return embedded_figures
 
 
@@ -170,10 +170,10 @@ def write_report(output: Place, read: Read | None = None) -> Place:
     events, pushes = read or (thinned_log(output / METRICS), None)
     starts = select_kind(events, "start")
     if starts and not starts[-1].keys() >= {"config", "plan", "versions"}:
-        raise DataError(f"{output / METRICS} is damaged: its last start event lacks what the run was told")
+        raise DataError(f"{output / METRICS} is damaged: its last start event lacks the run's configuration")
     if not starts:
         raise DataError(
-            f"{output / METRICS} tells of no run: nothing was trained in this folder, so there is no report"
+            f"{output / METRICS} contains no run: nothing was trained in this folder, so there is no report"
         )
     path = output / REPORT
     # Only now: reading a million pushes takes seconds.

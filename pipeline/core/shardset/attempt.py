@@ -90,10 +90,12 @@ def task_folder(store: Store, path: str) -> None:
         output = attempt.partition(f"/{ATTEMPTS}/")[0]
         if output != attempt and not is_remote(path) and not store.exists(output):
             raise JobError(
-                f"{output} is not there on {socket.gethostname()}: a local --output has to be a folder that all machines"
+                f"{output} does not exist on {socket.gethostname()}: a local --output has to be a folder that all machines"
                 " of the cluster mount (or the run has ended meanwhile)"
             ) from None
-        raise JobError(f"{attempt} is gone: the run has ended, or another one took it for dead; run it again") from None
+        raise JobError(
+            f"{attempt} no longer exists: the run has ended, or another run considered it dead and deleted it; run it again"
+        ) from None
 
 
 class Attempt:
@@ -164,7 +166,7 @@ class Attempt:
             if error.errno not in (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP):
                 raise
             raise UsageError(
-                f"{self.output}: this file system has no hard links and no rename that spares what is there"
+                f"{self.output}: this file system has no hard links and no rename that refuses to overwrite"
                 f" ({error.strerror}), so two runs could overwrite each other's commit; choose another --output"
             ) from None
         finally:

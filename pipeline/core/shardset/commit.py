@@ -125,7 +125,7 @@ def publish(
                 _delete(store, moved_paths - _paths_of_set(read_committed(store, output)))
         if isinstance(error, FileNotFoundError):
             raise JobError(
-                f"{output}: files of this run are gone: another run took it for dead (was it frozen?); run it again"
+                f"{output}: another run considered this one dead and deleted its files (was it frozen?); run it again"
             ) from error
         raise
     try:

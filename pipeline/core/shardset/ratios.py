@@ -29,7 +29,7 @@ def parse_ratios(text: str) -> Ratios:
 def lowest_terms(ratios: Sequence[int], num_workers: int) -> Ratios | None:
     """Return the ratios in lowest terms, or None if all are equal. Raises UsageError for invalid ratios."""
     if len(ratios) != num_workers:
-        raise UsageError(f"--ratios must name {num_workers} numbers, one a worker, got {len(ratios)}")
+        raise UsageError(f"--ratios must name {num_workers} numbers, one per worker, got {len(ratios)}")
     excerpt = ratios_text(ratios)
     if any(isinstance(ratio, bool) or not isinstance(ratio, Integral) or ratio < 1 for ratio in ratios):
         raise UsageError(f"--ratios must be whole numbers of at least 1, got {excerpt}")

@@ -78,7 +78,7 @@ def declared_metadata(schema: pa.Schema, column: str) -> dict[str, Any]:
     struct = parse(spark)
     # The file may come from any program. Callers report a ValueError as damage of the file, but not an AttributeError.
     if not fits(struct, dict[str, Any]) or not fits(struct.get("fields"), list[dict[str, Any]]):
-        raise ValueError("Spark's metadata of the table tells of no columns")
+        raise ValueError("Spark's metadata of the table lists no columns")
     about: Any = next((entry.get("metadata") for entry in struct["fields"] if entry.get("name") == column), {})
     if not fits(about, dict[str, Any]):
         raise ValueError(f"Spark's metadata of column {column!r} is {str(about)[:80]!r}")
@@ -122,7 +122,7 @@ def broken_is_data_error(path: str) -> Iterator[None]:
         if is_remote(path):
             raise
         raise DataError(
-            f"{path} is not there on {socket.gethostname()}: it was deleted meanwhile, or that machine does not mount it"
+            f"{path} does not exist on {socket.gethostname()}: it was deleted meanwhile, or that machine does not mount it"
         ) from None
     except OSError as error:
         # pyarrow raises OSError for a damaged local file; on a remote store, a retry may help.

@@ -65,7 +65,7 @@ class ResumingDownloader:
                     if failures >= ATTEMPTS:
                         raise JobError(
                             f"{url}: {innermost(error)}, {ATTEMPTS} times in a row without a new byte, "
-                            f"at byte {self._have():,}; check the network and run it again: it goes on where it stopped"
+                            f"at byte {self._have():,}; check the network and run it again: it resumes where it stopped"
                         ) from error
                     time.sleep(self.backoff_s * 2 ** (failures - 1))
             os.replace(self.part, output_file)
@@ -110,7 +110,7 @@ class ResumingDownloader:
             resumed = answer.status_code == 206 and first_byte(answer.headers.get("Content-Range", "")) == have
             if answer.status_code == 206 and not resumed:
                 self._forget()
-                raise requests.ConnectionError("the server sent another range than asked for")
+                raise requests.ConnectionError("the server sent another range than requested")
             start = have if resumed else 0
             self._version_file.write_text(validator(answer.headers))
             self._save(answer, start)

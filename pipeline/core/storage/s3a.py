@@ -81,8 +81,8 @@ def _check(name: str, value: str, key: str) -> None:
     # Credential files are the one refused setting with a workaround of its own.
     if name == S3A_PROVIDER_PATH.removeprefix(PREFIX):
         raise UsageError(
-            f"{key}: a file of keys is read by jobs on Spark, for all buckets; elsewhere set AWS_ACCESS_KEY_ID and"
-            " AWS_SECRET_ACCESS_KEY"
+            f"{key}: only jobs on Spark read a file of keys, which then holds for all buckets; elsewhere set"
+            " AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if _REFUSED.fullmatch(name):
         raise UsageError(f"{key}={value} cannot be applied: the S3 client has no such setting{advice}")
@@ -92,8 +92,8 @@ def _check(name: str, value: str, key: str) -> None:
         for provider in value.replace(",", " ").split():
             if re.split(r"[.$]", provider)[-1] not in PROVIDERS:
                 raise UsageError(
-                    f"{key}: {provider} cannot be asked for credentials; set {PREFIX}access.key and {PREFIX}secret.key"
-                    " (and session.token), or AWS_* variables"
+                    f"{key}: {provider} is no supported provider of credentials; set {PREFIX}access.key and"
+                    f" {PREFIX}secret.key (and session.token), or AWS_* variables"
                 )
 
 

@@ -57,7 +57,7 @@ class Store:
             raise UsageError("an empty path names no file or folder")
         if scheme in ("", "file"):
             if authority not in ("", "localhost"):
-                raise UsageError(f"{uri} names the host {authority!r}; a file: path is local, write file:///path")
+                raise UsageError(f"{uri} names the host {authority!r}; file: paths are local, so write file:///path")
             # abspath keeps two leading slashes, which would give one folder two names.
             return "/" + os.path.abspath(path).lstrip("/")
         if scheme in SCHEMES:

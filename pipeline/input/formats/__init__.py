@@ -42,7 +42,7 @@ def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] |
     if len(names) > 1:
         examples = {name: path for path, name in votes.items() if name}
         examples_text = "; ".join(f"{path} is {name}" for name, path in sorted(examples.items()))
-        raise DataError(f"mixed layouts in one input: {examples_text}; keep one layout a folder")
+        raise DataError(f"mixed layouts in one input: {examples_text}; keep one layout per folder")
     if not names:
         head = store.read_range(unknown[0], 0, HEAD_BYTES)
         for name, kind in FORMATS.items():
@@ -62,7 +62,9 @@ def _vote(store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> s
     except PermissionError:
         raise DataError(f"{file.path} cannot be read: permission denied") from None
     except FileNotFoundError:
-        raise DataError(f"{file.path} is listed but not there: a dangling link, or removed just now") from None
+        raise DataError(
+            f"{file.path} is listed but does not exist: a dangling link, or a file that was just removed"
+        ) from None
     for name, kind in FORMATS.items():
         if kind.recognises(file, head, shape):
             return name

@@ -125,7 +125,7 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
         if rows and not 0 <= labels.min() <= labels.max() < 1 << 31:
             raise DataError(f"{path}: {key.decode()} holds a label outside 0..{(1 << 31) - 1}")
     except ValueError:
-        raise DataError(f"{path}: {key.decode()} is not a list of {rows} whole numbers, one a row of data") from None
+        raise DataError(f"{path}: {key.decode()} is not a list of {rows} whole numbers, one per row of data") from None
     return labels.astype(np.int32)
 
 

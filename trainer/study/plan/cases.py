@@ -141,7 +141,7 @@ def check(plan: StudyPlan) -> None:
         for owner, keys in members.items() if table not in ("training", "virtual") else [("", members)]:
             key = next((key for key in reserved_keys if key in keys and (table, key) != ("shardings", ORDER)), None)
             if key:
-                raise UsageError(f"{_place(table, owner)}: {key} is what the study itself chooses; leave it out")
+                raise UsageError(f"{_place(table, owner)}: {key} is set by the study; leave it out")
     for name in plan.shardings:
         _check_at(_place("shardings", name), _check_sharding, plan, name)
     for name in plan.datasets:

@@ -137,10 +137,10 @@ class StudyPlan:
         if not self.cells():
             raise UsageError("skip leaves nothing to train")
         if not any(getattr(cell, self.compare) == self.baseline for cell in self.cells()):
-            raise UsageError(f"skip leaves out the baseline, {self.baseline}, which the others are held against")
+            raise UsageError(f"skip leaves out the baseline, {self.baseline}, with which the others are compared")
         if len(longest := max(map(str, self.cells()), key=len)) > LONGEST:
             raise UsageError(
-                f"{longest} has {len(longest)} letters, and a run's files bear its name: at most {LONGEST} go"
+                f"{longest} has {len(longest)} characters, and names of runs are file names with at most {LONGEST}"
             )
         if self.virtual and self.backend != "virtual":
             raise UsageError('the table [virtual] is for backend = "virtual"; leave it out')

@@ -9,7 +9,7 @@ from trainer.study.analysis.statistics import Interval
 
 POINTS = 100  # percentage points of an accuracy
 QUALITIES = {"mmd_ratio": "MMD2", "chi_square": "chi-square of classes"}
-QUALITIES_IN_FULL = QUALITIES | {"mmd_ratio": "MMD2 / that of a random split"}
+QUALITIES_IN_FULL = QUALITIES | {"mmd_ratio": "MMD2 relative to a random split"}
 
 
 def member_in_words(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> str:

@@ -130,9 +130,8 @@ class Contents:
             before, first = self.first_values.setdefault(key, (value, str(run)))
             if before != value:
                 raise DataError(
-                    f"{run} is of other {kind} than {first} ({value} and {before}), and one study compares what is"
-                    f" trained on the same: name it otherwise, or, where {dataset} or its shards have changed since, choose"
-                    " another --output"
+                    f"{run} has other {kind} than {first} ({value} and {before}), but a study compares runs on the same"
+                    f" data: rename the data set, or, if {dataset} or its shards have changed since, choose another --output"
                 )
 
 

@@ -188,7 +188,9 @@ class Runner:
             # The process reported an error, so that a second try would fail too.
             if code > 0:
                 kinds = {UsageError.exit_code: UsageError, DataError.exit_code: DataError}
-                raise kinds.get(code, JobError)(f"{run}: {output or 'failed without a word'}{self._advice(code, run)}")
+                raise kinds.get(code, JobError)(
+                    f"{run}: {output or 'failed without a message'}{self._advice(code, run)}"
+                )
         raise JobError(f"{run}: its process was killed {TRIES} times; fewer --jobs need less memory")
 
     def _environment(self) -> Mapping[str, str]:

@@ -79,7 +79,7 @@ class Sets:
             if code == UsageError.exit_code:  # existing sets have other data; the job's advice is about its own flags
                 folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
                 output = f"{output.partition(';')[0]}; to have all made again, delete {' and '.join(folders)}"
-            raise kinds.get(code, JobError)(f"the shard sets could not be made: {output or 'failed without a word'}")
+            raise kinds.get(code, JobError)(f"the shard sets could not be made: {output or 'failed without a message'}")
         self.made |= set(tasks)
 
     def owner(self, run: Run) -> tuple[str, int | None]:
