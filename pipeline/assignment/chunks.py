@@ -30,7 +30,7 @@ def workers_at_once(record_bytes: int) -> int:
     return max(1, min(OPEN_FILES, BUFFER_BYTES // (2 * rows * record_bytes)))
 
 
-def workers_a_task(num_workers: int, record_bytes: int) -> int:
+def workers_per_task(num_workers: int, record_bytes: int) -> int:
     """Return the number of workers for which one task writes: all of them, or the length of a range of workers.
 
     There are at most MOST_RANGES ranges."""
@@ -153,7 +153,7 @@ def count_by_chunk(
     return ChunkCounts(first, flat.reshape(chunks, num_groups).astype(np.int64))
 
 
-def all_counts(parts: Iterable[ChunkCounts], num_chunks: int, num_groups: int = 0) -> Ints:
+def sum_counts(parts: Iterable[ChunkCounts], num_chunks: int, num_groups: int = 0) -> Ints:
     """Return the sum of all parts, int64 [num_chunks, groups], with at least ``num_groups`` columns. O(size of the
     parts)."""
     parts = list(parts)

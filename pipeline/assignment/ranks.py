@@ -26,7 +26,7 @@ def ranks(groups: Ints, offsets: Ints) -> Ints:
     return result
 
 
-def runs(keys: Ints) -> Iterator[tuple[int, int, int]]:
+def runs_of_equal_keys(keys: Ints) -> Iterator[tuple[int, int, int]]:
     """Yield (key, first, end) of each run of equal keys. keys: 0 or more, ascending."""
     firsts = np.flatnonzero(np.diff(keys, prepend=-1))
     for first, end in pairwise([*firsts.tolist(), len(keys)]):

@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.assignment.ranks import runs
+from pipeline.assignment.ranks import runs_of_equal_keys
 from pipeline.core.arrays import Ints
 from pipeline.core.shardset.ratios import Ratios, rounded_down
 
@@ -84,7 +84,7 @@ class RatioDeal:
         # Rows after the last whole cycle need the group's own remainder.
         late = np.flatnonzero(ranks >= rounds * len(cycle))
         late = late[np.argsort(groups[late], kind="stable")]
-        for group, first, end in runs(groups[late]):
+        for group, first, end in runs_of_equal_keys(groups[late]):
             rows = late[first:end]
             last = _spread((self.counts(group) - rounds[rows[0]] * parts).tobytes())
             owners[rows] = last[(ranks - rounds * len(cycle))[rows]]

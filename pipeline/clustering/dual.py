@@ -36,7 +36,7 @@ def fit(images: npt.NDArray[np.uint8], components: float) -> tuple[Spectrum, npt
         for low, part in _parts(images):
             components_by_pixel[:, low : low + STEP] = spectrum.components @ (part - shift[low : low + STEP])
     components_by_pixel /= np.linalg.norm(components_by_pixel, axis=1, keepdims=True)
-    return Spectrum(gram.upright(components_by_pixel), spectrum.variances, spectrum.total_variance), mean
+    return Spectrum(gram.fix_signs(components_by_pixel), spectrum.variances, spectrum.total_variance), mean
 
 
 def _covariance(images: npt.NDArray[np.uint8], total: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
@@ -45,7 +45,7 @@ def _covariance(images: npt.NDArray[np.uint8], total: npt.NDArray[np.int64]) -> 
     All sums are integers below 2^53 until the last step."""
     rows, pixels = images.shape
     column_blocks = (np.ascontiguousarray(images[:, low : low + STEP].T) for low in range(0, pixels, STEP))
-    upper = gram.upper_triangle(gram.local(column_blocks, rows))
+    upper = gram.upper_triangle(gram.gram_of_blocks(column_blocks, rows))
     with_all = np.zeros(rows)
     for low, part in _parts(images):
         with_all += part @ total[low : low + STEP].astype(np.float64)

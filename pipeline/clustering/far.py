@@ -35,7 +35,7 @@ TIGHT = 16  # rows below the step belong together within a quarter of that dista
 FEW_ROWS = 256  # rows whose distances to all far rows are in the driver's memory at once
 FEW = 3  # the fewest rows below the step that make a group, because two can lie together by chance
 T = TypeVar("T")
-Found = npt.NDArray[np.float64]
+SquaredDistances = npt.NDArray[np.float64]
 
 
 class RowScan(Protocol):
@@ -50,7 +50,7 @@ class Farthest:
 
     distances: squared, float64 [m] holding integers. ids: int64 [m]. points: int32 [m, p]."""
 
-    distances: Found
+    distances: SquaredDistances
     ids: Ints
     points: npt.NDArray[np.int32]
 
@@ -73,15 +73,17 @@ def find_far_groups(rows: RowScan, count: int, rough: Ints, most: int) -> Ints:
     far_rows: Farthest = rows(partial(_farthest_from, rough, keep), partial(_merge, keep))
     # Rows above the step need no second pass: their distance alone sets them apart.
     above = rows_above_step(far_rows.distances)
-    sure = together(far_rows, range(above), TOGETHER)
+    sure = group_nearby_rows(far_rows, range(above), TOGETHER)
     tight = [
-        group for group in together(far_rows, range(above, min(keep, len(far_rows.ids))), TIGHT) if len(group) >= FEW
+        group
+        for group in group_nearby_rows(far_rows, range(above, min(keep, len(far_rows.ids))), TIGHT)
+        if len(group) >= FEW
     ]
     tight = tight[:most]
     if tight:
         # Drop a group if a row beyond its limit is nearer to it than to a rough centre: it is not isolated.
         centres = np.array([_mean(far_rows, group) for group in tight])
-        widest = rows(partial(_widest, rough, centres), np.maximum)
+        widest = rows(partial(_largest_distances, rough, centres), np.maximum)
         limits = [far_rows.distances[group[0]] / TIGHT for group in tight]
         tight = [group for group, reach, limit in zip(tight, widest, limits, strict=True) if reach <= limit]
     several = [group for group in sorted([*sure, *tight]) if len(group) >= FEW]
@@ -90,13 +92,13 @@ def find_far_groups(rows: RowScan, count: int, rough: Ints, most: int) -> Ints:
     return np.array([_mean(far_rows, group) for group in groups], np.int64).reshape(len(groups), rough.shape[1])
 
 
-def rows_above_step(distances: Found) -> int:
+def rows_above_step(distances: SquaredDistances) -> int:
     """Return the number of rows above the last step by ``GAP``, or 0 if there is no step. distances: descending."""
     steps = np.flatnonzero((distances[:-1] >= GAP * distances[1:]) & (distances[:-1] > 0))
     return int(steps[-1]) + 1 if len(steps) else 0
 
 
-def together(far_rows: Farthest, among: range, share: int) -> list[list[int]]:
+def group_nearby_rows(far_rows: Farthest, among: range, share: int) -> list[list[int]]:
     """Divide rows into groups. The first row of a group, its leader, is its farthest from the centres.
 
     A row joins the first group whose leader is nearer to it than 1 / ``share`` of the leader's own squared distance, or
@@ -129,23 +131,23 @@ def _mean(far_rows: Farthest, rows: list[int]) -> Ints:
 
 
 def _farthest_from(centres: Ints, keep: int, ids: Ints, points: npt.NDArray[np.int32]) -> Farthest:
-    return _first(keep, Farthest(nearest(points, centres)[1], ids, points))
+    return _farthest_rows(keep, Farthest(nearest(points, centres)[1], ids, points))
 
 
 def _merge(keep: int, left: Farthest, right: Farthest) -> Farthest:
-    """Return the ``keep`` farthest rows of two parts and one more, as ``_first`` selects them."""
+    """Return the ``keep`` farthest rows of two parts and one more, as ``_farthest_rows`` selects them."""
     distances = np.concatenate([left.distances, right.distances])
     ids = np.concatenate([left.ids, right.ids])
-    return _first(keep, Farthest(distances, ids, np.concatenate([left.points, right.points])))
+    return _farthest_rows(keep, Farthest(distances, ids, np.concatenate([left.points, right.points])))
 
 
-def _first(keep: int, rows: Farthest) -> Farthest:
+def _farthest_rows(keep: int, rows: Farthest) -> Farthest:
     """Return the ``keep`` farthest rows and one more, which shows a step below the last."""
     order = np.lexsort((rows.ids, -rows.distances))[: keep + 1]
     return Farthest(rows.distances[order], rows.ids[order], rows.points[order])
 
 
-def _widest(rough: Ints, centres: Ints, ids: Ints, points: npt.NDArray[np.int32]) -> Found:
+def _largest_distances(rough: Ints, centres: Ints, ids: Ints, points: npt.NDArray[np.int32]) -> SquaredDistances:
     """Return for each centre the largest squared distance of a row that is nearer to it than to any rough centre.
 
     Rows count even if another of the centres is nearer: otherwise a chain of rows that is cut into groups would look

@@ -52,7 +52,7 @@ def fit(
         sample: the sample that starts are drawn from.
         settings: number of clusters, iterations, starts.
         settle: settle(centres, mean_variance) returns the centres after iterations on a subset of the rows
-            (``settling``). Used for very many rows, where a pass is expensive and a good start needs fewer passes.
+            (``settling_sample``). Used for very many rows, where a pass is expensive and a good start needs fewer passes.
         report: report(iteration, inertia) is called after each pass.
     """
     ordinary = sample.points
@@ -61,7 +61,7 @@ def fit(
         rough = rough_centres(sample, settings)
         groups = find_far_groups(rows, sample.count, rough, settings.k // 2)
         ordinary = ordinary[nearest(ordinary, np.vstack([rough, groups]))[0] < len(rough)]
-        groups = groups[: affordable(ordinary, len(groups), sample.mean_variance, settings)]
+        groups = groups[: affordable_groups(ordinary, len(groups), sample.mean_variance, settings)]
     fits = []
     for start in range(settings.n_init):
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
@@ -78,7 +78,7 @@ def settling_limit(count: int) -> int:
     return (SETTLING_ROWS << 64) // count
 
 
-def settling(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def settling_sample(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Return the rows of a part whose hash is below the limit, int32 [rows, p].
 
     Args:
@@ -97,7 +97,9 @@ def settle_centres(
     return iterate(Pass(points, len(centres)), centres, settings, mean_variance).centres
 
 
-def affordable(ordinary: npt.NDArray[np.int32], groups: int, mean_variance: float, settings: KMeansSettings) -> int:
+def affordable_groups(
+    ordinary: npt.NDArray[np.int32], groups: int, mean_variance: float, settings: KMeansSettings
+) -> int:
     """Return the number of far groups that may have a centre without moving ordinary rows much farther from theirs.
 
     Every far group takes a centre from the ordinary rows. The effect is measured by fits of the sample: if the data
@@ -136,12 +138,12 @@ def rough_centres(sample: SeedingSample, settings: KMeansSettings) -> Ints:
     return rough.centres[: max(1, int((rough.sizes > many).sum()))]  # by size descending
 
 
-def fit_here(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
+def fit_in_process(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSettings) -> Fit:
     """Return the fit of points that this process holds, without Spark. ids: int64 [rows]. points: int32 [rows, p]."""
     sample = draw_sample(ids, points, settings)
 
     def settle(centres: Ints, mean_variance: float) -> Ints:
-        some = settling(settling_limit(sample.count), settings.seed, ids, points)
+        some = settling_sample(settling_limit(sample.count), settings.seed, ids, points)
         return settle_centres(some, settings, centres, mean_variance)
 
     return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), sample, settings, settle)

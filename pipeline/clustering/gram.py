@@ -95,7 +95,7 @@ def _pack(full: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | npt.NDArray[np
     return upper_triangle_values
 
 
-def local(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
+def gram_of_blocks(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram:
     """Return the Gram sums of uint8 [rows, pixels] blocks of any number of rows, in one task."""
     exact = np.zeros((pixels, pixels), np.int64)  # C order; syrk's Fortran lower triangle is its upper one
     single = np.zeros((pixels, pixels), np.float32)
@@ -203,7 +203,7 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     with threadpool_limits(1, "blas"):
         # For a share of variance the number is unknown: double it until it suffices.
         while True:
-            variances, vectors = _leading(covariance, num_components)
+            variances, vectors = _leading_eigenvectors(covariance, num_components)
             if components >= 1 or num_components == d or variances.sum() >= components * total:
                 break
             num_components = min(2 * num_components, d)
@@ -213,10 +213,10 @@ def top_components(covariance: npt.NDArray[np.float64], components: float) -> Sp
     else:
         keep = num_components
     keep = max(1, min(keep, int((variances > total * 1e-12).sum())))
-    return Spectrum(np.ascontiguousarray(upright(vectors[:, :keep].T)), variances[:keep], total)
+    return Spectrum(np.ascontiguousarray(fix_signs(vectors[:, :keep].T)), variances[:keep], total)
 
 
-def upright(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def fix_signs(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return directions [k, d] with their largest entry positive."""
     signs = np.sign(rows[np.arange(len(rows)), np.abs(rows).argmax(axis=1)])
     signed_rows: npt.NDArray[np.float64] = rows * np.where(signs == 0, 1, signs)[:, None]
@@ -228,7 +228,9 @@ def is_component_number(components: float) -> bool:
     return math.isfinite(components) and components > 0 and (components <= 1 or components == int(components))
 
 
-def _leading(covariance: npt.NDArray[np.float64], k: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _leading_eigenvectors(
+    covariance: npt.NDArray[np.float64], k: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the k largest eigenvalues, descending, and their eigenvectors as columns, float64 [d, k]."""
     d = len(covariance)
     if k > d // 4 or d < 64:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.hashes import Hashes
-from pipeline.clustering.params import as_pixels, numbers
+from pipeline.clustering.params import as_pixels, number_column
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import Grid, check_grid
 from pipeline.core.arrays import Ints
@@ -50,7 +50,7 @@ class HashModel(Model, HasInputCol, HasPredictionCol, ArrayReadable, ArrayWritab
             places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
             return np.where(ascending[places] == keys, order[places], -1)
 
-        column = numbers(dataset, name, "inputCol")
+        column = number_column(dataset, name, "inputCol")
         return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, column))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

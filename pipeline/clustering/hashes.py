@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.clustering import dual, gram
-from pipeline.clustering.npz import expect
+from pipeline.clustering.npz import check_arrays
 from pipeline.clustering.projection import BLOCK_ROWS, BLOCK_VALUES
 from pipeline.core.arrays import Floats, Ints
 from pipeline.core.errors import UsageError
@@ -107,7 +107,7 @@ class Hashes:
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Hashes:
         """Return the functions of saved arrays. Raises ValueError if names, types, shapes or values are invalid."""
         vectors = dict.fromkeys(("offsets", "widths", "firsts"), "i8 m") | {"multipliers": "u8 m"}
-        expect(arrays, family="U", weights="f8 d m", width="f8", rows="i8", **vectors)
+        check_arrays(arrays, family="U", weights="f8 d m", width="f8", rows="i8", **vectors)
         if str(arrays["family"]) not in get_args(Family) or (arrays["widths"] < 1).any():
             raise ValueError(f"functions of the family {str(arrays['family'])[:20]!r}, or without widths")
         values: dict[str, Any] = {name: array if array.ndim else array.item() for name, array in arrays.items()}
@@ -143,11 +143,11 @@ def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float
     draws = [generator(seed, Purpose.HASH_FUNCTIONS, number=number) for number in range(functions)]
     if family == "lsh":
         width = width or WIDTH_DISTANCES * neighbour_distance(sample) or 1.0
-        functions_fitted = [_steps(sample, draw, width) for draw in draws]
+        functions_fitted = [_step_function(sample, draw, width) for draw in draws]
     elif family == "sign":
-        functions_fitted = [_side_of_mean(sample, draw) for draw in draws]
+        functions_fitted = [_mean_threshold_function(sample, draw) for draw in draws]
     else:
-        functions_fitted = _sides_of_medians(sample, principal_directions(sample, functions))
+        functions_fitted = _median_threshold_functions(sample, principal_directions(sample, functions))
     weights, offsets, widths, firsts, values = zip(*functions_fitted, strict=True)
     return Hashes(
         family,
@@ -196,15 +196,15 @@ def _round_to_grid(direction: Floats, sample: Rows) -> tuple[Ints, int]:
     return np.rint(np.ldexp(direction, exponent)).astype(np.int64), exponent
 
 
-def _normal(sample: Rows, draw: np.random.Generator) -> Floats:
+def _normal_direction(sample: Rows, draw: np.random.Generator) -> Floats:
     return draw.standard_normal((sample.shape[1],))
 
 
-def _steps(sample: Rows, draw: np.random.Generator, width: float) -> _Function:
+def _step_function(sample: Rows, draw: np.random.Generator, width: float) -> _Function:
     """Return a function of ``lsh``: steps of equal width along a normal direction, with a random offset.
 
     width: the step in the unit of the rows' numbers. The range of values follows from the range of pixels or points."""
-    weights, exponent = _round_to_grid(_normal(sample, draw), sample)
+    weights, exponent = _round_to_grid(_normal_direction(sample, draw), sample)
     steps = max(1, min(SIDES, round(width * 2.0**exponent)))
     offset = int(draw.integers(steps))
     if sample.dtype == np.uint8:
@@ -217,25 +217,25 @@ def _steps(sample: Rows, draw: np.random.Generator, width: float) -> _Function:
     return _Function(weights, offset, steps, first, (high + offset) // steps - first + 1)
 
 
-def _side(weights: Ints, threshold: int) -> _Function:
+def _threshold_function(weights: Ints, threshold: int) -> _Function:
     """Return the function that is 1 if the product exceeds the threshold, else 0."""
     return _Function(weights, -threshold - 1, SIDES, -1, 2)
 
 
-def _side_of_mean(sample: Rows, draw: np.random.Generator) -> _Function:
+def _mean_threshold_function(sample: Rows, draw: np.random.Generator) -> _Function:
     """Return a function of ``sign``: the side of a random hyperplane through the sample's mean."""
-    weights, _ = _round_to_grid(_normal(sample, draw), sample)
+    weights, _ = _round_to_grid(_normal_direction(sample, draw), sample)
     total = sample.sum(axis=0, dtype=np.int64).astype(object)  # Python's integers: their products pass 64 bits
-    return _side(weights, int(total @ weights.astype(object)) // len(sample))
+    return _threshold_function(weights, int(total @ weights.astype(object)) // len(sample))
 
 
-def _sides_of_medians(sample: Rows, directions: Floats) -> list[_Function]:
+def _median_threshold_functions(sample: Rows, directions: Floats) -> list[_Function]:
     """Return the functions of ``dsh``: per direction, the side of the sample's median. directions: float64 [m, d]."""
     weights = [_round_to_grid(direction, sample)[0] for direction in directions]
     middle = (len(sample) - 1) // 2
     projections = products(sample, np.column_stack(weights).astype(np.float64))
     medians = np.partition(projections, middle, axis=0)[middle].tolist()
-    return [_side(direction, median) for direction, median in zip(weights, medians, strict=True)]
+    return [_threshold_function(direction, median) for direction, median in zip(weights, medians, strict=True)]
 
 
 def neighbour_distance(sample: Rows) -> float:
@@ -266,7 +266,7 @@ def principal_directions(sample: Rows, functions: int) -> Floats:
     pixels = cast("npt.NDArray[np.uint8]", sample)
     if gram.rows_are_fewer(rows, d):
         return dual.fit(pixels, functions)[0].components
-    return gram.top_components(gram.covariance(gram.local([pixels], d)), functions).components
+    return gram.top_components(gram.covariance(gram.gram_of_blocks([pixels], d)), functions).components
 
 
 def _covariance(points: Rows) -> Floats:

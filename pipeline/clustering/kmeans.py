@@ -23,9 +23,9 @@ from pyspark.sql.types import IntegralType
 
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
-from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, settle_centres, settling, settling_limit
-from pipeline.clustering.npz import expect
-from pipeline.clustering.params import column_type, matrix, not_negative, numbers, whole_number
+from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, settle_centres, settling_limit, settling_sample
+from pipeline.clustering.npz import check_arrays
+from pipeline.clustering.params import column_type, not_negative, number_column, rows_as_matrix, whole_number
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import check_grid, grid_exponent
@@ -127,7 +127,7 @@ class BlockKMeans(
         get ids from their content. Raises DataError for an empty table, and for NaN or infinity."""
         ids = self._ids(dataset)
         id_column, by_content = (F.lit(0), True) if ids is None else (ids, False)
-        values = numbers(dataset, self.getFeaturesCol(), "featuresCol").alias("v")
+        values = number_column(dataset, self.getFeaturesCol(), "featuresCol").alias("v")
         table = dataset.select(id_column.cast("long").alias("id"), values)
         parts = table.mapInArrow(_bounds, "bounds array<double>, values long").collect()
         if not parts:
@@ -139,7 +139,7 @@ class BlockKMeans(
             """Yield the id and the grid point of each row, as the bytes of int32 [features]."""
             for batch in batches:
                 if len(batch):
-                    grid = np.rint(matrix(batch.column(1), FEATURES) * 2.0**exponent).astype(np.int32)
+                    grid = np.rint(rows_as_matrix(batch.column(1), FEATURES) * 2.0**exponent).astype(np.int32)
                     rows = pa.array([row.tobytes() for row in grid], pa.binary())
                     yield pa.RecordBatch.from_arrays([batch.column(0), rows], ["id", "p"])
 
@@ -194,7 +194,7 @@ class BlockKMeans(
             def settle(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
                 """Return the centres after Lloyd iterations on a hashed subset of the rows, which run in one task."""
                 limit = settling_limit(sample.count)
-                few = points.map(lambda part: settling(limit, settings.seed, part.ids, part.points))
+                few = points.map(lambda part: settling_sample(limit, settings.seed, part.ids, part.points))
                 return (
                     few.coalesce(1, shuffle=True)
                     .mapPartitions(
@@ -231,7 +231,7 @@ def _bounds(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     values = 0
     for batch in batches:
         if len(batch):
-            features = matrix(batch.column(1), FEATURES).astype(np.float64)
+            features = rows_as_matrix(batch.column(1), FEATURES).astype(np.float64)
             bounds.append(np.abs(features).max(axis=0))
             values += features.size
     if bounds:
@@ -270,7 +270,7 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
         def predict(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
             return lloyd.nearest(np.rint(values * 2.0**exponent).astype(np.int32), centres)[0]
 
-        features = numbers(dataset, self.getFeaturesCol(), "featuresCol")
+        features = number_column(dataset, self.getFeaturesCol(), "featuresCol")
         return dataset.withColumn(self.getPredictionCol(), matrix_to_int(predict, features))
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -292,7 +292,7 @@ class BlockKMeansModel(Model, _KMeansParams, ArrayReadable, ArrayWritable):
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> BlockKMeansModel:
         """Return the model of saved arrays (see ``arrays``). Raises ValueError if names, types, shapes or values are
         invalid."""
-        expect(arrays, centres="i8 k p", sizes="i8 k", inertia="U", grid="i8 2")
+        check_arrays(arrays, centres="i8 k p", sizes="i8 k", inertia="U", grid="i8 2")
         exponent, iterations = (int(value) for value in arrays["grid"])
         check_grid(exponent)
         if not len(arrays["centres"]):

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.lloyd import Fit, nearest_of_class
-from pipeline.clustering.npz import expect
+from pipeline.clustering.npz import check_arrays
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import check_grid
 from pipeline.core.arrays import Ints
@@ -83,7 +83,7 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
 
         Raises ValueError if names, types, shapes or values of the arrays are invalid."""
         by_class = dict.fromkeys(("labels", "clusters", "iterations"), "i8 c") | {"inertias": "U c"}
-        expect(arrays, centres="i8 k p", sizes="i8 k", grid="i8 2", **by_class)
+        check_arrays(arrays, centres="i8 k p", sizes="i8 k", grid="i8 2", **by_class)
         # The file may be damaged: check everything that later code relies on.
         exponent, classes = (int(value) for value in arrays["grid"])
         check_grid(exponent)

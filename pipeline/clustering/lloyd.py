@@ -165,7 +165,7 @@ def merge(left: Sums, right: Sums) -> Sums:
     return Sums(left.sums + right.sums, left.counts + right.counts, left.inertia + right.inertia)
 
 
-def move(centres: Ints, total: Sums) -> Ints:
+def move_centres(centres: Ints, total: Sums) -> Ints:
     """Return each centre moved to the rounded mean of its rows; a centre without rows stays."""
     counts = np.maximum(total.counts, 1)[:, None]
     means = (2 * total.sums + counts) // (2 * counts)  # round half up, in integers
@@ -286,7 +286,7 @@ def iterate(
     for iterations in range(1, settings.max_iter + 1):
         total = run_pass(centres)
         report(iterations, total.inertia)
-        next_centres = move(centres, total)
+        next_centres = move_centres(centres, total)
         shift = exact_sum(((next_centres - centres) ** 2).sum(axis=1).astype(np.float64))
         centres = next_centres
         if shift <= settings.tol * mean_variance:

@@ -59,7 +59,7 @@ def _array(data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(body, dtype).reshape(shape, order="F" if in_fortran_order else "C").copy()
 
 
-def expect(arrays: Mapping[str, npt.NDArray[Any]], **forms: str) -> None:
+def check_arrays(arrays: Mapping[str, npt.NDArray[Any]], **forms: str) -> None:
     """Raise ValueError if arrays have other names, types or shapes.
 
     forms: for each name a type and the sides of the shape, such as ``f8 d k``. A number is a fixed length, equal

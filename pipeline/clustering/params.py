@@ -56,7 +56,7 @@ def column_type(dataset: DataFrame, name: str, role: str) -> DataType:
     return dataset.schema[name].dataType
 
 
-def numbers(dataset: DataFrame, name: str, role: str) -> Column:
+def number_column(dataset: DataFrame, name: str, role: str) -> Column:
     """Return a column of bytes unchanged, or a column of vectors or numeric arrays as arrays of doubles.
 
     Raises UsageError for any other type."""
@@ -68,7 +68,7 @@ def numbers(dataset: DataFrame, name: str, role: str) -> Column:
     raise UsageError(f"{role} {name!r} holds {kind.simpleString()}, not vectors, arrays of numbers or bytes")
 
 
-def matrix(column: pa.Array, place: str) -> npt.NDArray[Any]:
+def rows_as_matrix(column: pa.Array, place: str) -> npt.NDArray[Any]:
     """Return a column of bytes or arrays of equal length as uint8 or float64 [rows, length]. Raises DataError."""
     if column.null_count:
         raise DataError(f"{place} has a null; drop or repair such rows before fitting")

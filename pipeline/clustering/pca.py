@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame
 
 from pipeline.clustering import dual, gram
 from pipeline.clustering.columns import matrix_to_vector
-from pipeline.clustering.npz import expect, to_bytes
-from pipeline.clustering.params import as_pixels, matrix, numbers
+from pipeline.clustering.npz import check_arrays, to_bytes
+from pipeline.clustering.params import as_pixels, number_column, rows_as_matrix
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import Projection, check_grid, quantise
 from pipeline.clustering.reduction import tree_reduce
@@ -59,7 +59,7 @@ def image_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[npt.NDArray[np.u
     for batch in batches:
         if len(batch):
             place = f"column {batch.schema.names[0]}"
-            yield as_pixels(matrix(batch.column(0), place), place)
+            yield as_pixels(rows_as_matrix(batch.column(0), place), place)
 
 
 class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["BlockPCA"], DefaultParamsWritable):
@@ -95,7 +95,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
 
         Tasks send sums of d x d products; very large images are fitted in one task instead. Raises DataError for an
         empty column or a null in its first row."""
-        column = dataset.select(numbers(dataset, self.getInputCol(), "inputCol").alias(self.getInputCol()))
+        column = dataset.select(number_column(dataset, self.getInputCol(), "inputCol").alias(self.getInputCol()))
         first = column.first()
         if first is None:
             raise DataError("cannot fit components to an empty table")
@@ -107,7 +107,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
 
         def partial(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             """Yield the sums of a partition as one row of bytes."""
-            part = gram.local(image_blocks(batches), pixels)
+            part = gram.gram_of_blocks(image_blocks(batches), pixels)
             data = to_bytes(count=np.array(part.count), total=part.total, packed=part.packed)
             yield pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], ["part"])
 
@@ -143,7 +143,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
             return self._from_dual(
                 blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_dual_arrays(part, components)]).first()
             )
-        return self.fit_partials(blocks.mapPartitions(lambda part: [gram.local(part, pixels)]), pixels)
+        return self.fit_partials(blocks.mapPartitions(lambda part: [gram.gram_of_blocks(part, pixels)]), pixels)
 
     def fit_partials(self, partials: RDD[gram.Gram], pixels: int) -> BlockPCAModel:
         """Return the model of sums, one per part of the rows. The driver receives their total, d^2 * 4 bytes.
@@ -235,7 +235,7 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
         def project(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return projection(as_pixels(values, f"column {name}")) * unit
 
-        vector = matrix_to_vector(project, numbers(dataset, name, "inputCol"))
+        vector = matrix_to_vector(project, number_column(dataset, name, "inputCol"))
         return dataset.withColumn(self.getOutputCol(), vector)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -256,7 +256,7 @@ class BlockPCAModel(Model, _PCAParams, ArrayReadable, ArrayWritable):
         """Return the model of saved arrays (see ``arrays``). Raises ValueError if types, shapes or values are
         invalid."""
         arrays = {"rows": np.array(0)} | arrays  # older models have no rows
-        expect(
+        check_arrays(
             arrays,
             weights="f8 d k",
             grid="i8 2",

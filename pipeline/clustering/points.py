@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.clustering import lloyd
-from pipeline.clustering.fit import fit_here
+from pipeline.clustering.fit import fit_in_process
 
 ONE_TASK_BYTES = 256 << 20  # int32 points; above this, each iteration is a job over the cached partitions
 
@@ -24,11 +24,11 @@ class Points:
     points: npt.NDArray[np.int32]
 
 
-def gather(parts: Iterable[Points]) -> Points:
+def concatenate_points(parts: Iterable[Points]) -> Points:
     parts = list(parts)
     return Points(np.concatenate([p.ids for p in parts]), np.concatenate([p.points for p in parts]))
 
 
 def fit_gathered(parts: Iterable[Points], settings: lloyd.KMeansSettings) -> lloyd.Fit:
-    whole = gather(parts)
-    return fit_here(whole.ids, whole.points, settings)
+    whole = concatenate_points(parts)
+    return fit_in_process(whole.ids, whole.points, settings)

@@ -13,7 +13,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def naming(path: Path | str) -> Iterator[None]:
+def path_in_errors(path: Path | str) -> Iterator[None]:
     """Add a path to errors about a full disk or quota, which write() and fsync() raise without one."""
     try:
         yield
@@ -32,7 +32,7 @@ def write_durably(path: Path, data: bytes) -> None:
         leftover.unlink(missing_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        with naming(path), open(temporary, "xb") as file:
+        with path_in_errors(path), open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             # Without this, the rename could reach the disk before the content, and a crash would leave an empty file.
@@ -49,7 +49,7 @@ def sync(path: Path) -> None:
     """Make a file's content durable, or the names in a folder, which fsync of its files does not. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        with naming(path):
+        with path_in_errors(path):
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

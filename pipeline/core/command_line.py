@@ -355,7 +355,7 @@ def execute(
     sys.stdout.flush()
     sys.stderr.flush()
     # A thread of a native client that returns during Python's shutdown would abort the process.
-    if retries.are_left():
+    if retries.has_abandoned_threads():
         os._exit(code)
     sys.exit(code)
 

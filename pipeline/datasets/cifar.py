@@ -25,10 +25,10 @@ import pooch
 import requests
 
 from pipeline.core import command_line
-from pipeline.core.atomic import naming
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.storage.hadoop_conf import hadoop_conf, webhdfs_address
-from pipeline.core.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost
+from pipeline.core.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost_reason
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.webhdfs import user_name
@@ -107,7 +107,9 @@ def download(archive: Archive, base_url: str, cache: Path, backoff_s: float = BA
             f"{url} is not the published file: its MD5 is not {archive.md5}; run it again, or name another --base-url"
         ) from error
     except requests.RequestException as error:
-        raise UsageError(f"{url} is no address to download from: {innermost(error)}; check --base-url") from error
+        raise UsageError(
+            f"{url} is no address to download from: {innermost_reason(error)}; check --base-url"
+        ) from error
     return Path(path)
 
 
@@ -146,7 +148,7 @@ class LocalTarget:
         ) as work:
             files = Path(work) / "files"  # the temporary folder itself is private; this one has the usual rights
             files.mkdir()
-            with naming(self.folder.parent):
+            with path_in_errors(self.folder.parent):
                 fill(files)
             os.replace(files, self.folder)  # fails if the target folder is not empty
 
@@ -177,7 +179,7 @@ class HdfsTarget:
         parent, _, name = self.path.rpartition("/")
         partial = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}"
         with tempfile.TemporaryDirectory() as work, self._errors():
-            with naming(tempfile.gettempdir()):
+            with path_in_errors(tempfile.gettempdir()):
                 fill(Path(work))
             try:
                 self._client.makedirs(partial)
@@ -202,7 +204,8 @@ class HdfsTarget:
             raise JobError(f"{self.webhdfs} refused {self.path}: {first}; check its rights and --to") from error
         except requests.RequestException as error:
             raise JobError(
-                f"{self.webhdfs} cannot be reached: {innermost(error)}; start HDFS, or name its web address with --webhdfs"
+                f"{self.webhdfs} cannot be reached: {innermost_reason(error)}; start HDFS, or name its web address with"
+                " --webhdfs"
             ) from error
 
 
@@ -225,7 +228,7 @@ class StoreTarget:
     def publish(self, fill: Callable[[Path], None]) -> None:
         """Fill a local temporary folder and upload its files, while the marker UNFINISHED exists in the target."""
         with tempfile.TemporaryDirectory() as work:
-            with naming(tempfile.gettempdir()):
+            with path_in_errors(tempfile.gettempdir()):
                 fill(Path(work))
             self.store.replace(f"{self.uri}/{UNFINISHED}", b"")
             for file in sorted(Path(work).iterdir()):

@@ -59,7 +59,7 @@ class Derivation(Spec):
             raise UsageError("--order class-blocks and --workers N need each other: give both or neither")
 
 
-def shrunk(images: Pixels, shape: tuple[int, int, int], factor: int) -> Pixels:
+def shrink_images(images: Pixels, shape: tuple[int, int, int], factor: int) -> Pixels:
     """Return uint8 [rows, C*H*W] as [rows, C*(H/F)*(W/F)]: means of squares, rounded half up. Raises UsageError.
 
     Args:
@@ -86,7 +86,7 @@ def class_blocks(labels: npt.NDArray[np.int32], num_workers: int) -> Ints:
     return order
 
 
-def sides(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset | None]:
+def train_and_test(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset | None]:
     """Return the training rows of an input, and its evaluation rows or None. Raises DataError.
 
     evaluation: the place of the evaluation rows; default: the same folder, if it has both."""
@@ -109,11 +109,11 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
         source: the input.
         target: the folder to make.
         derivation: the changes.
-        evaluation: the place of evaluation rows, see ``sides``.
+        evaluation: the place of evaluation rows, see ``train_and_test``.
     """
-    train, test = sides(source, evaluation)
+    train, test = train_and_test(source, evaluation)
     check_derivation(derivation, train)
-    record = asdict(derivation) | {"train": content(train), "eval": content(test) if test else None}
+    record = asdict(derivation) | {"train": content_digest(train), "eval": content_digest(test) if test else None}
     if target.is_dir() and any(target.iterdir()):
         return _refuse_other(target, record)
 
@@ -141,7 +141,7 @@ def check_derivation(derivation: Derivation, dataset: Dataset) -> None:
     _check_squares(layout.shape, derivation.shrink)
 
 
-def content(dataset: Dataset) -> str:
+def content_digest(dataset: Dataset) -> str:
     """Return a digest of every row, independent of file locations. Costs 1 microsecond per CIFAR row."""
     with np.errstate(over="ignore"):
         total = sum(fingerprint(block) for block in dataset.read(0, dataset.rows)) & WORD
@@ -182,7 +182,7 @@ def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout,
         labels.append(block.labels)
         if block.columns.coarse_labels is not None:
             coarse.append(block.columns.coarse_labels)
-        images.append(shrunk(block.images, layout.shape, derivation.shrink))
+        images.append(shrink_images(block.images, layout.shape, derivation.shrink))
     channels, height, width = layout.shape
     smaller = replace(layout, shape=(channels, height // derivation.shrink, width // derivation.shrink))
     rows = Columns(np.concatenate(labels), np.concatenate(images), np.concatenate(coarse) if coarse else None)

@@ -35,7 +35,7 @@ def has_failed(checks: Iterable[Check]) -> bool:
     return any(check.level == FAILED for check in checks)
 
 
-def screen(checks: Sequence[Check]) -> str:
+def format_checks(checks: Sequence[Check]) -> str:
     """Return the checks as text: a line per check, and a last line that counts warnings and failures."""
     lines = []
     for check in checks:
@@ -58,10 +58,10 @@ def group_by_value(values: Sequence[tuple[str, str]]) -> str:
         owners.setdefault(value, []).append(owner)
     if len(owners) == 1:
         return next(iter(owners))
-    return ", ".join(f"{value} ({some(names)})" for value, names in owners.items())
+    return ", ".join(f"{value} ({shorten_names(names)})" for value, names in owners.items())
 
 
-def some(names: Sequence[str], most: int = 4) -> str:
+def shorten_names(names: Sequence[str], most: int = 4) -> str:
     """Return names as one text, each once; of more than ``most`` names, the first ones and the number of the others."""
     each = list(dict.fromkeys(names))
     more = [f"{len(each) - most} more"] if len(each) > most else []

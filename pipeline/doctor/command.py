@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from pipeline.core import command_line
-from pipeline.doctor.checks import as_json, has_failed, screen
+from pipeline.doctor.checks import as_json, format_checks, has_failed
 
 WAIT_S = 60.0
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
         from pipeline.doctor.examine import Examination  # loads Spark
 
         checks = Examination(args.input, args.output, args.wait).examine(args.master)
-        print(as_json(checks) if args.json else screen(checks))
+        print(as_json(checks) if args.json else format_checks(checks))
         return 1 if has_failed(checks) else 0
 
     command_line.execute(run, interrupted="run it again")

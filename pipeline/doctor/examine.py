@@ -14,7 +14,7 @@ from pipeline.core.storage.hdfs import UMASK, parse_umask
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.retries import call_within
 from pipeline.core.storage.store import Store, configured_store
-from pipeline.doctor.checks import FAILED, OK, Check, has_failed, some
+from pipeline.doctor.checks import FAILED, OK, Check, has_failed, shorten_names
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.executors import facts_of_executors, reach_of_executors
 from pipeline.doctor.facts import DRIVER, ProcessFacts, facts_of_process, java_installed
@@ -90,7 +90,7 @@ class Examination:
             try:
                 executors, readings = facts_of_executors(context, self.wait_s)
                 facts += executors
-                text = f"{len(executors)} answer, on {some([each.where for each in executors])}"
+                text = f"{len(executors)} answer, on {shorten_names([each.where for each in executors])}"
                 self.checks.append(Check("executors", OK, text))
             except TimeoutError:
                 self.checks.append(Check("executors", FAILED, f"none has answered in {self.wait_s:g} s", NO_CORES))

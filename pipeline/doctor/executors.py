@@ -28,7 +28,7 @@ def count_executors(context: SparkContext) -> int:
     return max(1, int(scala_context(context).getExecutorMemoryStatus().size()) - 1)
 
 
-def ask(context: SparkContext, question: Callable[[int], T], wait_s: float) -> list[T]:
+def run_on_cores(context: SparkContext, question: Callable[[int], T], wait_s: float) -> list[T]:
     """Run a function once on each core.
 
     Raises TimeoutError, and cancels the tasks, if it takes longer than ``wait_s``."""
@@ -63,7 +63,7 @@ def facts_of_executors(context: SparkContext, wait_s: float) -> tuple[list[Proce
     readings = []
     for number in range(1, ROUNDS + 1):
         before = time.time()
-        answers = ask(context, facts_of_executor, wait_s)
+        answers = run_on_cores(context, facts_of_executor, wait_s)
         after = time.time()
         facts |= {each.key: each for each in answers}
         readings += [Reading(each.where, before, each.clock_s, after) for each in answers]
@@ -76,4 +76,4 @@ def reach_of_executors(
     context: SparkContext, store: Store, source: str | None, folder: str | None, wait_s: float
 ) -> list[Reach]:
     """Return the paths that the executor of every core can read and write; see ``reach_from_task``."""
-    return ask(context, partial(reach_from_task, store, source, folder), wait_s)
+    return run_on_cores(context, partial(reach_from_task, store, source, folder), wait_s)

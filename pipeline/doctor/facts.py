@@ -165,10 +165,10 @@ def temporary_folders(environment: Mapping[str, str]) -> tuple[Folder, ...]:
         temporary = tempfile.gettempdir()
     except FileNotFoundError:  # no folder is writable
         temporary = environment.get("TMPDIR", "/tmp")
-    return (folder("TMPDIR", temporary), *(folder("spark.local.dir", path) for path in local))
+    return (folder_facts("TMPDIR", temporary), *(folder_facts("spark.local.dir", path) for path in local))
 
 
-def folder(setting: str, path: str) -> Folder:
+def folder_facts(setting: str, path: str) -> Folder:
     """Return the free space of a folder, and whether files can be made there."""
     try:
         free = shutil.disk_usage(path).free

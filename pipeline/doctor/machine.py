@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.doctor.checks import FAILED, OK, WARNING, Check, group_by_value, some
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, group_by_value, shorten_names
 from pipeline.doctor.facts import ProcessFacts
 
 # A task that writes for 256 workers has a file open for each, in addition to its libraries and connections.
@@ -25,7 +25,7 @@ def check_open_files(facts: Sequence[ProcessFacts]) -> Check:
     if not few:
         return Check("open files", OK, text)
     level = FAILED if any(each.open_files < FEWEST_FILES for each in few) else WARNING
-    where = some([each.where for each in few])
+    where = shorten_names([each.where for each in few])
     advice = f"before Spark starts on {where}, raise the limit: ulimit -n {4 * ENOUGH_FILES}"
     return Check("open files", level, text, advice)
 
@@ -44,7 +44,7 @@ def check_folders(facts: Sequence[ProcessFacts]) -> list[Check]:
             problems.append(Check("temporary", FAILED, text, f"set {folder.setting} to a folder with room"))
         elif folder.free < ENOUGH_ROOM:
             problems.append(Check("temporary", WARNING, text, f"free some, or set {folder.setting} to another folder"))
-    paths = some([folder.path for _, folder in folders])
+    paths = shorten_names([folder.path for _, folder in folders])
     least = min(folder.free for _, folder in folders)
     return problems or [Check("temporary", OK, f"{least / GIB:.1f} GiB free or more in {paths}")]
 

@@ -15,7 +15,7 @@ from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
-from pipeline.doctor.checks import FAILED, OK, Check, some
+from pipeline.doctor.checks import FAILED, OK, Check, shorten_names
 from pipeline.doctor.clocks import Reading
 from pipeline.doctor.facts import ExecutorAccess
 from pipeline.input.files import match_paths
@@ -92,14 +92,14 @@ def check_reach(flag: str, path: str, reaches: Sequence[Reach]) -> Check:
     lacking = [each for each in reaches if flag in each.problems]
     name = flag.removeprefix("--")
     if not lacking:
-        return Check(name, OK, f"{path}: executors on {some([each.where for each in reaches])} reach it too")
-    where = some([each.where for each in lacking])
+        return Check(name, OK, f"{path}: executors on {shorten_names([each.where for each in reaches])} reach it too")
+    where = shorten_names([each.where for each in lacking])
     if not is_remote(path):
         return Check(name, FAILED, f"{path} is local, and {where} cannot use it as the driver does", f"use {ELSEWHERE}")
     return Check(name, FAILED, f"{where}: {lacking[0].problems[flag]}", f"see that executors may reach {path}")
 
 
-def not_seen(flag: str, path: str, at: int, views: Sequence[ExecutorAccess]) -> str:
+def invisible_path_error(flag: str, path: str, at: int, views: Sequence[ExecutorAccess]) -> str:
     """Return the error line for a local path that executors do not see, or an empty text.
 
     Args:
@@ -111,7 +111,7 @@ def not_seen(flag: str, path: str, at: int, views: Sequence[ExecutorAccess]) -> 
     lacking = [view.where for view in views if not view.visible[at]]
     if not lacking:
         return ""
-    return f"{flag} {path} is local, and {some(lacking)} of the cluster do not see it: use {ELSEWHERE}"
+    return f"{flag} {path} is local, and {shorten_names(lacking)} of the cluster do not see it: use {ELSEWHERE}"
 
 
 def check_input(store: Store, uri: str) -> Check:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.doctor.checks import FAILED, OK, WARNING, Check, some
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, shorten_names
 from pipeline.doctor.facts import ExecutorAccess, ProcessFacts
 
 AUTHENTICATION = "hadoop.security.authentication"
@@ -30,8 +30,10 @@ def check_kerberos(kerberos: bool, uses_hdfs: bool, facts: Sequence[ProcessFacts
         return Check("kerberos", OK, "a ticket or tokens everywhere")
     level = FAILED if uses_hdfs else WARNING
     if not (facts[0].has_ticket or facts[0].has_tokens):
-        return Check("kerberos", level, f"on, and there is no valid ticket on {some(lacking)}", "run kinit first")
-    return Check("kerberos", level, f"on, and neither ticket nor tokens on {some(lacking)}", NO_TOKENS)
+        return Check(
+            "kerberos", level, f"on, and there is no valid ticket on {shorten_names(lacking)}", "run kinit first"
+        )
+    return Check("kerberos", level, f"on, and neither ticket nor tokens on {shorten_names(lacking)}", NO_TOKENS)
 
 
 def no_tokens(views: Sequence[ExecutorAccess]) -> str:
@@ -39,4 +41,4 @@ def no_tokens(views: Sequence[ExecutorAccess]) -> str:
     lacking = [view.where for view in views if not view.may_use_hdfs]
     if not lacking:
         return ""
-    return f"HDFS asks for Kerberos, and {some(lacking)} of the cluster have neither ticket nor tokens: {NO_TOKENS}"
+    return f"HDFS asks for Kerberos, and {shorten_names(lacking)} of the cluster have neither ticket nor tokens: {NO_TOKENS}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 from pipeline.core.extras import EXTRAS
-from pipeline.doctor.checks import FAILED, OK, WARNING, Check, group_by_value, some
+from pipeline.doctor.checks import FAILED, OK, WARNING, Check, group_by_value, shorten_names
 from pipeline.doctor.facts import LIBJPEG, ProcessFacts
 
 OLDEST_JAVA = 17
@@ -52,7 +52,7 @@ def check_java(facts: Sequence[ProcessFacts]) -> Check:
     old = [where for where, version in versions if major_version(version) < OLDEST_JAVA]
     if old:
         return Check(
-            "java", FAILED, group_by_value(versions), f"Spark needs Java {OLDEST_JAVA} or newer on {some(old)}"
+            "java", FAILED, group_by_value(versions), f"Spark needs Java {OLDEST_JAVA} or newer on {shorten_names(old)}"
         )
     return Check("java", OK, group_by_value(versions))
 
@@ -83,7 +83,7 @@ def check_packages(facts: Sequence[ProcessFacts]) -> list[Check]:
     for name in names:
         values = [(each.where, each.packages.get(name) or "missing") for each in facts]
         if lacking := [where for where, version in values if version == "missing"]:
-            problems.append(Check(name, FAILED, f"missing on {some(lacking)}", SAME))
+            problems.append(Check(name, FAILED, f"missing on {shorten_names(lacking)}", SAME))
         elif len({version for _, version in values}) > 1 and name in WHY_SAME:
             problems.append(Check(name, WARNING, f"{group_by_value(values)}: another version {WHY_SAME[name]}", SAME))
     summary = ", ".join(f"{name} {facts[0].packages[name]}" for name in WHY_SAME if facts[0].packages.get(name))

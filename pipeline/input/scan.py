@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
+from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import row_hashes
 from pipeline.core.shardset.layout import Layout
@@ -140,7 +140,7 @@ def merge(parts: Sequence[Piece], layout: Layout, num_chunks: int) -> Scan:
     problems = [part.problem for part in parts if part.problem]
     if problems:
         raise DataError(min(problems)[1])
-    counts = all_counts([part.counts for part in parts if part.counts], num_chunks, layout.num_classes or 1)
+    counts = sum_counts([part.counts for part in parts if part.counts], num_chunks, layout.num_classes or 1)
     sums = sum((part.channel_sums for part in parts), _no_sums(layout))
     word = sum(part.fingerprint for part in parts) & WORD
     return Scan(sum(part.rows for part in parts), counts, sums, word, frozenset(part.versions for part in parts))

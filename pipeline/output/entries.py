@@ -131,5 +131,5 @@ def describe_eval(source: ScannedInput, chunks: list[WrittenChunk]) -> Evaluatio
     )
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.assignment.ranks import runs
+from pipeline.assignment.ranks import runs_of_equal_keys
 from pipeline.core.arrays import Ints
 from pipeline.core.shardset.attempt import task_folder
 from pipeline.input.decoded import decoder_versions
@@ -155,5 +155,5 @@ def sort_by_worker(rows: pa.Table) -> pa.Table:
 
 def slices(rows: pa.Table, keys: Ints) -> Iterator[tuple[int, pa.Table]]:
     """Yield each key with its rows. keys: ascending, one per row."""
-    for key, first, end in runs(keys):
+    for key, first, end in runs_of_equal_keys(keys):
         yield key, rows.slice(first, end - first)

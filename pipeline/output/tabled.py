@@ -60,7 +60,7 @@ class TablePlacement:
             yield BlockDeliveries(block, groups, rows[order], workers[order], block_lines[COPY][order].astype(np.int32))
 
 
-def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tuple[Ints, str | None]:
+def check_lines(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tuple[Ints, str | None]:
     """Return the lines of the rows low..high-1, int64 [4, lines] by id and copy, and their first problem or None.
 
     Every row must have a line, and no two lines of a row may have the same worker. The lines of a row are numbered as
@@ -101,10 +101,10 @@ def settle(parts: Sequence[Ints], low: int, high: int, num_workers: int) -> tupl
     return lines, None
 
 
-def settle_and_keep(
+def check_and_write_lines(
     store: Store, folder: str, parts: Sequence[Ints], bound: tuple[int, int], num_workers: int
 ) -> LineCheck:
-    """Check the lines of a chunk (see ``settle``) and write them. The file name is unique to this try of a task.
+    """Check the lines of a chunk (see ``check_lines``) and write them. The file name is unique to this try of a task.
 
     Args:
         store: reaches the attempt.
@@ -113,7 +113,7 @@ def settle_and_keep(
         bound: first and end id of the chunk.
         num_workers: n.
     """
-    lines, problem = settle(parts, *bound, num_workers)
+    lines, problem = check_lines(parts, *bound, num_workers)
     if problem:
         return LineCheck(problem=problem)
     path = f"{folder}/{uuid.uuid4().hex}"

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.assignment.chunks import row_group_rows, workers_a_task
-from pipeline.assignment.ranks import runs
+from pipeline.assignment.chunks import row_group_rows, workers_per_task
+from pipeline.assignment.ranks import runs_of_equal_keys
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import row_hashes
 from pipeline.core.shardset.attempt import task_folder
@@ -207,7 +207,7 @@ class ChunkJob:
         for deliveries in self.place_blocks(chunk):
             block, groups, rows, workers, copies = deliveries
             extra = {"neighbourhood": groups} if self.placement.neighbourhoods else {}
-            for worker, first, end in runs(workers):
+            for worker, first, end in runs_of_equal_keys(workers):
                 some = rows[first:end]
                 batch = record_batch(
                     schema, block, some, copy=copies[first:end], **{k: v[some] for k, v in extra.items()}
@@ -248,7 +248,7 @@ class ChunkJob:
         path = f"{self.folder.format(worker=worker)}/part-{self.first + chunk:05d}.parquet"
         staged = f"{self.staging}/{task}/{path.replace('/', '-')}"
         task_folder(store, f"{self.staging}/{task}")
-        group_rows = row_group_rows(workers_a_task(self.placement.num_workers, size), size)
+        group_rows = row_group_rows(workers_per_task(self.placement.num_workers, size), size)
         return ShardWriter(store, staged, path, worker, schema, self.num_classes, group_rows, size)
 
 

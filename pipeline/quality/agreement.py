@@ -34,7 +34,7 @@ class Cells:
         np.add.at(counts, places, np.concatenate([part.counts for part in parts]))
         return cls(keys, counts)
 
-    def some(self, rows: Ints) -> Cells:
+    def select(self, rows: Ints) -> Cells:
         return Cells(self.keys[rows], self.counts[rows])
 
 
@@ -57,7 +57,7 @@ class PairSums:
         right_sizes = np.zeros(right_groups, np.int64)
         np.add.at(left_sizes, places, cells.counts)
         np.add.at(right_sizes, right, cells.counts)
-        return cls(pairs(cells.counts), pairs(left_sizes), right_sizes)
+        return cls(count_pairs(cells.counts), count_pairs(left_sizes), right_sizes)
 
     def __add__(self, other: PairSums) -> PairSums:
         return PairSums(
@@ -66,19 +66,19 @@ class PairSums:
 
     def adjusted_rand(self) -> float:
         """Return the adjusted Rand index (Hubert and Arabie 1985): 1 for equal groups, about 0 for independent ones."""
-        same_right = pairs(self.right_sizes)
+        same_right = count_pairs(self.right_sizes)
         rows = int(self.right_sizes.sum())
         expected = Fraction(self.same_left * same_right, max(1, rows * (rows - 1) // 2))
         most = Fraction(self.same_left + same_right, 2)
         return float((self.same_cell - expected) / (most - expected)) if most != expected else 1.0
 
 
-def pairs(sizes: Ints) -> int:
+def count_pairs(sizes: Ints) -> int:
     """Return the number of row pairs inside groups of the given sizes."""
     return sum(int(size) * (int(size) - 1) // 2 for size in sizes.tolist())
 
 
-def table_of(cells: Cells, left_groups: int, right_groups: int) -> Ints:
+def contingency_table(cells: Cells, left_groups: int, right_groups: int) -> Ints:
     """Return the cells as a table, int64 [left groups, right groups]."""
     table = np.zeros(left_groups * right_groups, np.int64)
     table[cells.keys] = cells.counts

@@ -127,7 +127,7 @@ class SparseImage(NamedTuple):
     pixels: npt.NDArray[np.uint8]
 
 
-def join(parts: Sequence[ImageSample]) -> ImageSample:
+def join_samples(parts: Sequence[ImageSample]) -> ImageSample:
     """Return all rows of one or more samples, sorted by id, so that the order of the files does not matter."""
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     order = np.argsort(columns[0])
@@ -163,10 +163,12 @@ def sample_file(
         if near is not None and reader.layout.dtype == "uint8":
             for at in np.flatnonzero(np.isin(near, sparse)):
                 images.append(SparseImage(int(block.ids[at]), int(block.labels[at]), int(near[at]), planes[at].copy()))
-    return join(samples), rarest(images)
+    return join_samples(samples), rarest(images)
 
 
-def sums(reader: Reader, bandwidth: float, pixels: npt.NDArray[np.uint8], labels: Ints, near: Ints | None) -> Moments:
+def sum_moments(
+    reader: Reader, bandwidth: float, pixels: npt.NDArray[np.uint8], labels: Ints, near: Ints | None
+) -> Moments:
     """Return the sums over some rows.
 
     Args:
@@ -185,7 +187,7 @@ def sums(reader: Reader, bandwidth: float, pixels: npt.NDArray[np.uint8], labels
     return moments(features, labels, places, reader.limits.get("label", 1), len(reader.counted), bandwidth)
 
 
-def largest(groups: Sequence[Neighbourhood], most: int) -> Ints:
+def largest_groups(groups: Sequence[Neighbourhood], most: int) -> Ints:
     """Return the numbers of the largest neighbourhoods, at most ``most``, ascending."""
     sizes = np.array([group.size for group in groups], np.int64)
     return np.sort(np.argsort(-sizes, kind="stable")[:most])
@@ -193,14 +195,16 @@ def largest(groups: Sequence[Neighbourhood], most: int) -> Ints:
 
 def no_moments(reader: Reader, bandwidth: float) -> Moments:
     """Return the sums over no rows: the start of every merge, and the result for an empty shard."""
-    return sums(reader, bandwidth, np.zeros((0, reader.layout.record_bytes), np.uint8), np.zeros(0, np.int64), None)
+    return sum_moments(
+        reader, bandwidth, np.zeros((0, reader.layout.record_bytes), np.uint8), np.zeros(0, np.int64), None
+    )
 
 
 def file_moments(reader: Reader, bandwidth: float, file: ShardFile) -> Moments:
     """Run the second pass over a file: return the sums over its owners."""
     total = no_moments(reader, bandwidth)
     for block in reader.owners(file):
-        total = merge(total, sums(reader, bandwidth, block.images, block.labels, block.columns.neighbourhoods))
+        total = merge(total, sum_moments(reader, bandwidth, block.images, block.labels, block.columns.neighbourhoods))
     return total
 
 
@@ -221,15 +225,15 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     layout = Layout(manifest.image.chw, dtype=cast(Dtype, manifest.image.dtype))
     workers_and_files = [(worker, file) for worker, entry in enumerate(workers) for file in entry.files if file.rows]
     files = [file for _, file in workers_and_files]
-    largest_groups = largest(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))
-    reader = Reader(shards.store, shards.uri, layout, limits, largest_groups)
+    counted_groups = largest_groups(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))
+    reader = Reader(shards.store, shards.uri, layout, limits, counted_groups)
 
     sparse = np.flatnonzero([group.sparse for group in groups])
     samples, images = zip(
         *run(partial(sample_file, reader, spread_evenly(rows, SAMPLE_ROWS), sparse), files), strict=True
     )
     # The second pass needs the bandwidth, which depends on the whole sample.
-    sample = join(samples)
+    sample = join_samples(samples)
     bandwidth = mean_distance(sample.features)
     totals = [no_moments(reader, bandwidth) for _ in workers]
     for (worker, _), part in zip(workers_and_files, run(partial(file_moments, reader, bandwidth), files), strict=True):
@@ -239,6 +243,6 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
         raise DataError(
             f"{shards.uri}: the shards own {owners} examples, the manifest says {rows}; rerun with --overwrite"
         )
-    dense = [not groups[number].sparse for number in largest_groups]
+    dense = [not groups[number].sparse for number in counted_groups]
     figures = assess([entry.rows for entry in workers], totals, dense, sample.features, bandwidth)
     return figures, sample, rarest([image for part in images for image in part])

@@ -13,7 +13,7 @@ from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, origin, p
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.input.dataset import Run, serial
-from pipeline.output.entries import versions
+from pipeline.output.entries import library_versions
 from pipeline.quality import figures
 from pipeline.quality.measure import ImageSample, SparseImage, measure
 from pipeline.quality.metrics import Quality
@@ -189,7 +189,7 @@ def render_comparison(rows: Sequence[Mapping[str, Any]], provenance: Mapping[str
         phases=phases,
         figures=embedded_figures,
         findings=comparison_findings(rows),
-        origin=origin(provenance, versions()),
+        origin=origin(provenance, library_versions()),
     )
     return page
 

@@ -18,7 +18,7 @@ from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
-from pipeline.quality.agreement import Cells, PairSums, table_of
+from pipeline.quality.agreement import Cells, PairSums, contingency_table
 from pipeline.quality.metrics import chi_square
 
 Side = tuple[str, ShardFile]  # a set's folder, and one file of its assignment
@@ -58,7 +58,7 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> S
     by_group = parts.filter(lambda part: part[0] < slices).partitionBy(slices, int)
     sums = by_group.mapPartitions(partial(sum_up, len(near))).collect()
     by_worker = parts.filter(lambda part: part[0] == slices).values().collect()
-    test = chi_square(table_of(Cells.total(by_worker), shards.num_workers, len(near)))
+    test = chi_square(contingency_table(Cells.total(by_worker), shards.num_workers, len(near)))
     return SetAgreement(reduce(add, sums).adjusted_rand(), test.per_dof if test else None)
 
 
@@ -77,7 +77,7 @@ def cells_of_chunk(store: Store, near: int, slices: int, sides: tuple[Side, Side
         raise DataError(f"{sides[0][0]} and {sides[1][0]} hold other rows; make one again with --overwrite")
     cells = Cells.from_groups(groups, neighbourhoods, near)
     for number in range(slices):
-        yield number, cells.some(np.flatnonzero(cells.keys // near % slices == number))
+        yield number, cells.select(np.flatnonzero(cells.keys // near % slices == number))
     yield slices, Cells.from_groups(workers, neighbourhoods, near)
 
 

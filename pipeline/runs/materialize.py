@@ -20,7 +20,7 @@ from pipeline.core.storage.store import Store
 from pipeline.doctor.beforehand import check_inputs
 from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
 from pipeline.input.dataset import Dataset
-from pipeline.output.tabled import LineCheck, TablePlacement, settle_and_keep
+from pipeline.output.tabled import LineCheck, TablePlacement, check_and_write_lines
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import ASSIGNED, read_strategy, refuse_other_manifests, resolved_params, stored_models
 from pipeline.runs.steps.commit import commit, describe_set
@@ -43,7 +43,7 @@ class Tables(Strategy):
     summary: ClassVar[str] = "the assignment of a table of (id, worker)"
     table: str = option("", "digest of the table's files")
 
-    def draws(self) -> bool:
+    def uses_seed(self) -> bool:
         return False
 
     def fit(self, context: Context) -> FitResult:
@@ -224,7 +224,7 @@ def _check_and_keep_lines(
     rows = bounds[-1][1]
     starts = np.array([low for low, _ in bounds], np.int64)
 
-    def look(path: str) -> Iterator[tuple[int, Ints | str]]:
+    def lines_by_chunk(path: str) -> Iterator[tuple[int, Ints | str]]:
         """Yield the lines of a file, int64 [4, lines], by the number of their chunk, or its problem as text under chunk
         0."""
         try:
@@ -246,13 +246,13 @@ def _check_and_keep_lines(
         if problems := [part for part in parts if isinstance(part, str)]:
             yield LineCheck(problem=min(problems))
             return
-        check = settle_and_keep(
+        check = check_and_write_lines(
             store, scratch, [part for part in parts if not isinstance(part, str)], bounds[chunk], num_workers
         )
         yield replace(check, problem=check.problem and f"{uri}: {check.problem}")
 
     # A table can be in any order: a shuffle brings the lines of each chunk to one task.
-    table_parts = context.parallelize(table.files, min(len(table.files), 10_000)).flatMap(look)
+    table_parts = context.parallelize(table.files, min(len(table.files), 10_000)).flatMap(lines_by_chunk)
     checks = table_parts.groupByKey(len(bounds), lambda chunk: chunk).mapPartitionsWithIndex(keep).collect()
     if problem := next((each.problem for each in checks if each.problem), None):
         raise DataError(problem)

@@ -16,7 +16,7 @@ from pipeline.assignment.chunks import (
     pass_pieces,
     piece_bounds,
     point_pieces,
-    workers_a_task,
+    workers_per_task,
 )
 from pipeline.assignment.groups import MOST_COUNTS
 from pipeline.clustering.far import FAR_ROWS, SHARE
@@ -134,7 +134,7 @@ def plan(shape: Shape) -> CostEstimate:
     n = shape.rows
     size = shape.record_bytes
     parts = chunk_bounds(n, shape.workers, size)
-    at_once = workers_a_task(shape.workers, size)
+    at_once = workers_per_task(shape.workers, size)
     spills = shape.workers > at_once
     bounds = piece_bounds(parts, size) if spills else parts
     pieces = pass_pieces(n, size, shape.cores)

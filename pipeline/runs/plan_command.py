@@ -87,7 +87,7 @@ def seconds_of(phase: PhaseCost, rates: Rates, cores: int) -> float:
     return work / min(cores, phase.tasks) + phase.stages * STAGE_S
 
 
-def number(text: str) -> int:
+def parse_count(text: str) -> int:
     """Parse an integer, also in the forms 1e6 and 1_000_000."""
     try:
         value = float(text)
@@ -109,7 +109,7 @@ def gigabytes(text: str) -> float:
     return value
 
 
-def amount(size: float) -> str:
+def bytes_in_words(size: float) -> str:
     """Return a number of bytes as text with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -138,27 +138,27 @@ def format_plan(estimate: CostEstimate, rates: Rates, memory_a_task: int) -> str
         (
             phase.name + (f" x {phase.stages}" if phase.stages > 1 else ""),
             f"{phase.tasks:,}",
-            amount(phase.driver_bytes),
-            amount(phase.task_bytes),
-            amount(phase.read_bytes) if phase.read_bytes else "",
-            amount(phase.write_bytes) if phase.write_bytes else "",
+            bytes_in_words(phase.driver_bytes),
+            bytes_in_words(phase.task_bytes),
+            bytes_in_words(phase.read_bytes) if phase.read_bytes else "",
+            bytes_in_words(phase.write_bytes) if phase.write_bytes else "",
             duration(seconds),
         )
         for phase, seconds in zip(estimate.phases, spent, strict=True)
     ]
     header = ("phase", "tasks", "to the driver", "per task", "read", "written", "time")
-    decoded_size = amount(shape.rows * shape.record_bytes)
+    decoded_size = bytes_in_words(shape.rows * shape.record_bytes)
     per_file = shape.rows / max(1, estimate.files)
     through = " (rows are first written to files by range of workers)" if estimate.spills else ""
     lines = [
         ("input", f"{shape.rows:,} rows, {decoded_size}"),
         ("files", f"{estimate.files:,} of about {per_file:,.0f} rows{through}"),
-        ("manifest", amount(estimate.manifest_bytes)),
+        ("manifest", bytes_in_words(estimate.manifest_bytes)),
         (
             "local disk",
             f"{decoded_size} on all executors together, if images are pickled, encoded or in large row groups",
         ),
-        ("driver", f"{amount(estimate.driver_bytes)} in addition to its libraries"),
+        ("driver", f"{bytes_in_words(estimate.driver_bytes)} in addition to its libraries"),
         # Phases run one after another, so their times add up; Spark starts once.
         ("time", f"{duration(START_S + sum(spent))} on {shape.cores} cores as fast as this machine's"),
     ]
@@ -178,8 +178,10 @@ def main(argv: Sequence[str]) -> None:
     flags = command_line.parser(
         "python -m pipeline plan", main.__doc__, "The command reads and writes no data, and needs no Spark."
     )
-    flags.add_argument("--rows", type=number, required=True, metavar="INT", help="rows to shard, such as 50000 or 1e9")
-    flags.add_argument("--workers", type=number, required=True, metavar="INT", help="number of workers")
+    flags.add_argument(
+        "--rows", type=parse_count, required=True, metavar="INT", help="rows to shard, such as 50000 or 1e9"
+    )
+    flags.add_argument("--workers", type=parse_count, required=True, metavar="INT", help="number of workers")
     flags.add_argument(
         "--image", type=image_shape, default="3x32x32", metavar="CxHxW", help="shape of images (default: %(default)s)"
     )
@@ -193,12 +195,12 @@ def main(argv: Sequence[str]) -> None:
     # The defaults depend on --strategy and --classes, so they are resolved after parsing.
     flags.add_argument(
         "--clusters",
-        type=number,
+        type=parse_count,
         metavar="INT",
         help="number of neighbourhoods (default: twice the number of classes; 256 for hash)",
     )
     flags.add_argument(
-        "--components", type=number, metavar="INT", help="principal components (default: 50; 64 for submodular)"
+        "--components", type=parse_count, metavar="INT", help="principal components (default: 50; 64 for submodular)"
     )
     flags.add_argument(
         "--fit-rows",
@@ -208,11 +210,11 @@ def main(argv: Sequence[str]) -> None:
         help="rows that the PCA or the hash functions are fitted to (default: %(default)s)",
     )
     flags.add_argument(
-        "--classes", type=number, default=10, metavar="INT", help="number of classes (default: %(default)s)"
+        "--classes", type=parse_count, default=10, metavar="INT", help="number of classes (default: %(default)s)"
     )
     flags.add_argument(
         "--cores",
-        type=number,
+        type=parse_count,
         default=os.cpu_count() or 1,
         metavar="INT",
         help="cores of all executors together (default: the cores of this machine)",

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
+from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build
@@ -164,4 +164,4 @@ def neighbourhood_counts(
             block_counts.append(count_by_chunk(block.ids, near.astype(np.int64), groups, bounds))
         return reduce(add, block_counts)
 
-    return all_counts(run_on(context)(count, Images(context, dataset).pieces()), len(bounds), groups)
+    return sum_counts(run_on(context)(count, Images(context, dataset).pieces()), len(bounds), groups)

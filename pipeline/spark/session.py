@@ -22,7 +22,7 @@ from typing import NoReturn
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from pipeline.core.atomic import naming
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.command_line import CONF
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import SAFE_PATH, main_folder
@@ -254,7 +254,7 @@ def ship_package(context: SparkContext, package: Path = PACKAGE) -> None:
         return
     folder = tempfile.mkdtemp()  # kept until the driver ends, for executors that join late
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with naming(folder):
+    with path_in_errors(folder):
         context.addPyFile(str(package_zip(Path(folder) / name, package)))
 
 

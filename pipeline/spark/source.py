@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyspark import SparkContext
 
-from pipeline.assignment.chunks import chunk_bounds, piece_bounds, workers_a_task
+from pipeline.assignment.chunks import chunk_bounds, piece_bounds, workers_per_task
 from pipeline.core.shardset.contract import Input
 from pipeline.input.dataset import Dataset
 from pipeline.input.scan import Scan, scan
@@ -52,7 +52,7 @@ def scan_input(context: SparkContext, dataset: Dataset, num_workers: int) -> Sca
 
     Raises DataError for a broken row, UsageError for more chunks than allowed."""
     parts = chunk_bounds(dataset.rows, num_workers, dataset.record_bytes)
-    width = workers_a_task(num_workers, dataset.record_bytes)
+    width = workers_per_task(num_workers, dataset.record_bytes)
     spills = num_workers > width
     bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
     pieces = len(Images(context, dataset).pieces())

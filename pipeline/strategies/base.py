@@ -128,7 +128,7 @@ class Strategy(Spec, ABC):
     copies_rows: ClassVar[bool] = False  # some rows may go to every worker
     seed: int = option(0, "seed of all random choices", parse=seed_number, recorded=False)
 
-    def draws(self) -> bool:
+    def uses_seed(self) -> bool:
         """True if the seed changes the shards."""
         return True
 

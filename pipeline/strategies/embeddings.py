@@ -99,14 +99,14 @@ def embedded_rows(context: Context, embedding: str) -> Dataset:
         return vector_view(dataset, embedding)
     with context.phase("join"):
         table = open_embeddings(dataset.store, embedding)
-        embedding_rows = embedding_dataset(dataset, table, join(context, table))
+        embedding_rows = embedding_dataset(dataset, table, join_vectors(context, table))
         context.report(
             f"{embedding_rows.rows:,} embeddings of {table.length} numbers by {len(table.paths)} files of {table.uri}"
         )
     return embedding_rows
 
 
-def join(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
+def join_vectors(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, ...]:
     """Write the vectors of a table, in id order, to files of the attempt, and return these files.
 
     Vectors go through one shuffle, 8 + 4 d bytes per row; images are not read. A task holds three times 64 MiB of

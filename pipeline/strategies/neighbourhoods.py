@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pyspark import RDD, StorageLevel
 
-from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
+from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.assignment.kept import KeptGroups, KeptRange, write_groups
 from pipeline.clustering.gram import MAX_PIXELS, is_component_number, rows_to_fit
 from pipeline.clustering.lloyd import MOST_CLUSTERS
@@ -309,5 +309,5 @@ def group_rows(
 
     ranges_and_counts = groups_by_row.mapPartitions(count_and_keep).collect()
     ranges = sorted((kept_range for _, kept_range in ranges_and_counts), key=lambda kept_range: kept_range.low)
-    counts = all_counts((counts for counts, _ in ranges_and_counts), len(bounds), num_groups)
+    counts = sum_counts((counts for counts, _ in ranges_and_counts), len(bounds), num_groups)
     return ByNeighbourhood(KeptGroups(store, tuple(ranges))), counts

@@ -16,7 +16,7 @@ class RoundRobin(Strategy):
     summary: ClassVar[str] = "row i goes to worker i modulo the number of workers"
     even_sizes: ClassVar[bool] = True
 
-    def draws(self) -> bool:
+    def uses_seed(self) -> bool:
         return False
 
     def fit(self, context: Context) -> FitResult:

@@ -52,7 +52,7 @@ class Stratified(Strategy):
     start: Start = option("zero", START_HELP, advanced=True)
     shuffle_within_class: bool = option(False, "deal the rows of each class in random order")
 
-    def draws(self) -> bool:
+    def uses_seed(self) -> bool:
         return self.shuffle_within_class
 
     def fit(self, context: Context) -> FitResult:

@@ -15,11 +15,11 @@ import numpy.typing as npt
 from pyspark import RDD
 
 from pipeline.assignment.blocks import PART_ROWS, BlockRule, FunctionName, block_bytes, block_counts, owners_of_class
-from pipeline.assignment.chunks import ChunkCounts, all_counts, count_by_chunk
+from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.assignment.groups import GroupTable, Start, group_table, rows_by_worker
 from pipeline.assignment.kept import KeptByRank, write_groups
 from pipeline.clustering.gram import is_component_number
-from pipeline.clustering.points import Points, gather
+from pipeline.clustering.points import Points, concatenate_points
 from pipeline.clustering.similarity import similarities, similarity_bytes
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
@@ -143,7 +143,7 @@ class GroupTask:
             pieces[self.order[place]].append(points)
         while pieces:
             group, parts = pieces.popitem()
-            rows = gather(parts)
+            rows = concatenate_points(parts)
             similar = similarities(rows.points[np.argsort(rows.ids)])
             owners = owners_of_class(similar, self.capacities[group], self.function, self.rule, self.ratios)
             yield group, write_groups(self.store, self.scratch, 0, owners.astype(np.int32)).path
@@ -303,4 +303,4 @@ def part_counts(context: Context, points: RDD[LabelledPoints], parts: Parts) -> 
         if reports:
             yield reduce(add, reports)
 
-    return all_counts(points.mapPartitions(count).collect(), len(bounds), parts.number)
+    return sum_counts(points.mapPartitions(count).collect(), len(bounds), parts.number)

@@ -170,7 +170,7 @@ def survey(
             continue
         expected = expected or layout
         format = format or name
-        if name != format or not _alike(layout, expected):
+        if name != format or not _same_layout(layout, expected):
             bad_records.append(
                 Broken(
                     entry.path,
@@ -208,7 +208,7 @@ def _survey_file(
             file, layout = kind.survey(store, entry, shape)
         except DataError:
             # A file system error looks like broken data. Only a file that can be read to its end is judged.
-            confirm(store, entry.path)
+            check_readable(store, entry.path)
             file, layout = kind.survey(store, entry, shape)
         file, layout = with_channels(file, layout, read_options.channels)
     except DataError as error:
@@ -231,7 +231,7 @@ def _survey_file(
     return name, file, layout, bad_records
 
 
-def confirm(store: Store, path: str) -> None:
+def check_readable(store: Store, path: str) -> None:
     """Read the whole of a file that seems broken.
 
     Raises OSError if the file system is at fault: the batch then fails and is repeated, and nothing is quarantined."""
@@ -240,7 +240,7 @@ def confirm(store: Store, path: str) -> None:
             pass
 
 
-def _alike(one: Layout, other: Layout) -> bool:
+def _same_layout(one: Layout, other: Layout) -> bool:
     """True if two layouts are equal except for the number of classes, which is checked label by label."""
     return replace(one, num_classes=None) == replace(other, num_classes=None)
 
@@ -271,7 +271,7 @@ def examine(dataset: Arrivals, start: int, stop: int, num_classes: int) -> Itera
                     yield from _with_labels(block, dataset, num_classes)
             except DataError as error:
                 if not confirmed:
-                    confirm(dataset.store, file.path)
+                    check_readable(dataset.store, file.path)
                     confirmed = True
                     ranges.append((next_row, end))
                 elif end - next_row == 1:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pyspark import SparkContext
 
-from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, workers_a_task
+from pipeline.assignment.chunks import chunk_bounds, pass_pieces, piece_bounds, workers_per_task
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
 from pipeline.core.provenance import provenance
@@ -32,14 +32,14 @@ from pipeline.output.entries import (
     describe_image,
     describe_labels,
     describe_workers,
-    versions,
+    library_versions,
 )
-from pipeline.runs.steps.write import WrittenFiles, verify, write_all
+from pipeline.runs.steps.write import WrittenFiles, verify_chunks, write_all
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import ScannedInput
 from pipeline.strategies.hash import check_bucket_number, check_copies
 from pipeline.stream.arrivals import Arrivals, Broken
-from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count, starts
+from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count_generation, first_workers_of
 from pipeline.stream.look import BatchScan, LookJob, scan_batch
 from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_hashes, save_hashes, save_state
 from pipeline.stream.placement import ByBucket, Copies, SomeBuckets, groups_of
@@ -91,7 +91,7 @@ class StreamBatch:
                 if batch_scan.skipped_rows:
                     self._leave_out(batch_scan, bad_records)
                     continue
-                batch_scan = self._settle(batch_scan)
+                batch_scan = self._fix_num_classes(batch_scan)
                 if hashes is not None:
                     return batch_scan, hashes
                 hashes = self._fit(batch_scan)
@@ -115,7 +115,7 @@ class StreamBatch:
             bad_records.append(Broken(file.path, None if whole else record, entry.reason, records))
         self.dataset = self.dataset.leave_out((entry.first, entry.end) for entry in batch_scan.skipped_rows)
 
-    def _settle(self, batch_scan: BatchScan) -> BatchScan:
+    def _fix_num_classes(self, batch_scan: BatchScan) -> BatchScan:
         """Return the scan with label counts for as many classes as the set has.
 
         The first batch fixes this number: from the request, else from the files' layout, else from the largest
@@ -157,7 +157,7 @@ class StreamBatch:
         window = self.before.manifest.stream.window_first if self.before and self.before.manifest.stream else 0
         closes = bool(self.request.window_rows) and end - window >= self.request.window_rows
         # Buckets that are still sparse when the window closes are copied to every worker.
-        update = count(
+        update = count_generation(
             state.buckets,
             batch_scan.keys_by_chunk,
             seed=self.request.seed,
@@ -169,7 +169,7 @@ class StreamBatch:
         source = ScannedInput(self.dataset, batch_scan.scan, parts, bounds, width)
         with self.phase("write"):
             written_files, chunks = self._write(source, hashes, update, window)
-        verify(written_files.chunks, batch_scan.scan, update.new_copies + update.old_copies)
+        verify_chunks(written_files.chunks, batch_scan.scan, update.new_copies + update.old_copies)
         after = StreamState(update.after, state.sums + batch_scan.scan.channel_sums)
         models = [save_state(self.store, after, self.staging)]
         if not self.before:
@@ -271,7 +271,7 @@ class StreamBatch:
         ranks_before = buckets.order_by_number(counters_before.copied)
         placement = Copies(
             num_workers,
-            buckets.order_by_number(starts(buckets.keys, self.request.seed, num_workers)),
+            buckets.order_by_number(first_workers_of(buckets.keys, self.request.seed, num_workers)),
             ranks_before + np.cumsum(by_chunk, axis=0) - by_chunk,
         )
         none = Scan(0, np.zeros((len(bounds), self.num_classes), np.int64), np.zeros(1, np.int64), 0)
@@ -327,7 +327,7 @@ class StreamBatch:
             model=models,
             assignment=describe_assignment(files.assignment),
             identity=request.identity(),
-            versions=versions(),
+            versions=library_versions(),
             made={**provenance(), "master": str(self.context.master)},
         )
 
@@ -344,7 +344,7 @@ def bounds_of(
     Returns the id ranges of files, the id ranges of tasks, and the number of workers per range if rows are spilled by
     ranges of workers, else None."""
     parts = chunk_bounds(rows, num_workers, dataset.record_bytes)
-    width = workers_a_task(num_workers, dataset.record_bytes)
+    width = workers_per_task(num_workers, dataset.record_bytes)
     spills = num_workers > width
     bounds = piece_bounds(parts, dataset.record_bytes) if spills else parts
     return _shift_bounds(parts, first), _shift_bounds(bounds, first), width if spills else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.clustering.npz import expect, from_bytes
+from pipeline.clustering.npz import check_arrays, from_bytes
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import keyed_hash
 from pipeline.core.seeds import Purpose, word
@@ -78,7 +78,7 @@ class Buckets:
         return {"keys": self.keys, "numbers": self.numbers, "counts": self.counts, "copied": self.copied}
 
 
-def starts(keys: Ints, seed: int, num_workers: int) -> Ints:
+def first_workers_of(keys: Ints, seed: int, num_workers: int) -> Ints:
     """Return the worker of each bucket's first row, int64 [keys].
 
     The k-th row after it goes to the k-th worker after that one."""
@@ -124,7 +124,7 @@ class CounterUpdate:
     old_copies: int
 
 
-def count(
+def count_generation(
     before: Buckets, keys_and_rows: Sequence[tuple[Ints, Ints]], *, seed: int, num_workers: int, closes: bool
 ) -> CounterUpdate:
     """Count the rows of a generation. O(size of ``keys_and_rows`` + K log K).
@@ -147,7 +147,7 @@ def count(
     after = Buckets(counters.keys, counters.numbers, running, counters.copied)
     # Only the end of a window makes copies: earlier, a bucket may still grow dense.
     everywhere = after.sparse(num_workers) if closes else np.zeros(len(after), np.bool_)
-    first = starts(counters.keys, seed, num_workers)
+    first = first_workers_of(counters.keys, seed, num_workers)
     chunks = [
         ChunkBuckets(counters.keys[at], counters.numbers[at], first[at], counts, everywhere[at])
         for at, counts in offsets
@@ -177,7 +177,7 @@ class StreamState:
     def from_bytes(cls, data: bytes) -> StreamState:
         """Read the output of ``to_bytes``. Raises ValueError for other data."""
         arrays = from_bytes(data)
-        expect(arrays, sums="i8 c", **dict.fromkeys(("keys", "numbers", "counts", "copied"), "i8 k"))
+        check_arrays(arrays, sums="i8 c", **dict.fromkeys(("keys", "numbers", "counts", "copied"), "i8 k"))
         sums = arrays.pop("sums")
         buckets = Buckets(**arrays)
         in_order = (buckets.keys[1:] > buckets.keys[:-1]).all() and np.array_equal(

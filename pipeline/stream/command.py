@@ -161,7 +161,7 @@ def run_stream(prog: str, description: str | None) -> int:
             tally = watch(running, start(running, stream, checkpoint, trigger))
         except StreamingQueryException as error:
             raise kafka.error_with_next_step(error, args.source, output) from error
-        return finish(args, run, tally)
+        return report_totals(args, run, tally)
 
 
 def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str]:
@@ -243,7 +243,7 @@ def checkpoint_of(store: Store, folder: str | None, output: str) -> str:
     return place if is_remote(place) else f"file://{place}"
 
 
-def finish(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals) -> int:
+def report_totals(args: argparse.Namespace, run: GenerationRun, tally: StreamTotals) -> int:
     """Print the totals and the set, write its report if it has grown, and return the exit code."""
     shards = tally.last.shards if tally.last else None
     summary = f"{tally.committed:,} generations, {tally.rows:,} rows"

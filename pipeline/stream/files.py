@@ -52,7 +52,7 @@ def files_of(uri: str, entries: list[FileInfo]) -> list[FileInfo]:
     return sorted(filter(holds_rows, entries), key=lambda file: (file.modified_ms, file.path))
 
 
-def arrive(
+def incoming_files(
     inbox: Inbox, checkpoint: str, late_after_s: float | None, batch: int, frame: DataFrame, _: str, newest_ms: int
 ) -> IncomingBatch:
     """Return the files of a batch, without late ones.
@@ -101,4 +101,4 @@ def arrive(
 
 def arrivals(inbox: Inbox, checkpoint: str, late_after_s: float | None) -> Any:
     """Return the function that turns Spark's frame of a batch into an IncomingBatch."""
-    return partial(arrive, inbox, checkpoint, late_after_s)
+    return partial(incoming_files, inbox, checkpoint, late_after_s)

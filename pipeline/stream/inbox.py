@@ -144,8 +144,8 @@ class Look:
             return []
         names = [entry.path + "/" * entry.is_dir for entry in self.left_out]
         return [
-            f"not read: {_some(names)}; a stream takes the files of its source folder and of partition folders such as"
-            " label=3, but for names that begin with _ or . or end with ._COPYING_"
+            f"not read: {_names_in_words(names)}; a stream takes the files of its source folder and of partition folders"
+            " such as label=3, but for names that begin with _ or . or end with ._COPYING_"
         ]
 
 
@@ -182,7 +182,7 @@ def warnings_of(changes: list[Change]) -> list[str]:
     return [f"{changes[0].describe()}{others}"]
 
 
-def _some(names: list[str]) -> str:
+def _names_in_words(names: list[str]) -> str:
     more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
     return f"{', '.join(names[:NAMES_SHOWN])}{more}"
 

@@ -79,10 +79,10 @@ def arrivals(store: Store, uri: str, request: StreamRequest, output: str, checkp
         output: folder of the set, resolved.
         checkpoint: Spark's checkpoint if messages may be lost, to report which; else None.
     """
-    return partial(arrive, store, uri, output, checkpoint, record_bytes(request), request.late_after_s)
+    return partial(incoming_messages, store, uri, output, checkpoint, record_bytes(request), request.late_after_s)
 
 
-def arrive(
+def incoming_messages(
     store: Store,
     uri: str,
     output: str,
@@ -109,7 +109,7 @@ def arrive(
         newest_ms: time of the newest message before the batch.
     """
     # One time limit for all tasks and their retries, so that a retry gives the same result.
-    land = partial(_land, store, output, batch, folder, size, late_after_s, newest_ms, latest_believable_ms())
+    land = partial(_write_landed, store, output, batch, folder, size, late_after_s, newest_ms, latest_believable_ms())
     message_ranges = sorted(frame.mapInArrow(land, LANDED).collect(), key=lambda row: (row.partition, row.first))
     offsets = json.dumps([[row.partition, row.first, row.end] for row in message_ranges])
     files = [FileInfo(row.path, row.bytes, 0, is_dir=False) for row in message_ranges if row.bytes]
@@ -163,7 +163,7 @@ def error_with_next_step(error: Exception, uri: str, output: str) -> Exception:
     )
 
 
-def _land(
+def _write_landed(
     store: Store,
     output: str,
     batch: int,
@@ -205,7 +205,7 @@ def _land(
             partition = number
             first = offset if first < 0 else first
             end = offset + 1
-            if reason := _problem(value, time_ms, expected, newest_ms, late_after_s):
+            if reason := _message_problem(value, time_ms, expected, newest_ms, late_after_s):
                 place: dict[str, object] = {
                     "source": f"partition {number}, offset {offset}",
                     "record": None,
@@ -239,7 +239,7 @@ def _land(
         )
 
 
-def _problem(
+def _message_problem(
     value: bytes | None, time_ms: int, expected: int, newest_ms: int, late_after_s: float | None
 ) -> str | None:
     """Return the reason to quarantine a message, or None: another size than a record's, or too late.

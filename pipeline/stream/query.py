@@ -104,7 +104,7 @@ class Running:
             self.warn(f"warning: batch {batch}: {text}")
         if outcome.fresh and outcome.shards:
             tally.committed += 1
-            self.say(line(batch, outcome))
+            self.say(generation_line(batch, outcome))
         elif outcome.seconds:
             self.say(f"batch {batch}: no rows to commit, {outcome.quarantined:,} quarantined")
         else:
@@ -113,7 +113,7 @@ class Running:
             self.say(f"batch {batch}: committed already")
 
 
-def line(batch: int, outcome: Outcome) -> str:
+def generation_line(batch: int, outcome: Outcome) -> str:
     """Return the line that is printed for a generation."""
     assert outcome.shards
     manifest = outcome.shards.manifest

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.attempt import ATTEMPTS, Attempt, seems_alive
-from pipeline.core.shardset.commit import own_files, tidy, unlisted_files
+from pipeline.core.shardset.commit import own_files, remove_leftovers, unlisted_files
 from pipeline.core.shardset.manifest import read_committed
 from pipeline.core.shardset.versions import NAME, is_behind
 from pipeline.core.storage.store import Store, configured_store
@@ -50,7 +50,7 @@ def leftovers(store: Store, uri: str) -> Leftovers:
 def clean(store: Store, uri: str) -> int:
     """Delete the leftovers; return the number of deleted files outside of the attempts' folders."""
     with Attempt(store, store.resolve(uri)) as attempt:  # its start deletes the folders of dead attempts
-        return tidy(attempt)
+        return remove_leftovers(attempt)
 
 
 def main(argv: Sequence[str]) -> None:

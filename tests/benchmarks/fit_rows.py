@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sklearn.metrics import adjusted_rand_score
 
 from pipeline.clustering import gram, lloyd
-from pipeline.clustering.fit import fit_here
+from pipeline.clustering.fit import fit_in_process
 from pipeline.clustering.projection import quantise
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import is_drawn
@@ -37,7 +37,7 @@ Images = npt.NDArray[np.uint8]
 
 
 def spectrum_of(images: Images, components: float) -> gram.Spectrum:
-    return gram.top_components(gram.covariance(gram.local([images], images.shape[1])), components)
+    return gram.top_components(gram.covariance(gram.gram_of_blocks([images], images.shape[1])), components)
 
 
 def held(images: Images, spectrum: gram.Spectrum) -> float:
@@ -51,7 +51,7 @@ def held(images: Images, spectrum: gram.Spectrum) -> float:
 def neighbourhoods(images: Images, spectrum: gram.Spectrum, whiten: bool, seed: int) -> tuple[Ints, Ints]:
     """Of each row, and the sizes."""
     points = quantise(spectrum, whiten=whiten)(images)
-    fit = fit_here(np.arange(len(images)), points, lloyd.KMeansSettings(CLUSTERS, 150, 1e-4, seed))
+    fit = fit_in_process(np.arange(len(images)), points, lloyd.KMeansSettings(CLUSTERS, 150, 1e-4, seed))
     return lloyd.nearest(points, fit.centres)[0], fit.sizes
 
 

@@ -80,7 +80,7 @@ from trainer.runlog.run_folder import RunRecord, saved_generation
 from trainer.simulation.replay import _read as read_replayed
 from trainer.study.plan.cases import essentials, strategy_of
 from trainer.study.plan.study_plan import read_plan
-from trainer.study.run.folder import claim, refuse_other_plan
+from trainer.study.run.folder import claim_folder, refuse_other_plan
 from trainer.study.run.ledger import StudyLedger, environments
 
 STORE = Store()
@@ -519,7 +519,7 @@ def read_settings(folder: Path) -> None:
 
 def make_study(folder: Path) -> None:
     plan = make_plan(seeds=3)
-    claim(plan, folder)
+    claim_folder(plan, folder)
     ledger_of(folder, make_records(plan, lambda run: 0.5 + run.seed / 100))
 
 

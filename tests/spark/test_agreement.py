@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 def test_the_adjusted_rand_index_is_that_of_scikit_learn(rows: list[tuple[int, int]], slices: int) -> None:
     left, right = np.array(rows, np.int64).T
     whole = Cells.total([Cells.from_groups(left[part::2], right[part::2], 4) for part in range(min(2, len(rows)))])
-    parts = [whole.some(np.flatnonzero(whole.keys // 4 % slices == part)) for part in range(slices)]
+    parts = [whole.select(np.flatnonzero(whole.keys // 4 % slices == part)) for part in range(slices)]
     sums = [PairSums.from_cells(part, 4) for part in parts]
     total = sums[0]
     for part in sums[1:]:

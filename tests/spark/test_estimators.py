@@ -22,7 +22,7 @@ from sklearn.metrics import adjusted_rand_score
 from pipeline.clustering import fit as fit_module
 from pipeline.clustering import kmeans as kmeans_module
 from pipeline.clustering.columns import matrix_to_vector
-from pipeline.clustering.fit import fit_here, settling_limit
+from pipeline.clustering.fit import fit_in_process, settling_limit
 from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
 from pipeline.clustering.kmeans_by_class import KMeansByClassModel
 from pipeline.clustering.lloyd import KMeansSettings
@@ -362,7 +362,7 @@ def test_many_rows_settle_on_the_same_sample_in_tasks_as_in_one_process(
         return settling_limit(count)
 
     monkeypatch.setattr(kmeans_module, "settling_limit", limit)
-    here = fit_here(ids, points, KMeansSettings(12, 20, 1e-4, 0))
+    here = fit_in_process(ids, points, KMeansSettings(12, 20, 1e-4, 0))
     for parts in (1, 7):
         split = [Points(rows, points[rows]) for rows in np.array_split(ids, parts)[::-1]]
         spread = spark.sparkContext.parallelize(split, parts)

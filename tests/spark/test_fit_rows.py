@@ -42,7 +42,7 @@ def test_the_components_are_those_of_the_drawn_rows_for_any_partitioning(
     assert abs(chosen.sum() - WANTED) < 5 * np.sqrt(WANTED)
     assert manifest["params"]["rows_fitted"] == chosen.sum()
     model = BlockPCAModel.load(f"file://{tmp_path}/16/_model/{manifest['generation']}/pca")
-    expected = gram.top_components(gram.covariance(gram.local([images[chosen]], 192)), make(name).components)
+    expected = gram.top_components(gram.covariance(gram.gram_of_blocks([images[chosen]], 192)), make(name).components)
     assert np.array_equal(model.spectrum.components, expected.components)
     assert np.array_equal(model.spectrum.variances, expected.variances)
 

@@ -269,7 +269,7 @@ def test_an_assignment_alone_is_no_set_to_train_on(spark: SparkSession, source: 
 
 def test_copies_are_numbered_by_worker_where_a_table_does_not_say() -> None:
     lines = np.array([[1, 0, 0, 1, 0], [2, 3, 1, 0, 0], [-1] * 5, [-1] * 5])
-    settled, problem = tabled.settle([lines], 0, 2, 4)
+    settled, problem = tabled.check_lines([lines], 0, 2, 4)
     assert problem is None
     assert settled[:3].tolist() == [[0, 0, 0, 1, 1], [0, 1, 3, 0, 2], [0, 1, 2, 0, 1]]
 

@@ -24,7 +24,7 @@ from pipeline.input.dataset import serial
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.report import report
 from pipeline.strategies.hash import Hash
-from pipeline.stream.buckets import Buckets, StreamState, count, starts
+from pipeline.stream.buckets import Buckets, StreamState, count_generation, first_workers_of
 from pipeline.stream.checkpoint import check_checkpoint
 from pipeline.stream.generation import GenerationRun
 from pipeline.stream.query import AskedToEnd, Running
@@ -62,13 +62,13 @@ def test_counters_are_those_of_a_dictionary_that_sees_row_by_row(
     """Whatever the generations and the chunks are that the rows come in."""
     known, rows = Buckets.none(), [0, *sorted(cut for cut in cuts if cut < len(keys)), len(keys)]
     seen: dict[int, int] = defaultdict(int)
-    first = dict(zip(keys, starts(np.array(keys), 5, workers).tolist(), strict=True))
+    first = dict(zip(keys, first_workers_of(np.array(keys), 5, workers).tolist(), strict=True))
     copied: dict[int, int] = defaultdict(int)
     for number, (low, high) in enumerate(pairwise(rows)):
         chunks = [np.array(keys[at : min(at + chunk, high)]) for at in range(low, high, chunk)]
         found = [np.unique(part, return_counts=True) for part in chunks]
         earlier = dict(seen)
-        made = count(known, found, seed=5, num_workers=workers, closes=closing[number])
+        made = count_generation(known, found, seed=5, num_workers=workers, closes=closing[number])
         for part, buckets in zip(chunks, made.chunks, strict=True):
             assert buckets.keys.tolist() == sorted(set(part.tolist()))
             assert buckets.before.tolist() == [seen[key] for key in buckets.keys.tolist()]

@@ -138,7 +138,7 @@ def test_files_that_do_not_add_up_to_the_rows_and_their_copies_are_an_error_and_
     fault: Callable[[WrittenChunk], WrittenChunk],
 ) -> None:
     """The scan sees the rows that were written once. Only the files tell how often each of them was."""
-    verify, seen = write.verify, list[WrittenFile]()
+    verify, seen = write.verify_chunks, list[WrittenFile]()
 
     def faulty(written: list[WrittenChunk], *expected: Any) -> None:
         seen.extend(file for chunk in written for file in chunk.files)

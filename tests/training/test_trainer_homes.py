@@ -27,7 +27,7 @@ from trainer.checkpoints.write import mark_evaluated
 from trainer.evaluation import process as evaluation
 from trainer.home import lease, work
 from trainer.home.place import StorePlace, listing, write_whole
-from trainer.home.segments import begin, copy
+from trainer.home.segments import begin_start, copy
 from trainer.report.page import write_report
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES, SEGMENTS
 from trainer.runlog.read import best, evaluations
@@ -281,7 +281,7 @@ def test_a_minute_with_a_checkpoint_costs_a_store_fewer_than_sixty_operations(
     """Of two servers, the evaluator and their supervisor; in the steady state, after the first checkpoints."""
     home = StorePlace(str(tmp_path / "home"), STORE)
     (tmp_path / "work").mkdir()
-    folders, held = begin(home, tmp_path / "work"), lease.Lease(home / ".lease")
+    folders, held = begin_start(home, tmp_path / "work"), lease.Lease(home / ".lease")
     held.take()
     root, counts = folders.checkpoints, Counter[str]()
 

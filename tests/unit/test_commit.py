@@ -16,7 +16,7 @@ import pytest
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.attempt import LEASE_S, Attempt, is_running, whoami
-from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, tidy
+from pipeline.core.shardset.commit import has_leftovers, publish, refuse_unless, remove_leftovers
 from pipeline.core.shardset.damage import all_damage
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.shardset.versions import stamped_path, unstamped
@@ -290,7 +290,7 @@ def test_what_a_killed_overwrite_left_is_found_and_deleted_and_other_peoples_fil
     put(f"{place}/_report.html-01234567", b"half")
     assert has_leftovers(STORE, committed)
     with Attempt(STORE, place) as attempt:
-        assert tidy(attempt) == 2
+        assert remove_leftovers(attempt) == 2
     assert not has_leftovers(STORE, committed)
     assert STORE.read(f"{place}/worker=000/mine.txt") == b"keep"
     assert whole(place) == "first"

@@ -16,7 +16,7 @@ import pytest
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset import versions
 from pipeline.core.shardset.attempt import Attempt
-from pipeline.core.shardset.commit import has_leftovers, tidy
+from pipeline.core.shardset.commit import has_leftovers, remove_leftovers
 from pipeline.core.shardset.manifest import missing_file, open_committed, read_committed
 from pipeline.core.storage.local import LocalFiles
 from pipeline.core.storage.store import Store
@@ -55,7 +55,7 @@ class FrozenStore(Store):
 def rivals(output: str) -> dict[str, Callable[[], object]]:
     def tidied() -> None:
         with Attempt(STORE, output) as other:
-            tidy(other)
+            remove_leftovers(other)
 
     def twice() -> None:
         commit(STORE, output, "rival", 1)
@@ -301,6 +301,6 @@ def test_a_report_of_the_set_before_is_deleted_though_the_commit_was_cut_off_rig
     put(f"{place}/manifest.json", older)
     put(f"{place}/report.html", b"of the first")
     with Attempt(STORE, place) as attempt:
-        tidy(attempt)
+        remove_leftovers(attempt)
     assert not STORE.exists(f"{place}/report.html")
     assert b"second" in STORE.read(f"{place}/manifest.json")

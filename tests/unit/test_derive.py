@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.__main__ import main as pipeline_main
 from pipeline.core.errors import UsageError
-from pipeline.datasets.derive import Derivation, class_blocks, derive, main, shrunk, sides
+from pipeline.datasets.derive import Derivation, class_blocks, derive, main, shrink_images, train_and_test
 from tests.conftest import make_rows
 
 
@@ -29,17 +29,17 @@ def source(tmp_path: Path) -> Path:
 
 def test_pixels_are_means_of_squares_rounded_half_up() -> None:
     images = np.random.default_rng(1).integers(0, 256, (3, 2 * 6 * 4), np.uint8)
-    found = shrunk(images, (2, 6, 4), 2).reshape(3, 2, 3, 2)
+    found = shrink_images(images, (2, 6, 4), 2).reshape(3, 2, 3, 2)
     planes = images.reshape(3, 2, 6, 4)
     for row, channel, y, x in np.ndindex(3, 2, 3, 2):
         square = planes[row, channel, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2].astype(int)
         assert found[row, channel, y, x] == int(square.sum() / 4 + 0.5)
-    assert np.array_equal(shrunk(images, (2, 6, 4), 1), images)
+    assert np.array_equal(shrink_images(images, (2, 6, 4), 1), images)
 
 
 def test_squares_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UsageError, match="--shrink 3 must divide the images' height and width, 32 and 32"):
-        shrunk(np.zeros((1, 3072), np.uint8), (3, 32, 32), 3)
+        shrink_images(np.zeros((1, 3072), np.uint8), (3, 32, 32), 3)
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 7))
@@ -57,31 +57,31 @@ def test_round_robin_over_class_blocks_gives_each_worker_one_run_of_the_sorted_r
 def test_a_derived_set_has_the_rows_of_both_sides(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "small"
     assert derive(str(source), target, Derivation(shrink=2, rows=50))
-    train, test = sides(str(target))
+    train, test = train_and_test(str(target))
     assert test is not None
     assert (train.rows, test.rows, train.layout.shape) == (50, 20, (3, 16, 16))
-    whole, _ = sides(str(source))
+    whole, _ = train_and_test(str(source))
     block, original = next(iter(train.read(0, 50))), next(iter(whole.read(0, 50)))
     assert np.array_equal(block.labels, original.labels)
-    assert np.array_equal(block.images, shrunk(original.images, (3, 32, 32), 2))
+    assert np.array_equal(block.images, shrink_images(original.images, (3, 32, 32), 2))
 
 
 def test_evaluation_rows_may_lie_elsewhere(source: Path, tmp_path: Path) -> None:
     only = source / "data_batch_1.bin"
-    assert sides(str(only))[1] is None
+    assert train_and_test(str(only))[1] is None
     derive(str(only), tmp_path / "d", Derivation(), str(source))
-    _, test = sides(str(tmp_path / "d"))
+    _, test = train_and_test(str(tmp_path / "d"))
     assert test is not None
     assert test.rows == 20
 
 
 def test_class_blocks_reorder_training_rows_alone(source: Path, tmp_path: Path) -> None:
     derive(str(source), tmp_path / "d", Derivation(order="class-blocks", workers=4))
-    train, test = sides(str(tmp_path / "d"))
+    train, test = train_and_test(str(tmp_path / "d"))
     labels = next(iter(train.read(0, 70, images=False))).labels
     assert np.concatenate([labels[worker::4] for worker in range(4)]).tolist() == sorted(labels.tolist())
     assert test is not None
-    original = sides(str(source))[1]
+    original = train_and_test(str(source))[1]
     assert original is not None
     assert np.array_equal(next(iter(test.read(0, 20))).labels, next(iter(original.read(0, 20))).labels)
 
@@ -94,7 +94,7 @@ def test_coarse_labels_can_take_the_place_of_fine_ones(tmp_path: Path) -> None:
     pixels = rng.integers(0, 256, (30, 3072), np.uint8)
     (folder / "train.bin").write_bytes(np.hstack([coarse[:, None], fine[:, None], pixels]).tobytes())
     derive(str(folder / "train.bin"), tmp_path / "d", Derivation(labels="coarse"))
-    train, _ = sides(str(tmp_path / "d"))
+    train, _ = train_and_test(str(tmp_path / "d"))
     assert next(iter(train.read(0, 30))).labels.tolist() == coarse.tolist()
     assert train.layout.coarse is None
 
@@ -145,5 +145,5 @@ def test_an_input_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.C
 
 def test_a_sample_without_evaluation_rows_is_one_side(tmp_path: Path) -> None:
     assert pipeline_main(["sample", "--to", str(tmp_path / "s"), "--rows", "400", "--test-rows", "0"]) == 0
-    train, test = sides(str(tmp_path / "s"))
+    train, test = train_and_test(str(tmp_path / "s"))
     assert (train.rows, test) == (400, None)

@@ -16,7 +16,17 @@ import pytest
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.attempt import task_folder, try_claim
 from pipeline.core.shardset.schema import broken_is_data_error
-from pipeline.doctor.checks import FAILED, OK, WARNING, Check, as_json, group_by_value, has_failed, screen, some
+from pipeline.doctor.checks import (
+    FAILED,
+    OK,
+    WARNING,
+    Check,
+    as_json,
+    format_checks,
+    group_by_value,
+    has_failed,
+    shorten_names,
+)
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.command import seconds
 from pipeline.doctor.facts import (
@@ -24,12 +34,12 @@ from pipeline.doctor.facts import (
     Folder,
     ProcessFacts,
     facts_of_process,
-    folder,
+    folder_facts,
     has_ticket,
     view_from_task,
 )
 from pipeline.doctor.machine import check_folders, check_open_files, check_umask
-from pipeline.doctor.places import Reach, check_input, check_reach, not_seen, output_error, reach_from_task
+from pipeline.doctor.places import Reach, check_input, check_reach, invisible_path_error, output_error, reach_from_task
 from pipeline.doctor.security import check_kerberos, is_kerberos, no_tokens
 from pipeline.doctor.versions import check_extras, check_packages, check_versions, major_version
 from pipeline.runs.flags import _cause
@@ -60,7 +70,7 @@ def test_the_screen_has_a_line_per_check_and_a_count() -> None:
         Check("bb", WARNING, "two\nlines", "do this"),
         Check("c", FAILED, "bad", "do that"),
     ]
-    assert screen(checks).splitlines() == [
+    assert format_checks(checks).splitlines() == [
         "ok       a   fine",
         "warning  bb  two lines; do this",
         "FAILED   c   bad; do that",
@@ -76,7 +86,7 @@ def test_the_screen_has_a_line_per_check_and_a_count() -> None:
 def test_values_are_named_once_with_their_owners() -> None:
     assert group_by_value([("driver", "17"), ("a", "17")]) == "17"
     assert group_by_value([("driver", "17"), ("a", "21"), ("b", "21"), ("b", "21")]) == "17 (driver), 21 (a, b)"
-    assert some([f"h{number}" for number in range(9)]) == "h0, h1, h2, h3, 5 more"
+    assert shorten_names([f"h{number}" for number in range(9)]) == "h0, h1, h2, h3, 5 more"
 
 
 # --- versions -----------------------------------------------------------------------------------------------------------
@@ -241,8 +251,8 @@ def test_other_failures_of_an_output_stay_as_they_are() -> None:
 
 def test_a_local_path_that_executors_do_not_see_is_named() -> None:
     views = [ExecutorAccess("a", (True, True), True), ExecutorAccess("b", (True, False), True)]
-    assert not_seen("--input", "/in", 0, views) == ""
-    line = not_seen("--output", "/out", 1, views)
+    assert invisible_path_error("--input", "/in", 0, views) == ""
+    line = invisible_path_error("--output", "/out", 1, views)
     assert line.startswith(
         "--output /out is local, and b of the cluster do not see it: use a path that all machines mount"
     )
@@ -369,7 +379,7 @@ def test_a_process_reports_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_a_folder_that_is_not_there_has_no_room(tmp_path: Path) -> None:
-    assert folder("TMPDIR", f"{tmp_path}/no") == Folder("TMPDIR", f"{tmp_path}/no", 0, False)
+    assert folder_facts("TMPDIR", f"{tmp_path}/no") == Folder("TMPDIR", f"{tmp_path}/no", 0, False)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "4000", "nan"])

@@ -41,7 +41,7 @@ def test_components_and_variances_are_scikit_learns(rows: int, pixels: int, comp
 def test_both_matrices_have_the_same_spectrum() -> None:
     images = images_of(150, 600)
     by_rows, _ = dual.fit(images, 5)
-    by_pixels = gram.top_components(gram.covariance(gram.local([images], 600)), 5)
+    by_pixels = gram.top_components(gram.covariance(gram.gram_of_blocks([images], 600)), 5)
     np.testing.assert_allclose(by_rows.components, by_pixels.components, atol=1e-9)
     np.testing.assert_allclose(by_rows.variances, by_pixels.variances, rtol=1e-12)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.clustering import far
-from pipeline.clustering.fit import fit_here, rough_centres
+from pipeline.clustering.fit import fit_in_process, rough_centres
 from pipeline.clustering.lloyd import Fit, KMeansSettings, draw_sample, iterate, nearest, plus_plus
 from pipeline.clustering.passes import Pass
 from pipeline.core.arrays import Ints
@@ -57,7 +57,7 @@ def test_every_far_group_is_a_cluster_whatever_the_number_of_rows(rows: int) -> 
     """A sample of 4,096 of 300,000 rows holds none of most groups."""
     points = ordinary(rows)
     groups = planted(points, away=400_000)
-    fitted = fit_here(np.arange(rows), points, KMeansSettings(k=40, max_iter=30, tol=1e-4, seed=0))
+    fitted = fit_in_process(np.arange(rows), points, KMeansSettings(k=40, max_iter=30, tol=1e-4, seed=0))
     assert own_clusters(points, fitted, groups) == len(groups)
     assert len(fitted.centres) == 40
 
@@ -71,7 +71,7 @@ def test_groups_no_farther_out_than_others_are_found_where_their_rows_lie_togeth
     distances = np.sort(nearest(points, rough)[1])[::-1]
     step = distances[far.rows_above_step(distances[:1000])]
     assert all(nearest(points[rows], rough)[1].max() < step for rows in groups), "they are above a step"
-    assert own_clusters(points, fit_here(ids, points, settings), groups) == 3
+    assert own_clusters(points, fit_in_process(ids, points, settings), groups) == 3
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -105,7 +105,7 @@ def test_outliers_take_no_centre_that_a_cluster_needs(tails: str) -> None:
         points = np.repeat(points[: rows // 4], 4, axis=0)
     ids, settings = np.arange(rows), KMeansSettings(k=k, max_iter=40, tol=1e-4, seed=0)
     plain = iterate(Pass(points, k), plus_plus(draw_sample(ids, points, settings).points, k, 0), settings, 0.0)
-    assert fit_here(ids, points, settings).inertia <= 1.05 * plain.inertia
+    assert fit_in_process(ids, points, settings).inertia <= 1.05 * plain.inertia
 
 
 @pytest.mark.parametrize("parts", [2, 7, 64])

@@ -18,7 +18,7 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import record_schema
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.datasets.derive import sides
+from pipeline.datasets.derive import train_and_test
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.files import input_files
 from pipeline.input.read_options import ReadOptions
@@ -193,7 +193,7 @@ def test_a_partition_may_name_the_side(tmp_path: Path) -> None:
     assert found(tmp_path, "") == ["split=train/a.parquet"]
     assert found(tmp_path, "", evaluation=True) == ["split=test/a.parquet"]
     assert found(tmp_path, "split=test") == ["split=test/a.parquet"]
-    train, test = sides(f"{tmp_path}/*")
+    train, test = train_and_test(f"{tmp_path}/*")
     assert (train.rows, test and test.rows) == (20, 30)
 
 

@@ -32,7 +32,7 @@ def test_block_gram_equals_the_integer_gram_bit_for_bit(rows: int, fill: str) ->
         "white": np.full((rows, 48), 255),
         "spikes": np.where(rng.random((rows, 48)) < 0.5, 0, 255),
     }[fill].astype(np.uint8)
-    found = gram.local([images[: rows // 3], images[rows // 3 :]], 48)
+    found = gram.gram_of_blocks([images[: rows // 3], images[rows // 3 :]], 48)
     shifted = images.astype(np.int64) - 128
     assert np.array_equal(_dense(found), shifted.T @ shifted)
     assert np.array_equal(found.total, shifted.sum(axis=0))
@@ -44,24 +44,24 @@ def test_block_gram_equals_the_integer_gram_bit_for_bit(rows: int, fill: str) ->
 def test_merging_parts_in_any_order_gives_the_same_bits(cuts: list[int], order: list[int]) -> None:
     images = np.random.default_rng(1).integers(0, 256, (400, 30)).astype(np.uint8)
     parts = np.split(images, sorted(cuts))
-    locals_ = [gram.local([part], 30) for part in parts]
+    locals_ = [gram.gram_of_blocks([part], 30) for part in parts]
     shuffled = [locals_[at] for at in order if at < len(locals_)]
     total = shuffled[0]
     for part in shuffled[1:]:
         total = gram.merge(total, part)
-    assert np.array_equal(_dense(total), _dense(gram.local([images], 30)))
+    assert np.array_equal(_dense(total), _dense(gram.gram_of_blocks([images], 30)))
 
 
 def test_rows_that_come_one_by_one_are_multiplied_together(monkeypatch: pytest.MonkeyPatch) -> None:
     images = np.random.default_rng(6).integers(0, 256, (5000, 30)).astype(np.uint8)
-    products, whole = [], gram.local([images], 30)
+    products, whole = [], gram.gram_of_blocks([images], 30)
 
     def count(*args: Any, **more: Any) -> Any:
         products.append(args[1].shape[1])
         return ssyrk(*args, **more)
 
     monkeypatch.setattr(gram, "ssyrk", count)
-    found = gram.local([images[low : low + 3] for low in range(0, 5000, 3)], 30)
+    found = gram.gram_of_blocks([images[low : low + 3] for low in range(0, 5000, 3)], 30)
     assert np.array_equal(found.packed, whole.packed)
     assert sum(products) == 5000
     assert len(products) < 20
@@ -72,7 +72,7 @@ def test_blas_threads_do_not_change_a_bit() -> None:
     spectra = []
     for threads in (1, 2):
         with threadpool_limits(threads, "blas"):
-            spectra.append(gram.top_components(gram.covariance(gram.local([images], 300)), 20))
+            spectra.append(gram.top_components(gram.covariance(gram.gram_of_blocks([images], 300)), 20))
     assert np.array_equal(spectra[0].components, spectra[1].components)
     assert np.array_equal(spectra[0].variances, spectra[1].variances)
 
@@ -80,7 +80,7 @@ def test_blas_threads_do_not_change_a_bit() -> None:
 def test_the_covariance_is_numpys_and_its_upper_triangle_is_enough() -> None:
     images = np.random.default_rng(4).integers(0, 256, (500, 90)).astype(np.uint8)
     expected = np.cov(images.astype(np.float64), rowvar=False)
-    found = gram.covariance(gram.local([images], 90))
+    found = gram.covariance(gram.gram_of_blocks([images], 90))
     np.testing.assert_allclose(found, np.triu(expected), atol=1e-9)
     for components in (5, 40):  # by Lanczos, and whole
         below = np.tril(np.full((90, 90), 1e9), -1)
@@ -111,7 +111,7 @@ def test_components_span_what_scikit_learn_finds(components: float) -> None:
     factors = rng.normal(size=(2000, 120)) * (0.9 ** np.arange(120)) * 60
     mixing = np.linalg.qr(rng.normal(size=(120, 120)))[0]
     images = np.clip(factors @ mixing + 128, 0, 255).astype(np.uint8)
-    found = gram.top_components(gram.covariance(gram.local([images], 120)), components)
+    found = gram.top_components(gram.covariance(gram.gram_of_blocks([images], 120)), components)
     reference = PCA(components, svd_solver="covariance_eigh").fit(images.astype(np.float64))
     assert len(found.variances) == reference.n_components_
     np.testing.assert_allclose(found.variances, reference.explained_variance_, rtol=1e-8)
@@ -122,6 +122,6 @@ def test_components_span_what_scikit_learn_finds(components: float) -> None:
 
 def test_directions_without_variance_are_left_out() -> None:
     images = np.random.default_rng(4).integers(0, 256, (500, 3)).astype(np.uint8).repeat(20, axis=1)
-    assert len(gram.top_components(gram.covariance(gram.local([images], 60)), 50).variances) == 3
+    assert len(gram.top_components(gram.covariance(gram.gram_of_blocks([images], 60)), 50).variances) == 3
     flat = np.full((10, 60), 7, np.uint8)
-    assert len(gram.top_components(gram.covariance(gram.local([flat], 60)), 5).variances) == 1
+    assert len(gram.top_components(gram.covariance(gram.gram_of_blocks([flat], 60)), 5).variances) == 1

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.clustering.npz import expect, from_bytes
+from pipeline.clustering.npz import check_arrays, from_bytes
 from pipeline.core.errors import DataError, JobError
 from pipeline.core.json_values import build, fits, parse, parse_object
 from pipeline.core.shardset.attempt import is_running, whoami
@@ -251,12 +251,12 @@ def test_arrays_are_read_as_they_were_saved() -> None:
 
 def test_arrays_of_other_shapes_are_told_apart() -> None:
     arrays = {"a": np.zeros((2, 3)), "b": np.zeros(3, np.int64), "c": np.array("text")}
-    expect(arrays, a="f8 n k", b="i8 k", c="U")
+    check_arrays(arrays, a="f8 n k", b="i8 k", c="U")
     for forms in ({"a": "f8 k n"}, {"a": "f4 n k"}, {"b": "i8"}, {"b": "i8 4"}, {"c": "f8"}):
         with pytest.raises(ValueError, match=f"{next(iter(forms))} is "):
-            expect(arrays, **{"b": "i8 k", "a": "f8 n k", "c": "U"} | forms)
+            check_arrays(arrays, **{"b": "i8 k", "a": "f8 n k", "c": "U"} | forms)
     with pytest.raises(ValueError, match="it holds the arrays a, b, c, not a"):
-        expect(arrays, a="f8 n k")
+        check_arrays(arrays, a="f8 n k")
 
 
 MODELS = ("pca", "kmeans", "by-class", "hashes")

@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.command_line import parse
 from pipeline.core.errors import UsageError
 from pipeline.stream.command import preflight, read_request, stream_parser
-from pipeline.stream.kafka import _land, stream_of_topic
+from pipeline.stream.kafka import _write_landed, stream_of_topic
 from pipeline.stream.kafka_options import consumer_options, properties
 from tests.support.places import STORE
 from tests.unit.test_quarantine import aside
@@ -153,7 +153,7 @@ def test_a_message_from_the_future_makes_no_other_late(tmp_path: Path) -> None:
     (tmp_path / "attempt").mkdir()
     messages = [pa.RecordBatch.from_pydict(columns)]
     output = str(tmp_path / "set")
-    (landed,) = _land(STORE, output, 0, str(tmp_path / "attempt"), 2, 60.0, now_ms - 300_000, now_ms, messages)
+    (landed,) = _write_landed(STORE, output, 0, str(tmp_path / "attempt"), 2, 60.0, now_ms - 300_000, now_ms, messages)
     (row,) = landed.to_pylist()
     assert (row["newest_ms"], row["ahead"], row["aside"], row["bytes"]) == (now_ms - 50_000, 1, 1, 6)
     (line,) = aside(tmp_path / "set")

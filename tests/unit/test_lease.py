@@ -63,7 +63,7 @@ def test_a_lease_counts_from_when_its_renewal_was_tried(home: StorePlace, monkey
     lease.clock = lambda: now[0]
     lease.take()
     looked: list[bool] = []
-    keeps = lease._keeps
+    keeps = lease._still_holds
     monkeypatch.setattr(lease, "_keeps", lambda: looked.append(True) or keeps())  # type: ignore[func-returns-value]
     create = Store.create
 

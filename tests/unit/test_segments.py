@@ -24,15 +24,15 @@ from trainer.home.segments import (
     Log,
     SupersededError,
     apply_segments,
-    begin,
+    begin_start,
+    complete_log,
     copy,
     look,
     merge,
-    settle,
     unread,
     whole_log,
 )
-from trainer.home.work import WorkFolder, due, working
+from trainer.home.work import WorkFolder, next_copy_time, working
 from trainer.run_files import METRICS, PUSHES, SEGMENTS
 from trainer.runlog.event_tail import HomeTail
 from trainer.runlog.run_folder import OWNED, RunRecord, Start, settled
@@ -105,7 +105,7 @@ def log_of(folders: Folders) -> dict[str, bytes]:
 def test_a_start_begins_with_the_log_of_those_before_it_wherever_they_were_killed(
     home: StorePlace, tmp_path: Path
 ) -> None:
-    first = begin(home, folder(tmp_path, "first"))
+    first = begin_start(home, folder(tmp_path, "first"))
     add(first, METRICS, "a", "b")
     copy(first)
     add(first, METRICS, "c")
@@ -114,11 +114,11 @@ def test_a_start_begins_with_the_log_of_those_before_it_wherever_they_were_kille
     copied = log_of(first)
     (first.work / METRICS).write_bytes(copied[METRICS] + b"torn")
     copy(first)
-    second = begin(home, folder(tmp_path, "second"))
+    second = begin_start(home, folder(tmp_path, "second"))
     assert log_of(second) == copied
     add(second, PUSHES, "2")
-    settle(second)
-    third = begin(home, folder(tmp_path, "third"))
+    complete_log(second)
+    third = begin_start(home, folder(tmp_path, "third"))
     assert log_of(third) == log_of(second)
     assert (home / PUSHES).read_bytes() == b"columns\n1\n2\n"
     assert [name for name in listing(home) if name.startswith(SEGMENTS)] == [
@@ -133,7 +133,7 @@ def test_a_log_that_was_being_made_whole_is_whole_wherever_that_ended(
     changes = [0]
     for step in itertools.count():
         root = near / str(step)
-        folders = begin(root, folder(tmp_path, f"a{step}"))
+        folders = begin_start(root, folder(tmp_path, f"a{step}"))
         for line in "abc":
             add(folders, METRICS, line)
             add(folders, PUSHES, line)
@@ -143,11 +143,11 @@ def test_a_log_that_was_being_made_whole_is_whole_wherever_that_ended(
             for name in ("replace", "put_new", "delete"):
                 patched.setattr(Store, name, failing(changes, getattr(Store, name)))
             try:
-                settle(folders)
+                complete_log(folders)
                 done = True
             except JobError:
                 done = False
-        assert log_of(begin(root, folder(tmp_path, f"b{step}"))) == log_of(folders)
+        assert log_of(begin_start(root, folder(tmp_path, f"b{step}"))) == log_of(folders)
         if done:
             break
     assert step > 6
@@ -172,7 +172,7 @@ def test_a_long_runs_segments_stay_few(near: StorePlace, tmp_path: Path, monkeyp
     """What each copy holds is written to the home a few times at most."""
     monkeypatch.setattr(segments, "MOST", 16)
     monkeypatch.setattr(segments, "MERGED", 8)
-    work = begin(near, folder(tmp_path, "work"))
+    work = begin_start(near, folder(tmp_path, "work"))
     written = 0
     put, replace = Store.put_new, Store.replace
 
@@ -192,7 +192,7 @@ def test_a_long_runs_segments_stay_few(near: StorePlace, tmp_path: Path, monkeyp
             copy_and_merge(work)
             assert len(segments_in(near)) <= segments.MOST + 1
     assert written < 4 * 10 * 200
-    assert log_of(begin(near, folder(tmp_path, "next"))) == log_of(work)
+    assert log_of(begin_start(near, folder(tmp_path, "next"))) == log_of(work)
 
 
 @pytest.mark.usefixtures("few")
@@ -202,7 +202,7 @@ def test_a_merge_that_is_killed_anywhere_loses_nothing(
     """The same start goes on, as when a store did not answer, or another one begins."""
     for step in itertools.count():
         root = near / str(step)
-        first = begin(root, folder(tmp_path, f"a{step}"))
+        first = begin_start(root, folder(tmp_path, f"a{step}"))
         for line in "abcde":
             add(first, METRICS, line)
             log = copy(first)
@@ -221,7 +221,7 @@ def test_a_merge_that_is_killed_anywhere_loses_nothing(
             add(first, METRICS, line)
             copy_and_merge(first)
         assert len(segments_in(root)) <= 5
-        assert log_of(begin(root, folder(tmp_path, f"b{step}"))) == log_of(first)
+        assert log_of(begin_start(root, folder(tmp_path, f"b{step}"))) == log_of(first)
         if done:
             break
     assert step == 3, "one merged segment is written, and two others are deleted"
@@ -229,27 +229,27 @@ def test_a_merge_that_is_killed_anywhere_loses_nothing(
 
 @pytest.mark.usefixtures("few")
 def test_a_frozen_start_that_merges_changes_no_later_log(near: StorePlace, tmp_path: Path) -> None:
-    frozen = begin(near, folder(tmp_path, "frozen"))
+    frozen = begin_start(near, folder(tmp_path, "frozen"))
     for line in "abcde":
         add(frozen, METRICS, line)
         log = copy(frozen)
     log = look(near)
-    later = begin(near, folder(tmp_path, "later"))
+    later = begin_start(near, folder(tmp_path, "later"))
     for line in "fghijk":
         add(later, METRICS, line)
         copy_and_merge(later)
     merge(frozen, log)  # it had asked before the later one began
-    assert log_of(begin(near, folder(tmp_path, "after"))) == log_of(later)
-    settle(last := begin(near, folder(tmp_path, "last")))
+    assert log_of(begin_start(near, folder(tmp_path, "after"))) == log_of(later)
+    complete_log(last := begin_start(near, folder(tmp_path, "last")))
     merge(frozen, log)
-    assert log_of(begin(near, folder(tmp_path, "end"))) == log_of(last) == log_of(later)
+    assert log_of(begin_start(near, folder(tmp_path, "end"))) == log_of(last) == log_of(later)
 
 
 @pytest.mark.usefixtures("few")
 def test_a_start_that_begins_while_segments_are_merged_reads_all(
     near: StorePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = begin(near, folder(tmp_path, "first"))
+    first = begin_start(near, folder(tmp_path, "first"))
     for line in "abcde":
         add(first, METRICS, line)
         copy(first)
@@ -260,13 +260,13 @@ def test_a_start_that_begins_while_segments_are_merged_reads_all(
         return read(*args)
 
     monkeypatch.setattr(segments, "whole_log", merged_meanwhile)
-    assert log_of(begin(near, folder(tmp_path, "second"))) == log_of(first)
+    assert log_of(begin_start(near, folder(tmp_path, "second"))) == log_of(first)
 
 
 @pytest.mark.usefixtures("few")
 def test_merged_segments_are_read_once(near: StorePlace, tmp_path: Path) -> None:
     """By an evaluator on another host, and by the host that leads of what others log."""
-    lead = WorkFolder(begin(near, folder(tmp_path, "lead")))
+    lead = WorkFolder(begin_start(near, folder(tmp_path, "lead")))
     other = WorkFolder(Folders(near, folder(tmp_path, "other"), "host-0a"))
     tail = HomeTail(Folders(near, folder(tmp_path, "far"), "host-0b"))
     found: list[int] = []
@@ -289,7 +289,7 @@ def test_merged_segments_are_read_once(near: StorePlace, tmp_path: Path) -> None
 
 def test_a_segment_that_is_being_merged_is_read_at_the_next_look(near: StorePlace, tmp_path: Path) -> None:
     """A listing may name a segment that is gone, or lack one that was there."""
-    lead = begin(near, folder(tmp_path, "lead"))
+    lead = begin_start(near, folder(tmp_path, "lead"))
     for line in "abcd":
         add(lead, METRICS, line)
         copy(lead)
@@ -316,10 +316,10 @@ def failing(left: list[int], change: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_start_that_was_frozen_writes_no_more_once_a_later_one_has_begun(near: StorePlace, tmp_path: Path) -> None:
-    frozen = WorkFolder(begin(near, folder(tmp_path, "frozen")))
+    frozen = WorkFolder(begin_start(near, folder(tmp_path, "frozen")))
     add(frozen.folders, METRICS, "a")
     frozen.copy()
-    later = begin(near, folder(tmp_path, "later"))
+    later = begin_start(near, folder(tmp_path, "later"))
     add(frozen.folders, METRICS, "of the frozen one")
     add(later, METRICS, "b")
     before = listing(near)
@@ -332,39 +332,39 @@ def test_a_start_that_was_frozen_writes_no_more_once_a_later_one_has_begun(near:
     late = f"{int(frozen.folders.source):06d}-000000000002.{METRICS}"
     write_whole(near / SEGMENTS / late, b"of the frozen one\n")
     copy(later)
-    assert log_of(begin(near, folder(tmp_path, "last")))[METRICS] == b"a\nb\n"
-    settle(later_of := begin(near, folder(tmp_path, "settling")))
+    assert log_of(begin_start(near, folder(tmp_path, "last")))[METRICS] == b"a\nb\n"
+    complete_log(later_of := begin_start(near, folder(tmp_path, "settling")))
     write_whole(near / SEGMENTS / late, b"of the frozen one\n")
-    assert log_of(begin(near, folder(tmp_path, "after")))[METRICS] == log_of(later_of)[METRICS] == b"a\nb\n"
+    assert log_of(begin_start(near, folder(tmp_path, "after")))[METRICS] == log_of(later_of)[METRICS] == b"a\nb\n"
 
 
 def test_a_run_that_begins_anew_has_nothing_of_a_frozen_start_of_the_run_before(
     near: StorePlace, tmp_path: Path
 ) -> None:
-    frozen = begin(near, folder(tmp_path, "frozen"))
+    frozen = begin_start(near, folder(tmp_path, "frozen"))
     add(frozen, METRICS, "a")
     copy(frozen)
     record = RunRecord(make_config(), 2, 80, "digest")
     with settled(near, record, resume=False, overwrite=True) as start:
         assert start is Start.NEW
-        anew = begin(near, folder(tmp_path, "anew"))
+        anew = begin_start(near, folder(tmp_path, "anew"))
         add(anew, METRICS, "new")
         add(frozen, METRICS, "b")
         with pytest.raises(SupersededError):
             copy(frozen)
         write_whole(near / SEGMENTS / f"{frozen.source}-000000000002.{METRICS}", b"b\n")  # it had asked before
-        settle(anew)
+        complete_log(anew)
     assert (near / METRICS).read_bytes() == b"new\n"
 
 
 def test_a_host_copies_half_a_minute_after_server_0_has_but_at_least_each_minute() -> None:
-    assert due(100.0, -math.inf) == 130.0
-    assert due(100.0, 110.0) == 140.0
-    assert [due(100.0, heard) for heard in (130.0, 159.0, 400.0)] == [160.0] * 3
+    assert next_copy_time(100.0, -math.inf) == 130.0
+    assert next_copy_time(100.0, 110.0) == 140.0
+    assert [next_copy_time(100.0, heard) for heard in (130.0, 159.0, 400.0)] == [160.0] * 3
 
 
 def test_processes_of_a_host_copy_at_once_without_a_gap_or_a_line_twice(near: StorePlace, tmp_path: Path) -> None:
-    folders = begin(near, folder(tmp_path, "work"))
+    folders = begin_start(near, folder(tmp_path, "work"))
     errors: list[BaseException] = []
 
     def add_and_copy(who: int) -> None:
@@ -381,21 +381,21 @@ def test_processes_of_a_host_copy_at_once_without_a_gap_or_a_line_twice(near: St
     for thread in threads:
         thread.join()
     assert not errors
-    assert log_of(begin(near, folder(tmp_path, "next"))) == log_of(folders)
+    assert log_of(begin_start(near, folder(tmp_path, "next"))) == log_of(folders)
 
 
 def test_what_other_hosts_log_is_taken_over_once_though_the_host_that_leads_starts_again(
     near: StorePlace, tmp_path: Path
 ) -> None:
     other = WorkFolder(Folders(near, folder(tmp_path, "other"), "host-0a"))
-    lead = WorkFolder(begin(near, folder(tmp_path, "lead")))
+    lead = WorkFolder(begin_start(near, folder(tmp_path, "lead")))
     add(lead.folders, METRICS, '{"event": "start"}')
     add(other.folders, METRICS, '{"event": "eval", "version": 3}')
     other.copy()
     lead.copy()
     lead.copy()
     lead.close()
-    again = WorkFolder(begin(near, folder(tmp_path, "again")))
+    again = WorkFolder(begin_start(near, folder(tmp_path, "again")))
     add(other.folders, METRICS, '{"event": "eval", "version": 4}')
     other.close()
     again.settle()
@@ -405,7 +405,7 @@ def test_what_other_hosts_log_is_taken_over_once_though_the_host_that_leads_star
 
 
 def test_an_evaluator_on_another_host_reads_the_events_of_the_one_that_leads(near: StorePlace, tmp_path: Path) -> None:
-    lead = begin(near, folder(tmp_path, "lead"))
+    lead = begin_start(near, folder(tmp_path, "lead"))
     other = Folders(near, folder(tmp_path, "other"), "host-0a")
     write_whole(near / METRICS, b"")
     tail = HomeTail(other)

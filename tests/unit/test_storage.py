@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.core.atomic import naming, write_durably
+from pipeline.core.atomic import path_in_errors, write_durably
 from pipeline.core.errors import UsageError
 from pipeline.core.storage import hdfs as storage
 from pipeline.core.storage.hdfs import PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
@@ -382,7 +382,7 @@ def test_a_full_disk_is_named_by_what_was_being_written(tmp_path: Path, monkeypa
 
 
 def test_only_a_full_disk_is_named_after_the_fact() -> None:
-    with pytest.raises(OSError, match=r"^\[Errno 104\] reset$"), naming("/x"):
+    with pytest.raises(OSError, match=r"^\[Errno 104\] reset$"), path_in_errors("/x"):
         raise OSError(errno.ECONNRESET, "reset")
-    with pytest.raises(OSError, match=r"'/y'$"), naming("/x"):
+    with pytest.raises(OSError, match=r"'/y'$"), path_in_errors("/x"):
         raise OSError(errno.ENOSPC, "full", "/y")

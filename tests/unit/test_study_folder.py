@@ -11,16 +11,16 @@ from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import ledger_of, make_plan, make_records, normal
 from trainer.study.plan.study_plan import StudyPlan
 from trainer.study.report.write import write_report
-from trainer.study.run.folder import claim, refuse_other_plan
+from trainer.study.run.folder import claim_folder, refuse_other_plan
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
 
 
 def test_a_folder_belongs_to_a_plan_whatever_its_seeds_and_places(tmp_path: Path) -> None:
-    claim(make_plan(seeds=2), tmp_path)
-    claim(make_plan(seeds=50, title="another title"), tmp_path)
-    claim(make_plan(datasets={"made-up": {"input": "elsewhere"}}), tmp_path)
-    claim(make_plan(("random", "stratified", "round_robin")), tmp_path)  # one more way to compare
+    claim_folder(make_plan(seeds=2), tmp_path)
+    claim_folder(make_plan(seeds=50, title="another title"), tmp_path)
+    claim_folder(make_plan(datasets={"made-up": {"input": "elsewhere"}}), tmp_path)
+    claim_folder(make_plan(("random", "stratified", "round_robin")), tmp_path)  # one more way to compare
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def test_a_folder_belongs_to_a_plan_whatever_its_seeds_and_places(tmp_path: Path
 def test_the_folder_of_another_plan_is_refused_with_what_differs(
     values: dict[str, object], said: str, tmp_path: Path
 ) -> None:
-    claim(make_plan(), tmp_path)
+    claim_folder(make_plan(), tmp_path)
     before = (tmp_path / "plan.json").read_bytes()
     with pytest.raises(UsageError) as raised:
-        claim(make_plan(**values), tmp_path)  # type: ignore[arg-type]
+        claim_folder(make_plan(**values), tmp_path)  # type: ignore[arg-type]
     assert "is the study of another plan: " + said in str(raised.value)
     assert (tmp_path / "plan.json").read_bytes() == before
 
 
 def test_a_part_of_a_plan_may_be_merged_and_another_plan_not(tmp_path: Path) -> None:
-    claim(make_plan(("random",), seeds=[7]), tmp_path)
+    claim_folder(make_plan(("random",), seeds=[7]), tmp_path)
     refuse_other_plan(make_plan(("random", "stratified")), tmp_path)
     with pytest.raises(UsageError, match=r"is the study of another plan: .*training.epochs was 3, now 4"):
         refuse_other_plan(make_plan(training={"epochs": 4}), tmp_path)
@@ -56,12 +56,12 @@ def test_a_part_of_a_plan_may_be_merged_and_another_plan_not(tmp_path: Path) -> 
 
 
 def test_a_default_that_changed_since_is_another_plan(tmp_path: Path) -> None:
-    claim(make_plan(), tmp_path)
+    claim_folder(make_plan(), tmp_path)
     stored = json.loads((tmp_path / "plan.json").read_bytes())
     stored["training"]["made-up/random/cnn/asp"]["--learning-rate"] = 0.5
     (tmp_path / "plan.json").write_text(json.dumps(stored))
     with pytest.raises(UsageError, match=r"--learning-rate was 0.5, now 0.01"):
-        claim(make_plan(), tmp_path)
+        claim_folder(make_plan(), tmp_path)
 
 
 @pytest.mark.full
@@ -75,29 +75,29 @@ def test_a_default_that_changed_since_is_another_plan(tmp_path: Path) -> None:
 def test_so_is_one_of_a_strategy_or_of_virtual_time(
     part: str, name: str, key: str, value: object, said: str, tmp_path: Path
 ) -> None:
-    claim(make_plan(), tmp_path)
+    claim_folder(make_plan(), tmp_path)
     stored = json.loads((tmp_path / "plan.json").read_bytes())
     stored[part][name][key] = value
     (tmp_path / "plan.json").write_text(json.dumps(stored))
     with pytest.raises(UsageError, match=said):
-        claim(make_plan(), tmp_path)
+        claim_folder(make_plan(), tmp_path)
     del stored[part]  # as studies of older versions have it
     (tmp_path / "plan.json").write_text(json.dumps(stored))
-    claim(make_plan(), tmp_path)
+    claim_folder(make_plan(), tmp_path)
     assert part in json.loads((tmp_path / "plan.json").read_bytes())
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="holds other files"):
-        claim(make_plan(), tmp_path)
+        claim_folder(make_plan(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_protocol_with_a_time_of_its_own_is_added_in_any_place(tmp_path: Path) -> None:
     slow = {"slow": {"protocol": "asp", "step_ms": 50}}
-    claim(make_plan(), tmp_path)
-    claim(make_plan(protocols=slow | {"asp": {"protocol": "asp"}}), tmp_path)
+    claim_folder(make_plan(), tmp_path)
+    claim_folder(make_plan(protocols=slow | {"asp": {"protocol": "asp"}}), tmp_path)
 
 
 def test_a_file_that_a_flag_names_and_that_was_edited_since_is_another_plan(
@@ -106,35 +106,35 @@ def test_a_file_that_a_flag_names_and_that_was_edited_since_is_another_plan(
     monkeypatch.chdir(tmp_path)
     plan = make_plan(models={"mine": {"model": "my_net:make"}})
     Path("my_net.py").write_text("def make(shape, classes): ...")
-    claim(plan, tmp_path / "study")
-    claim(plan, tmp_path / "study")
+    claim_folder(plan, tmp_path / "study")
+    claim_folder(plan, tmp_path / "study")
     Path("my_net.py").write_text("def make(shape, classes): ...  # another")
     with pytest.raises(UsageError, match=r"is the study of another plan: sources.models.mine.model was "):
-        claim(plan, tmp_path / "study")
+        claim_folder(plan, tmp_path / "study")
     Path("my_net.py").rename("moved")  # such as on a host that only merges
     refuse_other_plan(plan, tmp_path / "study")
 
 
 @pytest.mark.parametrize("tests", [3, {"margin": "x"}, {"baseline": None}, {"colour": "red"}])
 def test_tests_that_no_study_began_with_are_broken_data(tests: object, tmp_path: Path) -> None:
-    claim(make_plan(), tmp_path)
+    claim_folder(make_plan(), tmp_path)
     stored = json.loads((tmp_path / "plan.json").read_bytes())
     (tmp_path / "plan.json").write_text(json.dumps(stored | {"tests": tests}))
     with pytest.raises(DataError, match=r"plan.json is damaged"):
-        claim(make_plan(), tmp_path)
+        claim_folder(make_plan(), tmp_path)
 
 
 def test_a_damaged_plan_is_broken_data(tmp_path: Path) -> None:
-    claim(make_plan(), tmp_path)
+    claim_folder(make_plan(), tmp_path)
     (tmp_path / "plan.json").write_text("{")
     with pytest.raises(DataError, match=r"plan.json is damaged"):
-        claim(make_plan(), tmp_path)
+        claim_folder(make_plan(), tmp_path)
 
 
 @pytest.mark.full
 def test_a_test_that_was_changed_after_the_study_began_is_in_every_report(tmp_path: Path) -> None:
     def told(plan: StudyPlan) -> list[str]:
-        claim(plan, tmp_path)
+        claim_folder(plan, tmp_path)
         text = write_report(plan, tmp_path, ledger_of(tmp_path, make_records(plan, DRAW)))
         for name in ("README.md", "report.html"):
             assert ("is chosen after seeing results" in (tmp_path / name).read_text()) == (

@@ -11,7 +11,7 @@ from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import make_plan
 from trainer.config import Config
 from trainer.study.__main__ import find_plan, main, plan_names, share, share_of_runs
-from trainer.study.plan.cases import case_of, check, essentials
+from trainer.study.plan.cases import case_of, check_plan, essentials
 from trainer.study.plan.study_plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
 from trainer.study.run.sets import SetKey
 
@@ -133,7 +133,7 @@ def test_a_shipped_plan_names_strategies_models_and_flags_that_there_are(name: s
     """All but the data, which are not here: no other line may come."""
     plan = find_plan(name)
     with pytest.raises(DataError, match=r"does not exist; check --input"):
-        check(plan)
+        check_plan(plan)
     for cell in plan.cells():
         case_of(plan, Run(cell, 0), "s", Path("o"))
     assert len(list(plan.runs())) > 1
@@ -221,7 +221,7 @@ def test_a_table_that_no_command_takes_is_one_line_before_anything_runs(
     data = tmp_path / "data"
     assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
     with pytest.raises(UsageError) as raised:
-        check(make_plan(datasets={"made-up": {"input": str(data)}}, **tables))
+        check_plan(make_plan(datasets={"made-up": {"input": str(data)}}, **tables))
     assert said in str(raised.value)
 
 
@@ -240,14 +240,14 @@ def test_a_data_set_that_cannot_be_derived_is_one_line_before_anything_runs(
     data = tmp_path / "data"
     assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
     with pytest.raises(UsageError) as raised:
-        check(make_plan(datasets={"made-up": {"input": str(data), **keys}}))
+        check_plan(make_plan(datasets={"made-up": {"input": str(data), **keys}}))
     assert f"[datasets.made-up]: {said}" in str(raised.value)
 
 
 def test_a_ready_set_is_of_one_data_set(tmp_path: Path) -> None:
     plan = make_plan(datasets={"a": {}, "b": {}}, shardings={"mine": {"shards": "x"}})
     with pytest.raises(UsageError, match=r"\[shardings.mine\]: a ready set is of one data set, not of a, b: use skip"):
-        check(plan)
+        check_plan(plan)
 
 
 def main_of_pipeline(argv: list[str]) -> int:
@@ -258,10 +258,10 @@ def main_of_pipeline(argv: list[str]) -> int:
 
 def test_data_that_are_not_there_or_have_no_evaluation_rows_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nowhere does not exist"):
-        check(make_plan())
+        check_plan(make_plan())
     assert main_of_pipeline(["sample", "--to", str(tmp_path / "d"), "--rows", "400", "--test-rows", "0"]) == 0
     with pytest.raises(UsageError, match=r"\[datasets.made-up\]: .* has no evaluation rows"):
-        check(make_plan(datasets={"made-up": {"input": str(tmp_path / "d")}}))
+        check_plan(make_plan(datasets={"made-up": {"input": str(tmp_path / "d")}}))
 
 
 def test_a_command_line_that_asks_for_nothing_sensible_is_refused(tmp_path: Path) -> None:

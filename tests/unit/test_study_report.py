@@ -29,13 +29,13 @@ from trainer.study.plan.study_plan import StudyPlan
 from trainer.study.report import figures
 from trainer.study.report.tables import tables, to_csv, to_latex, to_markdown
 from trainer.study.report.write import files_with_numbers, write_report
-from trainer.study.run.folder import claim
+from trainer.study.run.folder import claim_folder
 from trainer.study.run.ledger import Record, StudyLedger, read_beside
 
 
 def report_of(plan: StudyPlan, root: Path, records: list[Record]) -> str:
     """The report that a study leaves in its folder."""
-    claim(plan, root)
+    claim_folder(plan, root)
     return write_report(plan, root, ledger_of(root, records))
 
 
@@ -239,7 +239,7 @@ def test_ways_whose_shards_no_seed_changes_are_named() -> None:
 def test_runs_of_seeds_that_were_left_out_and_other_numbers_of_seeds_are_told(tmp_path: Path) -> None:
     draw = normal(dict.fromkeys(WAYS, 0.01))
     whole, part = make_plan(WAYS, seeds=6), make_plan(WAYS, seeds=4)
-    claim(whole, tmp_path)
+    claim_folder(whole, tmp_path)
     ledger = ledger_of(tmp_path, make_records(whole, draw))
     assert "began with" not in write_report(whole, tmp_path, ledger)
     text = write_report(part, tmp_path, ledger)

@@ -72,10 +72,10 @@ def test_what_goes_into_the_files_is_verified_and_not_what_was_read(
         monkeypatch.setattr(writer, "record_batch", altered(kind))
     written = [job.write(0, "task")]
     if kind == "none":
-        write.verify(written, scanned, 0)
+        write.verify_chunks(written, scanned, 0)
     else:
         with pytest.raises(JobError, match="the input changed while it was sharded"):
-            write.verify(written, scanned, 0)
+            write.verify_chunks(written, scanned, 0)
 
 
 @pytest.mark.parametrize("spills", [False, True])
@@ -98,7 +98,7 @@ def test_changed_rows_name_the_versions_of_other_hosts(
     else:
         written = [job.write(0, "task")]
     with pytest.raises(JobError) as caught:
-        write.verify(written, scanned, 0)
+        write.verify_chunks(written, scanned, 0)
     words = (
         f"the driver has {decoder_versions()}, executors have {' and '.join(sorted({decoder_versions(), str(other)}))};"
     )

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import naming, write_durably
+from pipeline.core.atomic import path_in_errors, write_durably
 from pipeline.core.errors import UsageError
 from trainer.benchmark.configurations import Configuration, System
 
@@ -150,7 +150,7 @@ def read_results(output: Path) -> dict[str, Any]:
 
 
 def append_record(output: Path, record: BenchmarkRecord) -> None:
-    with naming(output / RECORDS_FILE), open(output / RECORDS_FILE, "a") as file:
+    with path_in_errors(output / RECORDS_FILE), open(output / RECORDS_FILE, "a") as file:
         file.write(json.dumps(asdict(record)) + "\n")
 
 

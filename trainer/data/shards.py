@@ -273,17 +273,17 @@ def _check_workers(shards: Shards, required: int | None) -> None:
         raise ValueError(f"it lists {count} workers, but num_workers is {shards.num_workers}")
     if required not in (None, count):
         raise UsageError(
-            f"{shards.uri} holds shards for {count} workers, not {required}; {_resharding(shards, required)}"
+            f"{shards.uri} holds shards for {count} workers, not {required}; {_resharding_advice(shards, required)}"
         )
     empty = [worker for worker in range(count) if not shards.worker_rows(worker)]
     if empty:
         raise DataError(
             f"{shards.uri}: {len(empty)} of {count} workers have no rows (the first is {empty[0]}), and a worker"
-            f" without rows cannot train; {_resharding(shards, max(1, count - len(empty)))}"
+            f" without rows cannot train; {_resharding_advice(shards, max(1, count - len(empty)))}"
         )
 
 
-def _resharding(shards: Shards, workers: int | None) -> str:
+def _resharding_advice(shards: Shards, workers: int | None) -> str:
     """Return the command that makes shards for another number of workers, as part of a message."""
     target = f"{shards.uri}-{workers}"
     return f"run spark-submit jobs/reshard.py --input {shards.uri} --output {target} --workers {workers}"
@@ -344,9 +344,9 @@ def _row_groups(
         dtype = declared_metadata(schema, "image").get("dtype", layout.dtype)
         # The digest matches, so another shape or count means that files of two sets were mixed.
         if (shape, dtype, parquet.metadata.num_rows) != (shards.shape, layout.dtype, file.rows):
-            contents = f"{parquet.metadata.num_rows} images of {_size(shape)}"
+            contents = f"{parquet.metadata.num_rows} images of {_size_in_words(shape)}"
             raise DataError(
-                f"{uri} holds {contents}, not {file.rows} of {_size(shards.shape)}: sets were mixed;"
+                f"{uri} holds {contents}, not {file.rows} of {_size_in_words(shards.shape)}: sets were mixed;"
                 " rerun the job that made it"
             )
         first = 0
@@ -403,5 +403,5 @@ def _check_labels(labels: npt.NDArray[Any], num_classes: int, uri: str, first: i
         )
 
 
-def _size(shape: tuple[int, ...]) -> str:
+def _size_in_words(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape))

@@ -76,7 +76,7 @@ def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False)
     shares = [end - begin for begin, end in slice_bounds(count, shards.num_workers)]
     if shards.ratios:
         shares = largest_remainder(np.array([count]), shards.ratios)[0].tolist()
-    parts = [part for worker, share in enumerate(shares) for part in _draw(shards, worker, share, seed, targets)]
+    parts = [part for worker, share in enumerate(shares) for part in _draw_rows(shards, worker, share, seed, targets)]
     ids = np.concatenate([part.ids for part in parts])
     _, first = np.unique(ids, return_index=True)  # a row that is in several shards may be drawn more than once
     first = generator(seed, Purpose.SAMPLE_ORDER).permutation(first)
@@ -84,7 +84,7 @@ def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False)
     return Rows(images[first], np.concatenate([part.labels for part in parts])[first], ids[first])
 
 
-def _draw(shards: Shards, worker: int, count: int, seed: int, targets: bool) -> Iterator[Rows]:
+def _draw_rows(shards: Shards, worker: int, count: int, seed: int, targets: bool) -> Iterator[Rows]:
     """Yield up to ``count`` randomly chosen rows of a worker, file by file."""
     rng = generator(seed, Purpose.TRAIN_SAMPLE, worker)
     row_numbers = np.sort(rng.permutation(shards.worker_rows(worker))[:count])

@@ -112,7 +112,7 @@ class Lease:
         if not self._create_number(numbers.number + 1, whoami() | {"token": self._token}):
             raise self._held_error()
         self.number = self._first = numbers.number + 1
-        if not self._keeps():
+        if not self._still_holds():
             raise self._held_error()
         _mine.add(self._token)
 
@@ -135,7 +135,7 @@ class Lease:
         is_late = self.clock() - self._last_renewal >= EXPIRES_S
         self._last_renewal = start
         if is_late:
-            return self._keeps()
+            return self._still_holds()
         if self.number - 1 != self._first:
             self.folder.store.delete(str(self._path(self.number - 1)))
         return True
@@ -148,10 +148,10 @@ class Lease:
         if self.number and self._create_number(self.number + 1, FREE):
             self.number += 1
             self._first = self.number
-            self._keeps()
+            self._still_holds()
             self.number = 0
 
-    def _keeps(self) -> bool:
+    def _still_holds(self) -> bool:
         """Return whether this process still has the highest number.
 
         If so, delete the lower numbers except the first that it took, which names it as the holder; otherwise delete

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from pipeline.core.atomic import naming
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import DataError, JobError
 from pipeline.core.storage.claim import claim
 from trainer.home.folders import Folders
@@ -154,7 +154,7 @@ def whole_log(home: Place, file: str, log: Log) -> bytes:
         raise DataError(f"{home / file} is damaged: {error}; choose another --output, or --overwrite") from None
 
 
-def begin(home: StorePlace, work: Path) -> Folders:
+def begin_start(home: StorePlace, work: Path) -> Folders:
     """Begin a start that leads the run, and write the log so far into the work folder. Raises DataError and OSError.
 
     An earlier start that still runs notices this at its next copy."""
@@ -168,7 +168,7 @@ def begin(home: StorePlace, work: Path) -> Folders:
     begins = []
     for file, data in _whole_logs(home).items():
         if data:
-            with naming(work / file):
+            with path_in_errors(work / file):
                 (work / file).write_bytes(data)
             begins.append((file, len(data)))
     return Folders(home, work, number, tuple(begins))
@@ -292,7 +292,7 @@ def lines_of_others(home: Place, log: Log, offsets: dict[str, int]) -> Iterator[
         yield from data.splitlines(keepends=True)
 
 
-def settle(folders: Folders) -> None:
+def complete_log(folders: Folders) -> None:
     """Complete the home's log files at the end of the run and delete all segments.
 
     Raises SupersededError and OSError."""

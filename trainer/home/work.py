@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from pipeline.core.atomic import naming
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import JobError
 from trainer.home.folders import Folders
 from trainer.home.place import Place, write_whole
-from trainer.home.segments import Log, SupersededError, begin, copy, lines_of_others, look, merge, settle
+from trainer.home.segments import Log, SupersededError, begin_start, complete_log, copy, lines_of_others, look, merge
 from trainer.run_files import LOGS, METRICS, NEWS, TENSORBOARD
 
 COPY_S = 30.0
@@ -25,7 +25,7 @@ REACH_S = 10.0
 LOG_BYTES = 1 << 20  # bytes of the end of a process's log that are copied
 
 
-def due(last_copy: float, last_heard: float) -> float:
+def next_copy_time(last_copy: float, last_heard: float) -> float:
     """Return the time at which this process next copies its log to the home. Pure; times in seconds of one clock.
 
     That is COPY_S after the last copy of the log by this process or by server 0, whichever is later, but at most twice
@@ -81,16 +81,16 @@ class WorkFolder:
         """Complete the home's metrics.jsonl and pushes.csv at the end of the run; only the leading host does this.
 
         No process may append to them any more. Ends the thread. Raises SupersededError and OSError as ``copy`` does."""
-        self._end()
+        self._stop_thread()
         if not self.folders.is_local:
             self.copy()
-            settle(self.folders)
+            complete_log(self.folders)
 
     def close(self) -> None:
         """Copy processes' logs and, on a host that does not lead, the rest of its events, if the home can be reached.
 
         Keeps the work folder."""
-        self._end()
+        self._stop_thread()
         if self.folders.is_local or self._stop_error or not self._is_reached:
             return
         with suppress(OSError, SupersededError):
@@ -99,7 +99,7 @@ class WorkFolder:
             self._copy_logs()
             self._copy_board()
 
-    def _end(self) -> None:
+    def _stop_thread(self) -> None:
         self._stop.set()
         if self._thread.is_alive():  # if the home was never reached, the thread may be blocked: wait only REACH_S
             self._thread.join(None if self._is_reached else REACH_S)
@@ -120,7 +120,7 @@ class WorkFolder:
                 self._size = 0
                 self._last_copy = time.monotonic()
                 self.trouble = f"{self.folders.home}: the log was not copied: {error}"
-            wait_s = max(0.0, due(self._last_copy, self._heard()) - time.monotonic())
+            wait_s = max(0.0, next_copy_time(self._last_copy, self._last_server_copy()) - time.monotonic())
 
     def _copy_what_is_due(self) -> None:
         """Copy the log if it is time for that, and every BOARD_S the TensorBoard files.
@@ -130,7 +130,7 @@ class WorkFolder:
         if not self._is_reached:
             look(self.folders.home)
             self._is_reached = True
-        if due(self._last_copy, self._heard()) > time.monotonic():
+        if next_copy_time(self._last_copy, self._last_server_copy()) > time.monotonic():
             return  # server 0 has copied meanwhile
         if self.folders.leads or self._has_grown():
             self.copy()
@@ -139,7 +139,7 @@ class WorkFolder:
             self._last_board_copy = self._last_copy
             self._copy_board()
 
-    def _heard(self) -> float:
+    def _last_server_copy(self) -> float:
         """Return the time of server 0's last copy, which it makes for every checkpoint (monotonic seconds)."""
         try:
             return time.monotonic() - max(0.0, time.time() - (self.folders.work / NEWS).stat().st_mtime)
@@ -167,7 +167,7 @@ class WorkFolder:
             line for line in lines_of_others(self.folders.home, log, self._offsets) if line not in self._known_lines
         ]
         if lines:
-            with naming(path), open(path, "ab", buffering=0) as file:
+            with path_in_errors(path), open(path, "ab", buffering=0) as file:
                 file.write(b"".join(lines))
         return bool(lines)
 
@@ -207,7 +207,7 @@ def working(home: Place, *, leads: bool, scratch: Path | None = None) -> Iterato
         return
     work = Path(tempfile.mkdtemp(prefix="trainer-", dir=scratch))
     try:
-        folder = WorkFolder(begin(home, work) if leads else Folders(home, work, f"host-{uuid4().hex[:16]}"))
+        folder = WorkFolder(begin_start(home, work) if leads else Folders(home, work, f"host-{uuid4().hex[:16]}"))
         try:
             yield folder
         finally:

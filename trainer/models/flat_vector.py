@@ -37,7 +37,7 @@ class FlatModel:
 
     def __init__(self, model: nn.Module) -> None:
         trained = _trainable(model)
-        rest = _rest(model)
+        rest = _untrained_state(model)
         for refuse in (_refuse_untrainable, _refuse_other_types, _refuse_shared):
             refuse(model)
         self.model = model
@@ -56,7 +56,7 @@ class FlatModel:
         values between forward and backward, because autograd cannot detect it."""
         _check_length("values", values, self.num_parameters + self.num_buffers)
         self.model.to(values.device)
-        tensors = _trainable(self.model) | _rest(self.model)
+        tensors = _trainable(self.model) | _untrained_state(self.model)
         for slot in self.slots:
             tensors[slot.name].data = slot.view(values)
         self.values = values
@@ -87,7 +87,7 @@ class FlatModel:
 
     def read(self) -> npt.NDArray[np.float32]:
         """Return a copy [P + Q] of the model's values, attached or not."""
-        tensors = (_trainable(self.model) | _rest(self.model)).values()
+        tensors = (_trainable(self.model) | _untrained_state(self.model)).values()
         vector: npt.NDArray[np.float32] = torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).cpu().numpy()
         return vector
 
@@ -100,7 +100,7 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.named_parameters() if tensor.requires_grad}
 
 
-def _rest(model: nn.Module) -> dict[str, Tensor]:
+def _untrained_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of the state without gradients: frozen parameters and saved floating-point buffers."""
     frozen = {name: tensor for name, tensor in model.named_parameters() if not tensor.requires_grad}
     saved_names = model.state_dict().keys()  # buffers that are not saved are made again with the model
@@ -121,7 +121,7 @@ def _refuse_untrainable(model: nn.Module) -> None:
 
 
 def _refuse_other_types(model: nn.Module) -> None:
-    for name, tensor in (_trainable(model) | _rest(model)).items():
+    for name, tensor in (_trainable(model) | _untrained_state(model)).items():
         if tensor.dtype != torch.float32:
             raise UsageError(
                 f"{name} of {type(model).__name__} is {tensor.dtype}: only float32 is trained, use .float()"

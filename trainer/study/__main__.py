@@ -18,9 +18,9 @@ from pipeline.core.errors import JobError, UsageError
 from pipeline.core.extras import require
 from trainer.plan import usable_cores
 from trainer.runlog.run_folder import locked, resolve_output
-from trainer.study.plan.cases import check
+from trainer.study.plan.cases import check_plan
 from trainer.study.plan.study_plan import Run, StudyPlan, read_plan, seeds_of
-from trainer.study.run.folder import PLAN, claim, refuse_foreign, refuse_other_plan
+from trainer.study.run.folder import PLAN, claim_folder, refuse_foreign, refuse_other_plan
 from trainer.study.run.ledger import LEDGER, StudyLedger
 from trainer.study.run.runner import Runner
 
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = share_of_runs(plan, *args.share)
     others = [_other_study(plan, folder) for folder in args.merge]
     if not args.report_only:
-        check(plan)
+        check_plan(plan)
     signal.signal(signal.SIGTERM, _on_sigterm)
     with ExitStack() as stack:
         try:
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             raise UsageError(f"--output {root} cannot be written: {error.strerror}; choose another folder") from None
         say = _silent if args.quiet else _say
-        claim(plan, root)
+        claim_folder(plan, root)
         jobs = args.jobs or (1 if plan.backend == "processes" else usable_cores())
         runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
         for other in others:

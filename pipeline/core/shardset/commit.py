@@ -130,7 +130,7 @@ def publish(
         raise
     try:
         with_retries(attempt.finish)()  # before tidy: a run that replaces this set may now delete its files
-        with_retries(tidy)(attempt)
+        with_retries(remove_leftovers)(attempt)
     except OSError as error:
         raise JobError(f"{output}: committed, but not tidied up: {error}; run it again") from error
     return ShardSet(store, output, new)
@@ -144,7 +144,7 @@ def _paths_of_set(current: ShardSet | None) -> set[str]:
     return {f"{current.uri}/{path}" for path in current.paths()} if current else set()
 
 
-def tidy(attempt: Attempt) -> int:
+def remove_leftovers(attempt: Attempt) -> int:
     """Finish the commit of a killed run, delete the files of killed runs, and return the number of deleted files."""
     store = attempt.store
     output = attempt.output

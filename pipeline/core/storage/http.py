@@ -14,7 +14,7 @@ import requests
 import urllib3
 from tqdm import tqdm
 
-from pipeline.core.atomic import naming
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import JobError
 
 CHUNK_BYTES = 1 << 20
@@ -55,17 +55,18 @@ class ResumingDownloader:
         with self._locked():
             failures = 0
             while True:
-                before = self._have()
+                before = self._partial_size()
                 # Only attempts without progress count, so that slow or flaky connections finish eventually.
                 try:
                     self._stream(url)
                     break
                 except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
-                    failures = 0 if self._have() > before else failures + 1
+                    failures = 0 if self._partial_size() > before else failures + 1
                     if failures >= ATTEMPTS:
                         raise JobError(
-                            f"{url}: {innermost(error)}, {ATTEMPTS} times in a row without a new byte, "
-                            f"at byte {self._have():,}; check the network and run it again: it resumes where it stopped"
+                            f"{url}: {innermost_reason(error)}, {ATTEMPTS} times in a row without a new byte, "
+                            f"at byte {self._partial_size():,}; check the network and run it again: it resumes where it"
+                            " stopped"
                         ) from error
                     time.sleep(self.backoff_s * 2 ** (failures - 1))
             os.replace(self.part, output_file)
@@ -75,7 +76,7 @@ class ResumingDownloader:
     def _version_file(self) -> Path:
         return self.part.with_name(self.part.name + ".version")
 
-    def _have(self) -> int:
+    def _partial_size(self) -> int:
         return self.part.stat().st_size if self.part.exists() else 0
 
     @contextmanager
@@ -91,14 +92,14 @@ class ResumingDownloader:
     def _stream(self, url: str) -> None:
         """Make one request, from the first missing byte if the server supports it, otherwise from the beginning."""
         version = self._version_file.read_text() if self._version_file.exists() else ""
-        have = self._have() if version else 0
+        have = self._partial_size() if version else 0
         # No compression in transit, because offsets count bytes of the file.
         headers = {"Accept-Encoding": "identity"}
         if have:
             headers |= {"Range": f"bytes={have}-", "If-Range": version}
         with requests.get(url, headers=headers, stream=True, timeout=self.timeout_s) as answer:
             if answer.status_code == 416:  # the server's current file has no byte after the part
-                self._forget()
+                self._delete_partial()
                 raise requests.ConnectionError("the server's file is shorter than the part downloaded")
             if answer.status_code in RETRIED_STATUS:
                 raise requests.ConnectionError(f"the server answers HTTP {answer.status_code}")
@@ -109,7 +110,7 @@ class ResumingDownloader:
                 )
             resumed = answer.status_code == 206 and first_byte(answer.headers.get("Content-Range", "")) == have
             if answer.status_code == 206 and not resumed:
-                self._forget()
+                self._delete_partial()
                 raise requests.ConnectionError("the server sent another range than requested")
             start = have if resumed else 0
             self._version_file.write_text(validator(answer.headers))
@@ -122,7 +123,7 @@ class ResumingDownloader:
         length = answer.headers.get("Content-Length")
         total = start + int(length) if length else None
         with (
-            naming(self.part),
+            path_in_errors(self.part),
             open(self.part, "ab" if start else "wb") as file,
             tqdm(
                 total=total,
@@ -137,15 +138,15 @@ class ResumingDownloader:
             while chunk := answer.raw.read1(CHUNK_BYTES):
                 file.write(chunk)
                 bar.update(len(chunk))
-        if total is not None and self._have() < total:
-            raise requests.ConnectionError(f"the connection closed {total - self._have():,} bytes early")
+        if total is not None and self._partial_size() < total:
+            raise requests.ConnectionError(f"the connection closed {total - self._partial_size():,} bytes early")
 
-    def _forget(self) -> None:
+    def _delete_partial(self) -> None:
         self.part.unlink(missing_ok=True)
         self._version_file.unlink(missing_ok=True)
 
 
-def innermost(error: BaseException) -> str:
+def innermost_reason(error: BaseException) -> str:
     """Return the innermost reason in one line, because requests and urllib3 wrap it several times."""
     inner: Any = error
     while (deeper := getattr(inner, "reason", None) or (inner.args and inner.args[-1])) and isinstance(

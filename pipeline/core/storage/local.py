@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.core.atomic import naming, sync
+from pipeline.core.atomic import path_in_errors, sync
 from pipeline.core.storage.files import FileInfo
 
 
@@ -19,18 +19,18 @@ class DurableWriter(io.BufferedWriter):
     """A writer that flushes its content to the disk when it is closed."""
 
     def write(self, data: Any, /) -> int:
-        with naming(self.name):
+        with path_in_errors(self.name):
             return super().write(data)
 
     def close(self) -> None:
         """Flush the content to the disk and close the file. Errors about a full disk name the file."""
         try:
             if not self.closed:
-                with naming(self.name):
+                with path_in_errors(self.name):
                     self.flush()
                     os.fsync(self.fileno())
         finally:
-            with naming(self.name):
+            with path_in_errors(self.name):
                 super().close()  # closes the file below even where there is no room to flush
 
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
-from pipeline.core.atomic import naming
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo, RemoteReader
 from pipeline.core.storage.object_client import client_of, convert_errors
@@ -293,7 +293,7 @@ class ObjectWriter(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        with naming(tempfile.gettempdir()):
+        with path_in_errors(tempfile.gettempdir()):
             return self._spool.write(data)
 
     def close(self) -> None:
@@ -303,7 +303,7 @@ class ObjectWriter(io.RawIOBase):
             return
         try:
             size = self._spool.tell()
-            with naming(tempfile.gettempdir()):
+            with path_in_errors(tempfile.gettempdir()):
                 self._spool.seek(0)  # writes what is buffered
             if size <= SINGLE_PUT_BYTES:
                 self.files.put_new(self.path, self._spool.read())

@@ -54,7 +54,7 @@ with_retries = retry(
 _LEFT: list[threading.Thread] = []
 
 
-def are_left() -> bool:
+def has_abandoned_threads() -> bool:
     """Return whether threads that ``within`` abandoned are still running.
 
     A thread of hdfs-native that returns during Python's shutdown aborts the process; end it by os._exit then."""

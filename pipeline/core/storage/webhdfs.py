@@ -57,7 +57,7 @@ class WebHdfsFiles:
         import hdfs
         from requests import RequestException
 
-        from pipeline.core.storage.http import innermost
+        from pipeline.core.storage.http import innermost_reason
 
         try:
             yield
@@ -65,7 +65,9 @@ class WebHdfsFiles:
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise KINDS.get(error.exception, OSError)(f"{path}: {first_line}") from error
         except RequestException as error:
-            raise OSError(f"{path}: {innermost(error)}; check that {self.url} is up and serves WebHDFS") from error
+            raise OSError(
+                f"{path}: {innermost_reason(error)}; check that {self.url} is up and serves WebHDFS"
+            ) from error
 
     def _path(self, uri: str) -> str:
         return uri.removeprefix(self.root) or "/"

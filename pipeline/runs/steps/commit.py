@@ -14,7 +14,7 @@ from pipeline.output.entries import (
     describe_image,
     describe_labels,
     describe_workers,
-    versions,
+    library_versions,
 )
 from pipeline.runs.steps.current import SetGoal, is_current
 from pipeline.runs.steps.inputs import ScannedInputs
@@ -53,7 +53,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         assignment_only=request.assignment_only,
         identity=goal.identity,
         seconds=dict(run.progress.seconds),
-        versions=versions(),
+        versions=library_versions(),
         made={**provenance(), "master": str(run.context.master)},
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.core.shardset.attempt import Attempt
-from pipeline.core.shardset.commit import has_leftovers, refuse_unless, tidy
+from pipeline.core.shardset.commit import has_leftovers, refuse_unless, remove_leftovers
 from pipeline.core.shardset.damage import first_damage
 from pipeline.core.shardset.manifest import ShardSet, missing_file, read_committed
 from pipeline.doctor import beforehand
@@ -100,6 +100,6 @@ def keep_committed(run: ShardingRun, goal: SetGoal) -> ShardingResult:
     assert goal.before, "the goal is committed"
     if has_leftovers(run.store, goal.before):
         with Attempt(run.store, run.request.output) as attempt:
-            removed = tidy(attempt)
+            removed = remove_leftovers(attempt)
         run.progress.report(f"{removed} files that a killed run had left are deleted")
     return ShardingResult(goal.before, fresh=False)

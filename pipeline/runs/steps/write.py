@@ -94,7 +94,7 @@ def _write_and_verify(
     context: SparkContext, staging: str, source: ScannedInput, placed_rows: PlacedRows
 ) -> WrittenFiles:
     files = write_all(context, staging, source, placed_rows.placement)
-    verify(files.chunks, source.scan, placed_rows.copies)
+    verify_chunks(files.chunks, source.scan, placed_rows.copies)
     return files
 
 
@@ -112,7 +112,7 @@ def _write_evaluation(context: SparkContext, staging: str, evaluation: ScannedIn
     counts = np.array([[high - low] for low, high in evaluation.bounds], np.int64)
     placement = deal(FitResult(OneGroup(), counts), 1, None).placement
     files = write_all(context, staging, evaluation, placement, folder="_eval")
-    verify(files.chunks, evaluation.scan, 0)
+    verify_chunks(files.chunks, evaluation.scan, 0)
     return files
 
 
@@ -173,7 +173,7 @@ def _one_try(job: ChunkJob, work: Callable[[Any, str], T], piece: Any) -> T:
         raise
 
 
-def verify(written_chunks: list[WrittenChunk], scan: Scan, expected_copies: int) -> None:
+def verify_chunks(written_chunks: list[WrittenChunk], scan: Scan, expected_copies: int) -> None:
     """Check that no row was lost, altered, or repeated except for the declared copies.
 
     Raises JobError, and nothing is then committed."""

@@ -20,7 +20,7 @@ BLOCKS = (3, 4, 6, 3)
 EXPANSION = 4  # channels of a block's output per channel of its 3x3 convolution
 
 
-def _normalised(channels: int, norm: Norm) -> nn.Module:
+def _norm_layer(channels: int, norm: Norm) -> nn.Module:
     return normalisation(norm, channels, momentum=0.1)
 
 
@@ -40,14 +40,14 @@ class _Bottleneck(nn.Module):
         super().__init__()
         channels = EXPANSION * width
         self.conv1 = convolution(before, width, 1, 1)
-        self.norm1 = _normalised(width, norm)
+        self.norm1 = _norm_layer(width, norm)
         self.conv2 = convolution(width, width, 3, stride)
-        self.norm2 = _normalised(width, norm)
+        self.norm2 = _norm_layer(width, norm)
         self.conv3 = convolution(width, channels, 1, 1)
-        self.norm3 = _normalised(channels, norm)
+        self.norm3 = _norm_layer(channels, norm)
         self.shortcut: nn.Module = nn.Identity()
         if (before, stride) != (channels, 1):
-            self.shortcut = nn.Sequential(convolution(before, channels, 1, stride), _normalised(channels, norm))
+            self.shortcut = nn.Sequential(convolution(before, channels, 1, stride), _norm_layer(channels, norm))
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)), inplace=True)
@@ -70,7 +70,7 @@ class BottleneckResNet(nn.Module):
     def __init__(self, image_shape: tuple[int, int, int], num_classes: int, *, norm: Norm = "batch") -> None:
         super().__init__()
         self.conv = convolution(image_shape[0], STEM, 3, 1)
-        self.norm = _normalised(STEM, norm)
+        self.norm = _norm_layer(STEM, norm)
         befores = (STEM, *(EXPANSION * width for width in WIDTHS))
         # The first stage keeps the size, because the stem has not reduced it yet.
         stages = zip(befores, WIDTHS, BLOCKS, (1, 2, 2, 2), strict=False)

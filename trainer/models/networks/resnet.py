@@ -19,7 +19,7 @@ def normalisation(kind: Norm, channels: int, momentum: float) -> nn.Module:
     return nn.BatchNorm2d(channels, eps=1e-5, momentum=momentum)
 
 
-def _normalised(channels: int, norm: Norm) -> nn.Module:
+def _norm_layer(channels: int, norm: Norm) -> nn.Module:
     return normalisation(norm, channels, momentum=0.003)
 
 
@@ -45,7 +45,7 @@ class _Pad(nn.Module):
 def _shortcut(kind: Shortcut, before: int, channels: int, stride: int, norm: Norm) -> nn.Module:
     """Return the shortcut of a first block; with "pad" the identity if neither channels nor size change."""
     if kind == "conv":
-        return nn.Sequential(convolution(before, channels, 1, stride), _normalised(channels, norm))
+        return nn.Sequential(convolution(before, channels, 1, stride), _norm_layer(channels, norm))
     return nn.Identity() if (before, stride) == (channels, 1) else _Pad(before, channels, stride)
 
 
@@ -63,9 +63,9 @@ class _Block(nn.Module):
     def __init__(self, before: int, channels: int, stride: int, norm: Norm, shortcut: nn.Module) -> None:
         super().__init__()
         self.conv1 = convolution(before, channels, 3, stride)
-        self.norm1 = _normalised(channels, norm)
+        self.norm1 = _norm_layer(channels, norm)
         self.conv2 = convolution(channels, channels, 3, 1)
-        self.norm2 = _normalised(channels, norm)
+        self.norm2 = _norm_layer(channels, norm)
         self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.conv = convolution(image_shape[0], WIDTHS[0], 3, 1)
-        self.norm = _normalised(WIDTHS[0], norm)
+        self.norm = _norm_layer(WIDTHS[0], norm)
         before_and_stride = zip((WIDTHS[0], *WIDTHS), WIDTHS, (1, 2, 2), strict=False)
         self.stages = nn.Sequential(
             *(_stage(b, w, stride, blocks, norm, shortcut) for b, w, stride in before_and_stride)

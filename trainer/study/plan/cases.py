@@ -134,7 +134,7 @@ def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation
     return [*argv_of(own, command_line.actions_by_flag(shard_parser())), *places, f"--seed={seed}", "--quiet"]
 
 
-def check(plan: StudyPlan) -> None:
+def check_plan(plan: StudyPlan) -> None:
     """Raise UsageError, or DataError for a broken set, for every fault that would stop a run before its training."""
     for table, reserved_keys in FILLED.items():
         members = getattr(plan, table)
@@ -183,7 +183,7 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
     """Raise UsageError if a data set lacks an input, labels, evaluation rows, or enough rows for the workers.
 
     Nothing is checked if every way of sharding it is a ready set."""
-    from pipeline.datasets.derive import Derivation, check_derivation, sides
+    from pipeline.datasets.derive import Derivation, check_derivation, train_and_test
 
     keys = plan.datasets[name]
     used = {cell.sharding for cell in plan.cells() if cell.dataset == name}
@@ -195,7 +195,7 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
     orders = {
         str(plan.shardings[sharding].get(ORDER, "given")) for sharding in used if READY not in plan.shardings[sharding]
     }
-    train, test = sides(str(keys["input"]), keys.get("eval_input"))
+    train, test = train_and_test(str(keys["input"]), keys.get("eval_input"))
     if test is None:
         raise UsageError(f"{train.uri} has no evaluation rows, which every run is measured on: name some as eval_input")
     if not train.layout.labelled:

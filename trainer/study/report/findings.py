@@ -32,9 +32,9 @@ def findings(analysis: Analysis) -> list[StudyFinding]:
     The answer and its basis come first; then, setting by setting, every comparison of the final accuracy, with
     reservations about its runs, and further remarks."""
     result = [StudyFinding("plain", text, "answer") for text in _answer(analysis)]
-    result += [StudyFinding("plain", text) for text in (_basis(analysis), *remarks.unlike(analysis))]
-    result += [StudyFinding("plain", text) for text in remarks.seeds_chosen(analysis)]
-    result += [StudyFinding("worse", text, "answer") for text in remarks.chosen_later(analysis)]
+    result += [StudyFinding("plain", text) for text in (_basis(analysis), *remarks.mixed_environments(analysis))]
+    result += [StudyFinding("plain", text) for text in remarks.changed_seeds(analysis)]
+    result += [StudyFinding("worse", text, "answer") for text in remarks.changed_tests(analysis)]
     for setting in analysis.settings:
         for member in setting.members.values():
             comparison = member.comparisons[PRIMARY]
@@ -49,10 +49,8 @@ def findings(analysis: Analysis) -> list[StudyFinding]:
                         "plain", f"{member_in_words(analysis, setting, member)}: not compared: {why}.", "comparison"
                     )
                 )
-            result += [
-                StudyFinding("worse", text, "answer") for text in remarks.reservations(analysis, setting, member)
-            ]
-        more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.paper)
+            result += [StudyFinding("worse", text, "answer") for text in remarks.caveats(analysis, setting, member)]
+        more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.published_ratios)
         result += [StudyFinding("plain", text) for about in more for text in about(analysis, setting)]
     return result
 

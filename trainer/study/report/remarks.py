@@ -46,7 +46,7 @@ def plateau_sentence(analysis: Analysis) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
-def unlike(analysis: Analysis) -> list[str]:
+def mixed_environments(analysis: Analysis) -> list[str]:
     """Return a warning if the runs come from different programs or machines, otherwise nothing.
 
     Runs with equal seeds may then differ for that reason alone."""
@@ -61,7 +61,7 @@ def unlike(analysis: Analysis) -> list[str]:
     return [f"The runs come from different environments: {'; '.join(lines)}."] if lines else []
 
 
-def chosen_later(analysis: Analysis) -> list[str]:
+def changed_tests(analysis: Analysis) -> list[str]:
     """Return warnings for a baseline or margin that changed after the study began."""
     now = {"baseline": analysis.baseline, "margin": analysis.margin}
     initial_tests = analysis.begun
@@ -73,7 +73,7 @@ def chosen_later(analysis: Analysis) -> list[str]:
     ]
 
 
-def seeds_chosen(analysis: Analysis) -> list[str]:
+def changed_seeds(analysis: Analysis) -> list[str]:
     """Return warnings if the seeds changed since the study began, or if the ledger holds runs that are not used."""
     sentences = []
     initial_seeds = analysis.begun.get("seeds", analysis.planned_seeds)
@@ -98,7 +98,7 @@ def same_shards(analysis: Analysis, setting: StudySetting) -> list[str]:
     return [f"{text}: only the other effects of a seed cause their spread."]
 
 
-def reservations(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> list[str]:
+def caveats(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> list[str]:
     """Return warnings about runs of a member that diverged, learned nothing or repeated another run."""
     runs = len(member.records)
     about = member_in_words(analysis, setting, member)
@@ -179,7 +179,7 @@ def _differ(twins: Twins, key: str) -> bool:
     return bool(own_values and other_values) and own_values != other_values
 
 
-def paper(analysis: Analysis, setting: StudySetting) -> list[str]:
+def published_ratios(analysis: Analysis, setting: StudySetting) -> list[str]:
     """Return a sentence with the paper's ratios of standard deviations, and whether their intervals overlap with ours.
 
     Empty if the paper has no table of the data set, or if random sharding is not the baseline."""

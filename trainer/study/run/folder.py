@@ -17,7 +17,7 @@ PLAN = "plan.json"
 OLDER_WITHOUT = ("strategies", "simulations", "sources")  # parts that older plan.json files lack
 
 
-def claim(plan: StudyPlan, root: Path) -> None:
+def claim_folder(plan: StudyPlan, root: Path) -> None:
     """Make a folder the study of this plan, by writing plan.json.
 
     Raises UsageError if it belongs to another plan, or holds other files."""

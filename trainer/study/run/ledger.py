@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.core.atomic import naming
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import fits
 from trainer.study.plan.study_plan import Cell, Run, StudyPlan
@@ -46,7 +46,7 @@ class StudyLedger:
     def append(self, record: Record) -> None:
         """Append a run's line, flushed to disk. After a crash the line is either complete or ignored."""
         line = dumps(record)
-        with naming(self.path), open(self.path, "ab") as file:
+        with path_in_errors(self.path), open(self.path, "ab") as file:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
