@@ -111,7 +111,7 @@ def test_a_frozen_append_deletes_nothing_that_is_listed(tmp_path: Path, monkeypa
             append(STORE, output, others.pop())
         return look(store, uri)
 
-    monkeypatch.setattr(versions, "taken", frozen)
+    monkeypatch.setattr(versions, "versions_in_use", frozen)
     append(STORE, output, 0)
     assert not others
     assert batches(output) == [0, 1]

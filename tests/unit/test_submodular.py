@@ -135,13 +135,13 @@ def force(blocks: Any, point: int) -> None:
         kept = blocks._gains.copy()
         blocks._gains[:] = np.iinfo(np.int64).min // 2
         blocks._gains[0, point] = kept[0, point]
-        assert blocks.take(0) == point
+        assert blocks.add_best_point(0) == point
         kept[:, point] = -(1 << 62)
         blocks._gains[:] = kept - 2 * blocks.similarities[point]
     else:
         kept = list(blocks._bounds[0])
         blocks._bounds[0][:] = [entry for entry in kept if entry[1] == point]
-        assert blocks.take(0) == point
+        assert blocks.add_best_point(0) == point
         blocks._bounds[0][:] = kept
 
 
