@@ -60,6 +60,7 @@ def rows_to_fit(fit_rows: int | str, rows: int, pixels: int) -> int:
     Raises:
         UsageError: more very large images are requested than one task can hold.
     """
+    # Larger images are fitted in one task, whose memory limits their number.
     if pixels > MAX_PIXELS:
         most = rows_at_most(pixels)
         if fit_rows == "auto":

@@ -163,6 +163,7 @@ def _refuse_other(target: Path, expected: dict[str, object]) -> bool:
         differing = next(key for key in expected if record.get(key) != expected[key])
         values = f"{differing} {record.get(differing)}, not {expected[differing]}"
         raise UsageError(f"{target} was derived with {values}; choose another folder, or delete it")
+    # The record is written last, but a user may have deleted files since.
     missing = next(
         (name for name in [TRAIN, *([TEST] if expected["eval"] else [])] if not (target / name).is_file()), None
     )

@@ -42,6 +42,7 @@ def check_java(facts: Sequence[ProcessFacts]) -> Check:
 
     Executors whose version is unknown are ignored. facts: the driver's first, then the executors'."""
     versions = [(each.where, each.java) for each in facts if each.java]
+    # Executors run in a JVM, so only the driver can lack Java.
     if not facts[0].java:
         return Check(
             "java",

@@ -75,6 +75,7 @@ def class_heat_map(table: Ints) -> Figure:
     A cell's colour is its deviation from the expectation of a random split, in standard deviations."""
     *_, off = against_chance(table)
     farthest = float(np.abs(off).max())
+    # Deviations below 3 sd stay pale, and one extreme cell does not make all others pale.
     limit = min(max(3.0, farthest), 10.0)
     workers, classes = table.shape
     figure, (ax,) = canvas(min(1.5 + 0.28 * workers, 6.0))
@@ -198,6 +199,7 @@ def stacked_seconds(rows: Mapping[str, Mapping[str, float]]) -> Figure:
     for index, phase in enumerate(phases):
         width = np.array([seconds.get(phase, 0.0) for seconds in rows.values()])
         colour = PALETTE[index % len(PALETTE)]
+        # With more phases than colours, hatches keep equal colours apart.
         hatch = (None, "///", "...")[index // len(PALETTE) % 3]
         label = short(phase, 18) + (f" {width[0]:.2f} s" if len(rows) == 1 else "")
         look = {"color": colour, "hatch": hatch, "edgecolor": "white", "lw": 0.5}
@@ -227,7 +229,7 @@ def against_one(rows: Mapping[str, float | None], label: str) -> Figure:
         if value is None:
             ax.text(1, row, "  not measured", va="center", color=GREY, size=9)
             continue
-        end = max(value, FLOOR)
+        end = max(value, FLOOR)  # a log axis has no 0
         colour, hatch, side = (BLUE, None, "right") if end <= 1 else (ORANGE, "///", "left")
         ax.barh(row, end - 1, 0.6, left=1, color=colour, hatch=hatch, edgecolor="white")
         text = f" {value:,.0f} " if value >= 1000 else f" {value:.3g} "

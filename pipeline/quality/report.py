@@ -181,6 +181,7 @@ def render_comparison(rows: Sequence[Mapping[str, Any]], provenance: Mapping[str
         embedded_figures = [embed_figure(figures.stacked_seconds(seconds), "Seconds by phase for each strategy")]
         for key, label in RATIOS:
             values = {str(row["name"]): row.get(key) for row in rows}
+            # Sets without labels or neighbourhoods have no value of these ratios.
             if any(value is not None for value in values.values()):
                 embedded_figures.append(embed_figure(figures.against_one(values, label), label))
     phases = list(dict.fromkeys(phase for row in rows for phase in row["seconds"]))

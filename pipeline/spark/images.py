@@ -53,7 +53,7 @@ class Images:
             pieces = ranges(0, dataset.rows, finer)
         return self.context.parallelize(pieces, len(pieces)).flatMap(lambda piece: dataset.read(*piece))
 
-    def some(self, select: Callable[[Ints], npt.NDArray[np.bool_]]) -> RDD[npt.NDArray[np.uint8]]:
+    def select_rows(self, select: Callable[[Ints], npt.NDArray[np.bool_]]) -> RDD[npt.NDArray[np.uint8]]:
         """Return the images of the rows that ``select(ids)`` selects, uint8 [rows, bytes] in blocks; see ``read_some``."""
         dataset = self.dataset
         pieces = self.pieces()

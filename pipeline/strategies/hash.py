@@ -237,7 +237,7 @@ class Hash(EmbeddingStrategy):
             num_rows = rows_to_sample(self.fit_rows, rows, images.dataset.record_bytes)
             if num_rows < rows:
                 key = word(self.seed, Purpose.FIT_ROWS)
-                sample = images.some(partial(is_drawn, rows=rows, count=num_rows, key=key))
+                sample = images.select_rows(partial(is_drawn, rows=rows, count=num_rows, key=key))
             else:
                 sample = images.blocks().map(lambda block: block.images)
             width = self.width and self.width * 2.0 ** (grid.exponent if grid else 0)

@@ -159,7 +159,7 @@ def fit_pca(context: Context, *, components: float, whiten: bool, fit_rows: int 
         # Rows are drawn by a hash of their ids, so that the sample does not depend on partitions.
         if num_rows < rows:
             key = word(seed, Purpose.FIT_ROWS)
-            images = context.images.some(partial(is_drawn, rows=rows, count=num_rows, key=key))
+            images = context.images.select_rows(partial(is_drawn, rows=rows, count=num_rows, key=key))
         else:
             images = context.images.blocks().map(lambda block: block.images)
         model = BlockPCA(components=float(components), whiten=whiten).fit_blocks(images, pixels, num_rows)

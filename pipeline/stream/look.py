@@ -120,6 +120,7 @@ def scan_batch(
     for part in chunk_scans:
         labels[part.chunk] += part.labels
     sums = sum((part.sums for part in chunk_scans), np.zeros(job.dataset.layout.shape[0], np.int64))
+    # Sums of hashes do not depend on how rows are divided among tasks.
     word = sum(part.fingerprint for part in chunk_scans) & WORD
     versions = frozenset(part.versions for part in chunk_scans)
     scan = Scan(sum(part.rows for part in chunk_scans), labels, sums, word, versions)

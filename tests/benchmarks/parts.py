@@ -47,7 +47,7 @@ def greedy(name: FunctionName, similar: Similarities, budget: int, among: Ints |
         else:
             for row in barred.tolist():
                 blocks._free[row] = False
-    return np.array([blocks.take(0) for _ in range(budget)])
+    return np.array([blocks.add_best_point(0) for _ in range(budget)])
 
 
 def matched(name: FunctionName, similar: Similarities, owners: Ints, groups: Ints) -> Ints:

@@ -310,5 +310,5 @@ def test_messages_that_land_and_are_broken_keep_their_bytes(spark: SparkSession,
         """Of a driver that was frozen, and taken for dead; its topic's servers have moved meanwhile."""
         return IncomingBatch("kafka://two:9092/rows", [FileInfo(f"{folder}/gone", 193, 0, is_dir=False)], "digest")
 
-    with pytest.raises(JobError, match="files of this run are gone"):
+    with pytest.raises(JobError, match="another run considered this one dead and deleted its files"):
         run.commit_batch(1, gone)

@@ -113,7 +113,7 @@ def test_temporary_files_in_the_clear_are_refused_where_spark_is_to_encrypt_them
         done = run_job("baseline.py", "--input", tmp_path, "--output", "s3://bucket/out", "--workers", 2)
     finally:
         conf.set(ENCRYPTED_SPILL, before or "false")
-    assert_one_line(done, 2, "temporary files in the clear, which spark.io.encryption.enabled=true forbids")
+    assert_one_line(done, 2, "unencrypted temporary files, which spark.io.encryption.enabled=true forbids")
 
 
 def test_the_user_that_a_job_is_for_reaches_the_store(spark: SparkSession) -> None:

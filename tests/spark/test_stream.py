@@ -286,7 +286,7 @@ def test_a_checkpoint_that_is_ahead_of_the_set_or_behind_it_is_refused(
     take(spark.sparkContext, output, 2, [])
     for planned, done in ((0, -1), (0, 0), (1, 0), (2, 2), (3, 2)):
         check(planned, done)
-    with pytest.raises(UsageError, match="has nothing of batch 3"):
+    with pytest.raises(UsageError, match="lacks batch 3"):
         check(4, 3)
     take(spark.sparkContext, output, 4, files[1:2])
     with pytest.raises(UsageError, match=r"has batch 4, but its checkpoint .* ends at batch 3"):

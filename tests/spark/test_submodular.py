@@ -108,7 +108,7 @@ def test_what_cannot_be_done_is_one_line(spark: SparkSession, tmp_path: Path) ->
     for more, line in (
         (
             ["--task-memory-gb", "0.01"],
-            "together at most, which takes a task 0.03 GB, more than --task-memory-gb 0.01: use",
+            "for which a task needs 0.03 GB, more than --task-memory-gb 0.01: use",
         ),
         (["--embedding", "pca:0"], "--embedding must be pca:C, C components or a share"),
         (["--embedding", "v"], "--embedding v is a column of Parquet, and"),

@@ -192,7 +192,7 @@ def test_a_worker_that_the_set_does_not_have_is_a_usage_error(made: Made, index:
         (lambda m: m["image"].update(layout="HWC"), "holds uint8 images in HWC order; the trainer reads .* in CHW"),
         (lambda m: m.pop("image"), r"manifest\.json is damaged \(it lacks 'image'\)"),
         (lambda m: m["image"].update(mean=[1.0]), r"manifest\.json is damaged"),
-        (lambda m: m.update(workers=m["workers"][:1]), r"it lists 1 workers and says 2"),
+        (lambda m: m.update(workers=m["workers"][:1]), r"it lists 1 workers, but num_workers is 2"),
         (lambda m: m["workers"][0]["files"][0].pop("sha256"), r"manifest\.json is damaged: .*sha256"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_changed_byte_is_noticed(broken: Path) -> None:
 def test_a_set_that_is_replaced_under_the_trainer_is_named(broken: Path) -> None:
     shards = open_shards(str(broken))
     first_file(broken).unlink()
-    with pytest.raises(DataError, match=rf"{first_file(broken)} is gone: the set was replaced"):
+    with pytest.raises(DataError, match=rf"{first_file(broken)} no longer exists: the set was replaced"):
         load_worker(shards, 0)
 
 

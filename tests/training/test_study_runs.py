@@ -275,7 +275,7 @@ def test_ready_sets_of_other_evaluation_images_are_refused_before_anything_runs(
     plan, study = Path(write_plan(tmp_path, shards)), tmp_path / "study"
     other = make_sets(spark, tmp_path / "other", 3, seed=9)[3]
     plan.write_text(plan.read_text().replace(str(shards), str(other), 1))
-    with pytest.raises(DataError, match=r"small/two/logistic/asp/0 is of other evaluation images than small/one/"):
+    with pytest.raises(DataError, match=r"small/two/logistic/asp/0 has other evaluation images than small/one/"):
         main([str(plan), "--output", str(study), "--quiet"])
     assert not (study / "ledger.jsonl").exists()
     assert not (study / "runs").exists()

@@ -27,7 +27,7 @@ def test_one_life_of_a_run(shards: Path, tmp_path: Path, capsys: pytest.CaptureF
     common = ["--model", "logistic", "--batch-size", "8", "--servers", "2", "--threads", "1"]
     first = Training(shards, tmp_path / "run", *common, "--steps", 3, "--resume")
     assert first.wait() == 0, first.said()
-    assert "holds no run to go on with, so one is started" in first.said()
+    assert "holds no run to resume; a new run starts" in first.said()
     assert "8 over all 2 workers, 4 each" in first.said()
     assert first.result()["updates"] == 6
     assert [name for name in listing(first.output) if not OWNED.fullmatch(name)] == []

@@ -103,7 +103,7 @@ def test_a_driver_that_is_frozen_before_any_file_change_and_taken_for_dead_commi
             ended = "committed"
         except JobError as error:
             late = "committed, but not tidied up" in str(error)
-            assert late or "another run took it for dead" in str(error)  # noqa: PT017  either outcome is right
+            assert late or "another run considered this one dead" in str(error)  # noqa: PT017  either outcome is right
             ended = "committed" if late else "told"
         except FileNotFoundError:  # before it came to its commit
             assert folder == "deleted"

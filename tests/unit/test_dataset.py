@@ -376,5 +376,7 @@ def test_a_file_that_is_still_being_copied_is_refused(tmp_path: Path) -> None:
     labels, images = make_rows(20, seed=1)
     write_binary(tmp_path / "d", labels, images)
     (tmp_path / "d" / "data_batch_3.bin._COPYING_").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"data_batch_3.bin._COPYING_ is being copied there; wait for its end"):
+    with pytest.raises(
+        DataError, match=r"data_batch_3.bin._COPYING_ is being copied there; wait until the copy is complete"
+    ):
         discover(STORE, str(tmp_path / "d"), run=serial)

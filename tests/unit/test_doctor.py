@@ -305,7 +305,7 @@ def test_a_task_on_a_machine_without_the_output_says_so(tmp_path: Path) -> None:
     with pytest.raises(JobError, match=rf"{output} does not exist on .*all machines of the cluster mount"):
         task_folder(STORE, f"{output}/_attempts/0123456789ab/task")
     output.mkdir()
-    with pytest.raises(JobError, match="0123456789ab is gone: the run has ended"):
+    with pytest.raises(JobError, match="0123456789ab no longer exists: the run has ended"):
         task_folder(STORE, f"{output}/_attempts/0123456789ab/task")
 
 

@@ -248,7 +248,7 @@ def test_a_process_that_is_killed_goes_on(source: Path, made: Path, tmp_path: Pa
     assert not target.exists()
     done = subprocess.run(command(*flags), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "goes on after step" in done.stderr
+    assert "resumes after step" in done.stderr
     assert target.read_bytes() == made.read_bytes()
     done = subprocess.run(command(*flags), capture_output=True, text=True, check=False)
     assert (done.returncode, "already made, nothing to do; 300 rows" in done.stdout) == (0, True)
@@ -285,7 +285,7 @@ def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path:
         ({"input": str(tmp_path / "none")}, DataError, "none does not exist; check --input"),
         ({"shards": str(tmp_path / "none")}, DataError, "none"),
         ({"input": str(source), "output": f"{source}/t.parquet"}, UsageError, "and the input .* overlap"),
-        ({"input": f"{source}/*.bin", "output": f"{source}/t.bin"}, UsageError, "is among what"),
+        ({"input": f"{source}/*.bin", "output": f"{source}/t.bin"}, UsageError, "matches the input"),
         ({"input": str(source), "format": "gif"}, UsageError, "--format gif: choose one of"),
         ({"input": str(source), "image_shape": (3, 7, 7), "format": "cifar10-binary"}, DataError, "bytes"),
         ({"input": str(source), "device": "cuda"}, UsageError, "--device cuda: torch finds no GPU"),

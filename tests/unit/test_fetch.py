@@ -155,7 +155,7 @@ def test_a_dropped_connection_goes_on_at_the_byte_where_it_broke(mirror: Mirror,
 def test_a_later_run_goes_on_where_an_earlier_one_gave_up(mirror: Mirror, place: Place) -> None:
     mirror.script = [100_000, 0, 0, 0, 0, 0]
     with pytest.raises(
-        JobError, match=r"5 times in a row without a new byte, at byte 100,000; .*goes on where it stopped"
+        JobError, match=r"5 times in a row without a new byte, at byte 100,000; .*resumes where it stopped"
     ):
         place.fetch(mirror)
     assert place.leftovers() == []

@@ -153,7 +153,7 @@ def test_a_folder_that_names_no_class_gives_no_label(tmp_path: Path, folder: str
 def test_an_output_among_what_a_pattern_matches_is_refused_and_one_beside_it_is_not(days: Path) -> None:
     check_output(Store(), Request(f"{days}/day-0*", f"{days}/out", 2))
     for output in (f"{days}/day-01/out", f"{days}/day-02", str(days)):
-        with pytest.raises(UsageError, match=r"overlap|is among what"):
+        with pytest.raises(UsageError, match=r"overlap|matches the input"):
             check_output(Store(), Request(f"{days}/day-0*", output, 2))
 
 
@@ -174,7 +174,7 @@ def test_an_output_with_the_report_of_a_training_run_is_refused(days: Path) -> N
 def test_an_output_that_the_pattern_would_match_at_the_next_run_is_refused_at_the_first(
     days: Path, output: str
 ) -> None:
-    with pytest.raises(UsageError, match=r"out.* is among what .*/\* matches; choose a folder elsewhere"):
+    with pytest.raises(UsageError, match=r"out.* matches the input .*/\*; choose another folder"):
         check_output(Store(), Request(f"{days}/*", f"{days}/{output}", 2))
 
 

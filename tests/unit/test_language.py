@@ -50,6 +50,24 @@ PREPOSITIONS = {
     "of",
 }
 PREPOSITIONS |= {"outside", "over", "since", "through", "under", "until", "within", "without"}
+# Words that say nothing about the value of a variable. Keys of files may have them, and so fields of records.
+VAGUE = {
+    "asked",
+    "begun",
+    "broken",
+    "chosen",
+    "dealt",
+    "delivered",
+    "done",
+    "drawn",
+    "found",
+    "given",
+    "gone",
+    "held",
+    "here",
+}
+VAGUE |= {"kept", "known", "looked", "lost", "made", "mine", "passed_on", "put", "said", "seen", "sent", "settled"}
+VAGUE |= {"shown", "taken", "theirs", "there", "told", "wanted", "what"}
 Named = ast.ClassDef | ast.FunctionDef
 
 
@@ -123,6 +141,27 @@ def first_word(name: str) -> str:
     return name.strip("_").split("_")[0]
 
 
+def test_no_variable_is_named_by_a_vague_word() -> None:
+    """Variables and parameters, and attributes that a method assigns."""
+    wrong = {f"{path}:{line}: {name}" for path, name, line in variables() if name.strip("_") in VAGUE}
+    assert not wrong
+
+
+def variables() -> Iterator[tuple[Path, str, int]]:
+    """Yield the names that functions and modules bind, but for the fields of classes."""
+    for path, found in trees().items():
+        bodies = [node.body for node in found if isinstance(node, ast.ClassDef)]
+        fields = {id(item.target) for body in bodies for item in body if isinstance(item, ast.AnnAssign)}
+        for node in found:
+            if isinstance(node, ast.arg):
+                yield path, node.arg, node.lineno
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if id(node) not in fields:
+                    yield path, node.id if isinstance(node, ast.Name) else node.attr, node.lineno
+            elif isinstance(node, ast.ExceptHandler | ast.MatchAs) and node.name:
+                yield path, node.name, node.lineno
+
+
 def test_an_assignment_assigns_one_value() -> None:
     tuples = [
         (path, node.lineno)
@@ -141,9 +180,33 @@ def test_docstrings_name_their_nouns() -> None:
 
 
 def test_comments_say_why_often_enough() -> None:
-    comments = sum(
-        token.type == tokenize.COMMENT
-        for source in modules().values()
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-    )
-    assert per_thousand(comments, lines()) >= 28
+    assert per_thousand(sum(map(len, comments().values())), lines()) >= 28
+
+
+def test_a_long_body_has_a_comment() -> None:
+    """A body of more than 12 lines, without its docstring."""
+    lacking = {
+        f"{path}: {node.name}"
+        for path, node in nodes(ast.FunctionDef)
+        if body_lines(node) > 12 and not comments()[path] & set(range(node.lineno, (node.end_lineno or 0) + 1))
+    }
+    assert not lacking
+
+
+def body_lines(node: Named) -> int:
+    """Return the number of lines from a function's first statement after its docstring to its last."""
+    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+    return (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+@cache
+def comments() -> dict[Path, set[int]]:
+    """The lines with a comment, by module."""
+    return {
+        path: {
+            token.start[0]
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        for path, source in modules().items()
+    }

@@ -386,10 +386,10 @@ def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet18", (), "resnet18 is none of resnet20, resnet32, .*nor a module:function"),
+        ("resnet18", (), "resnet18 is neither one of resnet20, resnet32, .*nor a module:function"),
         ("net.py:make", (), "there is no module net in"),
-        ("./net:make", (), "./net:make is none of"),
-        ("net:", (), "net: is none of"),
+        ("./net:make", (), "./net:make is neither one of"),
+        ("net:", (), "net: is neither one of"),
         ("perceptron", ("--norm", "group"), "perceptron has no --norm group: .*resnet56, .*cnn"),
         ("cnn", ("--shortcut", "conv"), "cnn has no --shortcut conv: .*resnet56$"),
     ],

@@ -178,7 +178,7 @@ def test_what_a_late_task_writes_into_a_folder_that_was_tidied_away_is_gone_afte
     with Attempt(STORE, folder) as attempt:
         task = f"{attempt.folder}/task"
         task_folder(STORE, task)
-    with pytest.raises(JobError, match="is gone"):
+    with pytest.raises(JobError, match="no longer exists"):
         task_folder(STORE, task)
     STORE.write_new(f"{task}/part-00000.parquet", b"late")
     assert not seems_alive(STORE, folder, attempt.id)

@@ -111,7 +111,7 @@ def test_without_spark_a_file_of_keys_is_refused_where_no_keys_are_known(
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     path = {"hadoop.security.credential.provider.path": "jceks://file/keys"}
     site(**path)
-    with pytest.raises(UsageError, match="file of keys is read by jobs on Spark"):
+    with pytest.raises(UsageError, match="only jobs on Spark read a file of keys"):
         Store(configured_settings()).exists("s3://mine/x")
     site(**path, **{"fs.s3a.access.key": "a", "fs.s3a.secret.key": "b"})
     assert dict(configured_settings()) == {"fs.s3a.access.key": "a", "fs.s3a.secret.key": "b"}

@@ -60,5 +60,5 @@ def test_a_ledger_of_another_plan_or_of_mixed_data_is_no_stored_study(copy: Path
     record = json.loads(first)
     record["data"]["train"] = "others"
     (copy / "ledger.jsonl").write_text("".join([json.dumps(record) + "\n", *rest]))
-    with pytest.raises(DataError, match="is of other training images than"):
+    with pytest.raises(DataError, match="has other training images than"):
         check(copy, copy.parent / "out")

@@ -142,7 +142,7 @@ def test_a_ledger_of_another_plan_is_refused(tmp_path: Path) -> None:
 def test_other_data_than_before_are_refused_whatever_the_way_of_sharding(side: str, words: str, tmp_path: Path) -> None:
     ledger = filled(tmp_path / "l", 4)
     record = make_records(make_plan(), DRAW)[5]
-    with pytest.raises(DataError, match=f"is of other {words} than made-up/random/cnn/asp/0"):
+    with pytest.raises(DataError, match=f"has other {words} than made-up/random/cnn/asp/0"):
         contents_of(ledger).add(record | {"data": record["data"] | {side: "other"}})
     two, before = filled(tmp_path / "m"), (tmp_path / "l").read_bytes()
     two.records[record["run"]]["data"][side] = "other"
@@ -164,7 +164,7 @@ def test_rows_in_another_order_may_have_another_fingerprint(tmp_path: Path) -> N
 def test_shards_that_no_seed_changes_are_the_same_in_every_run() -> None:
     """A ready set that was changed for another, or one that was made again otherwise."""
     records = make_records(make_plan(), DRAW)
-    with pytest.raises(DataError, match=r"is of other shards than made-up/random/cnn/asp/0 \(random-1 and random-0\)"):
+    with pytest.raises(DataError, match=r"has other shards than made-up/random/cnn/asp/0 \(random-1 and random-0\)"):
         Contents(records, lambda run: ("ready", None))
 
 

@@ -185,18 +185,18 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"shardings": {"x": {"strategy": "magic"}}}, "[shardings.x]: argument --strategy: invalid choice: 'magic'"),
     ({"shardings": {"x": {"strategy": "random", "clusters": 3}}}, "--strategy random has no --clusters 3"),
     ({"shardings": {"x": {}}}, "[shardings.x]: the following arguments are required: --strategy"),
-    ({"shardings": {"x": {"strategy": "random", "seed": 3}}}, "[shardings.x]: seed is what the study itself chooses"),
+    ({"shardings": {"x": {"strategy": "random", "seed": 3}}}, "[shardings.x]: seed is set by the study"),
     ({"shardings": {"x": {"strategy": "random", "order": "odd"}}}, "order must be given or class-blocks, got 'odd'"),
     ({"training": {"epochs": 0}}, "--epochs must be at least 1, got 0"),
     ({"training": {}}, "give the length of the run"),
-    ({"training": {"epochs": 1, "output": "x"}}, "[training]: output is what the study itself chooses"),
+    ({"training": {"epochs": 1, "output": "x"}}, "[training]: output is set by the study"),
     ({"models": {"m": {"model": "vgg"}}}, "--model vgg is none of"),
     (
         {"models": {"m": {"model": "no_module_here:net"}}},
         "--model no_module_here:net: there is no module no_module_here",
     ),
     ({"models": {"m": {"model": "json:net"}}}, "has no function net"),
-    ({"training": {"epochs": 1, "tensorboard": True}}, "[training]: tensorboard is what the study itself chooses"),
+    ({"training": {"epochs": 1, "tensorboard": True}}, "[training]: tensorboard is set by the study"),
     ({"shardings": {"x": {"strategy": "random", "unlabelled": True}}}, "[shardings.x]: unlabelled = true"),
     ({"protocols": {"p": {"protocol": "later"}}}, "argument --protocol: invalid choice: 'later'"),
     ({"protocols": {"p": {"protocol": "asp", "speed": 1}}}, "speed = 1: there is no such flag"),
@@ -230,7 +230,7 @@ def test_a_table_that_no_command_takes_is_one_line_before_anything_runs(
     [
         ({"shrink": 7}, "--shrink 7 must divide the images' height and width, 32 and 32"),
         ({"labels": "coarse"}, "--labels coarse: "),
-        ({"order": "class-blocks"}, "order is what the study itself chooses"),
+        ({"order": "class-blocks"}, "order is set by the study"),
         ({"shrunk": 2}, "shrunk = 2: there is no such flag"),
     ],
 )
@@ -297,7 +297,7 @@ def test_names_of_sets_and_runs_never_meet() -> None:
         make_plan(models={"a,b": {"model": "cnn"}})
     with pytest.raises(UsageError, match="at most 60"):
         make_plan(models={"m" * 61: {"model": "cnn"}})
-    with pytest.raises(UsageError, match="a run's files bear its name: at most 200 go"):
+    with pytest.raises(UsageError, match="names of runs are file names with at most 200"):
         make_plan(
             models={"m" * 60: {"model": "cnn"}},
             shardings={"s" * 60: {}, "r": {}},

@@ -269,7 +269,7 @@ def test_a_report_that_fails_is_a_warning(
 
 
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"metrics\.jsonl tells of no run") as refusal:
+    with pytest.raises(DataError, match=r"metrics\.jsonl contains no run") as refusal:
         write_report(tmp_path)
     assert "\n" not in str(refusal.value)
     assert list(tmp_path.iterdir()) == []

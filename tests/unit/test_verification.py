@@ -117,7 +117,9 @@ def test_a_task_that_outlives_its_attempt_brings_nothing_back(source: Path, tmp_
         "shards": lambda: job.write(0, "task"),
         "spilled rows": lambda: SpillJob(job, 2, job.bounds).spill(0, "task"),
     }
-    with pytest.raises(JobError, match=f"{tmp_path}/gone is gone: the run has ended, or another one took it for dead"):
+    with pytest.raises(
+        JobError, match=f"{tmp_path}/gone no longer exists: the run has ended, or another run considered it dead"
+    ):
         tasks[what]()
     assert not (tmp_path / "gone").exists()
 

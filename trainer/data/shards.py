@@ -271,6 +271,7 @@ def _check_workers(shards: Shards, required: int | None) -> None:
     count = len(shards.manifest.workers)
     if count != shards.num_workers or count < 1:
         raise ValueError(f"it lists {count} workers, but num_workers is {shards.num_workers}")
+    # A worker reads one shard, so another number of workers needs another set.
     if required not in (None, count):
         raise UsageError(
             f"{shards.uri} holds shards for {count} workers, not {required}; {_resharding_advice(shards, required)}"

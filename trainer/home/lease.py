@@ -30,7 +30,7 @@ from trainer.run_files import LEASE
 
 logger = logging.getLogger(__name__)
 
-_mine: set[str] = set()  # the leases that this process holds
+_own_tokens: set[str] = set()  # tokens of the leases that this process holds
 
 RENEW_S = 10.0
 EXPIRES_S = 3 * RENEW_S
@@ -114,7 +114,7 @@ class Lease:
         self.number = self._first = numbers.number + 1
         if not self._still_holds():
             raise self._held_error()
-        _mine.add(self._token)
+        _own_tokens.add(self._token)
 
     def renew(self) -> bool:
         """Take the next number and return whether this process still holds the lease. Raises OSError.
@@ -144,7 +144,7 @@ class Lease:
         """Release the lease if this process still holds it.
 
         Raises OSError; the lease is then free at once for this process, and for others after it has expired."""
-        _mine.discard(self._token)
+        _own_tokens.discard(self._token)
         if self.number and self._create_number(self.number + 1, FREE):
             self.number += 1
             self._first = self.number
@@ -188,7 +188,7 @@ class Lease:
         if owner == FREE:  # a number above the release has no known holder
             return numbers.number > numbers.last_with_content
         is_own_host = {key: owner.get(key) for key in whoami()} == whoami()
-        running = owner.get("token") in _mine if is_own_host else is_running(owner)
+        running = owner.get("token") in _own_tokens if is_own_host else is_running(owner)
         if running:
             raise self._held_error()
         return running is None

@@ -84,6 +84,7 @@ def _check_outputs(model: Any, reference: str, shape: tuple[int, int, int], num_
 
     if not isinstance(model, nn.Module):
         raise UsageError(f"--model {reference} returned a {type(model).__name__}: it must return a torch.nn.Module")
+    # In evaluation mode BatchNorm keeps its statistics; two images show a model that loses the batch dimension.
     with torch.no_grad():
         outputs = model.eval()(torch.zeros(2, *shape))
     output_shape = tuple(getattr(outputs, "shape", ()))

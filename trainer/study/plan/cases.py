@@ -229,21 +229,21 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
         if len(keys) > 1:
             raise UsageError("shards names a ready set, which takes no other key")
         open_ready(plan, name)
-        _check_varies(plan, draws=False)
+        _check_varies(plan, uses_seed=False)
         return
     order = keys.get(ORDER, "given")
     if order not in ("given", "class-blocks"):
         raise UsageError(f"order must be given or class-blocks, got {order!r}")
     if read_request(_shard_flags(plan, name)).read_options.unlabelled:
         raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
-    _check_varies(plan, draws=strategy_of(plan, name).draws())
+    _check_varies(plan, uses_seed=strategy_of(plan, name).uses_seed())
 
 
-def _check_varies(plan: StudyPlan, *, draws: bool) -> None:
+def _check_varies(plan: StudyPlan, *, uses_seed: bool) -> None:
     """Raise UsageError if only shards may differ between seeds, but these shards do not.
 
-    draws: whether the seed changes the shards."""
-    if not draws and set(plan.vary) == {"sharding"}:
+    uses_seed: whether the seed changes the shards."""
+    if not uses_seed and set(plan.vary) == {"sharding"}:
         raise UsageError('its shards are the same for every seed, and vary = ["sharding"] changes nothing else')
 
 

@@ -175,7 +175,9 @@ def _twin(analysis: Analysis, twins: Twins) -> str:
 
 def _differ(twins: Twins, key: str) -> bool:
     """True if the makers of the runs differ in a property that both studies recorded. Older studies recorded fewer."""
-    own_values, other_values = ({str(made[key]) for made, _ in side if key in made} for side in twins.made)
+    own_values, other_values = (
+        {str(provenance[key]) for provenance, _ in side if key in provenance} for side in twins.made
+    )
     return bool(own_values and other_values) and own_values != other_values
 
 

@@ -43,15 +43,15 @@ class Sets:
     def __init__(self, plan: StudyPlan, root: Path) -> None:
         self.plan = plan
         self.root = root
-        self.made: set[SetKey] = set()
-        self.draws = {
-            name: READY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).draws())
+        self.made_keys: set[SetKey] = set()
+        self.uses_seed = {
+            name: READY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).uses_seed())
             for name, keys in plan.shardings.items()
         }
 
     def key(self, run: Run) -> SetKey:
         """Return the key of the shard set on which a run trains."""
-        seed = self.plan.seed_of("sharding", run) if self.draws[run.cell.sharding] else None
+        seed = self.plan.seed_of("sharding", run) if self.uses_seed[run.cell.sharding] else None
         return SetKey(run.cell.dataset, run.cell.sharding, seed)
 
     def uri(self, key: SetKey) -> str:
@@ -64,7 +64,7 @@ class Sets:
 
         Sets on the disk are not trusted: a killed study may have made them from earlier contents of the data sets."""
         own = [key for key in dict.fromkeys(keys) if READY not in self.plan.shardings[key.sharding]]
-        return [key for key in own if key not in self.made]
+        return [key for key in own if key not in self.made_keys]
 
     def make(self, keys: Iterable[SetKey]) -> None:
         """Make sets, or verify that existing ones are as they would be made.
@@ -80,7 +80,7 @@ class Sets:
                 folders = [str(self.root / name) for name in (SETS, DATASETS) if (self.root / name).is_dir()]
                 output = f"{output.partition(';')[0]}; to have all made again, delete {' and '.join(folders)}"
             raise kinds.get(code, JobError)(f"the shard sets could not be made: {output or 'failed without a message'}")
-        self.made |= set(tasks)
+        self.made_keys |= set(tasks)
 
     def owner(self, run: Run) -> tuple[str, int | None]:
         """Return the order of a run's rows, or the name of its ready set, and the seed of its shards."""
@@ -91,7 +91,7 @@ class Sets:
     def drop(self, key: SetKey) -> None:
         """Delete a set that no run needs any more. Ready sets stay."""
         if READY not in self.plan.shardings[key.sharding]:
-            self.made.discard(key)
+            self.made_keys.discard(key)
             _delete(self.root / SETS / str(key))
 
     def drop_datasets(self) -> None:
