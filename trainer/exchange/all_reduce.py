@@ -14,7 +14,7 @@ class AllReduce(Exchange):
 
     Worker j adds up range j of N: it receives N-1 pieces, adds them in the order of workers, and sends the sum to the
     N-1 others. Each worker thus sends 2(N-1)/N of the vector per step, as in a ring, in two steps rather than 2(N-1).
-    The order of the additions is that of bsp on servers, and so are the bits of the result."""
+    The additions have the order of bsp on servers, so that the result has the same bits."""
 
     name: ClassVar[str] = "all-reduce"
     summary: ClassVar[str] = "workers add up their gradients among themselves, in the order of bsp"

@@ -1,7 +1,7 @@
 """The leader of an exchange without servers: decides which workers take part, and keeps the run's log and checkpoints.
 
 Workers exchange among themselves and report completed rounds. The leader passes their reports to a coordinator of the
-exchange's protocol, whose log, epochs and checkpoints are those of a run with servers. When a worker is lost, or comes,
+exchange's protocol, so that log, epochs and checkpoints are like in a run with servers. When a worker is lost, or comes,
 all workers leave their view; once all are back, they begin with the model of one that has the highest version. If
 nobody has a model, or a snapshot that must be written is lost, they begin with the newest checkpoint."""
 
@@ -156,7 +156,7 @@ class RoundsLeader(Leader):
                 self.join(message, _introduction(first), unpack_rounds(last, self.facts.num_workers), now)
             case PeerBeat():
                 answer = self.beat(message.worker, message.number, now)
-            case RoundReport(number=self.number):
+            case RoundReport(number=self.number):  # an earlier view's rounds come again with the join requests
                 self.report(message.version, unpack_rounds(last, self.facts.num_workers), now)
             case CopyReceipt():
                 if message.outcome not in set(WriteOutcome):
@@ -232,6 +232,7 @@ class RoundsLeader(Leader):
         position = self.training.coordinator.budget.position
         version = position.version
         self.members = [self.requests[worker] for worker in range(self.facts.num_workers)]
+        # All that a member needs to continue from this version, so that it need not read the checkpoint's state.
         clocks = [self.training.coordinator.members[worker].clock for worker in range(self.facts.num_workers)]
         copies = [
             worker for worker, member in self.requests.items() if source is not None and member.version != version
@@ -337,6 +338,7 @@ class RoundsLeader(Leader):
         """Handle all that is due by time: silent workers, checkpoints, log lines, and messages that may be lost."""
         self._now = now
         super().tick(now)
+        # Each of these messages may have been lost with a connection, and repeating it does no harm.
         for version in self._orders:
             self._have_written(version)
         if self.members is None:

@@ -93,6 +93,7 @@ class RoundsServer:
                     self._drain()
                 else:
                     self.background.collect()
+            # By the clock, because under load ``poll`` returns at once and there would be a tick per message.
             now = time.monotonic()
             if now >= due:
                 due = now + TICK_S
@@ -112,7 +113,7 @@ class RoundsServer:
                 frames = [frame.buffer for frame in self.socket.recv_multipart(zmq.NOBLOCK, copy=False)]
             except zmq.Again:
                 return
-            try:
+            try:  # a peer of another version must not end the run
                 if len(frames) < 3:
                     raise MalformedMessageError(f"{len(frames)} frames")
                 message = unpack(frames[1])

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.core.arrays import Floats, Ints
 from pipeline.core.errors import UsageError
-from pipeline.core.reporting.tables import aligned, table
+from pipeline.core.reporting.tables import table, two_column_table
 from trainer.exchange.link_weights import eigenvalues, laplacian
 from trainer.exchange.matchings import Matching, find_matchings
 from trainer.exchange.mixing import PAIR_WEIGHT, Edge, FullMixing, SampledMatchings, TopologyPlan, build_plan
@@ -170,7 +170,7 @@ def screen(made: TopologyDescription) -> str:
         ),
         ("sent", f"{mean} per worker and step, {most} at most, for {made.parameters:,} parameters"),
     ]
-    return f"topology {made.topology}\n{aligned(lines)}\n{_matchings_table(made)}".rstrip()
+    return f"topology {made.topology}\n{two_column_table(lines)}\n{_matchings_table(made)}".rstrip()
 
 
 def _method(made: TopologyDescription) -> str:

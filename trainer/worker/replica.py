@@ -76,11 +76,11 @@ class Links(Protocol):
     def shares_memory(self, worker: int) -> bool: ...
     def memory_of(self, worker: int) -> SharedRange: ...
     def offer_piece(self, number: int, version: int) -> None:
-        """Mark the gradient in this worker's memory as that of a round; number 0: as void."""
+        """Mark the gradient in this worker's memory with its round; number 0 marks it as void."""
         ...
 
     def offer_sum(self, number: int, version: int) -> None:
-        """Mark the sum in this worker's memory as that of a round; number 0: as void."""
+        """Mark the sum in this worker's memory with its round; number 0 marks it as void."""
         ...
 
 
@@ -243,7 +243,7 @@ class Replica:
         return {"copies": [v for v, copy in self.snapshots.items() if copy.generation == self.generation]}
 
     def adopt(self, view: PeerView, body: Body) -> None:
-        """Enter a view: with this worker's model, a checkpoint's, or that of another member. Raises DataError.
+        """Enter a view with this worker's model, a checkpoint's, or another member's. Raises DataError.
 
         Whoever does not hold exactly the view's generation and version takes a copy, even if its own version is
         higher: it belongs to a history that is void. Raises MalformedMessageError."""
@@ -304,6 +304,7 @@ class Replica:
         self.phase = Phase.ROUND
         self.links.offer_piece(self.number, self.version)
         body = pack_reports([report])
+        # The report travels with the gradient and returns with the sums, so that no line of the log is lost with a worker.
         for owner, (begin, end) in enumerate(self.bounds):
             part = self.pushed[begin:end]
             if owner == self.worker:
@@ -440,6 +441,7 @@ class Replica:
             return
         examples = [report.examples for report in reports]
         rate = worker_rate(self.config, self.facts, self.budget.epoch) * self.weights.correction(examples)
+        # All replicas make the same update from the same sums, so that their models stay equal bit for bit.
         self.slice.apply_sum(self._round.total, rate, self.num_workers)
         boundary = self.budget.use(self.num_workers, sum(examples))
         self.version += 1
