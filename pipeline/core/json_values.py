@@ -1,4 +1,13 @@
-"""Parsing of untrusted or damaged JSON, and checks of its values against the types that readers rely on."""
+"""Parsing of untrusted or damaged JSON, and checks of its values against the types that readers rely on.
+
+The rule for keys of another version of the program, which every contract in JSON follows:
+
+* A missing key takes the default of its field. Without a default it is refused.
+* An unknown key is refused if the program acts on the whole contract: configurations, checkpoints, results and launch
+  arguments, where dropping it could change a run without a word.
+* An unknown key is ignored if the program only reports on the contract or reads some parts of it: manifests, the
+  status, and the events and pushes of a log. Whoever rewrites such a file drops it.
+* A refusal is one line that names the key: a DataError for a file or a message, never a KeyError."""
 
 from __future__ import annotations
 
@@ -59,19 +68,22 @@ def fits(value: object, hint: Any) -> bool:
     return isinstance(value, origin or hint)
 
 
-def build(kind: type[T], values: object) -> T:
+def build(kind: type[T], values: object, *, ignore_unknown: bool = False) -> T:
     """Return a dataclass made of an object's values.
 
-    Raises ValueError with the first key that is missing, unknown or of another type, and errors of the dataclass."""
+    Raises ValueError with the first key that is missing, unknown or of another type, and errors of the dataclass.
+
+    ignore_unknown: whether unknown keys are ignored instead of refused, by the rule of this module."""
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
     hints = get_type_hints(kind)
     fields_by_name = {item.name: item for item in fields(kind) if item.init}  # type: ignore[arg-type]
-    if unknown := next((key for key in values if key not in fields_by_name), None):
-        raise ValueError(f"unknown key {unknown!r}")
+    unknown = next((key for key in values if key not in fields_by_name), None)
+    if unknown is not None and not ignore_unknown:
+        raise ValueError(f"unknown key {str(unknown)[:80]!r}")
     for name, item in fields_by_name.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
             raise ValueError(f"it lacks {name!r}")
         if name in values and not fits(values[name], hints[name]):
             raise ValueError(f"{name!r} is {str(values[name])[:80]!r}, not {item.type}")
-    return kind(**values)
+    return kind(**{name: values[name] for name in fields_by_name if name in values})

@@ -101,12 +101,12 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_ends_when_the_last_o
     run = Slow(tmp_path, steps=30, servers=2, checkpoint_every_s=0.5)
     run.engine.run()
     status = run.engine.status()
-    assert status["version"] == 30 * WORKERS
-    assert not status["finished"]
+    assert status.version == 30 * WORKERS
+    assert not status.finished
     assert len(run.under_way) == 2, "one of the clock, which lets no other begin, and the final one"
     assert whole(run.root) == [0]
     run.settle()
-    assert run.engine.status()["finished"]
+    assert run.engine.status().finished
     assert read_state(run.root, 120).final
     assert len(whole(run.root)) == 2
     left, now = run.root / "00000120", np.concatenate([part.slice.values for part in run.engine.servers])
@@ -211,11 +211,11 @@ def test_a_server_that_stood_still_itself_blames_no_worker_before_it_has_listene
         for worker in range(WORKERS):
             leader.alive(worker, 1, 1.0 + tick)
     leader.tick(100.0)
-    assert leader.status(100.0)["alive"] == WORKERS, "what they said meanwhile is still to be read"
+    assert leader.status(100.0).alive == WORKERS, "what they said meanwhile is still to be read"
     for tick in range(15):
         leader.alive(0, 1, 100.0 + tick)
         leader.tick(100.0 + tick)
-    assert leader.status(115.0)["alive"] == 1, "the others said nothing"
+    assert leader.status(115.0).alive == 1, "the others said nothing"
 
 
 QUIET = Options(silent=True, report=False)
@@ -323,9 +323,9 @@ def test_a_file_system_that_refuses_for_a_while_costs_a_try_and_no_server(
         patched.setattr(os, "scandir", stale)
         run.engine.leader.gather("a test")
         run.engine.leader.tick(1.0)
-        assert not run.engine.leader.status(1.0)["ready"]
+        assert not run.engine.leader.status(1.0).ready
     run.engine.leader.tick(2.0)
-    assert run.engine.leader.status(2.0)["ready"]
+    assert run.engine.leader.status(2.0).ready
 
 
 def test_a_run_of_checkpoints_that_cannot_be_read_is_refused_and_not_begun_again(tmp_path: Path) -> None:

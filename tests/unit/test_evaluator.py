@@ -51,6 +51,7 @@ from trainer.run_files import BEST, BEST_OF, METRICS, MODEL
 from trainer.runlog.events import log_event
 from trainer.runlog.read import best, evaluations, read_events, read_pushes
 from trainer.runlog.result import is_best_of, summarise
+from trainer.transport.status import NOT_READY
 
 DECAY = 0.01
 QUIET = Options(silent=True, report=False)
@@ -560,10 +561,10 @@ def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path:
     evaluate_what_is_there(tmp_path, shards)
     write(tmp_path, 20, boundary=2)
     work = WorkFolder(Folders.from_home(tmp_path))
-    conclude(work, QUIET, {}, "interrupted")
+    conclude(work, QUIET, NOT_READY, "interrupted")
     assert (tmp_path / BEST).exists()
     log_event(tmp_path, "eval", version=20, generation=0, epoch=2, seconds=2.0, loss=0.1, accuracy=1.0, final=False)
-    conclude(work, QUIET, {}, "interrupted")
+    conclude(work, QUIET, NOT_READY, "interrupted")
     assert not (tmp_path / BEST).exists()
     evaluate_what_is_there(tmp_path, shards)
     np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 20))

@@ -32,12 +32,14 @@ from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude
 from trainer.options import Options
+from trainer.transport.status import RunStatus
 
 config = Config.from_json(json.loads(Path(sys.argv[1]).read_text()))
 home = Folders.from_home(Path(config.run.output))
-conclude(WorkFolder(home), Options(silent=True), {"seconds": 86400.0, "version": 5}, "finished")
-status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-print(1024 * int(status["VmHWM"].split()[0]))
+status = RunStatus(ready=True, finished=True, diverged=None, seconds=86400.0, version=5)
+conclude(WorkFolder(home), Options(silent=True), status, "finished")
+facts = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(1024 * int(facts["VmHWM"].split()[0]))
 """
 
 

@@ -339,8 +339,8 @@ def test_a_loss_that_is_not_finite_ends_all_workers(tmp_path: Path) -> None:
     network = Network(1, tmp_path, 3, losses={(1, 3): float("nan")})
     network.run([])
     status = network.leader.status(network.now)
-    assert status["version"] == 3
-    assert "worker 1" in str(status["diverged"])
+    assert status.version == 3
+    assert "worker 1" in str(status.diverged)
 
 
 def test_a_view_of_another_process_changes_nothing(tmp_path: Path) -> None:

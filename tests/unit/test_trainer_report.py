@@ -14,7 +14,7 @@ import sys
 import termios
 from base64 import b64decode
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -41,19 +41,22 @@ from trainer.report.settings import flags_in_words, plan_in_words
 from trainer.report.tensorboard import TensorBoardWriter
 from trainer.report.terminal import duration
 from trainer.runlog.read import read_events, surviving
+from trainer.transport.status import RunStatus
 
-STATUS: dict[str, Any] = {
-    "accepted": 50,
-    "total": 500,
-    "epoch": 0.5,
-    "loss": 1.25,
-    "accuracy": 0.375,
-    "images_per_s": 1234.4,
-    "staleness_mean": 10.93,
-    "alive": 11,
-    "num_workers": 12,
-    "eval_accuracy": None,
-}
+STATUS = RunStatus(
+    ready=True,
+    finished=False,
+    diverged=None,
+    accepted=50,
+    total=500,
+    epoch=0.5,
+    loss=1.25,
+    accuracy=0.375,
+    images_per_s=1234.4,
+    staleness_mean=10.93,
+    alive=11,
+    num_workers=12,
+)
 
 
 @pytest.fixture(scope="module")
@@ -384,11 +387,11 @@ def test_the_line_tells_what_is_known_and_dashes_what_is_not() -> None:
     assert line(STATUS) == (
         "epoch 0.50 of 5  loss 1.2500  accuracy 37.5%  1,234 images/s  staleness 10.9  workers 11/12"
     )
-    assert "evaluation 61.0%" in line({**STATUS, "eval_accuracy": 0.61})
-    assert "evaluation 61.0% after epoch 2" in line({**STATUS, "eval_accuracy": 0.61, "eval_epoch": 2.0})
-    assert "evaluation loss 0.2500" in line({**STATUS, "accuracy": None, "eval_loss": 0.25})
-    nothing = {"accepted": 0, "epoch": 0.0, "loss": None, "accuracy": None, "images_per_s": None}
-    text = line({**STATUS, **nothing, "staleness_mean": float("nan")})
+    assert "evaluation 61.0%" in line(replace(STATUS, eval_accuracy=0.61))
+    assert "evaluation 61.0% after epoch 2" in line(replace(STATUS, eval_accuracy=0.61, eval_epoch=2.0))
+    assert "evaluation loss 0.2500" in line(replace(STATUS, accuracy=None, eval_loss=0.25))
+    nothing: dict[str, Any] = {"accepted": 0, "epoch": 0.0, "loss": None, "accuracy": None, "images_per_s": None}
+    text = line(replace(STATUS, **nothing, staleness_mean=float("nan")))
     assert text == "epoch 0.00  loss -  accuracy -  - images/s  staleness -  workers 11/12"
 
 
@@ -397,7 +400,7 @@ def test_a_log_gets_a_line_every_ten_seconds_and_the_last_state() -> None:
     progress = ProgressLine(file=log, now=lambda: clock[0])
     for second in range(25):
         clock[0] = float(second)
-        progress.update({**STATUS, "epoch": second / 100})
+        progress.update(replace(STATUS, epoch=second / 100))
     progress.message("worker 3 restarted")
     progress.close()
     progress.close()
@@ -434,9 +437,9 @@ def test_a_terminal_gets_one_line_that_is_rewritten(rows: int, columns: int, mon
         monkeypatch.setattr(sys, "stderr", terminal)
         progress = ProgressLine()
         for accepted in (50, 400, 100):  # the last after a rollback
-            progress.update({**STATUS, "accepted": accepted, "epoch": accepted / 100})
+            progress.update(replace(STATUS, accepted=accepted, epoch=accepted / 100))
         progress.message("worker 3 restarted")
-        progress.update({**STATUS, "accepted": 450, "epoch": 4.5})
+        progress.update(replace(STATUS, accepted=450, epoch=4.5))
         progress.close()
     text = all_of(master)
     assert text.split("\n")[0].split("\r")[-2:] == ["worker 3 restarted", ""]

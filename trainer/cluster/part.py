@@ -32,10 +32,10 @@ from trainer.launch.processes import FORK_SERVER
 from trainer.launch.run import check, prepare, supervise
 from trainer.launch.supervisor import RunInterruptedError, Supervisor
 from trainer.options import Options, parse_roles
-from trainer.report.progress import Status
 from trainer.run_files import CONFIG
 from trainer.transport.addresses import bracketed, interface_towards
 from trainer.transport.sockets import Secret
+from trainer.transport.status import RunStatus
 
 POLL_S = 0.05
 BACKLOG = 4096
@@ -207,8 +207,8 @@ class _Caller:
             return "checkpoint"
         return "go" if answer.wanted == GO and answer.edition == self.edition else "leave"
 
-    def update(self, status: Status) -> None:
-        self.line.tell(status=dict(status))
+    def update(self, status: RunStatus) -> None:
+        self.line.tell(status=status.to_json())
 
     def message(self, text: str) -> None:
         self.line.say(text)

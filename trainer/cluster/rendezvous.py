@@ -16,11 +16,12 @@ from typing import Any
 
 import zmq
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from trainer.cluster.roster import LEASE_S, Roster
 from trainer.home.segments import SupersededError
 from trainer.transport.messages import MalformedMessageError, pack_json, unpack_json
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
+from trainer.transport.status import NOT_READY, RunStatus
 
 BEAT_S = 0.5
 SILENT_S = LEASE_S / 2  # a part without answers for so long leaves, so that it is gone by the end of its lease
@@ -75,7 +76,7 @@ class Rendezvous:
         self.said: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.ends: SimpleQueue[PartEnd] = SimpleQueue()
         self.arrivals: SimpleQueue[tuple[int, str]] = SimpleQueue()
-        self.status: dict[str, Any] = {}
+        self.status = NOT_READY
         self.facts: dict[str, Any] | None = None
         self.wanted: dict[int, str] = dict.fromkeys(range(num_parts), WAIT)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -120,7 +121,7 @@ class Rendezvous:
             try:
                 identity, body = frames
                 answer = self._answer(identity, unpack_json(body))
-            except (MalformedMessageError, ValueError, KeyError, TypeError):
+            except (DataError, ValueError, KeyError, TypeError):
                 continue  # not from a part of this version
             self._reaches(identity, answer)
 
@@ -175,7 +176,7 @@ class Rendezvous:
     def _take(self, part: int, attempt: int, message: Mapping[str, Any]) -> None:
         """Take over the status, the facts and, once, the end that a current attempt's message may carry."""
         if isinstance(message.get("status"), dict):
-            self.status = message["status"]
+            self.status = RunStatus.from_json(message["status"])
         if isinstance(message.get("facts"), dict):
             self.facts = message["facts"]
         end = message.get("end")

@@ -204,7 +204,7 @@ class ClusterRun:
         if part not in self._came:
             self._came.add(part)
             return self.progress.message(f"host {part} has started on {host}")
-        failures = self.restarts.failed(f"host {part}", int(self.rendezvous.status.get("version") or 0))
+        failures = self.restarts.failed(f"host {part}", self.rendezvous.status.version)
         if failures > self.config.processes.max_restarts:
             raise JobError(f"host {part} was lost {failures} times in a row without progress; see its log")
         return self.progress.message(f"host {part} was lost, and is started again on {host}")
@@ -275,9 +275,8 @@ class ClusterRun:
         for part, text in drained(self.rendezvous.said):
             leads = self.parts[part].leads
             self.progress.message(text if leads else f"host {part}: {text}")
-        status = self.rendezvous.status
-        if status.get("ready"):
-            self.progress.update(status)
+        if self.rendezvous.status.ready:
+            self.progress.update(self.rendezvous.status)
 
 
 def drained(queue: SimpleQueue[T]) -> list[T]:

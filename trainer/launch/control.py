@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import zmq
 
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import AskStatus, End, EndReply, Refusal, WorkerLoss, pack, unpack, unpack_json
 from trainer.transport.sockets import Secret, Watch, dealer, offer
+from trainer.transport.status import NOT_READY, RunStatus
 
 STATUS_S = 0.5
 GONE_S = 2.0
@@ -20,7 +20,7 @@ class Control:
     """The supervisor's connection to server 0: sends commands, and keeps the newest status that server 0 sent.
 
     Attributes:
-        status: the newest status (see Leader.status); not ready before the first reply.
+        status: the newest status; not ready before the first reply.
         at_end: the status in server 0's reply to End, None before.
         heard: time of the last reply (monotonic seconds).
         is_admitted: whether server 0 has ever replied.
@@ -32,8 +32,8 @@ class Control:
         self.socket = dealer(self.context, address, secret)
         self.watch = Watch(self.socket)
         self.socket.connect(address)
-        self.status: dict[str, Any] = {"ready": False, "finished": False, "diverged": None}
-        self.at_end: dict[str, Any] | None = None
+        self.status = NOT_READY
+        self.at_end: RunStatus | None = None
         self.heard = time.monotonic()
         self.is_admitted = False
         self._broken: float | None = None  # since when the connection is broken, if nothing was received since
@@ -46,7 +46,8 @@ class Control:
     def ask(self) -> bool:
         """Request the status every STATUS_S and return whether a reply has come since the last call.
 
-        Raises UsageError if server 0 does not admit this host, or has another configuration."""
+        Raises UsageError if server 0 does not admit this host, or has another configuration, and DataError if its
+        status cannot be read."""
         if self.watch.has_broken() and self._broken is None:
             self._broken = time.monotonic()
         if time.monotonic() - self._asked >= STATUS_S:
@@ -59,7 +60,7 @@ class Control:
             if isinstance(reply, Refusal):
                 raise self.agreement.refused(body)
             # Every reply has the status; the reply to End has the version at which the checkpoint is written.
-            self.status = unpack_json(body)
+            self.status = RunStatus.from_json(unpack_json(body))
             if isinstance(reply, EndReply):
                 self.at_end = self.status
             self.heard = time.monotonic()

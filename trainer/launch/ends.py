@@ -26,6 +26,7 @@ from trainer.runlog.events import log_event
 from trainer.runlog.read import Event, best, evaluations, read_pushes
 from trainer.runlog.result import REPORTED, SUMMARISED, Result, is_best_of, summarise
 from trainer.runlog.thinned import thinned_log
+from trainer.transport.status import RunStatus
 
 if TYPE_CHECKING:
     from trainer.report.page import Read
@@ -82,14 +83,14 @@ def log_start(config: Config, planned: RunPlan, folders: Folders, simulated: dic
 
 
 def conclude(
-    work: WorkFolder, options: Options, status: dict[str, Any], cause: str, error: BaseException | None = None
+    work: WorkFolder, options: Options, status: RunStatus, cause: str, error: BaseException | None = None
 ) -> Result:
     """Log the end of a run, write result.json and the report, and print a summary; also for an incomplete run.
 
     Args:
         work: the work folder of this host, which leads.
         options: how this host takes part.
-        status: the last status of server 0 (see Leader.status).
+        status: the last status of server 0.
         cause: finished, interrupted or failed.
         error: the error with which the run failed, None for another cause.
 
@@ -99,10 +100,9 @@ def conclude(
     """
     output = work.folders.home
     log = work.folders.work
-    seconds = status.get("seconds", 0.0)
-    version = status.get("version", 0)
+    version = status.version
     why = {} if error is None else {"error": one_line(error)}
-    log_event(log, "end", cause=cause, seconds=seconds, version=version, updates=version, **why)
+    log_event(log, "end", cause=cause, seconds=status.seconds, version=version, updates=version, **why)
     work.settle()  # raises if another start leads the run now, before result.json is written
     events = thinned_log(log / METRICS)
     pushes = read_pushes(log / PUSHES, REPORTED if options.report else SUMMARISED)

@@ -77,7 +77,7 @@ def _is_written(control: Control, root: Place) -> bool:
 
     It has at least the version in the reply to End; an older status may have a lower one."""
     last = control.at_end
-    return last is not None and (not last["ready"] or any(version >= last["version"] for version in whole(root)))
+    return last is not None and (not last.ready or any(version >= last.version for version in whole(root)))
 
 
 def newest_in_words(root: Place) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from trainer.report.progress import ProgressLine, Status
+from trainer.report.progress import ProgressLine
+from trainer.transport.status import RunStatus
 
 # go: continue; checkpoint: write a checkpoint and end; leave: end at once, because others continue, or all is done.
 Wanted = Literal["go", "checkpoint", "leave"]
@@ -16,7 +17,7 @@ class Overseer(Protocol):
     def wanted(self) -> Wanted:
         """Return the wanted action. Must be cheap: called several times per second."""
 
-    def update(self, status: Status) -> None: ...
+    def update(self, status: RunStatus) -> None: ...
 
     def message(self, text: str) -> None:
         """Print a message on its own line, unlike the progress, which is overwritten."""

@@ -9,6 +9,7 @@ import errno
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
 from socket import socket
@@ -101,7 +102,7 @@ class Supervisor:
         self.events = EventTail(self.output / METRICS)
         self.overseer = overseer or Terminal(quiet=options.quiet or options.silent)
         self.board = _board(options, self.folders)
-        self._evaluated: dict[str, float | None] = {}  # the last evaluation, as the progress line shows it
+        self._evaluated: dict[str, Any] = {}  # the last evaluation, as the progress line shows it
         self._last_evaluated = -1
         self._told = False  # whether server 0 was silent at the last look, which is reported once
         self._looked = 0.0  # when a remote home was last checked for the end of the run (monotonic seconds)
@@ -253,9 +254,9 @@ class Supervisor:
     def _is_over(self) -> bool:
         """Return whether this host has nothing left to do but wait for the last answers. Raises DivergenceError."""
         status = self.control.status
-        if status["diverged"]:
-            raise DivergenceError(f"the run diverged: {status['diverged']} (see {self.folders.home / METRICS})")
-        if status["finished"]:
+        if status.diverged:
+            raise DivergenceError(f"the run diverged: {status.diverged} (see {self.folders.home / METRICS})")
+        if status.finished:
             return True
         if LEADER in self.roles:
             return False
@@ -283,7 +284,7 @@ class Supervisor:
 
         Then no process needs this host's servers any more."""
         end = time.monotonic() + LINGER_S
-        while self._runs("evaluator") or (time.monotonic() < end and (self._remaining() or self._runs("worker"))):
+        while self._runs("evaluator") or (time.monotonic() < end and self._needs_servers()):
             if self.interrupted:
                 self._leave_checkpoint()
             self._look_after()
@@ -293,8 +294,9 @@ class Supervisor:
         """Return whether a role of a kind runs on this host or waits for its restart."""
         return any(role.kind == kind for role in (*self.children, *self.waiting))
 
-    def _remaining(self) -> int:
-        return int(self.control.status.get("remaining", 0))
+    def _needs_servers(self) -> bool:
+        """Return whether workers, here or elsewhere, may still wait for an answer."""
+        return self.control.status.remaining > 0 or self._runs("worker")
 
     def _leave_checkpoint(self) -> None:
         """Have a checkpoint written if this host has servers, then end its part.
@@ -326,8 +328,7 @@ class Supervisor:
         # The log has the clocks, evaluations and roll-backs by which restarts are judged.
         for event in self.events.new():
             if event["event"] == "eval":
-                names = {"eval_accuracy": "accuracy", "eval_loss": "loss", "eval_epoch": "epoch"}
-                self._evaluated = {name: event.get(key) for name, key in names.items()}
+                self._evaluated = {f"eval_{key}": event.get(key) for key in ("accuracy", "loss", "epoch")}
                 self._last_evaluated = max(self._last_evaluated, event["version"])
             if event["event"] == "train":
                 for worker in event["workers"]:
@@ -345,9 +346,10 @@ class Supervisor:
             self._stuck = None
         if fresh and not self._is_trained():
             self._tell_of_trouble(self._disk_trouble())
-        if fresh and self.control.status["ready"] and self._stuck is None:
-            self.furthest = max(self.furthest, self.control.status["version"])
-            self.overseer.update({**self._evaluated, **self.control.status})
+        status = self.control.status
+        if fresh and status.ready and self._stuck is None:
+            self.furthest = max(self.furthest, status.version)
+            self.overseer.update(replace(status, **self._evaluated))
 
     def _tell_of_trouble(self, trouble: str | None) -> None:
         """Report disk trouble on the terminal when it begins or its text changes.
@@ -360,11 +362,11 @@ class Supervisor:
     def _disk_trouble(self) -> str | None:
         """Return why a checkpoint, the log, an evaluation or a model cannot be written, as text; None if all can."""
         evaluator = self.children.get(EVALUATOR)
-        return self.control.status.get("trouble") or self.work.trouble or (evaluator.trouble if evaluator else None)
+        return self.control.status.trouble or self.work.trouble or (evaluator.trouble if evaluator else None)
 
     def _is_trained(self) -> bool:
         """Return whether training is done and at most the last files of the run are still to be written."""
-        return bool(self.control.status["finished"] or self.control.status.get("trained"))
+        return self.control.status.finished or self.control.status.trained
 
     def _wait_for_space(self) -> None:
         """Report once that the files of a trained run cannot be written. Raises JobError after SPACE_WAIT_S of this.

@@ -28,6 +28,7 @@ from trainer.rules import build_coordinator
 from trainer.run_files import NEWS, PUSHES
 from trainer.runlog.events import append, log_event
 from trainer.runlog.journal import Journal
+from trainer.transport.status import NOT_READY, RunStatus
 
 logger = logging.getLogger(__name__)
 
@@ -312,33 +313,35 @@ class Leader:
         self._advance(self.training, now)
         self.training.journal.flush(now)
 
-    def status(self, now: float) -> dict[str, Any]:
-        """Return the status for supervisors; only ready, finished and diverged while no checkpoint is loaded."""
+    def status(self, now: float) -> RunStatus:
+        """Return the status for supervisors; not ready while no checkpoint is loaded."""
         if not self.training:
-            return {"ready": False, "finished": False, "diverged": None}
+            return NOT_READY
         coordinator = self.training.coordinator
         journal = self.training.journal
         position = coordinator.budget.position
         members = coordinator.membership
         bad = self._diverged(self.training)
         keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
-        return {key: journal.summary.get(key) for key in keys} | {
-            "ready": True,
+        measured: dict[str, Any] = {key: journal.summary.get(key) for key in keys}
+        return RunStatus(
+            ready=True,
             # The supervisor ends all servers of a finished run, so the final checkpoint must be complete before.
-            "finished": coordinator.finished and (bad is not None or self.training.snapshots.is_final_whole),
-            "trained": coordinator.finished,
-            "diverged": bad,
-            "version": position.version,
-            "accepted": position.accepted,
-            "total": coordinator.budget.total,
-            "epoch": coordinator.budget.epoch,
-            "seconds": journal.seconds(now),
-            "remaining": coordinator.num_workers
+            finished=coordinator.finished and (bad is not None or self.training.snapshots.is_final_whole),
+            diverged=bad,
+            trained=coordinator.finished,
+            version=position.version,
+            accepted=position.accepted,
+            total=coordinator.budget.total,
+            epoch=coordinator.budget.epoch,
+            seconds=journal.seconds(now),
+            remaining=coordinator.num_workers
             - members.in_phase[WorkerPhase.FINISHED]
             - members.in_phase[WorkerPhase.ABSENT],
-            "alive": coordinator.num_workers - members.in_phase[WorkerPhase.ABSENT],
-            "num_workers": coordinator.num_workers,
-        }
+            alive=coordinator.num_workers - members.in_phase[WorkerPhase.ABSENT],
+            num_workers=coordinator.num_workers,
+            **measured,
+        )
 
     def trouble(self, now: float) -> str | None:
         """Return why the last checkpoint is late or failed, as text; None if it is not, or no checkpoint is loaded."""

@@ -416,7 +416,7 @@ class RoundsLeader(Leader):
         return self.view if number < self.number else None
 
     def _is_over(self) -> bool:
-        return bool(self.status(self._now)["finished"])
+        return self.status(self._now).finished
 
 
 def _introduction(body: Body) -> dict[str, Any]:

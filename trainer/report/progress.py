@@ -6,16 +6,16 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from trainer.transport.status import RunStatus
+
 SILENCE_S = 10.0  # least time between two plain lines
 USUAL_SIZE = {"ncols": 120, "nrows": 24}
 BAR = "{percentage:3.0f}%|{bar:12}| {elapsed}<{remaining}  {desc}"
-
-Status = Mapping[str, Any]
 
 
 def number(value: float | None, form: str) -> str:
@@ -23,32 +23,28 @@ def number(value: float | None, form: str) -> str:
     return format(value, form) if value is not None and math.isfinite(value) else "-"
 
 
-def length(status: Status) -> str:
+def length(status: RunStatus) -> str:
     """Return " of E", the length of the run in epochs, estimated from the share of accepted pushes; "" if unknown."""
-    accepted = status["accepted"]
-    total = status["total"]
-    return f" of {status['epoch'] * total / accepted:.4g}" if accepted and total else ""
+    accepted = status.accepted
+    return f" of {status.epoch * status.total / accepted:.4g}" if accepted and status.total else ""
 
 
-def line(status: Status) -> str:
-    """Return the state of the run in one line, most important values first: a narrow terminal cuts off the end.
-
-    status: accepted and total pushes, epoch, loss, accuracy, images_per_s, staleness_mean, alive and num_workers, and
-    eval_accuracy, eval_loss and eval_epoch of the latest evaluation. Measured values that do not exist yet are None."""
+def line(status: RunStatus) -> str:
+    """Return the state of the run in one line, most important values first: a narrow terminal cuts off the end."""
     parts = [
-        f"epoch {status['epoch']:.2f}{length(status)}",
-        f"loss {number(status['loss'], '.4f')}",
-        f"accuracy {number(status['accuracy'], '.1%')}",
-        f"{number(status['images_per_s'], ',.0f')} images/s",
-        f"staleness {number(status['staleness_mean'], '.1f')}",
-        f"workers {status['alive']}/{status['num_workers']}",
+        f"epoch {status.epoch:.2f}{length(status)}",
+        f"loss {number(status.loss, '.4f')}",
+        f"accuracy {number(status.accuracy, '.1%')}",
+        f"{number(status.images_per_s, ',.0f')} images/s",
+        f"staleness {number(status.staleness_mean, '.1f')}",
+        f"workers {status.alive}/{status.num_workers}",
     ]
     # Models with real targets have an evaluation loss but no accuracy.
-    after = f" after epoch {status['eval_epoch']:.4g}" if status.get("eval_epoch") is not None else ""
-    if status.get("eval_accuracy") is not None:
-        parts.insert(3, f"evaluation {status['eval_accuracy']:.1%}{after}")
-    elif status.get("eval_loss") is not None:
-        parts.insert(3, f"evaluation loss {number(status['eval_loss'], '.4f')}{after}")
+    after = f" after epoch {status.eval_epoch:.4g}" if status.eval_epoch is not None else ""
+    if status.eval_accuracy is not None:
+        parts.insert(3, f"evaluation {status.eval_accuracy:.1%}{after}")
+    elif status.eval_loss is not None:
+        parts.insert(3, f"evaluation loss {number(status.eval_loss, '.4f')}{after}")
     return "  ".join(parts)
 
 
@@ -81,7 +77,7 @@ class ProgressLine:
         self._begin = now()
         self._next = self._begin
 
-    def update(self, status: Status) -> None:
+    def update(self, status: RunStatus) -> None:
         """Show a status: at once on a terminal, elsewhere as a line if the last one is old enough."""
         if self._quiet:
             return
@@ -108,14 +104,14 @@ class ProgressLine:
             self._bar = None
         self._say_pending()
 
-    def _draw(self, status: Status) -> None:
+    def _draw(self, status: RunStatus) -> None:
         """Draw the bar with a status. It is created with the first one, which has its total."""
         if self._bar is None:
             # The pushes before a resumption must not count for the speed of this start.
-            start = {"initial": status["accepted"], "total": status["total"], "desc": line(status)}
+            start = {"initial": status.accepted, "total": status.total, "desc": line(status)}
             self._bar = tqdm(**start, **size(self._file), file=self._file, bar_format=BAR)
         # Set instead of incremented, because a roll-back reduces the number of accepted pushes.
-        self._bar.n = status["accepted"]
+        self._bar.n = status.accepted
         self._bar.set_description_str(line(status))
 
     def _say_pending(self) -> None:

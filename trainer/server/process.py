@@ -8,7 +8,7 @@ import logging
 import socket as sockets
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import zmq
 
@@ -49,6 +49,7 @@ from trainer.transport.messages import (
     unpack_report,
 )
 from trainer.transport.sockets import Secret, connect, offer, serve
+from trainer.transport.status import RunStatus
 from trainer.watchdog import kick
 
 logger = logging.getLogger(__name__)
@@ -307,11 +308,11 @@ class Server:
                 if not leader.gave_up(worker, message.session, message.clock, now, unpack_report(body)):
                     self.send(identity, Rejoin(worker, message.session), None)
             case AskStatus():
-                self.send(identity, StatusReply(), pack_json(self._status(leader, now)))
+                self.send(identity, StatusReply(), pack_json(self._status(leader, now).to_json()))
             case WorkerLoss():
                 leader.lost(self._worker(message.worker), now)
             case End():
-                self.send(identity, EndReply(), pack_json(self._status(leader, now)))
+                self.send(identity, EndReply(), pack_json(self._status(leader, now).to_json()))
                 leader.end(now)
             case _:
                 raise MalformedMessageError(f"{type(message).__name__} to server 0")
@@ -329,10 +330,10 @@ class Server:
         else:
             leader.pushed(server, worker, message.session, message.clock, now)
 
-    def _status(self, leader: Leader, now: float) -> dict[str, Any]:
+    def _status(self, leader: Leader, now: float) -> RunStatus:
         """Return the leader's status, with the number of malformed messages and the reason for a missing checkpoint."""
         trouble = self.slice_server.trouble or leader.trouble(now)
-        return leader.status(now) | {"malformed": self.malformed, "trouble": trouble}
+        return replace(leader.status(now), malformed=self.malformed, trouble=trouble)
 
     def _worker(self, index: int) -> int:
         """Return a worker's index. Raises MalformedMessageError if there is no such worker."""

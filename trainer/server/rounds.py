@@ -6,7 +6,7 @@ import logging
 import socket as sockets
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import zmq
 
@@ -36,6 +36,7 @@ from trainer.transport.messages import (
     unpack_json,
 )
 from trainer.transport.sockets import Secret, serve
+from trainer.transport.status import RunStatus
 from trainer.watchdog import kick
 
 logger = logging.getLogger(__name__)
@@ -136,11 +137,11 @@ class RoundsServer:
             case PeerJoin() | PeerBeat() | RoundReport() | CopyReceipt() | LinkLoss():
                 self._hear(identity, message, first, last, now)
             case AskStatus():
-                self._answer(identity, StatusReply(), pack_json(self._status(now)))
+                self._answer(identity, StatusReply(), pack_json(self._status(now).to_json()))
             case WorkerLoss():
                 self.leader.lost(self._worker(message.worker), now)
             case End():
-                self._answer(identity, EndReply(), pack_json(self._status(now)))
+                self._answer(identity, EndReply(), pack_json(self._status(now).to_json()))
                 self.leader.end(now)
             case _:
                 raise MalformedMessageError(f"{type(message).__name__} to server 0")
@@ -157,9 +158,9 @@ class RoundsServer:
             self._answer(identity, *answer)
         return None
 
-    def _status(self, now: float) -> dict[str, Any]:
+    def _status(self, now: float) -> RunStatus:
         """Return the leader's status, with the number of malformed messages and the reason for a missing checkpoint."""
-        return self.leader.status(now) | {"malformed": self.malformed, "trouble": self.leader.trouble(now)}
+        return replace(self.leader.status(now), malformed=self.malformed, trouble=self.leader.trouble(now))
 
     def _worker(self, index: int) -> int:
         """Return a worker's index. Raises MalformedMessageError if there is no such worker."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.network import Network
 from trainer.simulation.options import SimulationSettings
 from trainer.transport.messages import Cancel, Join, Message, Parameters, Push
+from trainer.transport.status import RunStatus
 
 KEEP_S = 0.2  # virtual seconds between checks for due checkpoints and log lines
 NO_BODY = memoryview(b"{}")
@@ -174,7 +174,7 @@ class Engine:
         """Return whether the run has ended. Gradients that workers still compute then are not used."""
         return self.leader.training is not None and self.leader.training.coordinator.finished
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> RunStatus:
         """Return the status that the leader reports to a supervisor."""
         return self.leader.status(self.now)
 

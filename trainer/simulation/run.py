@@ -142,9 +142,9 @@ def _run(
             engine.run()
         watcher.evaluate(engine)
         status = engine.status()
-        if status["diverged"]:
-            raise DivergenceError(f"the run diverged: {status['diverged']} (see {folders.home})")
-        if not status["finished"]:
+        if status.diverged:
+            raise DivergenceError(f"the run diverged: {status.diverged} (see {folders.home})")
+        if not status.finished:
             idle = "the virtual run stands still: nobody has anything to do, and it has not ended"
             raise JobError(engine.leader.trouble(engine.now) or idle)
         cause = "finished"
@@ -154,7 +154,7 @@ def _run(
             engine.leader.end(engine.now)
         at = engine.status()
         raise RunInterruptedError(
-            f"interrupted at version {at['version']} (epoch {at['epoch']:.2f}); the same command with --resume continues"
+            f"interrupted at version {at.version} (epoch {at.epoch:.2f}); the same command with --resume continues"
         ) from None
     except Exception as error:
         failure = error
@@ -201,7 +201,7 @@ class _Watcher:
         if time.monotonic() - self._shown >= SHOW_S:
             self._shown = time.monotonic()
             status = engine.status()
-            if status["ready"]:
+            if status.ready:
                 self.progress.update(status)
 
     def evaluate(self, engine: Engine) -> None:
