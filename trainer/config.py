@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from pipeline.core.command_line import seed as seed_number
-from pipeline.core.errors import UsageError
-from pipeline.core.json_values import build
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.json_values import build, fits
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import Spec, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
@@ -419,6 +419,26 @@ class RunFacts:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratios", tuple(self.ratios))  # JSON has lists
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as plain JSON, the fingerprint in hexadecimal: it may exceed int64."""
+        fingerprint = None if self.fingerprint is None else f"{self.fingerprint:016x}"
+        return asdict(self) | {"fingerprint": fingerprint, "ratios": list(self.ratios)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunFacts:
+        """Parse the result of ``to_json``. Raises DataError."""
+        ratios = values.get("ratios", [])
+        fingerprint = values.get("fingerprint")
+        try:
+            if not fits(ratios, list[int]) or not fits(fingerprint, str | None):
+                raise ValueError("'ratios' or 'fingerprint' is of another type")
+            number = None if fingerprint is None else int(fingerprint, 16)
+            return replace(build(cls, {**values, "ratios": (), "fingerprint": None}), ratios=ratios, fingerprint=number)
+        except ValueError as fault:
+            raise DataError(
+                f"the facts of the run are not read here: {fault}; install one version of the program on all hosts"
+            ) from None
 
     @property
     def elements(self) -> int:

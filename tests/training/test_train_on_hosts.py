@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.unit.test_addresses import free_port
 from trainer import train
 from trainer.__main__ import main
 from trainer.checkpoints.read import whole
-from trainer.cluster.launcher import Invitation, Part
+from trainer.cluster.launcher import LaunchArguments, Part
 from trainer.cluster.local import LocalLauncher
 from trainer.options import Options
 
@@ -264,11 +265,11 @@ def test_what_cannot_be_trained_is_said_in_a_line_and_leaves_nothing(shards: Pat
 class Elsewhere(LocalLauncher):
     """A host that finds another folder at the path of --output: its own disk's."""
 
-    def begin(self, part: Part, attempt: int, invitation: Invitation) -> Any:
-        config = dict(invitation["config"])
-        if not part.leads:
-            config["run"] = config["run"] | {"output": config["run"]["output"] + "-of-another-disk"}
-        return super().begin(part, attempt, {**invitation, "config": config})
+    def begin(self, arguments: LaunchArguments, attempt: int) -> Any:
+        config = arguments.config
+        if not arguments.part.leads:
+            config = replace(config, run=replace(config.run, output=config.run.output + "-of-another-disk"))
+        return super().begin(replace(arguments, config=config), attempt)
 
 
 def test_an_output_that_hosts_do_not_share_is_refused(shards: Path, tmp_path: Path) -> None:
@@ -303,7 +304,7 @@ def test_a_finished_run_starts_no_host(shards: Path, tmp_path: Path) -> None:
     before = done.result()
 
     class Nowhere(LocalLauncher):
-        def begin(self, part: Part, attempt: int, invitation: Invitation) -> Any:
+        def begin(self, arguments: LaunchArguments, attempt: int) -> Any:
             raise AssertionError("a host was started")
 
     config = make_config(

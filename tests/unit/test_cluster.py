@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import UsageError
 from trainer.cluster import ray, spark
 from trainer.cluster.attempts import MOST_SHORT, SHORT_S, Attempts
-from trainer.cluster.launcher import Part, invited, share_roles, visible
+from trainer.cluster.launcher import Part, roles_in_words, share_roles, visible
 from trainer.cluster.roster import CUT_S, LEASE_S, Roster
 from trainer.options import Role, all_roles, parse_roles
 
@@ -31,7 +31,7 @@ def test_every_role_has_one_host_and_hosts_have_equal_shares(servers: int, worke
         assert max(counts) - min(counts) <= 1
     assert parts[0].count("worker") == min(part.count("worker") for part in parts)
     for part in parts:
-        assert parse_roles(invited({}, part)["roles"]) == part.roles
+        assert parse_roles(roles_in_words(part.roles)) == part.roles
 
 
 @pytest.mark.parametrize("hosts", [0, -1, 4])

@@ -4,6 +4,8 @@ refusal. The rule is written down in pipeline.core.json_values."""
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,6 +13,10 @@ import pytest
 
 from pipeline.core.errors import DataError
 from pipeline.core.json_values import build
+from tests.support.configs import make_config
+from trainer.cluster.launcher import LaunchArguments, Part
+from trainer.config import RunFacts
+from trainer.options import Role
 from trainer.transport.status import NOT_READY, RunStatus
 
 STATUS = RunStatus(ready=True, finished=False, diverged=None, version=7, epoch=0.5, loss=float("nan"))
@@ -71,4 +77,79 @@ def test_a_status_lacking_a_field_is_read_or_refused(name: str) -> None:
 def test_a_status_of_another_type_is_refused_in_one_line(value: object) -> None:
     with pytest.raises(DataError, match="'version' is ") as refused:
         RunStatus.from_json(sent(STATUS) | {"version": value})
+    assert "\n" not in str(refused.value)
+
+
+# --- launch arguments and facts ---------------------------------------------------------------------------------------
+
+ARGUMENTS = LaunchArguments(
+    Part(1, (Role("server", 2), Role("worker", 3), Role("evaluator"))),
+    rendezvous="tcp://host:7000",
+    token="a secret of the run",
+    config=make_config("shards", "run", steps=3),
+    report=True,
+    tensorboard=False,
+    store="",
+)
+FACTS = RunFacts(2, 100, 10, 4, "digest", (1 << 64) - 1, (2, 1), classifies=False)
+
+
+def test_launch_arguments_and_facts_are_read_as_they_were_sent() -> None:
+    assert LaunchArguments.from_json(json.loads(json.dumps(ARGUMENTS.to_json()))) == ARGUMENTS
+    assert RunFacts.from_json(json.loads(json.dumps(FACTS.to_json()))) == FACTS
+    assert ARGUMENTS.token not in repr(ARGUMENTS)
+
+
+Change = Callable[[dict[str, Any]], dict[str, Any]]
+BROKEN: dict[str, tuple[Change, str]] = {
+    "no arguments": (lambda values: {}, "it lacks 'part'"),
+    "a key of a later version": (lambda values: values | {"later": 1}, "unknown key 'later'"),
+    "an option of a later version": (lambda values: values | {"options": {"later": 1}}, "unknown key 'later'"),
+    "a number as text": (lambda values: values | {"part": "1"}, "'index' is '1', not int"),
+    "roles of no run": (lambda values: values | {"roles": "boss:0"}, "'boss:0' is not server:N"),
+    "roles of another type": (lambda values: values | {"roles": 7}, "'7' is not server:N"),
+    "no options": (lambda values: values | {"options": None}, "'options' is a NoneType, not an object"),
+    "no configuration": (lambda values: values | {"config": {}}, "it lacks 'data'"),
+    "a configuration of text": (lambda values: values | {"config": "x"}, "'config' is a str, not an object"),
+    "a token of another type": (lambda values: values | {"token": 7}, "'token' is '7', not str"),
+}
+
+
+@pytest.mark.parametrize("key", ARGUMENTS.to_json())
+def test_launch_arguments_that_lack_a_key_are_refused(key: str) -> None:
+    values = ARGUMENTS.to_json()
+    del values[key]
+    assert f"it lacks '{key}'" in refusal(values)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_launch_arguments_are_refused_in_one_line(case: str) -> None:
+    change, words = BROKEN[case]
+    assert words in refusal(change(ARGUMENTS.to_json()))
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """The line with which launch arguments are refused."""
+    with pytest.raises(DataError) as refused:
+        LaunchArguments.from_json(values)
+    line = str(refused.value)
+    assert "\n" not in line
+    assert ARGUMENTS.token not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"rows": None}, "'rows' is 'None', not int"),
+        ({"ratios": 5}, "'ratios' or 'fingerprint' is of another type"),
+        ({"ratios": ["a"]}, "'ratios' or 'fingerprint' is of another type"),
+        ({"fingerprint": 5}, "'ratios' or 'fingerprint' is of another type"),
+        ({"fingerprint": "xyz"}, "invalid literal for int"),
+        ({"later": 1}, "unknown key 'later'"),
+    ],
+)
+def test_broken_facts_are_refused_in_one_line(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=re.escape(words)) as refused:
+        RunFacts.from_json(FACTS.to_json() | values)
     assert "\n" not in str(refused.value)

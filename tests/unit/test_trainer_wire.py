@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ from trainer.transport.sockets import Secret
 config, facts, index, addresses, token = json.loads(sys.argv[1])
 folders = Folders.from_home(Path(config["run"]["output"]))
 secret = Secret(token, config["processes"]["encryption"])
-main(Config.from_json(config), RunFacts(**facts), index, addresses, secret, None, folders)
+main(Config.from_json(config), RunFacts.from_json(facts), index, addresses, secret, None, folders)
 """
 
 
@@ -180,7 +180,7 @@ class Served:
         write_state(root, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, NUMBERS, 0, self.config.identity()))
 
     def _start(self, index: int) -> subprocess.Popen[bytes]:
-        what = [self.config.to_json(), asdict(FACTS), index, self.addresses, SECRET.token]
+        what = [self.config.to_json(), FACTS.to_json(), index, self.addresses, SECRET.token]
         with open(self.folder / f"server-{index}.txt", "wb") as text:
             command = [sys.executable, "-c", self.start, json.dumps(what)]
             return subprocess.Popen(command, cwd=ROOT, stdout=text, stderr=subprocess.STDOUT)

@@ -1,4 +1,4 @@
-"""``python -m trainer.cluster.child``: one part as a process, which reads its invitation and slot from stdin."""
+"""``python -m trainer.cluster.child``: one part as a process, which reads its launch arguments and slot from stdin."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import signal
 import sys
 import threading
 
+from pipeline.core.errors import JobError
 from trainer.cluster.launcher import PartExecution
 from trainer.cluster.part import run_part
-from trainer.cluster.rendezvous import AttemptLostError
 
 
 def main() -> int:
     """Run the part. Returns 0 once it has reported its end, even a failure, and 1 if it should be restarted."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the starter reacts
         signal.signal(number, signal.SIG_IGN)
-    invitation, slot = json.loads(sys.stdin.buffer.readline())
+    arguments, slot = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_starter, name="lifeline", daemon=True).start()
     try:
-        run_part(invitation, PartExecution(**slot))
-    except AttemptLostError as error:
+        run_part(arguments, PartExecution(**slot))
+    except JobError as error:
         print(f"a host's part ends: {error}", file=sys.stderr)
         return 1
     return 0

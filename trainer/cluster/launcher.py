@@ -5,11 +5,13 @@ A part is all that runs on one host: its processes share memory and are watched 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pipeline.core.errors import UsageError
-from trainer.options import Role
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.json_values import build
+from trainer.config import Config
+from trainer.options import Role, parse_roles
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,69 @@ class PartExecution:
     scratch: str | None = None
 
 
-# The launch arguments of a part, in plain JSON. They contain the run's token, so they are passed through pipes and
-# closures, never through command lines, environments or logs.
-Invitation = Mapping[str, Any]
+@dataclass(frozen=True)
+class LaunchArguments:
+    """The launch arguments of a part.
+
+    They contain the run's token, so they are passed through pipes and closures, never through command lines,
+    environments or logs. On their way they are plain JSON, which needs no import of this package.
+
+    Attributes:
+        part: the part.
+        rendezvous: tcp:// address of the rendezvous.
+        token: the token of the run.
+        config: the run.
+        report, tensorboard: the options of these names.
+        store: file system settings of the starting process, as in SETTINGS (core/storage/store.py), or "".
+    """
+
+    part: Part
+    rendezvous: str
+    token: str = field(repr=False)
+    config: Config
+    report: bool
+    tensorboard: bool
+    store: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the arguments as plain JSON."""
+        return {
+            "rendezvous": self.rendezvous,
+            "token": self.token,
+            "config": self.config.to_json(),
+            "options": {"report": self.report, "tensorboard": self.tensorboard},
+            "store": self.store,
+            "part": self.part.index,
+            "roles": roles_in_words(self.part.roles),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> LaunchArguments:
+        """Parse the result of ``to_json``. Raises DataError, which does not quote the token."""
+        try:
+            rest = dict(values)
+            part = build(Part, {"index": rest.pop("part"), "roles": parse_roles(str(rest.pop("roles")))})
+            config = Config.from_json(_pop_object(rest, "config"))
+            return build(cls, _pop_object(rest, "options") | rest | {"part": part, "config": config})
+        # A configuration of another version has other keys and other ranges.
+        except (KeyError, TypeError, ValueError, UsageError) as fault:
+            what = f"it lacks {fault}" if isinstance(fault, KeyError) else str(fault)
+            raise DataError(
+                f"the launch arguments of a host are not read here: {what}; install one version of the program on all hosts"
+            ) from None
+
+
+def _pop_object(values: dict[str, Any], key: str) -> dict[str, Any]:
+    """Remove and return the object at a key. Raises KeyError, and ValueError for a value of another type."""
+    value = values.pop(key)
+    if not isinstance(value, dict):
+        raise ValueError(f"{key!r} is a {type(value).__name__}, not an object")
+    return value
+
+
+def roles_in_words(roles: Sequence[Role]) -> str:
+    """Return roles as text that ``parse_roles`` reads."""
+    return ",".join(f"{role.kind}:{role.index}" if role.kind != "evaluator" else role.kind for role in roles)
 
 
 class Launcher(Protocol):
@@ -64,7 +126,8 @@ class Launcher(Protocol):
 
         They are the same on every host and in every start, because floating-point sums depend on them."""
 
-    def start(self, parts: Sequence[Part], invitation: Invitation) -> None: ...
+    def start(self, arguments: Sequence[LaunchArguments]) -> None:
+        """Start the parts, one for each item of ``arguments``."""
 
     def failure(self) -> str | None:
         """Return why the launcher has given up a part; None if it has not."""
@@ -107,9 +170,3 @@ def visible(devices: Sequence[str], now: str | None) -> str:
     return ",".join(
         known[int(device)] if device.isdecimal() and int(device) < len(known) else device for device in devices
     )
-
-
-def invited(invitation: Invitation, part: Part) -> dict[str, Any]:
-    """Return the launch arguments of one part."""
-    roles = ",".join(f"{role.kind}:{role.index}" if role.kind != "evaluator" else role.kind for role in part.roles)
-    return {**invitation, "part": part.index, "roles": roles}

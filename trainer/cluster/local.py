@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from pipeline.core.import_path import child_variables
-from trainer.cluster.launcher import Invitation, Part, PartExecution, invited
+from trainer.cluster.launcher import LaunchArguments, Part, PartExecution
 from trainer.cluster.watched import WatchingLauncher
 from trainer.plan import usable_cores
 
@@ -34,8 +34,8 @@ class LocalLauncher(WatchingLauncher["subprocess.Popen[bytes]"]):
     def waiting_for(self) -> str:
         return "they are still starting"
 
-    def begin(self, part: Part, attempt: int, invitation: Invitation) -> subprocess.Popen[bytes]:
-        """Start a part as a process, which reads its invitation from stdin.
+    def begin(self, arguments: LaunchArguments, attempt: int) -> subprocess.Popen[bytes]:
+        """Start a part as a process, which reads its launch arguments from stdin.
 
         A command line would show the run's token to other users."""
         command = [sys.executable, "-m", "trainer.cluster.child"]
@@ -43,9 +43,7 @@ class LocalLauncher(WatchingLauncher["subprocess.Popen[bytes]"]):
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         assert process.stdin
         with suppress(BrokenPipeError):  # the process has died; the watcher restarts it
-            process.stdin.write(
-                json.dumps([invited(invitation, part), asdict(PartExecution(attempt))]).encode() + b"\n"
-            )
+            process.stdin.write(json.dumps([arguments.to_json(), asdict(PartExecution(attempt))]).encode() + b"\n")
             process.stdin.flush()
         return process
 

@@ -9,9 +9,9 @@ import os
 import platform
 import socket as sockets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from pipeline.core.command_line import unforeseen
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import variables
 from pipeline.core.storage.store import SETTINGS
-from trainer.cluster.launcher import Invitation, Part, PartExecution, visible
+from trainer.cluster.launcher import LaunchArguments, PartExecution, visible
 from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, AttemptLostError, Line
-from trainer.config import Config, RunFacts
+from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.home.place import Place
 from trainer.home.segments import SupersededError
@@ -31,7 +31,7 @@ from trainer.launch.overseer import Wanted
 from trainer.launch.processes import FORK_SERVER
 from trainer.launch.run import check, prepare, supervise
 from trainer.launch.supervisor import RunInterruptedError, Supervisor
-from trainer.options import Options, parse_roles
+from trainer.options import Options
 from trainer.run_files import CONFIG
 from trainer.transport.addresses import bracketed, interface_towards
 from trainer.transport.sockets import Secret
@@ -41,22 +41,22 @@ POLL_S = 0.05
 BACKLOG = 4096
 
 
-def run_part(invitation: Invitation, slot: PartExecution) -> tuple[int, str]:
+def run_part(values: Mapping[str, Any], slot: PartExecution) -> tuple[int, str]:
     """Take part until the run is over or another attempt has replaced this one; blocks.
 
     Returns the exit code and, if it is not 0, the error message. Raises AttemptLostError if another attempt may
-    succeed: the rendezvous does not answer, or a disk or store fails.
+    succeed: the rendezvous does not answer, or a disk or store fails. Raises DataError for launch arguments of another
+    version.
 
-    invitation: the launch arguments of the part; slot: the number of the attempt, and its resources."""
-    part = Part(int(invitation["part"]), parse_roles(str(invitation["roles"])))
-    secret = Secret(str(invitation["token"]))
-    address = str(invitation["rendezvous"])
+    values: the launch arguments of the part in JSON; slot: the number of the attempt, and its resources."""
+    arguments = LaunchArguments.from_json(values)
+    secret = Secret(arguments.token)
     raise_limit()
-    with _environment(invitation, slot), _listening(part, address) as held:
+    with _environment(arguments, slot), _listening(arguments) as held:
         addresses = {index: address_of(listener) for index, listener in held.items()}
-        line = Line(address, secret, part.index, slot.attempt, addresses, platform.node())
+        line = Line(arguments.rendezvous, secret, arguments.part.index, slot.attempt, addresses, platform.node())
         try:
-            code, text = _outcome(_Host(part, slot, invitation, secret, held, line))
+            code, text = _outcome(_Host(arguments, slot, secret, held, line))
             line.tell(end=(code, text))
             # The starting process needs this report; a new attempt can repeat it.
             if not line.flush():
@@ -98,27 +98,26 @@ class _Host:
         secret: the run's token, for the connections to servers.
         held: the listening sockets of this host's servers, by server index.
         line: the connection to the rendezvous.
-        config, options: the run, from the invitation.
+        config, options: the run, from the launch arguments.
         edition: number of the address table that was used last, 0 before the first.
     """
 
     def __init__(
         self,
-        part: Part,
+        arguments: LaunchArguments,
         slot: PartExecution,
-        invitation: Invitation,
         secret: Secret,
         held: dict[int, sockets.socket],
         line: Line,
     ) -> None:
-        self.part = part
+        self.part = arguments.part
         self.slot = slot
         self.held = held
         self.line = line
-        self.config = Config.from_json(invitation["config"])
+        self.config = arguments.config
         # The line to the rendezvous stays encrypted: its messages are small.
         self.secret = replace(secret, encryption=self.config.processes.encryption)
-        self.options = Options(silent=True, **invitation["options"])
+        self.options = Options(silent=True, report=arguments.report, tensorboard=arguments.tensorboard)
         self.edition = 0
 
     def take_part(self) -> None:
@@ -128,7 +127,7 @@ class _Host:
         FORK_SERVER.ensure()
         context = RunContext.from_config(self.config)
         if self.part.leads:
-            self.line.tell(facts=asdict(check(context, self.options)))
+            self.line.tell(facts=check(context, self.options).to_json())
         while True:
             answer = self.line.answer()
             if answer.wanted in (LEAVE, DONE):
@@ -158,7 +157,7 @@ class _Host:
             )
         scratch = Path(self.slot.scratch) if self.slot.scratch else None
         with working(home, leads=self.part.leads, scratch=scratch) as work:
-            return self._supervise(answer, RunFacts(**facts), work)
+            return self._supervise(answer, RunFacts.from_json(facts), work)
 
     def _supervise(self, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
         """Start and watch this host's processes until the run is over for it; False if they were ended before.
@@ -217,25 +216,25 @@ class _Caller:
         """Keep the line open, because it outlives the supervisor."""
 
 
-def _environment(invitation: Invitation, slot: PartExecution) -> AbstractContextManager[None]:
+def _environment(arguments: LaunchArguments, slot: PartExecution) -> AbstractContextManager[None]:
     """Set the environment that the part's processes inherit, and restore it: a cluster may reuse this process."""
-    values = {}
+    settings = {}
     if slot.devices is not None:
-        values["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if invitation["store"]:
-        values[SETTINGS] = str(invitation["store"])
-    return variables(values)
+        settings["CUDA_VISIBLE_DEVICES"] = visible(slot.devices, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if arguments.store:
+        settings[SETTINGS] = arguments.store
+    return variables(settings)
 
 
 @contextmanager
-def _listening(part: Part, rendezvous: str) -> Iterator[dict[int, sockets.socket]]:
+def _listening(arguments: LaunchArguments) -> Iterator[dict[int, sockets.socket]]:
     """Yield a listening socket per server of the part, by server index, on the interface towards the rendezvous.
 
     Each has a free port, which stays reserved while its server is restarted."""
-    family, own = interface_towards(rendezvous)
+    family, own = interface_towards(arguments.rendezvous)
     held: dict[int, sockets.socket] = {}
     try:
-        for role in part.roles:
+        for role in arguments.part.roles:
             if role.kind == "server":
                 held[role.index] = sockets.create_server((own, 0), family=family, backlog=BACKLOG)
         yield held

@@ -12,7 +12,7 @@ import pipeline
 import trainer
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
-from trainer.cluster.launcher import Invitation, Part, invited
+from trainer.cluster.launcher import LaunchArguments, Part
 from trainer.cluster.watched import WatchingLauncher
 
 
@@ -45,10 +45,10 @@ class RayLauncher(WatchingLauncher[Any]):
     def waiting_for(self) -> str:
         return f"each takes {self.cores} CPUs and {self.gpus:g} GPUs of a node (--host-cores, --host-gpus)"
 
-    def begin(self, part: Part, attempt: int, invitation: Invitation) -> Any:
+    def begin(self, arguments: LaunchArguments, attempt: int) -> Any:
         options = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": 0, "scheduling_strategy": "SPREAD"}
-        task = self._connect().remote(_task()).options(name=f"host {part.index} of a training run", **options)
-        return task.remote(invited(invitation, part), attempt, os.getcwd())
+        task = self._connect().remote(_task()).options(name=f"host {arguments.part.index} of a training run", **options)
+        return task.remote(arguments.to_json(), attempt, os.getcwd())
 
     def outcome(self, handle: Any) -> str | None:
         """Return None while a task runs, "" if it has ended by itself, otherwise the last line of its error."""
@@ -91,7 +91,7 @@ def _task() -> Callable[[dict[str, Any], int, str], None]:
     package. The function is local, so that Ray pickles it by value. It moves that folder to the end of the path, where
     the user's own models are still found, before it imports this package."""
 
-    def run(invitation: dict[str, Any], attempt: int, folder: str) -> None:
+    def run(arguments: dict[str, Any], attempt: int, folder: str) -> None:
         import sys
 
         if folder in sys.path:
@@ -99,7 +99,7 @@ def _task() -> Callable[[dict[str, Any], int, str], None]:
         from trainer.cluster.launcher import PartExecution
         from trainer.cluster.part import run_part
 
-        run_part(invitation, PartExecution(attempt))
+        run_part(arguments, PartExecution(attempt))
 
     return run
 

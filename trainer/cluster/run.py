@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from pipeline.core.errors import DataError, JobError, UsageError
-from trainer.cluster.launcher import Invitation, Launcher, Part
+from trainer.cluster.launcher import LaunchArguments, Launcher, Part
 from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, PartEnd, Rendezvous
 from trainer.config import Config, RunFacts
 from trainer.launch.restarts import Restarts
@@ -97,12 +97,12 @@ class ClusterRun:
         bind = all_interfaces(self.launcher.host())
         self.rendezvous = Rendezvous(len(self.parts), self.config.processes.servers, Secret(self.token), bind)
         self._began = time.monotonic()
-        self.launcher.start(self.parts, self._invitation())
+        self.launcher.start([self._arguments(part) for part in self.parts])
         while self.rendezvous.facts is None or self.rendezvous.present() < len(self.parts):
             self._watch()
             self._raise_if_interrupted()
         if not (self.options.quiet or self.options.silent):
-            print(describe(plan(self.config, RunFacts(**self.rendezvous.facts))), flush=True)
+            print(describe(plan(self.config, RunFacts.from_json(self.rendezvous.facts))), flush=True)
         if self.config.processes.encryption == "off" and not self.options.silent:
             print(IN_CLEAR, file=sys.stderr, flush=True)
         return threads
@@ -123,15 +123,17 @@ class ClusterRun:
         if self.interrupted:
             raise RunInterruptedError("interrupted before the run began")
 
-    def _invitation(self) -> Invitation:
-        """Return the launch arguments that all parts have in common."""
-        return {
-            "rendezvous": f"tcp://{bracketed(self.launcher.host())}:{self.rendezvous.port}",
-            "token": self.token,
-            "config": self.config.to_json(),
-            "options": {"report": self.options.report, "tensorboard": self.options.tensorboard},
-            "store": self.launcher.store(),
-        }
+    def _arguments(self, part: Part) -> LaunchArguments:
+        """Return the launch arguments of a part."""
+        return LaunchArguments(
+            part,
+            rendezvous=f"tcp://{bracketed(self.launcher.host())}:{self.rendezvous.port}",
+            token=self.token,
+            config=self.config,
+            report=self.options.report,
+            tensorboard=self.options.tensorboard,
+            store=self.launcher.store(),
+        )
 
     def train(self) -> None:
         """Train until the leading part has ended without an error. Raises the error of a failed part, or JobError."""

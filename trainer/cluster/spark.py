@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from pipeline.core.errors import UsageError
 from trainer.cluster.attempts import Attempts
-from trainer.cluster.launcher import Invitation, Part, PartExecution, invited
+from trainer.cluster.launcher import LaunchArguments, Part, PartExecution
 from trainer.cluster.part import run_part
 from trainer.cluster.rendezvous import AttemptLostError
 
@@ -60,7 +60,7 @@ class SparkLauncher:
     def store(self) -> str:
         return self.settings
 
-    def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+    def start(self, arguments: Sequence[LaunchArguments]) -> None:
         """Start a thread that runs the stage, with the properties of this thread's Spark jobs."""
         from pyspark import InheritableThread
 
@@ -68,8 +68,8 @@ class SparkLauncher:
         self._failure = None
         self._group = f"trainer-{uuid4().hex[:8]}"
         self._stopping.clear()
-        invitations = [invited(invitation, part) for part in parts]
-        self._thread = InheritableThread(target=self._run, args=(invitations,), name="launcher", daemon=True)
+        sent = [each.to_json() for each in arguments]
+        self._thread = InheritableThread(target=self._run, args=(sent,), name="launcher", daemon=True)
         self._thread.start()
 
     def failure(self) -> str | None:
@@ -97,14 +97,14 @@ class SparkLauncher:
         except Exception:  # the JVM has gone
             return True
 
-    def _run(self, invitations: list[dict[str, Any]]) -> None:
+    def _run(self, arguments: list[dict[str, Any]]) -> None:
         """Run the stage. If Spark gives it up because a task was lost too often, start another one."""
         while not self._stopping.is_set():
             submission = self._attempts.begin(0, time.monotonic())
             try:
-                self.context.setJobGroup(self._group, f"train on {len(invitations)} hosts", interruptOnCancel=True)
-                tasks = self.context.parallelize(range(len(invitations)), len(invitations))
-                tasks.mapPartitionsWithIndex(partial(_task, invitations, submission * TRIES)).collect()
+                self.context.setJobGroup(self._group, f"train on {len(arguments)} hosts", interruptOnCancel=True)
+                tasks = self.context.parallelize(range(len(arguments)), len(arguments))
+                tasks.mapPartitionsWithIndex(partial(_task, arguments, submission * TRIES)).collect()
                 return
             except Exception as error:
                 # A Python error would come again, so only a stage whose tasks were lost is repeated.
@@ -119,13 +119,13 @@ class SparkLauncher:
                 self._stopping.wait(due - time.monotonic())
 
 
-def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Iterable[int]) -> Iterator[tuple[int, str]]:
+def _task(arguments: list[dict[str, Any]], first: int, index: int, rows: Iterable[int]) -> Iterator[tuple[int, str]]:
     """Run one part in a Spark task, and yield its exit code and error message.
 
     Raises only if another attempt may succeed, because Spark then starts one.
 
     Args:
-        invitations: the launch arguments of all parts.
+        arguments: the launch arguments of all parts.
         first: number of the first attempt of this stage.
         index: number of the part.
         rows: the rows of the partition, which are not used.
@@ -137,7 +137,7 @@ def _task(invitations: list[dict[str, Any]], first: int, index: int, rows: Itera
     gpus = context.resources().get("gpu")
     devices = tuple(gpus.addresses) if gpus else None
     scratch = os.path.abspath(SparkFiles.getRootDirectory())  # the cluster deletes it, even after a SIGKILL
-    yield run_part(invitations[index], PartExecution(first + context.attemptNumber(), devices, scratch))
+    yield run_part(arguments[index], PartExecution(first + context.attemptNumber(), devices, scratch))
 
 
 def cause_of(error: str) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from trainer.cluster.attempts import Attempts
-from trainer.cluster.launcher import Invitation, Part
+from trainer.cluster.launcher import LaunchArguments
 
 LOOK_S = 0.1
 H = TypeVar("H")  # the handle of a running part
@@ -20,8 +20,7 @@ class WatchingLauncher(ABC, Generic[H]):
 
     def __init__(self) -> None:
         self.running: dict[int, H] = {}  # by part, ended ones too
-        self._parts: dict[int, Part] = {}
-        self._invitation: Invitation = {}
+        self._arguments: dict[int, LaunchArguments] = {}  # by part
         self._attempts = Attempts()
         self._due: dict[int, float] = {}  # when each lost part is restarted (monotonic seconds)
         self._failure: str | None = None
@@ -29,7 +28,7 @@ class WatchingLauncher(ABC, Generic[H]):
         self._watcher: threading.Thread | None = None
 
     @abstractmethod
-    def begin(self, part: Part, attempt: int, invitation: Invitation) -> H:
+    def begin(self, arguments: LaunchArguments, attempt: int) -> H:
         """Start a part and return at once."""
 
     @abstractmethod
@@ -40,16 +39,15 @@ class WatchingLauncher(ABC, Generic[H]):
     def end(self, handle: H) -> None:
         """Kill a part; a no-op if it has ended."""
 
-    def start(self, parts: Sequence[Part], invitation: Invitation) -> None:
+    def start(self, arguments: Sequence[LaunchArguments]) -> None:
         """Start all parts, and the thread that watches them."""
         self._attempts = Attempts()
         self._due = {}
         self._failure = None
         self._stopping.clear()
-        self._invitation = invitation
-        self._parts = {part.index: part for part in parts}
-        for part in parts:
-            self._begin(part)
+        self._arguments = {each.part.index: each for each in arguments}
+        for index in self._arguments:
+            self._begin(index)
         self._watcher = threading.Thread(target=self._watch, name="launcher", daemon=True)
         self._watcher.start()
 
@@ -68,9 +66,9 @@ class WatchingLauncher(ABC, Generic[H]):
         for handle in self.running.values():
             self.end(handle)
 
-    def _begin(self, part: Part) -> None:
-        attempt = self._attempts.begin(part.index, time.monotonic())
-        self.running[part.index] = self.begin(part, attempt, self._invitation)
+    def _begin(self, index: int) -> None:
+        attempt = self._attempts.begin(index, time.monotonic())
+        self.running[index] = self.begin(self._arguments[index], attempt)
 
     def _watch(self) -> None:
         """Look after the parts until ``stop``. If the cluster cannot be reached any more, note that as the failure."""
@@ -87,7 +85,7 @@ class WatchingLauncher(ABC, Generic[H]):
             if cause and index not in self._due:
                 self._lost(index, cause)
         for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
-            self._begin(self._parts[index])
+            self._begin(index)
             del self._due[index]
 
     def _lost(self, index: int, cause: str) -> None:

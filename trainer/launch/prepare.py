@@ -22,6 +22,7 @@ from trainer.models.normalisation import normalises
 from trainer.plan import smallest_pass
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import digest
+from trainer.transport.messages import pack_json
 
 
 def main(config: Config, home: Place | None, computes: bool, answer: Connection) -> None:
@@ -45,7 +46,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     facts = RunFacts(*sizes, digest(shards), shards.fingerprint, shards.ratios, classifies=not built.targets)
     if home:
         first_checkpoint(config, facts, flat.read(), home)
-    answer.send_bytes(_facts(facts))
+    answer.send_bytes(pack_json(facts.to_json()))
 
 
 def check_normalisation(config: Config, built: NetworkAndTask, shards: Shards, num_workers: int | None = None) -> None:
@@ -88,15 +89,6 @@ def _check_identity(config: Config, root: Place, version: int) -> None:
             f"{folder_of(root, version)} is of a run with {name} {theirs[name]}, not {mine[name]}: it was copied here from"
             f" another --output; delete it, or start with --overwrite"
         )
-
-
-def _facts(facts: RunFacts) -> bytes:
-    """Return the facts of a run as JSON."""
-    from dataclasses import asdict
-
-    from trainer.transport.messages import pack_json
-
-    return pack_json(asdict(facts))
 
 
 def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) -> None:

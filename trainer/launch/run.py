@@ -152,7 +152,7 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
             while not mine.poll(POLL_S):
                 if child.hangs(config.heartbeat_timeout_s):
                     child.kill()
-            return RunFacts(**unpack_json(mine.recv_bytes()))
+            return RunFacts.from_json(unpack_json(mine.recv_bytes()))
         except EOFError:
             child.join()
         finally:
