@@ -74,6 +74,7 @@ from trainer.report import history
 from trainer.report.findings import describe_incident, findings, headline, title
 from trainer.report.settings import compact, flags_in_words
 from trainer.run_files import CONFIG, METRICS, PUSHES, RESULT
+from trainer.runlog.kinds import StartEvent, TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving
 from trainer.runlog.result import read_result, summarise
 from trainer.runlog.run_folder import RunRecord, saved_generation
@@ -433,7 +434,7 @@ def read_log(folder: Path) -> None:
         history.marks(happened, axis)
         for value in ("loss", "accuracy"):
             history.curves(live, axis, value)
-    history.clock_table(history.select_kind(live, "train"), workers)
+    history.clock_table(history.select_kind(live, TrainEvent), workers)
     history.throughput_table(pushes, workers)
     history.staleness_spread(pushes[pushes["accepted"] == 1], workers)
     history.worker_rows(live, pushes, workers)
@@ -442,9 +443,9 @@ def read_log(folder: Path) -> None:
     assert title(summary, workers)
     for incident in happened:
         describe_incident(incident)
-    for start in history.select_kind(events, "start"):
-        flags_in_words(start.get("config", {}), {})
-        for value in (start.get("plan") or {}).values():
+    for start in history.select_kind(events, StartEvent):
+        flags_in_words(start.config, {})
+        for value in (start.plan or {}).values():
             compact(value)
     measured_ratios(str(folder), STORE)
 

@@ -24,6 +24,7 @@ from trainer.data.sampling import ShuffleSampler, indices
 from trainer.data.shards import Rows, load_worker, open_shards
 from trainer.options import Options
 from trainer.protocols.asp import ASP
+from trainer.runlog.kinds import PassEvent
 from trainer.simulate import SimulationSettings, simulate
 
 
@@ -95,8 +96,8 @@ def test_every_row_is_trained_once_a_pass(sets: Path, tmp_path: Path, protocol: 
     done = run(sets, tmp_path / "run", protocol)
     expected = f"{open_shards(str(sets)).fingerprint:016x}"
     assert done.passes == {"whole": 4, "true": 4, "fingerprint": expected, "expected": expected}
-    events = [event for event in done.events() if event["event"] == "pass"]
-    assert [(event["first"], event["fingerprint"]) for event in events] == [(1 + at, expected) for at in range(4)]
+    events = [event for event in done.events() if isinstance(event, PassEvent)]
+    assert [(event.first, event.fingerprint) for event in events] == [(1 + at, expected) for at in range(4)]
     assert (
         "in each of the 4 passes that all workers completed, every row was trained exactly once"
         in (tmp_path / "run/report.html").read_text()

@@ -23,9 +23,15 @@ from pipeline.spark.session import PACKAGE
 from tests.clusters.processes import is_alive
 from trainer.__main__ import main
 from trainer.checkpoints.read import newest, read_vector
-from trainer.runlog.read import read_events, read_pushes
+from trainer.runlog.read import read_pushes
 
 ROOT = PACKAGE.parent
+
+
+def lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of a kind as they are in metrics.jsonl, whatever the product's reader makes of them."""
+    lines = filter(str.strip, path.read_text().splitlines()) if path.exists() else []
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 class RunFolder:
@@ -39,7 +45,7 @@ class RunFolder:
         return found
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in read_events(self.output / "metrics.jsonl") if event["event"] == kind]
+        return lines_of(self.output / "metrics.jsonl", kind)
 
     def pushes(self) -> pd.DataFrame:
         return read_pushes(self.output / "pushes.csv")

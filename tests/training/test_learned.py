@@ -53,7 +53,7 @@ def test_a_run_at_chance_says_so_on_the_terminal_in_the_report_and_in_its_result
     assert "the loss is no lower than the loss of guessing" in said.out
     assert json.loads((tmp_path / "run/result.json").read_text())["learned"] is done.learned is False
     assert "Nothing was learned" in (tmp_path / "run/report.html").read_text()
-    assert [event["event"] for event in done.events()].count("warning") == 1
+    assert [event.kind for event in done.events()].count("warning") == 1
 
 
 def test_a_run_that_learns_says_nothing_of_it(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,4 +71,4 @@ def test_nobody_is_warned_before_the_first_epoch_is_over_nor_where_guessing_says
         ("squares", {"model": "linear", "learning_rate": 1e-9}),
     ):
         done = run(shards, tmp_path / name, **values)
-        assert "warning" not in {event["event"] for event in done.events()}
+        assert "warning" not in {event.kind for event in done.events()}

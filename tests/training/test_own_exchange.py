@@ -20,7 +20,6 @@ from trainer.exchange import EXCHANGES
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.models.linear import Logistic
-from trainer.runlog.read import read_events
 from trainer.simulation.replay import replay
 
 RATE, STEPS, BATCH = 0.05, 12, 24
@@ -56,7 +55,7 @@ def test_an_exchange_of_ones_own_trains_with_real_processes(
     alone = [trained_alone(sets[3], worker, 3) for worker in range(3)]
     np.testing.assert_allclose(run.vector(), np.mean(alone, axis=0), rtol=1e-4, atol=1e-5)
     assert run.result()["updates"] == STEPS
-    start = next(event for event in read_events(tmp_path / "local" / "metrics.jsonl") if event["event"] == "start")
+    (start,) = run.events("start")
     assert start["config"]["exchange"] == {"name": "local", "own_share": 1.0}
 
     # Without a share of its own model, a worker computes at the servers' parameters: the default exchange.

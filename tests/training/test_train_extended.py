@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.trainer_runs import ROOT
 from tests.unit.test_import_path import hide
+from trainer.runlog.kinds import StartEvent
 from trainer.runlog.result import read_result
 
 MINE = '''
@@ -94,8 +95,8 @@ def test_a_new_protocol_and_a_new_model_train_by_their_own_flags(shards: Path, t
     pushes = result.pushes()
     assert set(pushes.groupby("version")["clock"].count()) == {2}
     assert result.weights()["1.weight"].shape[0] == 5
-    start = next(event for event in result.events() if event["event"] == "start")
-    assert start["config"]["protocol"] == {"name": "pairs", "pair_size": 2}
+    start = next(event for event in result.events() if isinstance(event, StartEvent))
+    assert start.config["protocol"] == {"name": "pairs", "pair_size": 2}
     again = trainer(
         tmp_path, *common, "--protocol", "pairs", "--pair-size", 1, "--model", "tiny", "--width", 5, "--resume"
     )

@@ -27,6 +27,7 @@ from trainer.checkpoints.read import whole
 from trainer.cluster.launcher import LaunchArguments, Part
 from trainer.cluster.local import LocalLauncher
 from trainer.options import Options
+from trainer.runlog.kinds import StartEvent
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
 BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 600, "--checkpoint-every-s", 0.5)
@@ -222,8 +223,8 @@ def test_a_run_has_the_threads_it_began_with_wherever_it_goes_on(
         config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=steps, threads=threads)
         result = train(config, Options(resume=True, report=False), launcher=OfThreads(count), hosts=2)
         assert result
-        started = [event for event in result.events() if event["event"] == "start"]
-        return int(started[-1]["plan"]["threads_per_worker"])
+        started = [event for event in result.events() if isinstance(event, StartEvent)]
+        return int((started[-1].plan or {})["threads_per_worker"])
 
     assert trained(2, 2) == 2
     assert "threads each as before" not in capsys.readouterr().err

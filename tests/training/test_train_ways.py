@@ -26,6 +26,7 @@ from trainer.models import ModelInput
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.run_files import CHECKPOINTS, TENSORBOARD
+from trainer.runlog.read import evaluations
 
 WORKERS, STEPS = 3, 4
 COMMON: dict[str, Any] = {"batch_size": 24, "learning_rate": 0.02, "threads": 1, "device": "cpu", "steps": STEPS}
@@ -122,9 +123,9 @@ def test_tensorboard_reads_what_the_log_holds(runs: Any) -> None:
     result = runs(norm="group")
     written = EventAccumulator(str(result.output / TENSORBOARD))
     written.Reload()
-    evaluated = [event for event in result.events() if event["event"] == "eval"]
+    evaluated = evaluations(result.events())
     curve = written.Scalars("evaluation/accuracy")
-    assert [point.value for point in curve] == pytest.approx([event["accuracy"] for event in evaluated])
+    assert [point.value for point in curve] == pytest.approx([event.accuracy for event in evaluated])
 
 
 def test_the_result_is_what_is_written_and_a_finished_run_is_not_trained_again(runs: Any, shards: Path) -> None:

@@ -30,6 +30,7 @@ from trainer.home.place import StorePlace, listing, write_whole
 from trainer.home.segments import begin_start, copy
 from trainer.report.page import write_report
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES, SEGMENTS
+from trainer.runlog.kinds import EvaluationEvent, LoadedEvent, LogEvent, StartEvent
 from trainer.runlog.read import best, evaluations
 from trainer.runlog.result import is_best_of, read_result
 from trainer.runlog.run_folder import OWNED
@@ -121,7 +122,7 @@ def test_a_run_elsewhere_that_is_killed_and_resumed_ends_with_the_bits_of_a_loca
     np.testing.assert_array_equal(resumed.vector(), local.vector())
     result = read_result(home)
     assert (result.cause, result.updates, result.examples) == ("finished", steps, 8 * steps)
-    assert [event["resumed_from"] for event in result.events() if event["event"] == "start"][-1] == last
+    assert [event.resumed_from for event in result.events() if isinstance(event, StartEvent)][-1] == last
     pushes = result.pushes()
     assert (len(pushes), set(Counter(pushes["worker"]).values())) == (2 * steps, {steps})
     assert sorted(result.weights()) == ["1.bias", "1.weight"]
@@ -164,7 +165,7 @@ def test_a_run_elsewhere_that_is_killed_and_resumed_ends_with_the_bits_of_a_loca
     assert not [name for name in listing(home) if name.startswith(("tensorboard", "report"))]
 
 
-def check_board(home: StorePlace, tmp_path: Path, events: list[dict[str, Any]]) -> None:
+def check_board(home: StorePlace, tmp_path: Path, events: list[LogEvent]) -> None:
     """TensorBoard reads the figures of the run's events."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder = tmp_path / "board"
@@ -174,7 +175,7 @@ def check_board(home: StorePlace, tmp_path: Path, events: list[dict[str, Any]]) 
     found = accumulators.EventAccumulator(str(folder))
     found.Reload()
     measured = {point.step: point.value for point in found.Scalars("evaluation/accuracy")}
-    expected = {event["version"]: event["accuracy"] for event in evaluations(events)}
+    expected = {event.version: event.accuracy for event in evaluations(events)}
     assert set(measured) == set(expected)
     assert all(measured[version] == pytest.approx(expected[version]) for version in measured)
 
@@ -195,7 +196,7 @@ def test_on_hdfs_hosts_that_share_nothing_but_the_home_end_with_the_bits_of_one(
     np.testing.assert_array_equal(Far.vector(leading), undisturbed)  # type: ignore[arg-type]
     result = read_result(home)
     assert (result.cause, result.updates) == ("finished", 80)
-    assert sorted(event["worker"] for event in result.events() if event["event"] == "loaded")[:1] == [0]
+    assert sorted(event.worker for event in result.events() if isinstance(event, LoadedEvent))[:1] == [0]
     state = read_state(home / CHECKPOINTS, 80)
     assert state.final
     assert unevaluated(home / CHECKPOINTS) == [], "the evaluator of the other host came to all"
@@ -304,7 +305,7 @@ def test_a_minute_with_a_checkpoint_costs_a_store_fewer_than_sixty_operations(
                     file.write("evaluated\n")
                 copy(folders, (METRICS,))
                 mark_evaluated(root, state, 1 / version)
-            is_best_of(home, {"version": 1})
+            is_best_of(home, EvaluationEvent(version=1))
 
     for name in OPERATIONS:
         monkeypatch.setattr(LocalFiles, name, counted(name, counts, getattr(LocalFiles, name)))

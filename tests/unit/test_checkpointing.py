@@ -30,6 +30,7 @@ from trainer.home.folders import Folders
 from trainer.launch.prepare import first_checkpoint
 from trainer.leader import snapshots
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
+from trainer.runlog.kinds import WarningEvent
 from trainer.runlog.read import read_events, read_pushes
 from trainer.runlog.result import read_result, summarise
 from trainer.simulate import simulate
@@ -348,7 +349,7 @@ def test_where_nobody_evaluates_the_oldest_checkpoints_are_given_up_and_the_resu
     assert [state.epoch_boundary for state in unevaluated(run.root)] == list(range(8, WAITING + 8))
     assert len(versions(run.root)) == WAITING
     events = read_events(tmp_path / METRICS)
-    (warning,) = (event["message"] for event in events if event["event"] == "warning")
+    (warning,) = (event.message for event in events if isinstance(event, WarningEvent))
     assert "wait for the evaluator" in warning
     assert summarise(events, read_pushes(tmp_path / PUSHES))["evaluations_given_up"] == 7
 

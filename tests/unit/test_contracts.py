@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,14 @@ import pytest
 from pipeline.core.errors import DataError
 from pipeline.core.json_values import build
 from tests.support.configs import make_config
+from tests.support.references import events as documented_events
 from trainer.cluster.launcher import LaunchArguments, Part
 from trainer.config import RunFacts
 from trainer.options import Role
+from trainer.run_files import METRICS
+from trainer.runlog.events import log_event
+from trainer.runlog.kinds import KINDS, OtherEvent, RollbackEvent, WarningEvent, event_from_json
+from trainer.runlog.read import read_events
 from trainer.transport.status import NOT_READY, RunStatus
 
 STATUS = RunStatus(ready=True, finished=False, diverged=None, version=7, epoch=0.5, loss=float("nan"))
@@ -153,3 +159,44 @@ def test_broken_facts_are_refused_in_one_line(values: dict[str, Any], words: str
     with pytest.raises(DataError, match=re.escape(words)) as refused:
         RunFacts.from_json(FACTS.to_json() | values)
     assert "\n" not in str(refused.value)
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_lists_the_kinds_of_events_and_their_keys() -> None:
+    """trainer/FILES.md, against the fields of the dataclasses; any event may name a version and a generation."""
+    common = {"event", "time", "version", "generation"}
+    fields_by_kind = {name: {item.name for item in fields(kind)} - {"kind"} | common for name, kind in KINDS.items()}
+    assert {name: keys | common for name, keys in documented_events().items()} == fields_by_kind
+
+
+def test_an_event_is_written_with_the_fields_of_its_kind(tmp_path: Path) -> None:
+    log_event(tmp_path, "rollback", from_version=2, to_version=1, cause="x")
+    log_event(tmp_path, "of a later version", anything=[1])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'to'"):
+        log_event(tmp_path, "rollback", from_version=2, to=1)
+    with pytest.raises(TypeError, match="missing"):
+        log_event(tmp_path, "eval", loss=0.5)
+    rollback, other = read_events(tmp_path / METRICS)
+    assert rollback == RollbackEvent(time=rollback.time, from_version=2, to_version=1, cause="x")
+    assert other == OtherEvent(kind="of a later version", time=other.time, values={"anything": [1]})
+
+
+def test_a_key_of_a_later_version_costs_no_event() -> None:
+    assert event_from_json({"event": "warning", "message": "x", "later": 1}) == WarningEvent(message="x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_event_that_lacks_a_key_is_refused(kind: str) -> None:
+    """A reader leaves such a line out, as one that a full disk cut off."""
+    needed = {item.name: item.type for item in fields(KINDS[kind]) if item.default is item.default_factory}
+    values = {
+        name: {"int": 1, "str": "x", "str | None": "x", "list[Any]": []}.get(str(hint), 0.5)
+        for name, hint in needed.items()
+    }
+    assert event_from_json({"event": kind, **values}).kind == kind
+    for name in values:
+        rest = {key: value for key, value in values.items() if key != name}
+        with pytest.raises(ValueError, match=f"^it lacks '{name}'$"):
+            event_from_json({"event": kind, **rest})

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from safetensors.torch import save as save_file
 
 from pipeline.core.errors import DataError
 from tests.support.configs import make_config
+from tests.support.trainer_runs import lines_of
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_rows, write_shards
 from trainer import Options
 from trainer.checkpoints.generations import read_generations, write_generations
@@ -49,6 +51,7 @@ from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL
 from trainer.runlog.events import log_event
+from trainer.runlog.kinds import event_from_json
 from trainer.runlog.read import best, evaluations, read_events, read_pushes
 from trainer.runlog.result import is_best_of, summarise
 from trainer.transport.status import NOT_READY
@@ -116,7 +119,7 @@ def finished_run(output: Path) -> None:
 
 def events(output: Path, kind: str) -> list[dict[str, Any]]:
     """Those of a kind, but the warning that these models, which nobody trained, have learned nothing."""
-    found = [event for event in read_events(output / METRICS) if event["event"] == kind]
+    found = lines_of(output / METRICS, kind)
     return [event for event in found if not event.get("message", "").startswith(NOTHING_LEARNED)]
 
 
@@ -478,9 +481,9 @@ def test_an_evaluation_of_a_history_that_was_left_meanwhile_does_not_count(
     assert [(event["version"], event["generation"]) for event in events(tmp_path, "eval")] == [(10, 0), (10, 7)]
     log = read_events(tmp_path / METRICS)
     (counts,) = evaluations(log)
-    assert counts["generation"] == 7
+    assert counts.generation == 7
     summary = summarise(log, read_pushes(tmp_path / "none"))
-    assert (summary["best_accuracy"], summary["final_accuracy"]) == (counts["accuracy"], counts["accuracy"])
+    assert (summary["best_accuracy"], summary["final_accuracy"]) == (counts.accuracy, counts.accuracy)
     np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 17))
 
 
@@ -506,7 +509,7 @@ def test_after_a_roll_back_the_best_model_is_that_of_the_best_evaluation_that_is
     evaluate_what_is_there(tmp_path, shards)
     top = best(evaluations(read_events(tmp_path / METRICS)))
     assert top
-    assert (top["version"], top["accuracy"]) == (10, 0.5)
+    assert (top.version, top.accuracy) == (10, 0.5)
     np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 10))
 
 
@@ -541,10 +544,10 @@ def test_a_best_model_is_known_without_a_word_in_it(tmp_path: Path, shards: Path
     assert (tmp_path / BEST).read_bytes() == model
     (tmp_path / BEST_OF).unlink()
     assert not is_best_of(tmp_path, top)
-    about = {"version": top["version"], "generation": 0}
+    about = {"version": top.version, "generation": 0}
     (tmp_path / BEST).write_bytes(save_file({"x": torch.zeros(1)}, {"trained": json.dumps(about)}))
     assert is_best_of(tmp_path, top)
-    assert not is_best_of(tmp_path, top | {"generation": 1})
+    assert not is_best_of(tmp_path, replace(top, generation=1))
 
 
 def test_a_models_metadata_say_how_to_use_it(tmp_path: Path, shards: Path) -> None:
@@ -637,4 +640,4 @@ def test_a_model_that_diverged_is_reported_without_a_number(
     main(config_of(shards), tmp_path)
     (event,) = events(tmp_path, "eval")
     assert event["loss"] is None
-    assert summarise([event], read_pushes(tmp_path / "none"))["final_loss"] is None
+    assert summarise([event_from_json(event)], read_pushes(tmp_path / "none"))["final_loss"] is None

@@ -17,6 +17,7 @@ from tests.support.made_up_run import MadeUpRun, eventful_run
 from trainer.report.history import incidents, worker_rows
 from trainer.run_files import CONFIG, METRICS, PUSHES, REPORT, RESULT
 from trainer.runlog.events import COLUMNS
+from trainer.runlog.kinds import EpochEvent, LogEvent, RollbackEvent, TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned, thinned_log
@@ -43,43 +44,38 @@ print(1024 * int(facts["VmHWM"].split()[0]))
 """
 
 
-def train(number: int, **more: Any) -> dict[str, Any]:
+def train(number: int) -> LogEvent:
     workers = [{"index": 0, "clock": number, "images": 10, "step_s": 0.1}]
-    return {
-        "event": "train",
-        "version": number,
-        "seconds": float(number),
-        "epoch": number / 10,
-        "workers": workers,
-    } | more
+    measured: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "learning_rate", "images_per_s"), 0.5)
+    return TrainEvent(version=number, seconds=float(number), epoch=number / 10, workers=workers, **measured)
 
 
 def test_train_events_are_thinned_evenly_and_all_others_kept() -> None:
     log = [train(number) for number in range(10_000)]
     for number in range(0, 10_000, 500):
-        log.insert(number + number // 500, {"event": "epoch", "version": number})
+        log.insert(number + number // 500, EpochEvent(version=number))
     found = thinned(log)
-    kept = [event["version"] for event in found if event["event"] == "train"]
-    assert sum(event["event"] == "epoch" for event in found) == 20
+    kept = [event.version for event in found if isinstance(event, TrainEvent)]
+    assert sum(isinstance(event, EpochEvent) for event in found) == 20
     assert (kept[0], kept[-1]) == (0, 9_999)
     assert 1_000 <= len(kept) <= 4_096
     assert kept == sorted(kept)
     assert max(np.diff(kept)) <= 4
-    with_workers = [event for event in found if event.get("workers")]
+    with_workers = [event for event in found if isinstance(event, TrainEvent) and event.workers]
     assert 128 <= len(with_workers) <= 512
 
 
 def test_a_short_log_is_not_thinned() -> None:
     log = [train(number) for number in range(500)]
-    assert thinned([dict(event) for event in log]) == log
+    assert thinned(log) == log
 
 
 def test_a_roll_back_takes_thinned_events_back_as_well() -> None:
-    log: list[dict[str, Any]] = [train(number) for number in range(6_000)]
-    log.append({"event": "rollback", "from_version": 5_999, "to_version": 5_990})
+    log = [train(number) for number in range(6_000)]
+    log.append(RollbackEvent(from_version=5_999, to_version=5_990))
     log += [train(number) for number in range(5_991, 12_000)]
     found = thinned(log)
-    kept = [event["version"] for event in found if event["event"] == "train"]
+    kept = [event.version for event in found if isinstance(event, TrainEvent)]
     assert kept == sorted(set(kept))
     [incident] = incidents(found)
     assert incident.seconds == 5_990.0

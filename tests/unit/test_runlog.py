@@ -19,6 +19,17 @@ from trainer.report.terminal import ending
 from trainer.run_files import METRICS
 from trainer.runlog import read
 from trainer.runlog.events import COLUMNS, log_event
+from trainer.runlog.kinds import (
+    EndEvent,
+    EpochEvent,
+    EvaluationEvent,
+    GenerationEvent,
+    LogEvent,
+    RestartEvent,
+    RollbackEvent,
+    StartEvent,
+    event_from_json,
+)
 from trainer.runlog.read import best, read_events, read_pushes, surviving
 from trainer.runlog.result import summarise
 
@@ -33,45 +44,41 @@ def test_events_are_read_in_order_and_torn_lines_cost_no_whole_one(tmp_path: Pat
         b"[1]\n3\n"
         b'{"event": "end", "time": 2}\n{"event": "late'
     )
-    assert read_events(log) == [
-        {"event": "start", "time": 1},
-        {"event": "eval", "version": 3},
-        {"event": "end", "time": 2},
-    ]
+    assert read_events(log) == [StartEvent(time=1), EvaluationEvent(version=3), EndEvent(time=2)]
 
 
 def test_going_back_voids_what_came_after() -> None:
-    log: list[dict[str, Any]] = [
-        {"event": "start", "resumed_from": None},
-        {"event": "eval", "version": 10},
-        {"event": "train", "version": 12},
-        {"event": "restart", "role": "server"},
-        {"event": "rollback", "to_version": 10},
-        {"event": "eval", "version": 20},
-        {"event": "end", "cause": "interrupted"},
-        {"event": "start", "resumed_from": 15},
-        {"event": "eval", "version": 20, "accuracy": 1},
+    log: list[LogEvent] = [
+        StartEvent(),
+        EvaluationEvent(version=10),
+        EpochEvent(version=12),
+        RestartEvent(role="server", index=0),
+        RollbackEvent(from_version=12, to_version=10),
+        EvaluationEvent(version=20),
+        EndEvent(cause="interrupted"),
+        StartEvent(resumed_from=15),
+        EvaluationEvent(version=20, accuracy=1),
     ]
     assert surviving(log) == [log[i] for i in (0, 1, 3, 4, 6, 7, 8)]
-    assert surviving([log[1], {"event": "start", "resumed_from": None}]) == [{"event": "start", "resumed_from": None}]
+    assert surviving([log[1], StartEvent()]) == [StartEvent()]
 
 
 def test_what_is_logged_late_of_a_history_that_was_left_does_not_count() -> None:
-    log: list[dict[str, Any]] = [
-        {"event": "generation", "generation": 5, "version": 0},
-        {"event": "eval", "generation": 5, "version": 10},
-        {"event": "generation", "generation": 8, "version": 10},
-        {"event": "eval", "generation": 5, "version": 20},
-        {"event": "eval", "generation": 5, "version": 10},
-        {"event": "generation", "generation": 9, "version": 30},
-        {"event": "eval", "generation": 5, "version": 20},
-        {"event": "eval", "generation": 8, "version": 20},
+    log: list[LogEvent] = [
+        GenerationEvent(generation=5, version=0),
+        EvaluationEvent(generation=5, version=10),
+        GenerationEvent(generation=8, version=10),
+        EvaluationEvent(generation=5, version=20),
+        EvaluationEvent(generation=5, version=10),
+        GenerationEvent(generation=9, version=30),
+        EvaluationEvent(generation=5, version=20),
+        EvaluationEvent(generation=8, version=20),
     ]
     assert surviving(log) == [log[i] for i in (0, 1, 2, 4, 5, 7)]
 
 
 def test_the_best_evaluation_is_the_earliest_of_equals() -> None:
-    evaluated = [{"version": v, "accuracy": a} for v, a in ((1, 0.5), (2, None), (3, 0.75), (4, 0.75))]
+    evaluated = [EvaluationEvent(version=v, accuracy=a) for v, a in ((1, 0.5), (2, None), (3, 0.75), (4, 0.75))]
     assert best(evaluated) == evaluated[2]
     assert best([]) is None
 
@@ -80,22 +87,15 @@ def test_without_an_accuracy_the_lowest_loss_is_best() -> None:
     """Logs of older versions have accuracy 0 for real targets; a resumed run has both."""
     losses = (3.0, 1.0, None, float("nan"), 1.0, 2.0)
     for accuracy in (None, 0.0):
-        evaluated: list[dict[str, Any]] = [
-            {"version": v, "accuracy": accuracy, "loss": loss} for v, loss in enumerate(losses)
-        ]
+        evaluated = [EvaluationEvent(version=v, accuracy=accuracy, loss=loss) for v, loss in enumerate(losses)]
         assert best(evaluated) == evaluated[1]
-    mixed: list[dict[str, Any]] = [
-        {"version": 1, "accuracy": 0.0, "loss": 1.0},
-        {"version": 2, "accuracy": None, "loss": 0.5},
-    ]
+    mixed = [EvaluationEvent(version=1, accuracy=0.0, loss=1.0), EvaluationEvent(version=2, accuracy=None, loss=0.5)]
     assert best(mixed) == mixed[1]
 
 
 def test_a_run_on_real_targets_is_told_by_its_losses() -> None:
     losses = {1: 2.0, 2: 0.5, 3: 1.0}
-    log: list[dict[str, Any]] = [
-        {"event": "eval", "version": v, "epoch": v, "loss": loss, "accuracy": None} for v, loss in losses.items()
-    ]
+    log = [EvaluationEvent(version=v, epoch=v, loss=loss) for v, loss in losses.items()]
     result = summarise(log, pushes_of([(1, 0, 0, 1)]))
     assert (result["best_loss"], result["best_epoch"], result["final_loss"]) == (0.5, 2.0, 1.0)
     assert (result["best_accuracy"], result["final_accuracy"]) == (None, None)
@@ -236,7 +236,7 @@ def test_a_run_is_summed_up() -> None:
         },
     ]
     pushes = pushes_of([(1, 0, 0, 1), (2, 1, 1, 1), (2, 2, 9, 0), (3, 0, 1, 1), (4, 2, 2, 1)])
-    assert summarise(log, pushes) == {
+    assert summarise(list(map(event_from_json, log)), pushes) == {
         "protocol": "asp",
         "model": "cnn",
         "seed": 4,
@@ -278,7 +278,7 @@ def test_an_end_that_was_taken_back_does_not_count(name: str) -> None:
         {"event": "start", "config": {}, "plan": None, "resumed_from": 3},
         {"event": "end", "cause": "finished", "seconds": 40.0, name: 4},
     ]
-    assert summarise(log, pushes_of([(1, 0, 0, 1)]))["seconds"] == 40.0
+    assert summarise(list(map(event_from_json, log)), pushes_of([(1, 0, 0, 1)]))["seconds"] == 40.0
 
 
 def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end() -> None:
@@ -286,9 +286,9 @@ def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end() -> None:
         {"event": "start", "config": {}, "plan": None},
         {"event": "end", "cause": "interrupted", "seconds": 1.0},
         {"event": "start", "config": {}, "plan": None, "resumed_from": 3},
-        {"event": "train", "version": 4, "seconds": 2.0},
+        {"event": "epoch", "version": 4, "seconds": 2.0},
     ]
-    assert summarise(log, pushes_of([(1, 0, 0, 1)]))["cause"] is None
+    assert summarise(list(map(event_from_json, log)), pushes_of([(1, 0, 0, 1)]))["cause"] is None
 
 
 def test_a_run_of_which_nothing_was_measured_is_summed_up_without_nan() -> None:

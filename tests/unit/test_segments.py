@@ -276,9 +276,9 @@ def test_merged_segments_are_read_once(near: StorePlace, tmp_path: Path) -> None
         of.copy()
         if not version % 7:
             lead.copy()
-        found += [event["version"] for event in tail.new()]
+        found += [event.version_or_zero() for event in tail.new()]
     lead.copy()
-    found += [event["version"] for event in tail.new()]
+    found += [event.version_or_zero() for event in tail.new()]
     assert sorted(found) == list(range(40))
     logged = [json.loads(line)["version"] for line in (lead.folders.work / METRICS).read_bytes().splitlines()]
     assert sorted(logged) == list(range(40))
@@ -411,11 +411,11 @@ def test_an_evaluator_on_another_host_reads_the_events_of_the_one_that_leads(nea
     tail = HomeTail(other)
     add(lead, METRICS, '{"event": "generation", "generation": 1, "version": 1}')
     add(other, METRICS, '{"event": "eval", "version": 2}')
-    assert [event["version"] for event in tail.new()] == [2]
+    assert [event.version for event in tail.new()] == [2]
     copy(lead)
-    assert [event["version"] for event in tail.new()] == [1]
+    assert [event.version for event in tail.new()] == [1]
     assert list(tail.new()) == []
-    assert [event["version"] for event in HomeTail(other).new()] == [1, 2]
+    assert [event.version for event in HomeTail(other).new()] == [1, 2]
 
 
 def test_a_work_folder_goes_with_its_run_and_its_logs_stay(near: StorePlace, tmp_path: Path) -> None:

@@ -17,12 +17,13 @@ import pytest
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.seeds import Purpose, generator
 from tests.support.configs import make_config
-from tests.support.trainer_runs import ROOT, until
+from tests.support.trainer_runs import ROOT, lines_of, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
 from trainer.data.shards import load_worker, open_shards
+from trainer.runlog.kinds import EpochEvent, GenerationEvent, LogEvent, RollbackEvent, StartEvent
 from trainer.runlog.read import read_events, surviving
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
@@ -230,7 +231,7 @@ def test_the_cause_of_a_failed_run_is_in_its_log_result_and_report(tmp_path: Pat
     with pytest.raises(JobError, match="diverged") as caught:
         virtual(tmp_path / "run", learning_rate=1e20, options=Options(silent=True))
     line = str(caught.value)
-    assert read_events(tmp_path / "run" / "metrics.jsonl")[-1]["error"] == line
+    assert lines_of(tmp_path / "run" / "metrics.jsonl", "end")[-1]["error"] == line
     assert read_result(tmp_path / "run").error == line
     assert escape(f"Cause: {line}", quote=False)[:60] in (tmp_path / "run" / "report.html").read_text()
 
@@ -348,20 +349,19 @@ def test_a_run_that_was_made_longer_replays(tmp_path: Path) -> None:
 def test_each_start_tells_the_configuration_of_its_updates() -> None:
     """The third start found the newest checkpoint broken; the fourth began with a crash of the servers."""
 
-    def start(steps: int, threads: int, resumed_from: int | None, **more: Any) -> dict[str, Any]:
+    def start(steps: int, threads: int, resumed_from: int | None, **more: Any) -> LogEvent:
         plan = {"threads_per_worker": threads}
-        values = {"config": make_config(steps=steps).to_json(), "plan": plan, "resumed_from": resumed_from}
-        return {"event": "start", **values, **more}
+        return StartEvent(config=make_config(steps=steps).to_json(), plan=plan, resumed_from=resumed_from, **more)
 
-    events: list[dict[str, Any]] = [
+    events = [
         start(20, 1, None),
-        {"event": "generation", "generation": 1, "version": 0},
+        GenerationEvent(generation=1, version=0),
         start(30, 2, 40),
-        {"event": "generation", "generation": 2, "version": 40},
+        GenerationEvent(generation=2, version=40),
         start(40, 3, 50),
-        {"event": "generation", "generation": 3, "version": 45},
+        GenerationEvent(generation=3, version=45),
         start(50, 8, 60, simulated={"compute": "quadratic"}),
-        {"event": "rollback", "from_version": 70, "to_version": 55},
+        RollbackEvent(from_version=70, to_version=55),
     ]
     found = configurations(events)
     assert [(first, config.run.steps, config.processes.threads) for first, config in found] == [
@@ -489,13 +489,13 @@ def test_a_killed_run_that_is_resumed_counts_every_gradient_once_and_replays(
     assert len(pushes) == result.updates == 160
     assert replay(tmp_path).is_equal
     events = read_events(tmp_path / "metrics.jsonl")
-    assert [event["event"] for event in events].count("restart") == 1
-    assert [event["time"] for event in events] == sorted(event["time"] for event in events)
+    assert [event.kind for event in events].count("restart") == 1
+    assert [event.time for event in events] == sorted(event.time or 0.0 for event in events)
 
 
-def epoch_means(output: Path) -> list[tuple[int, float]]:
+def epoch_means(output: Path) -> list[tuple[float | None, float | None]]:
     live = surviving(read_events(output / "metrics.jsonl"))
-    return [(event["epoch"], event["loss"]) for event in live if event["event"] == "epoch"]
+    return [(event.epoch, event.loss) for event in live if isinstance(event, EpochEvent)]
 
 
 def test_epoch_means_count_each_gradient_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -508,10 +508,10 @@ def test_epoch_means_count_each_gradient_once(tmp_path: Path, monkeypatch: pytes
     means = epoch_means(tmp_path / "whole")
     pushes = whole.pushes()
     for epoch, loss in means:
+        assert epoch
         assert loss == pytest.approx(pushes[(pushes["version"] - 1) // 10 == epoch - 1]["loss"].mean(), rel=1e-5)
     for other in ("crashed", "killed"):
-        log = read_events(tmp_path / other / "metrics.jsonl")
-        back_to = [event["version"] for event in log if event["event"] == "generation"][1:]
+        back_to = [event["version"] for event in lines_of(tmp_path / other / "metrics.jsonl", "generation")][1:]
         assert all(version % 10 for version in back_to), "within an epoch"
         assert epoch_means(tmp_path / other) == means
 
@@ -525,7 +525,7 @@ def test_models_of_equal_parameters_are_equal_files(
     whole = virtual(tmp_path / "whole", **values)
     kill_at(0.95, monkeypatch, tmp_path / "killed", **values)
     killed = virtual(tmp_path / "killed", options=Options(silent=True, report=False, resume=True), **values)
-    assert sum(event["event"] == "start" for event in killed.events()) == 2
+    assert sum(isinstance(event, StartEvent) for event in killed.events()) == 2
     for name in ("model.safetensors", "best.safetensors"):
         one, other = (sha256((run.output / name).read_bytes()).hexdigest() for run in (whole, killed))
         assert one == other, name
@@ -541,8 +541,7 @@ def test_a_worker_that_dies_again_while_it_is_away_is_away_for_the_longer_of_bot
 def test_a_dead_server_writes_no_checkpoint(tmp_path: Path) -> None:
     values: dict[str, Any] = {"steps": 60, "profile": parse_profile("one-slow:12"), "checkpoint_every_s": 1.0}
     virtual(tmp_path, failures=parse_failures("server@2.05+1.5"), **values)
-    events = read_events(tmp_path / "metrics.jsonl")
-    (rollback,) = (event for event in events if event["event"] == "rollback")
+    (rollback,) = lines_of(tmp_path / "metrics.jsonl", "rollback")
     assert rollback["to_version"] < rollback["from_version"]
 
 

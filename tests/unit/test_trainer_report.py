@@ -16,6 +16,7 @@ from base64 import b64decode
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -40,6 +41,7 @@ from trainer.report.progress import ProgressLine, line
 from trainer.report.settings import flags_in_words, plan_in_words
 from trainer.report.tensorboard import TensorBoardWriter
 from trainer.report.terminal import duration
+from trainer.runlog.kinds import EpochEvent, EvaluationEvent, StartEvent, WarningEvent
 from trainer.runlog.read import read_events, surviving
 from trainer.transport.status import RunStatus
 
@@ -298,11 +300,12 @@ def test_a_rollback_is_marked_where_training_went_on(eventful: Path) -> None:
 
 
 def test_clocks_stand_still_while_a_worker_is_away() -> None:
-    trains = [
-        {"workers": [{"index": 0, "clock": 3}, {"index": 2, "clock": 1}]},
-        {"workers": [{"index": 0, "clock": 5}]},
-        {"workers": [{"index": 2, "clock": 2}, {"index": 1, "clock": 1}]},
+    logged = [
+        [{"index": 0, "clock": 3}, {"index": 2, "clock": 1}],
+        [{"index": 0, "clock": 5}],
+        [{"index": 2, "clock": 2}, {"index": 1, "clock": 1}],
     ]
+    trains: Any = [SimpleNamespace(workers=workers) for workers in logged]
     assert history.clock_table(trains, 3).tolist() == [[3, 0, 1], [5, 0, 1], [5, 1, 2]]
 
 
@@ -478,7 +481,7 @@ def test_tensorboard_reads_the_surviving_points(eventful: Path, tmp_path: Path) 
         ("eval", "accuracy", "evaluation/accuracy"),
         ("eval", "train_loss", "evaluation/train_loss"),
     ):
-        points = [(event["version"], event[key]) for event in live if event["event"] == kind]
+        points = [(event.version, getattr(event, key)) for event in live if event.kind == kind]
         assert [step for step, _ in read[tag]] == [version for version, _ in points]
         np.testing.assert_allclose([value for _, value in read[tag]], [value for _, value in points], rtol=1e-6)
 
@@ -487,9 +490,9 @@ def test_tensorboard_goes_on_where_a_run_is_resumed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     for resumed_from, versions in ((None, (10, 20, 30)), (20, (25, 40))):
         writer = TensorBoardWriter(tmp_path)
-        writer.add({"event": "start", "time": 1.0, "resumed_from": resumed_from})
+        writer.add(StartEvent(time=1.0, resumed_from=resumed_from))
         for version in versions:
-            writer.add({"event": "epoch", "time": 1.0, "version": version, "loss": 1.0, "accuracy": version / 100})
+            writer.add(EpochEvent(time=1.0, version=version, loss=1.0, accuracy=version / 100))
         writer.close()
     points = curves_read_back(tmp_path)["train/epoch_accuracy"]
     assert points == [(version, pytest.approx(version / 100)) for version in (10, 20, 25, 40)]
@@ -498,8 +501,8 @@ def test_tensorboard_goes_on_where_a_run_is_resumed(tmp_path: Path) -> None:
 def test_tensorboard_skips_what_was_not_measured(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     writer = TensorBoardWriter(tmp_path)
-    writer.add({"event": "eval", "time": 1.0, "version": 7, "loss": None, "accuracy": 0.5})
-    writer.add({"event": "warning", "time": 1.0, "message": "x"})
+    writer.add(EvaluationEvent(time=1.0, version=7, loss=None, accuracy=0.5))
+    writer.add(WarningEvent(time=1.0, message="x"))
     writer.close()
     assert curves_read_back(tmp_path) == {"evaluation/accuracy": [(7, 0.5)]}
 

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors.numpy import save
@@ -37,7 +37,8 @@ from trainer.models.tasks import Task
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, NEWS
 from trainer.runlog.event_tail import tail_of
 from trainer.runlog.events import log_event
-from trainer.runlog.read import CUTS, Surviving, best, evaluations_of
+from trainer.runlog.kinds import EvaluationEvent, WarningEvent
+from trainer.runlog.read import Surviving, best, evaluations_of
 from trainer.runlog.result import best_of, is_best_of
 from trainer.watchdog import kick, report
 
@@ -147,7 +148,7 @@ class Evaluator:
         evaluation = self._evaluation(state)
         if not self.folders.is_local:
             copy(self.folders, (METRICS,))  # before the mark, which promises that the event is in the home
-        measured = (evaluation.get("accuracy"), evaluation.get("loss")) if evaluation else ()
+        measured = (evaluation.accuracy, evaluation.loss) if evaluation else ()
         return mark_evaluated(self.root, state, *measured)
 
     def keep_best(self) -> None:
@@ -253,16 +254,16 @@ class Evaluator:
             write_whole(self.home / BEST_OF, best_of(state, data))
             self._best_key = (state.version, state.generation)
 
-    def _evaluations(self) -> list[dict[str, Any]]:
+    def _evaluations(self) -> list[EvaluationEvent]:
         """Return the evaluations that count. Reads only events that are new since the last call."""
         for event in self.tail.new():
-            if event["event"] == "warning":
-                self.warned.add(event["message"])
-            elif event["event"] == "eval" or event["event"] in CUTS:
+            if isinstance(event, WarningEvent):
+                self.warned.add(event.message)
+            elif isinstance(event, EvaluationEvent) or event.resumes_from() is not None:
                 self.log.add(event)
         return evaluations_of(self.log.events)
 
-    def _evaluation(self, state: RunState) -> dict[str, Any] | None:
+    def _evaluation(self, state: RunState) -> EvaluationEvent | None:
         """Return the logged evaluation of a checkpoint, or None."""
         return next((event for event in self._evaluations() if _is_of(event, state)), None)
 
@@ -275,12 +276,12 @@ class Evaluator:
             log_event(self.work, "warning", message=message)
 
 
-def _key(evaluation: dict[str, Any]) -> tuple[int, int | None]:
+def _key(evaluation: EvaluationEvent) -> tuple[int, int | None]:
     """Return the version and generation of an evaluated checkpoint; None for the generation in older logs."""
-    return evaluation["version"], evaluation.get("generation")
+    return evaluation.version, evaluation.generation
 
 
-def _is_of(event: dict[str, Any], state: RunState) -> bool:
+def _is_of(event: EvaluationEvent, state: RunState) -> bool:
     """Return whether an evaluation is of a checkpoint."""
     return _key(event) == (state.version, state.generation)
 

@@ -23,7 +23,8 @@ from trainer.plan import RunPlan
 from trainer.report.terminal import ending
 from trainer.run_files import BEST, BEST_OF, METRICS, PUSHES, RESULT
 from trainer.runlog.events import log_event
-from trainer.runlog.read import Event, best, evaluations, read_pushes
+from trainer.runlog.kinds import LogEvent
+from trainer.runlog.read import best, evaluations, read_pushes
 from trainer.runlog.result import REPORTED, SUMMARISED, Result, is_best_of, summarise
 from trainer.runlog.thinned import thinned_log
 from trainer.transport.status import RunStatus
@@ -146,7 +147,7 @@ def announce(result: Result, options: Options, report: Place | None) -> None:
         print(ending(vars(result), result.output, report), flush=True)
 
 
-def _withdraw_other_best(output: Place, events: list[Event]) -> None:
+def _withdraw_other_best(output: Place, events: list[LogEvent]) -> None:
     """Delete best.safetensors if it is not the model of the best evaluation, whose accuracy result.json reports.
 
     That happens if a run ends between an evaluation and the write of its model, or right after a roll-back. The

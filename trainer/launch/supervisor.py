@@ -32,6 +32,7 @@ from trainer.plan import plan
 from trainer.run_files import LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
+from trainer.runlog.kinds import EvaluationEvent, RollbackEvent, TrainEvent, WarningEvent
 from trainer.runlog.read import iter_events
 from trainer.transport.addresses import hold
 from trainer.transport.agreement import Agreement
@@ -327,17 +328,19 @@ class Supervisor:
         self._tell_of_silence()
         # The log has the clocks, evaluations and roll-backs by which restarts are judged.
         for event in self.events.new():
-            if event["event"] == "eval":
-                self._evaluated = {f"eval_{key}": event.get(key) for key in ("accuracy", "loss", "epoch")}
-                self._last_evaluated = max(self._last_evaluated, event["version"])
-            if event["event"] == "train":
-                for worker in event["workers"]:
-                    self.clocks[worker["index"]] = max(worker["clock"], self.clocks.get(worker["index"], -1))
-            if event["event"] == "warning":
-                self.overseer.message(event["message"])
-            if event["event"] == "rollback" and LEADER in self.roles:
-                self.furthest = max(self.furthest, event["from_version"])
-                self._count("the run went back to a checkpoint", self.furthest, event["cause"], self.events.path)
+            match event:
+                case EvaluationEvent():
+                    self._evaluated = {f"eval_{key}": getattr(event, key) for key in ("accuracy", "loss", "epoch")}
+                    self._last_evaluated = max(self._last_evaluated, event.version)
+                case TrainEvent():
+                    for worker in event.workers:
+                        self.clocks[worker["index"]] = max(worker["clock"], self.clocks.get(worker["index"], -1))
+                case WarningEvent():
+                    self.overseer.message(event.message)
+                case RollbackEvent() if LEADER in self.roles:
+                    self.furthest = max(self.furthest, event.from_version)
+                    cause = event.cause or "-"
+                    self._count("the run went back to a checkpoint", self.furthest, cause, self.events.path)
             if self.board:
                 self.board.add(event)
         if self._is_trained():

@@ -11,7 +11,7 @@ import numpy as np
 from pipeline.core.reporting.page import plain
 from trainer.report.history import Incident, select_kind
 from trainer.report.terminal import duration, percent
-from trainer.runlog.read import Event
+from trainer.runlog.kinds import EvaluationEvent, LogEvent, RestartEvent, RollbackEvent, TrainEvent, WarningEvent
 
 ENDINGS: Mapping[str | None, tuple[str, str]] = {
     "finished": ("better", "Finished"),
@@ -39,17 +39,17 @@ class Figure(NamedTuple):
 def describe_incident(incident: Incident) -> dict[str, Any]:
     """Return an incident as a row of the table of incidents."""
     event = incident.event
-    if event["event"] == "restart":
-        description = f"{event['role']} {event['index']} restarted"
-    elif event["event"] == "rollback":
-        description = f"rolled back from version {event['from_version']:,} to {event['to_version']:,}"
+    if isinstance(event, RestartEvent):
+        description = f"{event.role} {event.index} restarted"
+    elif isinstance(event, RollbackEvent):
+        description = f"rolled back from version {event.from_version:,} to {event.to_version:,}"
     else:
         description = "warning"
-    cause = str(event.get("cause") or event.get("message") or "-")
-    return {"after": duration(incident.seconds), "epoch": incident.epoch, "what": description, "cause": cause}
+    cause = event.message if isinstance(event, WarningEvent) else event.cause
+    return {"after": duration(incident.seconds), "epoch": incident.epoch, "what": description, "cause": cause or "-"}
 
 
-def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[str, Any]) -> list[RunFinding]:
+def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapping[str, Any]) -> list[RunFinding]:
     """Return how the run ended, and everything unusual about it.
 
     Args:
@@ -58,8 +58,8 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
         summary: the content of result.json.
     """
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
-    trains = select_kind(live, "train")
-    stands = f" at epoch {trains[-1]['epoch']:.2f}" if trains else ""
+    trains = select_kind(live, TrainEvent)
+    stands = f" at epoch {trains[-1].epoch:.2f}" if trains else ""
     result = [
         *_result(summary),
         RunFinding(level, f"{ending}{stands} after {duration(summary['seconds'])} of training."),
@@ -68,10 +68,7 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
         result.append(RunFinding("worse", f"Cause: {summary['error']}"))
     diverged_event = next((event for event in trains if _is_lost(event)), None)
     if diverged_event:
-        version = diverged_event["version"]
-        text = (
-            f"Diverged: the loss is not a finite number from epoch {diverged_event['epoch']:.2f} (version {version:,})."
-        )
+        text = f"Diverged: the loss is not a finite number from epoch {diverged_event.epoch:.2f} (version {diverged_event.version:,})."
         result.append(RunFinding("worse", text))
     # None means that this is unknown.
     if summary["learned"] is False:
@@ -80,20 +77,20 @@ def findings(events: Sequence[Event], live: Sequence[Event], summary: Mapping[st
                 "worse", "Nothing was learned: the loss on training images is no lower than the loss of guessing."
             )
         )
-    counts = Counter(event["role"] for event in select_kind(events, "restart"))
+    counts = Counter(event.role for event in select_kind(events, RestartEvent))
     if counts:
         roles = ", ".join(f"{count} of {'an' if role == 'evaluator' else 'a'} {role}" for role, count in counts.items())
         result.append(RunFinding("worse", f"Restarts: {roles}. The table of incidents lists the causes."))
-    rollbacks = select_kind(events, "rollback")
+    rollbacks = select_kind(events, RollbackEvent)
     if rollbacks:
-        undone = sum(event["from_version"] - event["to_version"] for event in rollbacks)
+        undone = sum(event.from_version - event.to_version for event in rollbacks)
         result.append(RunFinding("worse", f"Rollbacks: {len(rollbacks)}, which undid {undone:,} updates."))
     result += _describe_passes(summary)
     if summary["evaluations_given_up"]:
         count = summary["evaluations_given_up"]
         text = f"{count} of the planned evaluations are missing: their checkpoints waited too long for the evaluator."
         result.append(RunFinding("worse", text))
-    if not select_kind(live, "eval"):
+    if not select_kind(live, EvaluationEvent):
         result.append(RunFinding("", "No checkpoint has been evaluated."))
     return result
 
@@ -120,11 +117,11 @@ def _result(summary: Mapping[str, Any]) -> list[RunFinding]:
     return [RunFinding("", text)]
 
 
-def _is_lost(train: Event) -> bool:
+def _is_lost(train: TrainEvent) -> bool:
     """True if the loss is not a finite number although gradients were accepted."""
-    if train["loss"] is None:  # JSON has no NaN; only accepted gradients have a staleness
-        return train["staleness_mean"] is not None
-    return not np.isfinite(train["loss"])
+    if train.loss is None:  # JSON has no NaN; only accepted gradients have a staleness
+        return train.staleness_mean is not None
+    return not np.isfinite(train.loss)
 
 
 def _describe_passes(summary: Mapping[str, Any]) -> list[RunFinding]:

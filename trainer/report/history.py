@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from trainer.report import figures
 from trainer.report.figures import Curve, Floats, Mark
-from trainer.runlog.read import Event
+from trainer.runlog.kinds import (
+    EpochEvent,
+    EvaluationEvent,
+    LogEvent,
+    RestartEvent,
+    RollbackEvent,
+    TrainEvent,
+    WarningEvent,
+)
 
+E = TypeVar("E", bound=LogEvent)
 STEPS_A_BIN = 6  # per worker, on average; with fewer its throughput flickers between 0 and twice the true value
 BINS = 100
 ROWS_AT_ONCE = 1 << 20  # pushes; temporary arrays over all pushes would take many times their memory
@@ -24,21 +33,21 @@ ROWS_AT_ONCE = 1 << 20  # pushes; temporary arrays over all pushes would take ma
 class Incident(NamedTuple):
     """A restart, roll-back or warning, with the progress at that time: seconds of training and global epoch."""
 
-    event: Event
+    event: RestartEvent | RollbackEvent | WarningEvent
     seconds: float
     epoch: float
 
 
-def select_kind(events: Iterable[Event], kind: str) -> list[Event]:
-    return [event for event in events if event["event"] == kind]
+def select_kind(events: Iterable[LogEvent], kind: type[E]) -> list[E]:
+    return [event for event in events if isinstance(event, kind)]
 
 
-def column(events: Sequence[Event], key: str) -> Floats:
+def column(events: Sequence[LogEvent], key: str) -> Floats:
     """Return one value per event, NaN if the event has none."""
-    return np.array([event.get(key) for event in events], dtype=np.float64)
+    return np.array([getattr(event, key) for event in events], dtype=np.float64)
 
 
-def incidents(live: Iterable[Event]) -> list[Incident]:
+def incidents(live: Iterable[LogEvent]) -> list[Incident]:
     """Return the incidents in order, each with the progress of the last ``train`` event before it, 0 if there is none.
 
     live: the events of metrics.jsonl that no roll-back or restart has made void (see ``surviving``)."""
@@ -46,20 +55,24 @@ def incidents(live: Iterable[Event]) -> list[Incident]:
     seconds = 0.0
     epoch = 0.0
     for event in live:
-        if event["event"] == "train":
-            seconds = event["seconds"]
-            epoch = event["epoch"]
-        elif event["event"] in ("restart", "rollback", "warning"):
+        if isinstance(event, TrainEvent):
+            seconds = event.seconds
+            epoch = event.epoch
+        elif isinstance(event, RestartEvent | RollbackEvent | WarningEvent):
             result.append(Incident(event, seconds, epoch))
     return result
 
 
 def marks(happened: Iterable[Incident], axis: str) -> list[Mark]:
     """Return restarts and roll-backs on an axis, seconds or epoch."""
-    return [Mark(i.event["event"], getattr(i, axis)) for i in happened if i.event["event"] != "warning"]
+    return [
+        Mark("restart" if isinstance(incident.event, RestartEvent) else "rollback", getattr(incident, axis))
+        for incident in happened
+        if not isinstance(incident.event, WarningEvent)
+    ]
 
 
-def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
+def curves(live: Sequence[LogEvent], axis: str, value: str) -> list[Curve]:
     """Return the curves of loss or accuracy, of every source that has values.
 
     Args:
@@ -67,7 +80,8 @@ def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
         axis: "seconds" or "epoch", the horizontal axis.
         value: "loss" or "accuracy".
     """
-    sources = (("train", value), ("epoch", value), ("eval", f"train_{value}"), ("eval", value))
+    evaluated = (EvaluationEvent, f"train_{value}"), (EvaluationEvent, value)
+    sources: tuple[tuple[type[LogEvent], str], ...] = ((TrainEvent, value), (EpochEvent, value), *evaluated)
     result = []
     for name, (kind, key) in zip(figures.CURVE_LOOKS, sources, strict=True):
         events = select_kind(live, kind)
@@ -78,11 +92,11 @@ def curves(live: Sequence[Event], axis: str, value: str) -> list[Curve]:
     return result
 
 
-def clock_table(trains: Sequence[Event], num_workers: int) -> Floats:
+def clock_table(trains: Sequence[TrainEvent], num_workers: int) -> Floats:
     """Return clocks [T, W] at ``train`` events. A worker that an event does not contain keeps its clock."""
     table = np.full((len(trains), num_workers), np.nan)
     for row, event in enumerate(trains):
-        for worker in event["workers"]:
+        for worker in event.workers:
             if worker["index"] < num_workers:
                 table[row, worker["index"]] = worker["clock"]
     clocks: Floats = pd.DataFrame(table).ffill().fillna(0).to_numpy()
@@ -122,7 +136,7 @@ def staleness_spread(accepted: pd.DataFrame, num_workers: int) -> Floats:
     return spread
 
 
-def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int) -> list[dict[str, Any]]:
+def worker_rows(events: Sequence[LogEvent], pushes: pd.DataFrame, num_workers: int) -> list[dict[str, Any]]:
     """Return a row per worker for the report's table. Values that are not known are None.
 
     images, staleness_mean, staleness_max and loss are of accepted pushes, where loss is the mean over the pushes that
@@ -133,7 +147,7 @@ def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int)
         pushes: the pushes that count.
         num_workers: number of rows to return.
     """
-    restarts = Counter(event["index"] for event in select_kind(events, "restart") if event["role"] == "worker")
+    restarts = Counter(event.index for event in select_kind(events, RestartEvent) if event.role == "worker")
     accepted, images, stale, losses, loss_sums = np.zeros((5, num_workers))
     pushes_by_worker, stalest = np.zeros((2, num_workers), np.int64)
     # All sums by worker are gathered in one pass over bounded parts of the pushes.
@@ -149,7 +163,7 @@ def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int)
         has_loss = part["loss"].notna().to_numpy()
         losses += np.bincount(workers[has_loss], minlength=num_workers)
         loss_sums += np.bincount(workers[has_loss], weights=part["loss"].to_numpy()[has_loss], minlength=num_workers)
-    steps = step_seconds(select_kind(events, "train"))
+    steps = step_seconds(select_kind(events, TrainEvent))
     return [
         {
             "images": int(images[worker]) if accepted[worker] else None,
@@ -166,9 +180,9 @@ def worker_rows(events: Sequence[Event], pushes: pd.DataFrame, num_workers: int)
     ]
 
 
-def step_seconds(trains: Sequence[Event]) -> dict[int, float]:
+def step_seconds(trains: Sequence[TrainEvent]) -> dict[int, float]:
     """Return each worker's median computing seconds per step, over evenly chosen ``train`` events."""
     sample = [trains[at] for at in figures.evenly(len(trains))]
-    steps = [(worker["index"], worker["step_s"]) for event in sample for worker in event["workers"]]
+    steps = [(worker["index"], worker["step_s"]) for event in sample for worker in event.workers]
     medians = pd.DataFrame(steps, columns=["worker", "step_s"]).groupby("worker")["step_s"].median()
     return {int(worker): float(seconds) for worker, seconds in medians.items()}

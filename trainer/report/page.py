@@ -30,14 +30,15 @@ from trainer.report.history import (
 )
 from trainer.report.settings import compact, flags_in_words, plan_in_words
 from trainer.run_files import METRICS, PUSHES, REPORT
-from trainer.runlog.read import Event, read_pushes, surviving
+from trainer.runlog.kinds import LogEvent, StartEvent, TrainEvent
+from trainer.runlog.read import read_pushes, surviving
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned_log
 
 FEWEST_BINS = 4  # a figure over time needs more bins than this
 
 
-def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
+def draw_learning(live: Sequence[LogEvent], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
     """Return figures of loss and accuracy over epochs and over seconds, and of the learning rate, by name."""
     embedded_figures: dict[str, EmbeddedFigure] = {}
     for axis, place in (("epoch", "over epochs"), ("seconds", "over seconds")):
@@ -46,15 +47,15 @@ def draw_learning(live: Sequence[Event], happened: Sequence[Incident]) -> dict[s
         if losses or accuracies:
             figure = figures.learning_curves(losses, accuracies, marks(happened, axis), axis)
             embedded_figures[place] = embed_figure(figure, f"Loss and accuracy {place}")
-    trains = select_kind(live, "train")
+    trains = select_kind(live, TrainEvent)
     if len(trains) > 1:
         figure = figures.learning_rate(column(trains, "epoch"), column(trains, "learning_rate"))
         embedded_figures["learning rate"] = embed_figure(figure, "Learning rate over epochs")
     return embedded_figures
 
 
-def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
-    trains = select_kind(live, "train")
+def draw_speed(live: Sequence[LogEvent], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
+    trains = select_kind(live, TrainEvent)
     if len(trains) < 2:
         return {}
     figure = figures.throughput(column(trains, "seconds"), column(trains, "images_per_s"), marks(happened, "seconds"))
@@ -62,7 +63,7 @@ def draw_speed(live: Sequence[Event], happened: Sequence[Incident]) -> dict[str,
 
 
 def draw_workers(
-    live: Sequence[Event], pushes: pd.DataFrame, happened: Sequence[Incident], num_workers: int
+    live: Sequence[LogEvent], pushes: pd.DataFrame, happened: Sequence[Incident], num_workers: int
 ) -> dict[str, EmbeddedFigure]:
     """Return the figures that compare workers over time, by name: clocks, and throughput.
 
@@ -75,13 +76,13 @@ def draw_workers(
         num_workers: workers of the run.
     """
     embedded_figures: dict[str, EmbeddedFigure] = {}
-    trains = [event for event in select_kind(live, "train") if event["workers"]]
+    trains = [event for event in select_kind(live, TrainEvent) if event.workers]
     trains = [trains[at] for at in figures.evenly(len(trains))]
     if len(trains) > 1:
-        plan = select_kind(live, "start")[-1]["plan"]
+        plan = select_kind(live, StartEvent)[-1].plan
         table = clock_table(trains, num_workers)
-        # The bound of a synchronous protocol is no staleness bound, so it is not drawn.
-        bound = None if plan["synchronous"] else plan["clock_bound"]
+        # The bound of a synchronous protocol is no staleness bound, so it is not embedded_figures.
+        bound = None if plan is None or plan["synchronous"] else plan["clock_bound"]
         figure = figures.clocks(column(trains, "seconds"), table, bound, marks(happened, "seconds"))
         embedded_figures["clocks"] = embed_figure(figure, "Clocks of the workers over time")
     edges, images_per_s = throughput_table(pushes, num_workers)
@@ -99,18 +100,18 @@ def draw_staleness(accepted: pd.DataFrame, num_workers: int) -> dict[str, Embedd
     return {"staleness": embed_figure(figure, "Staleness of the updates, in all and by worker")}
 
 
-def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
+def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
     """Return the report as one HTML page without external links. Takes about 2 s on one core.
 
     events: at least one ``start``."""
-    summary = summarise(list(events), pushes)
+    summary = summarise(events, pushes)
     live = surviving(events)
-    start = select_kind(events, "start")[-1]
+    start = select_kind(events, StartEvent)[-1]
     num_workers = max(summary["num_workers"], 1)
     if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row can look valid
         pushes = pushes[pushes["worker"] < num_workers]
     happened = incidents(live)
-    compute = (start.get("simulated") or {}).get("compute", "real")
+    compute = (start.simulated or {}).get("compute", "real")
     trained = {} if compute == "real" else {"model": f"simulated computation ({compute})"}
     with style():
         embedded_figures = draw_learning(live, happened)
@@ -127,34 +128,34 @@ def render(events: Sequence[Event], pushes: pd.DataFrame) -> str:
         findings=findings(events, live, summary),
         headline=headline(summary),
         figures=embedded_figures,
-        kinds={incident.event["event"] for incident in happened},
+        kinds={incident.event.kind for incident in happened},
         staleness_max=summary["staleness"]["max"],
         workers=worker_rows(live, pushes, num_workers) if len(pushes) else [],
         incidents=[describe_incident(incident) for incident in happened],
         max_table=MANY,
-        shards=plain((start["config"].get("data") or {}).get("shards")),
-        plan=plan_in_words(start["plan"]),
-        derived={key: compact(value) for key, value in (start["plan"] or {}).items()},
-        settings=flags_in_words(start["config"], start.get("simulated") or {}),
+        shards=plain((start.config.get("data") or {}).get("shards")),
+        plan=plan_in_words(start.plan),
+        derived={key: compact(value) for key, value in (start.plan or {}).items()},
+        settings=flags_in_words(start.config, start.simulated or {}),
     )
     return page
 
 
-def _start_sentences(first: Event, start: Event) -> str:
+def _start_sentences(first: LogEvent, start: StartEvent) -> str:
     """Return the sentences below the title. The date of a run in virtual time is in the section "Origin" only."""
-    if start.get("simulated") is not None:
+    if start.simulated is not None:
         return "Simulated: all seconds on this page are virtual time."
-    host = (start.get("made") or {}).get("host")
+    host = start.made.get("host")
     where = f" on host {host}" if host else ""
-    return f"Started {datetime.fromtimestamp(first['time'], UTC):%Y-%m-%d %H:%M} UTC{where}."
+    return f"Started {datetime.fromtimestamp(first.time or 0.0, UTC):%Y-%m-%d %H:%M} UTC{where}."
 
 
-def _origin(start: Event) -> dict[str, str]:
+def _origin(start: StartEvent) -> dict[str, str]:
     """Return the rows of the section "Origin". start: the last start of a resumed run."""
-    return origin(start.get("made"), start["versions"] or {})
+    return origin(start.made, start.versions or {})
 
 
-Read = tuple[list[Event], pd.DataFrame]
+Read = tuple[list[LogEvent], pd.DataFrame]
 
 
 @overload
@@ -168,8 +169,8 @@ def write_report(output: Place, read: Read | None = None) -> Place:
 
     read: the events of ``thinned_log`` and the columns ``REPORTED`` of the pushes, if the caller has read them."""
     events, pushes = read or (thinned_log(output / METRICS), None)
-    starts = select_kind(events, "start")
-    if starts and not starts[-1].keys() >= {"config", "plan", "versions"}:
+    starts = select_kind(events, StartEvent)
+    if starts and (not starts[-1].config or starts[-1].versions is None):
         raise DataError(f"{output / METRICS} is damaged: its last start event lacks the run's configuration")
     if not starts:
         raise DataError(

@@ -8,8 +8,7 @@ from typing import Any
 
 from pipeline.core.extras import require
 from trainer.run_files import TENSORBOARD
-
-Event = Mapping[str, Any]
+from trainer.runlog.kinds import LogEvent, RollbackEvent, StartEvent
 
 # Curves of an event, as {key of the event: name of the curve}. Curves with the same prefix share a card group.
 CURVES: Mapping[str, Mapping[str, str]] = {
@@ -32,19 +31,17 @@ CURVES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def scalars(event: Event) -> dict[str, float]:
+def scalars(event: LogEvent) -> dict[str, float]:
     """Return the points of an event by the name of their curve; empty for events without curves."""
-    curves = CURVES.get(event["event"], {})
-    return {name: float(event[key]) for key, name in curves.items() if event.get(key) is not None}
+    curves = CURVES.get(event.kind, {})
+    values = {name: getattr(event, key) for key, name in curves.items()}
+    return {name: float(value) for name, value in values.items() if value is not None}
 
 
-def first_void_version(event: Event) -> int | None:
+def first_void_version(event: LogEvent) -> int | None:
     """Return the version from which on an event makes earlier points void, or None if it makes none void."""
-    if event["event"] == "rollback":
-        return int(event["to_version"]) + 1
-    if event["event"] == "start":
-        return int(event.get("resumed_from") or 0) + 1
-    return None
+    back_to = event.resumes_from() if isinstance(event, StartEvent | RollbackEvent) else None
+    return None if back_to is None else back_to + 1
 
 
 class TensorBoardWriter:
@@ -60,7 +57,7 @@ class TensorBoardWriter:
         self._folder = output / TENSORBOARD
         self._writer = self._open(self._folder)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: LogEvent) -> None:
         """Write an event's points. Must be called with every event, in the order of the file."""
         void = first_void_version(event)
         if void is not None:
@@ -68,7 +65,7 @@ class TensorBoardWriter:
             self._writer.close()
             self._writer = self._open(self._folder, purge_step=void)
         for name, value in scalars(event).items():
-            self._writer.add_scalar(name, value, event["version"], walltime=event.get("time"))
+            self._writer.add_scalar(name, value, event.version, walltime=event.time)
 
     def close(self) -> None:
         self._writer.close()

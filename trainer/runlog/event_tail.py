@@ -9,7 +9,8 @@ from trainer.home.folders import Folders
 from trainer.home.place import BLOCK_BYTES, line_blocks
 from trainer.home.segments import look, unread
 from trainer.run_files import METRICS
-from trainer.runlog.read import Event, iter_events, parse_event
+from trainer.runlog.kinds import LogEvent
+from trainer.runlog.read import iter_events, parse_event
 
 
 class EventTail:
@@ -21,7 +22,7 @@ class EventTail:
         self.path = path
         self.offset = path.stat().st_size if path.exists() and not from_beginning else 0
 
-    def new(self) -> Iterator[Event]:
+    def new(self) -> Iterator[LogEvent]:
         """Yield the new events whose lines are complete; one piece of the file is in memory at a time."""
         if not self.path.exists():
             return
@@ -47,7 +48,7 @@ class HomeTail:
         self.own = EventTail(folders.work / METRICS, from_beginning=True)
         self._taken: dict[str, int] | None = None
 
-    def new(self) -> Iterator[Event]:
+    def new(self) -> Iterator[LogEvent]:
         """Yield the new events. Raises OSError."""
         log = look(self.home)
         if self._taken is None:

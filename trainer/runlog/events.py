@@ -14,6 +14,7 @@ from typing import Any
 
 from trainer.coordination.orders import Record
 from trainer.run_files import METRICS, PUSHES
+from trainer.runlog.kinds import KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,11 @@ CLOCK: ContextVar[Callable[[], float]] = ContextVar("CLOCK", default=time.time)
 
 
 def log_event(root: Path, event: str, **values: Any) -> None:
-    """Append an event with its ``time`` (seconds since 1970). NaN and infinities become null."""
+    """Append an event with its ``time`` (seconds since 1970). NaN and infinities become null.
+
+    Raises TypeError if ``values`` are not the fields of the event's kind in trainer.runlog.kinds."""
+    if event in KINDS:
+        KINDS[event](**values)
     line = {"event": event, "time": round(CLOCK.get()(), 3)} | {key: _plain(value) for key, value in values.items()}
     append(root / METRICS, json.dumps(line, allow_nan=False) + "\n")
 

@@ -6,26 +6,25 @@ import csv
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.core.errors import DataError
-from pipeline.core.json_values import fits, parse
+from pipeline.core.json_values import parse
 from trainer.checkpoints.generations import Generations
 from trainer.checkpoints.state import rank
 from trainer.home.place import Place, blocks, line_blocks
 from trainer.run_files import METRICS
 from trainer.runlog.events import COLUMNS
+from trainer.runlog.kinds import EvaluationEvent, GenerationEvent, LogEvent, event_from_json
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Event = dict[str, Any]
 NAMES = COLUMNS.split(",")
 OPTIONAL = ("loss", "step_s", "read_s")  # a row may lack them: NaN
 INTEGERS = [name for name in NAMES if name not in (*OPTIONAL, "seconds")]
@@ -36,34 +35,9 @@ FLOATS = dict.fromkeys((*OPTIONAL, "seconds"), "float64")
 PLAIN = dict.fromkeys(INTEGERS, "int64") | FLOATS
 # The types of columns that are requested by name: 10^7 rows of eight columns are 0.3 GB.
 SMALL = PLAIN | dict.fromkeys(INTEGERS, "int32") | {"generation": "int64", "accepted": "int8", "loss": "float32"}
-MOST_WORKERS = 1 << 16
-# The types of the values that readers use, if an event has them. NEEDED: the values that each kind of event must have.
-TYPES: dict[str, Any] = {
-    "event": str,
-    **dict.fromkeys(("version", "generation", "accepted", "index", "from_version", "to_version", "first", "last"), int),
-    **dict.fromkeys(("resumed_from", "updates", "staleness_max", "rows"), int | None),
-    **dict.fromkeys(("time", "seconds", "epoch", "learning_rate", "images_per_s", "staleness_mean"), float | None),
-    **dict.fromkeys(("loss", "accuracy", "train_loss", "train_accuracy"), float | None),
-    **dict.fromkeys(("role", "message", "fingerprint"), str),
-    **dict.fromkeys(("cause", "expected", "error"), str | None),
-    **dict.fromkeys(("learned", "final"), bool | None),
-    **dict.fromkeys(("plan", "versions", "simulated"), dict[str, Any] | None),
-    "made": dict[str, str],
-    "config": dict[str, dict[str, Any]],
-    "workers": list[Any],
-}
-NEEDED: dict[str, tuple[str, ...]] = {
-    "train": ("seconds", "version", "epoch", "loss", "accuracy", "learning_rate", "images_per_s", "workers"),
-    "eval": ("version",),
-    "generation": ("generation", "version"),
-    "pass": ("first", "last", "fingerprint", "expected"),
-    "restart": ("role", "index"),
-    "rollback": ("from_version", "to_version"),
-}
-WORKER = {"index", "clock", "images", "step_s"}  # the values per worker in a train event
 
 
-def iter_events(path: Place) -> Iterator[Event]:
+def iter_events(path: Place) -> Iterator[LogEvent]:
     """Yield all events of metrics.jsonl in file order, void ones included. An absent file has none.
 
     Skips lines that a full disk or a kill cut off, without losing an event that follows on the same line, and lines
@@ -77,13 +51,9 @@ def iter_events(path: Place) -> Iterator[Event]:
         return
 
 
-def read_events(path: Place) -> list[Event]:
+def read_events(path: Place) -> list[LogEvent]:
     """Return the events of ``iter_events`` as a list."""
     return list(iter_events(path))
-
-
-# The events that make events of later versions void, with the name of the value from which version the run continues.
-CUTS = {"start": "resumed_from", "rollback": "to_version", "generation": "version"}
 
 
 class Surviving:
@@ -93,28 +63,24 @@ class Surviving:
     version."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[LogEvent] = []
         self._generations = Generations()
 
-    def add(self, event: Event) -> None:
+    def add(self, event: LogEvent) -> None:
         """Add the next event of the log, and drop the events that it makes void."""
-        if event["event"] in CUTS:
-            back_to = event.get(CUTS[event["event"]]) or 0
-            self.events = [earlier for earlier in self.events if _version(earlier) <= back_to]
-        if event["event"] == "generation":
-            self._generations = self._generations.begin(event["generation"], event["version"])
-        elif not self._generations.count(event.get("generation", self._generations.latest), _version(event)):
-            return
+        back_to = event.resumes_from()
+        if back_to is not None:
+            self.events = [earlier for earlier in self.events if earlier.version_or_zero() <= back_to]
+        if isinstance(event, GenerationEvent):
+            self._generations = self._generations.begin(event.generation, event.version)
+        else:
+            generation = self._generations.latest if event.generation is None else event.generation
+            if not self._generations.count(generation, event.version_or_zero()):
+                return
         self.events.append(event)
 
 
-def _version(event: Event) -> int:
-    """Return the version of an event, 0 for an event without one. Older ``end`` events have ``updates`` instead."""
-    version = event.get("version")
-    return int(version if version is not None else event.get("updates") or 0)
-
-
-def surviving(events: Iterable[Event]) -> list[Event]:
+def surviving(events: Iterable[LogEvent]) -> list[LogEvent]:
     """Return the events that no later roll-back or restart has made void (see ``Surviving``)."""
     found = Surviving()
     for event in events:
@@ -122,19 +88,19 @@ def surviving(events: Iterable[Event]) -> list[Event]:
     return found.events
 
 
-def evaluations(events: Iterable[Event]) -> list[Event]:
+def evaluations(events: Iterable[LogEvent]) -> list[EvaluationEvent]:
     """Return the evaluations that count, sorted by version."""
     return evaluations_of(surviving(events))
 
 
-def evaluations_of(live: Iterable[Event]) -> list[Event]:
+def evaluations_of(live: Iterable[LogEvent]) -> list[EvaluationEvent]:
     """Return the evaluations among events that count, sorted by version."""
-    return sorted((event for event in live if event["event"] == "eval"), key=lambda event: int(event["version"]))
+    return sorted((event for event in live if isinstance(event, EvaluationEvent)), key=lambda event: event.version)
 
 
-def best(evaluated: Iterable[Event]) -> Event | None:
+def best(evaluated: Iterable[EvaluationEvent]) -> EvaluationEvent | None:
     """Return the best evaluation by ``rank``, the first one of equals; None without evaluations."""
-    return max(evaluated, key=lambda event: rank(event.get("accuracy"), event.get("loss")), default=None)
+    return max(evaluated, key=lambda event: rank(event.accuracy, event.loss), default=None)
 
 
 def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -180,8 +146,8 @@ def logged_generations(path: Place) -> Generations:
         for block in line_blocks(blocks(path)):
             for line in block.split(b"\n") if mark in block else ():
                 event = parse_event(line.decode(errors="replace")) if mark in line else None
-                if event is not None and event["event"] == "generation":
-                    found = found.begin(event["generation"], event["version"])
+                if isinstance(event, GenerationEvent):
+                    found = found.begin(event.generation, event.version)
     except FileNotFoundError:
         pass
     return found
@@ -319,38 +285,14 @@ def _header(line: str, path: Place) -> str:
     return ",".join(names)
 
 
-def parse_event(line: str) -> Event | None:
+def parse_event(line: str) -> LogEvent | None:
     """Return the event of a line, or None if the line has no valid event.
 
     If a line was cut off and an event was appended to it, the appended event is returned."""
     for text in (line, line[max(line.rfind('{"event"'), 0) :]):
         try:
-            event = parse(text, constant=lambda name: None)  # NaN and infinities become None, as in log_event
+            # NaN and infinities become None, as in log_event.
+            return event_from_json(parse(text, constant=lambda name: None))
         except ValueError:
             continue
-        if isinstance(event, dict) and _is_event(event):
-            return event
     return None
-
-
-def _is_event(values: Event) -> bool:
-    """Return whether values have the types of an event's, and none that readers need is missing."""
-    if "event" not in values or not all(fits(value, TYPES[key]) for key, value in values.items() if key in TYPES):
-        return False
-    if not all(key in values for key in NEEDED.get(values["event"], ())):
-        return False
-    workers = values.get("workers", ())
-    if not all(map(_is_worker, workers)):
-        return False
-    counts = [worker["index"] for worker in workers]
-    counts += [(values.get("plan") or {}).get("num_workers", 0)]
-    return all(fits(count, int) and 0 <= count < MOST_WORKERS for count in counts)
-
-
-def _is_worker(values: object) -> bool:
-    """Return whether an entry of a train event's workers is valid. Hand-written for speed: a day's log has millions."""
-    return (
-        type(values) is dict
-        and values.keys() >= WORKER
-        and all(type(value) in (int, float, NoneType) for value in values.values())
-    )

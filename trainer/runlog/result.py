@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,24 @@ from trainer.checkpoints.slice_file import json_header
 from trainer.checkpoints.state import RunState
 from trainer.home.place import Place
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, RESULT
-from trainer.runlog.read import Event, best, evaluations, read_events, read_pushes, surviving
+from trainer.runlog.kinds import (
+    ConvergedEvent,
+    EndEvent,
+    EpochEvent,
+    EvaluationEvent,
+    GivenUpEvent,
+    LogEvent,
+    PassEvent,
+    RestartEvent,
+    RollbackEvent,
+    StartEvent,
+)
+from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving
 
 if TYPE_CHECKING:
     import pandas as pd
 
+E = TypeVar("E", bound=LogEvent)
 ROLES = ("worker", "server", "evaluator")
 SUMMARISED = (
     "version",
@@ -69,7 +82,7 @@ class Result:
     simulated: dict[str, Any] | None = None  # settings of the virtual cluster, for virtual-time runs
     error: str | None = None  # error message of a failed run
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[LogEvent]:
         """Return the events that no roll-back or restart has made void, in order."""
         return surviving(read_events(self.output / METRICS))
 
@@ -108,7 +121,7 @@ def _digest(model: bytes) -> str:
     return sha256(model).hexdigest()[:32]
 
 
-def is_best_of(output: Place, evaluation: Event) -> bool:
+def is_best_of(output: Place, evaluation: EvaluationEvent) -> bool:
     """Return whether best.safetensors is the model of an evaluation.
 
     Reads the whole model only if best.json names the version and generation of the evaluation."""
@@ -119,7 +132,7 @@ def is_best_of(output: Place, evaluation: Event) -> bool:
     except ValueError:
         return False
     # First the comparison that need not read the model.
-    if any(about.get(key) != evaluation.get(key) for key in ("version", "generation")):
+    if (about.get("version"), about.get("generation")) != (evaluation.version, evaluation.generation):
         return False
     try:
         digest = about.get("digest")
@@ -139,23 +152,25 @@ def _older_about(path: Place) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
+def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any]:
     """Return the content of result.json: plain JSON, null for values that were not measured or are not finite.
 
     final_*: the last evaluation. best_*: the best one by checkpoints.state.rank. train_*: training rows in the last
     evaluation. running_train_*: means over the training steps of the last complete epoch. staleness: of accepted
     pushes. images_per_second: over all training time. cause: null until the run has ended."""
     live = surviving(events)
-    ended = _last([event for event in live if event["event"] in ("start", "end")])
+    last = next((event for event in reversed(live) if isinstance(event, StartEvent | EndEvent)), None)
+    ended = last if isinstance(last, EndEvent) else EndEvent()
     is_accepted = pushes["accepted"].to_numpy() == 1
     # The version of the last accepted push is the number of updates.
     updates = pushes["version"].to_numpy().max(initial=0, where=is_accepted)
     examples = int(pushes["examples"].to_numpy().sum(where=is_accepted))
-    seconds = max((event["seconds"] for event in live if event.get("seconds") is not None), default=None)
+    timed = (getattr(event, "seconds", None) for event in live)
+    seconds = max((value for value in timed if value is not None), default=None)
     return {
         **_run(live, pushes),
-        "converged": any(event["event"] == "converged" for event in live),
-        "cause": ended.get("cause"),
+        "converged": any(isinstance(event, ConvergedEvent) for event in live),
+        "cause": ended.cause,
         "updates": int(updates),
         "examples": examples,
         "seconds": _finite(seconds),
@@ -163,24 +178,24 @@ def summarise(events: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
         **_accuracy(live),
         "staleness": _staleness(pushes["staleness"].to_numpy()[is_accepted]),
         "rejected": len(pushes) - int(is_accepted.sum()),
-        "passes": _passes([event for event in live if event["event"] == "pass"]),
+        "passes": _passes([event for event in live if isinstance(event, PassEvent)]),
         "restarts": _restarts(events),
-        "rollbacks": sum(event["event"] == "rollback" for event in events),
-        "evaluations_given_up": sum(event["event"] == "given_up" for event in live),
-        "simulated": _last(live, "start").get("simulated"),
-        "error": ended.get("error"),
+        "rollbacks": sum(isinstance(event, RollbackEvent) for event in events),
+        "evaluations_given_up": sum(isinstance(event, GivenUpEvent) for event in live),
+        "simulated": _last(live, StartEvent()).simulated,
+        "error": ended.error,
     }
 
 
-def _run(live: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
+def _run(live: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any]:
     """Return the keys of result.json that identify the run: protocol, model, seed, and numbers of workers and servers.
 
     The values come from the last ``start`` event; without one they are None, and the workers of the pushes are counted.
 
     live: the events that count."""
-    start = _last(live, "start")
-    config = start.get("config", {})
-    plan = start.get("plan") or {}
+    start = _last(live, StartEvent())
+    config = start.config
+    plan = start.plan or {}
     return {
         "protocol": config.get("protocol", {}).get("name"),
         "model": config.get("model", {}).get("name"),
@@ -190,26 +205,27 @@ def _run(live: list[Event], pushes: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _accuracy(live: list[Event]) -> dict[str, Any]:
+def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
     """Return the keys of result.json with losses and accuracies, from evaluations and the last complete epoch.
 
     None for values that were not measured or are not finite. live: the events that count."""
     evaluated = evaluations(live)
-    last = _last(evaluated)
-    top = best(evaluated) or {}
-    epoch = _last(live, "epoch")
+    nothing = EvaluationEvent(version=0)
+    last = evaluated[-1] if evaluated else nothing
+    top = best(evaluated) or nothing
+    epoch = _last(live, EpochEvent())
     # A diverged run has NaN and infinite values, which JSON does not allow.
     return {
-        "final_accuracy": _finite(last.get("accuracy")),
-        "final_loss": _finite(last.get("loss")),
-        "best_accuracy": _finite(top.get("accuracy")),
-        "best_loss": _finite(top.get("loss")),
-        "best_epoch": _finite(top.get("epoch")),
-        "train_accuracy": _finite(last.get("train_accuracy")),
-        "train_loss": _finite(last.get("train_loss")),
-        "learned": last.get("learned"),
-        "running_train_accuracy": _finite(epoch.get("accuracy")),
-        "running_train_loss": _finite(epoch.get("loss")),
+        "final_accuracy": _finite(last.accuracy),
+        "final_loss": _finite(last.loss),
+        "best_accuracy": _finite(top.accuracy),
+        "best_loss": _finite(top.loss),
+        "best_epoch": _finite(top.epoch),
+        "train_accuracy": _finite(last.train_accuracy),
+        "train_loss": _finite(last.train_loss),
+        "learned": last.learned,
+        "running_train_accuracy": _finite(epoch.accuracy),
+        "running_train_loss": _finite(epoch.loss),
     }
 
 
@@ -225,7 +241,7 @@ def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
     }
 
 
-def _passes(whole: list[Event]) -> dict[str, Any]:
+def _passes(whole: list[PassEvent]) -> dict[str, Any]:
     """Return the value of ``passes`` in result.json.
 
     In a pass every worker trains its whole shard once.
@@ -239,20 +255,23 @@ def _passes(whole: list[Event]) -> dict[str, Any]:
             event.
         expected: the same sum computed from the shard set; None if the set has no fingerprint.
     """
-    last = _last(whole)
-    true = sum(event["last"] - event["first"] + 1 for event in whole if event["fingerprint"] == event["expected"])
-    known = {key: last.get(key) for key in ("fingerprint", "expected")}
-    return {"whole": last.get("last", 0), "true": true} | known
+    last = whole[-1] if whole else None
+    return {
+        "whole": last.last if last else 0,
+        "true": sum(event.last - event.first + 1 for event in whole if event.fingerprint == event.expected),
+        "fingerprint": last.fingerprint if last else None,
+        "expected": last.expected if last else None,
+    }
 
 
-def _restarts(events: Iterable[Event]) -> dict[str, int]:
-    counts = Counter(event["role"] for event in events if event["event"] == "restart")
+def _restarts(events: Iterable[LogEvent]) -> dict[str, int]:
+    counts = Counter(event.role for event in events if isinstance(event, RestartEvent))
     return {role: counts[role] for role in ROLES}
 
 
-def _last(events: list[Event], kind: str | None = None) -> Event:
-    """Return the last event, or the last one of a kind; an empty event if there is none."""
-    return next((event for event in reversed(events) if kind in (None, event["event"])), {})
+def _last(events: Sequence[LogEvent], default: E) -> E:
+    """Return the last event of the kind of ``default``, which is returned if there is none."""
+    return next((event for event in reversed(events) if isinstance(event, type(default))), default)
 
 
 def _finite(value: float | None) -> float | None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from trainer.home.place import Place
-from trainer.runlog.read import Event, Surviving, iter_events
+from trainer.runlog.kinds import LogEvent, RestartEvent, RollbackEvent, TrainEvent, WarningEvent
+from trainer.runlog.read import Surviving, iter_events
 
 MOST = 4096  # ``train`` events that are kept
 MOST_WORKERS = 512  # ``train`` events that keep their entries of workers, which take 50 KB for 140 workers
-INCIDENTS = ("restart", "rollback", "warning")
+INCIDENTS = (RestartEvent, RollbackEvent, WarningEvent)
 
 
 class NumberedEvent(NamedTuple):
     """A ``train`` event with its number among all of them. is_pinned: whether it is kept regardless of its number."""
 
     number: int
-    event: Event
+    event: TrainEvent
     is_pinned: bool = False
 
 
@@ -53,12 +55,12 @@ class ThinnedLog(Surviving):
         self._workers = Stride(most_workers)
         self._with_workers = 0
 
-    def add(self, event: Event) -> None:
+    def add(self, event: LogEvent) -> None:
         """Add the next event of the log.
 
         A ``train`` event may cause earlier ones to be thinned; an incident keeps the last ``train`` event before it."""
         super().add(event)
-        if event["event"] == "train" and self.events and self.events[-1] is event:
+        if isinstance(event, TrainEvent) and self.events and self.events[-1] is event:
             self._number += 1
             self._trains[id(event)] = NumberedEvent(self._number, event)
             self._with_workers += 1
@@ -66,7 +68,7 @@ class ThinnedLog(Surviving):
                 self._thin()
             if self._with_workers > self._workers.most:
                 self._thin_workers()
-        elif event["event"] in INCIDENTS:
+        elif isinstance(event, INCIDENTS):
             self._pin_last()
 
     def _thin(self) -> None:
@@ -79,12 +81,18 @@ class ThinnedLog(Surviving):
     def _thin_workers(self) -> None:
         """Empty the entries of workers in ``train`` events that the stride for them does not keep."""
         self._forget_void()
-        having = [train for train in self._trains.values() if train.event.get("workers")]
-        self._workers.widen([train.number for train in having], self._number)
-        for train in having:
-            if not self._workers.keeps(train.number, self._number):
-                train.event["workers"] = []
-        self._with_workers = sum(bool(train.event.get("workers")) for train in having)
+        having = {key: train for key, train in self._trains.items() if train.event.workers}
+        self._workers.widen([train.number for train in having.values()], self._number)
+        emptied = {
+            key: replace(train.event, workers=[])
+            for key, train in having.items()
+            if not self._workers.keeps(train.number, self._number)
+        }
+        self.events = [emptied.get(id(event), event) for event in self.events]
+        # Events are found by their id(), so the copies take the places of the originals in both.
+        trains = [train._replace(event=emptied.get(key, train.event)) for key, train in self._trains.items()]
+        self._trains = {id(train.event): train for train in trains}
+        self._with_workers = len(having) - len(emptied)
 
     def _forget_void(self) -> None:
         """Drop ``train`` events that a roll-back in ``Surviving`` has removed."""
@@ -98,19 +106,19 @@ class ThinnedLog(Surviving):
 
     def _pin_last(self) -> None:
         """Keep the last ``train`` event permanently."""
-        last = next((event for event in reversed(self.events) if event["event"] == "train"), None)
+        last = next((event for event in reversed(self.events) if isinstance(event, TrainEvent)), None)
         if last is not None:
             self._trains[id(last)] = self._trains[id(last)]._replace(is_pinned=True)
 
 
-def thinned(events: Iterable[Event], most: int = MOST) -> list[Event]:
-    """Return the events that count, with ``train`` events thinned to ``most``. Modifies the given events."""
+def thinned(events: Iterable[LogEvent], most: int = MOST) -> list[LogEvent]:
+    """Return the events that count, with ``train`` events thinned to ``most``."""
     found = ThinnedLog(most)
     for event in events:
         found.add(event)
     return found.events
 
 
-def thinned_log(path: Place) -> list[Event]:
+def thinned_log(path: Place) -> list[LogEvent]:
     """Return the ``thinned`` events of a metrics.jsonl, never with all in memory; none for an absent file."""
     return thinned(iter_events(path))

@@ -333,7 +333,7 @@ def _begin_at(root: Path) -> tuple[float, int]:
     if not pushes.exists():
         return 0.0, 0
     generations = read_pushes(pushes, ["generation"])["generation"]
-    now = max((float(event["time"]) for event in iter_events(root / METRICS)), default=0.0)
+    now = max((event.time or 0.0 for event in iter_events(root / METRICS)), default=0.0)
     return now, int(generations.max()) + 1 if len(generations) else 0
 
 

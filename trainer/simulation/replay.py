@@ -17,7 +17,8 @@ from trainer.context import RunContext
 from trainer.home.place import Place
 from trainer.rules import build_slice, build_weights, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
-from trainer.runlog.read import CUTS, Event, iter_events, read_pushes
+from trainer.runlog.kinds import LogEvent, StartEvent
+from trainer.runlog.read import iter_events, read_pushes
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
 
@@ -81,7 +82,7 @@ def main(run: Place, *, quiet: bool = False) -> int:
     )
 
 
-def configurations(events: Iterable[Event]) -> list[tuple[int, Config]]:
+def configurations(events: Iterable[LogEvent]) -> list[tuple[int, Config]]:
     """Return the configurations of a run with the first version that each applies to, ascending.
 
     The configuration of a start applies from the update after the checkpoint from which the start resumed, until a
@@ -90,27 +91,28 @@ def configurations(events: Iterable[Event]) -> list[tuple[int, Config]]:
     spans: list[tuple[int, Config]] = []
     current: Config | None = None
     for event in events:
-        if event["event"] not in CUTS:
+        back_to = event.resumes_from()
+        if back_to is None:
             continue
-        if event["event"] == "start":
+        if isinstance(event, StartEvent):
             current = _config_of(event)
         # A start contains the newest checkpoint; the generation event after it contains the sound one that was loaded.
-        first = int(event.get(CUTS[event["event"]]) or 0) + 1
+        first = back_to + 1
         spans = [span for span in spans if span[0] < first]
         if current is not None and (not spans or spans[-1][1] is not current):
             spans.append((first, current))
     return spans
 
 
-def _config_of(start: Event) -> Config:
+def _config_of(start: StartEvent) -> Config:
     """Return the configuration of a ``start`` event, with ``processes.threads`` set to the threads per worker.
 
     The number has three sources. On real processes it is in the plan, as configured or as the host's cores divided by
     its workers. In virtual time it is the configured number or, by default, 1, because a single process computes all
     gradients in turn; the plan in that log describes processes that never started."""
-    config = Config.from_json(start["config"])
-    threads = int(start["plan"]["threads_per_worker"])
-    if start.get("simulated") is not None:
+    config = Config.from_json(start.config)
+    threads = int((start.plan or {})["threads_per_worker"])
+    if start.simulated is not None:
         threads = config.processes.threads or 1
     return replace(config, processes=replace(config.processes, threads=threads))
 

@@ -27,6 +27,7 @@ from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import CLOCK
+from trainer.runlog.kinds import WarningEvent
 from trainer.runlog.read import iter_events
 from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, settled, unchecked
@@ -216,8 +217,8 @@ class _Watcher:
         if self.evaluator:
             self.evaluator.keep_best()
         for event in self.events.new():
-            if event["event"] == "warning":
-                self.progress.message(event["message"])
+            if isinstance(event, WarningEvent):
+                self.progress.message(event.message)
 
     def close(self) -> None:
         """Close the progress line and, with --tensorboard, write all events of the run for TensorBoard."""

@@ -15,6 +15,7 @@ import psutil
 
 from pipeline.core.storage.store import configured_store
 from trainer.benchmark.systems.executors import Executors
+from trainer.runlog.kinds import ConvergedEvent, EndEvent, LoadedEvent
 
 if TYPE_CHECKING:
     from trainer import Config
@@ -75,9 +76,11 @@ def train_once(config: Config, executors: Executors | None) -> TrainingRun:
         updates=result.updates,
         converged=result.converged,
         start_time=start_time,
-        end_time=next(e["time"] for kind in ("converged", "end") for e in reversed(events) if e["event"] == kind),
+        end_time=next(
+            e.time or 0.0 for kind in (ConvergedEvent, EndEvent) for e in reversed(events) if isinstance(e, kind)
+        ),
         seconds=float(result.seconds or 0.0),
-        load_s=max(event["load_s"] for event in events if event["event"] == "loaded"),
+        load_s=max(event.load_s for event in events if isinstance(event, LoadedEvent)),
         server_cpu_s=None if executors else server_cpu_s[-1],
         pushes=pushes[pushes.accepted == 1],
         weights=result.weights(),

@@ -100,7 +100,7 @@ def _outcome(result: Result) -> dict[str, Any]:
     figures: dict[str, Any] = {name: getattr(result, name) for name in FIGURES}
     figures |= {
         "learned": result.learned,
-        "curve": {name: [event.get(name) for event in evaluated] for name in CURVE},
+        "curve": {name: [getattr(event, name) for event in evaluated] for name in CURVE},
         "parameters": weights,
         "staleness": {"mean": result.staleness["mean"], "max": result.staleness["max"]},
         "seconds": result.seconds,

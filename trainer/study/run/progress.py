@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer.run_files import METRICS
+from trainer.runlog.kinds import StartEvent, TrainEvent
 from trainer.runlog.thinned import thinned_log
 from trainer.study.plan.study_plan import Run
 
@@ -28,11 +29,11 @@ def fraction_of_run(folder: Path) -> float:
     planned_updates = 0
     version = 0
     for event in thinned_log(folder / METRICS):
-        if event["event"] == "start":
-            planned_updates = event["plan"]["updates"]
+        if isinstance(event, StartEvent) and event.plan is not None:
+            planned_updates = event.plan["updates"]
             version = 0
-        elif event["event"] == "train":
-            version = event["version"]
+        elif isinstance(event, TrainEvent):
+            version = event.version
     return min(1.0, version / planned_updates) if planned_updates else 0.0
 
 

@@ -1,0 +1,356 @@
+"""The kinds of events in metrics.jsonl. ``event_from_json`` reads one, ``trainer.runlog.events.log_event`` writes one.
+
+Keys that this version does not know are ignored, and so are values that no reader uses: see the rule in
+pipeline.core.json_values. The order of the keys in the file is the writer's."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
+from types import NoneType
+from typing import Any, get_type_hints
+
+from pipeline.core.json_values import fits
+
+MOST_WORKERS = 1 << 16
+WORKER = {"index", "clock", "images", "step_s"}  # the keys of a worker in a train event
+HEAD = ("event", "time", "version", "generation")  # the keys that any event may have
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogEvent:
+    """An event of a run.
+
+    Attributes:
+        kind: its name in the file, under the key ``event``.
+        time: when it was logged (seconds since 1970); virtual seconds in virtual time.
+        version: the version of the parameters that it is about; None if it is about none.
+        generation: the generation that it belongs to; None if it does not say so.
+    """
+
+    kind: str = field(default="", init=False)
+    time: float | None = None
+    version: int | None = None
+    generation: int | None = None
+
+    def version_or_zero(self) -> int:
+        return self.version or 0
+
+    def resumes_from(self) -> int | None:
+        """Return the version from which the run continues, if this event makes later versions void; None otherwise."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEvent(LogEvent):
+    """A start of the run.
+
+    Attributes:
+        config: the configuration in JSON.
+        plan: the trainer.plan.RunPlan in JSON; None in older logs.
+        versions: versions of libraries.
+        made: time, command and host of the start.
+        resumed_from: version of the checkpoint from which it continues, None for a new run.
+        simulated: settings of the virtual cluster, for virtual-time runs.
+    """
+
+    kind: str = field(default="start", init=False)
+    config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    versions: dict[str, Any] | None = None
+    made: dict[str, str] = field(default_factory=dict)
+    resumed_from: int | None = None
+    simulated: dict[str, Any] | None = None
+
+    def resumes_from(self) -> int | None:
+        return self.resumed_from or 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationEvent(LogEvent):
+    """The servers have loaded the checkpoint of a version, which begins a generation."""
+
+    kind: str = field(default="generation", init=False)
+    version: int = field()
+    generation: int = field()
+
+    def resumes_from(self) -> int | None:
+        return self.version
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedEvent(LogEvent):
+    """A worker has read its rows.
+
+    Attributes:
+        worker: its number.
+        rows, bytes: number of the rows, and their size in memory.
+        load_s: seconds.
+    """
+
+    kind: str = field(default="loaded", init=False)
+    worker: int = 0
+    rows: int | None = None
+    bytes: int = 0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppendedEvent(LogEvent):
+    """A worker has adopted rows that were appended to a growing set.
+
+    Attributes:
+        worker: its number.
+        turn, position: number of the first pass that includes them, and the first example of that pass.
+        rows: rows of the worker from now on.
+        set_generation: generation of the shard set.
+        load_s: seconds.
+    """
+
+    kind: str = field(default="appended", init=False)
+    worker: int = 0
+    turn: int = 0
+    position: int = 0
+    rows: int | None = None
+    set_generation: int = 0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEvent(LogEvent):
+    """A summary of about one second: means over the gradients that were accepted since the last one.
+
+    Attributes:
+        loss, accuracy: per example; None if none was accepted, and without an accuracy.
+        seconds: training time so far.
+        version: updates so far.
+        accepted: accepted gradients so far.
+        epoch: global epochs so far.
+        learning_rate: the single-process rate.
+        images_per_s: examples of accepted gradients per second.
+        staleness_mean, staleness_max: in versions; None if none was accepted.
+        workers: an object for each worker that has pushed: index, clock, images, and step_s (mean seconds per step).
+    """
+
+    kind: str = field(default="train", init=False)
+    version: int = field()
+    loss: float | None
+    accuracy: float | None
+    seconds: float
+    accepted: int = 0
+    epoch: float
+    learning_rate: float | None
+    images_per_s: float | None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    workers: list[Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochEvent(LogEvent):
+    """The end of a global epoch. seconds: training time; loss, accuracy: means over the accepted examples."""
+
+    kind: str = field(default="epoch", init=False)
+    epoch: float | None = None
+    seconds: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassEvent(LogEvent):
+    """All workers have ended passes over their rows.
+
+    Attributes:
+        first, last: numbers of the passes, from 1.
+        seconds: training time.
+        fingerprint: of the rows that were trained in these passes, hexadecimal.
+        expected: the same by the shard set; None if that is unknown.
+    """
+
+    kind: str = field(default="pass", init=False)
+    first: int
+    last: int
+    seconds: float | None = None
+    fingerprint: str
+    expected: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationEvent(LogEvent):
+    """The evaluation of a checkpoint.
+
+    Attributes:
+        version, generation: the checkpoint. Older logs lack the generation.
+        epoch, seconds: global epochs and training time of the checkpoint.
+        loss, accuracy: on the evaluation rows.
+        rows: number of these rows.
+        train_loss, train_accuracy: on a sample of training rows.
+        learned: whether train_loss is below the loss of guessing; None if that is unknown.
+        final: whether the checkpoint is the last one of the run.
+    """
+
+    kind: str = field(default="eval", init=False)
+    version: int = field()
+    epoch: float | None = None
+    seconds: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    rows: int | None = None
+    train_loss: float | None = None
+    train_accuracy: float | None = None
+    learned: bool | None = None
+    final: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUpEvent(LogEvent):
+    """The checkpoint of a version was deleted for space before it was evaluated."""
+
+    kind: str = field(default="given_up", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartEvent(LogEvent):
+    """A process was started again. role: worker, server, evaluator or fork server; index: its number; cause: in words."""
+
+    kind: str = field(default="restart", init=False)
+    role: str
+    index: int
+    cause: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RollbackEvent(LogEvent):
+    """All servers have returned to a checkpoint. from_version, to_version: the versions; cause: in words."""
+
+    kind: str = field(default="rollback", init=False)
+    from_version: int
+    to_version: int
+    cause: str | None = None
+
+    def resumes_from(self) -> int | None:
+        return self.to_version
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarningEvent(LogEvent):
+    """A line that the terminal shows too."""
+
+    kind: str = field(default="warning", init=False)
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvergedEvent(LogEvent):
+    """The tolerance has ended the run. accepted: accepted gradients so far; seconds: training time."""
+
+    kind: str = field(default="converged", init=False)
+    accepted: int = 0
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndEvent(LogEvent):
+    """A start of the run has ended.
+
+    Attributes:
+        cause: finished, interrupted or failed.
+        seconds: training time.
+        updates: the version; older logs have it under this name alone.
+        error: the error message of a failed run.
+    """
+
+    kind: str = field(default="end", init=False)
+    cause: str | None = None
+    seconds: float | None = None
+    updates: int | None = None
+    error: str | None = None
+
+    def version_or_zero(self) -> int:
+        return self.version if self.version is not None else self.updates or 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherEvent(LogEvent):
+    """An event of a kind that this version does not know. values: its other values, as in the file."""
+
+    kind: str = field()
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+Kind = type[LogEvent]
+_TYPED: tuple[Kind, ...] = (
+    StartEvent,
+    GenerationEvent,
+    LoadedEvent,
+    AppendedEvent,
+    TrainEvent,
+    EpochEvent,
+    PassEvent,
+    EvaluationEvent,
+    GivenUpEvent,
+    RestartEvent,
+    RollbackEvent,
+    WarningEvent,
+    ConvergedEvent,
+    EndEvent,
+)
+KINDS: dict[str, Kind] = {str(kind.kind): kind for kind in _TYPED}
+
+
+@cache
+def _schema(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
+    """Return (key, type, whether it is required) of each key of a kind."""
+    hints = get_type_hints(kind)
+    return tuple(
+        (item.name, hints[item.name], item.default is MISSING and item.default_factory is MISSING)
+        for item in fields(kind)
+        if item.init
+    )
+
+
+def event_from_json(values: object) -> LogEvent:
+    """Return the event of a line's JSON value.
+
+    Raises ValueError with the first key that is missing or of another type."""
+    if not isinstance(values, dict) or not isinstance(values.get("event"), str):
+        raise ValueError("it names no event")
+    kind = KINDS.get(values["event"])
+    if kind is None:
+        rest = {key: value for key, value in values.items() if key not in HEAD}
+        return OtherEvent(kind=values["event"], values=rest, **_checked(LogEvent, values))
+    made = kind(**_checked(kind, values))
+    # A hostile number of workers would make a report allocate memory for each.
+    if isinstance(made, StartEvent) and not _is_count((made.plan or {}).get("num_workers", 0)):
+        raise ValueError("'plan' has an impossible number of workers")
+    if isinstance(made, TrainEvent) and not all(map(_is_worker, made.workers)):
+        raise ValueError("'workers' has an entry that is none")
+    return made
+
+
+def _checked(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a kind's keys. Raises ValueError if one is missing or of another type."""
+    taken = {}
+    for key, hint, required in _schema(kind):
+        if key in values:
+            if not fits(values[key], hint):
+                raise ValueError(f"{key!r} is {str(values[key])[:80]!r}")
+            taken[key] = values[key]
+        elif required:
+            raise ValueError(f"it lacks {key!r}")
+    return taken
+
+
+def _is_worker(values: object) -> bool:
+    """Return whether an entry of a train event's workers is valid. Hand-written for speed: a day's log has millions."""
+    return (
+        type(values) is dict
+        and values.keys() >= WORKER
+        and all(type(value) in (int, float, NoneType) for value in values.values())
+        and _is_count(values["index"])
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < MOST_WORKERS
