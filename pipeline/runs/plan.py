@@ -242,12 +242,7 @@ def _clustering(shape: Shape, pieces: int, counts_sent: int) -> Iterator[PhaseCo
 def _hashing(shape: Shape, pieces: int, counts_sent: int) -> Iterator[PhaseCost]:
     """Yield the phases of the strategy hash with ``dsh``, the hash family with the most expensive fit.
 
-    Args:
-        shape: the input.
-        pieces: number of tasks of a pass over the images.
-        counts_sent: number of chunks for which the tasks of such a pass send counts; a chunk counts once per task that has
-            rows of it.
-    """
+    See ``_clustering`` for the arguments."""
     n = shape.rows
     d = shape.record_bytes
     m = shape.functions

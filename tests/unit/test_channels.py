@@ -17,6 +17,7 @@ from pipeline.input.channels import to_channels
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request, difference, identity
+from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.stratified import Stratified
 
 GREY = np.random.default_rng(1).integers(0, 256, (6, 5)).astype(np.uint8)
@@ -127,3 +128,13 @@ def test_a_converted_set_is_another_one() -> None:
         "workers": [],
     }
     assert difference(ShardSet(Store(), "b", Manifest.from_json(held)), grey, Stratified()) == "channels 3, not 1"
+
+
+def test_a_number_of_components_is_written_as_a_count() -> None:
+    """The flag is a number or a share of the variance, so the set and the request hold a float."""
+    held = DistributionAware(components=50.0)
+    manifest = {"workers": [], "num_workers": 2, "strategy": held.name, "seed": 0, "asked": held.params()}
+    committed = ShardSet(Store(), "b", Manifest.from_json(manifest))
+    wanted = Request("a", "b", 2)
+    assert difference(committed, wanted, DistributionAware(components=160.0)) == "components 50, not 160"
+    assert difference(committed, wanted, DistributionAware(components=0.75)) == "components 50, not 0.75"
