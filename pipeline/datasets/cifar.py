@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 from urllib.parse import urlparse
 
 import pooch
@@ -31,7 +31,7 @@ from pipeline.core.storage.hadoop_conf import hadoop_conf, webhdfs_address
 from pipeline.core.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost_reason
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.webhdfs import user_name
+from pipeline.core.storage.webhdfs import connect
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
 # Spark and Hadoop ignore names that begin with _ or .
@@ -154,12 +154,15 @@ class LocalTarget:
 
 
 class HdfsTarget:
-    """A folder on HDFS through WebHDFS, which passes gateways and needs no Java."""
+    """A folder on HDFS through WebHDFS, which passes gateways.
+
+    The store's client cannot take its place: it speaks to NameNode and DataNodes directly, so that --webhdfs and
+    clusters behind a gateway would stay out of reach."""
 
     def __init__(self, path: str, webhdfs: str, kerberos: bool = False) -> None:
         self.path = path.rstrip("/")
         self.webhdfs = webhdfs
-        self._client = _webhdfs_client(webhdfs, kerberos)
+        self._client = connect(webhdfs, kerberos=kerberos)
 
     def sizes(self) -> dict[str, int] | None:
         with self._errors():
@@ -234,19 +237,6 @@ class StoreTarget:
             for file in sorted(Path(work).iterdir()):
                 self.store.replace(f"{self.uri}/{file.name}", file.read_bytes())  # 30 MB each
             self.store.delete(f"{self.uri}/{UNFINISHED}")
-
-
-def _webhdfs_client(webhdfs: str, kerberos: bool) -> Any:
-    """Return a client of WebHDFS for an address. Raises UsageError if Kerberos is needed and not installed."""
-    if not kerberos:
-        import hdfs
-
-        return hdfs.InsecureClient(webhdfs, user=user_name())
-    try:
-        from hdfs.ext.kerberos import KerberosClient
-    except ImportError as error:
-        raise UsageError(f"{webhdfs} asks for Kerberos: install hdfs[kerberos] and run kinit first") from error
-    return KerberosClient(webhdfs)
 
 
 def target_of(uri: str, webhdfs: str | None) -> Target:

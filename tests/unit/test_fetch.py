@@ -5,6 +5,7 @@ import io
 import os
 import socket
 import struct
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from pipeline.__main__ import main
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.storage.hadoop_conf import read_site, webhdfs_address
 from pipeline.core.storage.http import ResumingDownloader, first_byte, validator
-from pipeline.core.storage.webhdfs import user_name
+from pipeline.core.storage.webhdfs import connect, user_name
 from pipeline.datasets import cifar as fetch
 from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive, target_of
 
@@ -459,3 +460,11 @@ def test_an_absent_webhdfs_is_one_line(mirror: Mirror) -> None:
         port = unused.getsockname()[1]
         with pytest.raises(JobError, match=r"cannot be reached: Connection refused; start HDFS"):
             target_of("hdfs://127.0.0.1:1/x", f"http://127.0.0.1:{port}").sizes()
+
+
+def test_a_cluster_with_kerberos_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdfs.ext.kerberos", None)
+    with pytest.raises(
+        UsageError, match=r"^http://h:9870 asks for Kerberos: install hdfs\[kerberos\] and run kinit first$"
+    ):
+        connect("http://h:9870", kerberos=True)

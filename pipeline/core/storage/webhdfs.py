@@ -38,17 +38,30 @@ def user_name() -> str:
         ) from None
 
 
+def connect(url: str, *, kerberos: bool = False, timeout: tuple[float, float] | None = None) -> Any:
+    """Return a client of WebHDFS at an address, the only place of the pipeline that makes one.
+
+    timeout: seconds to connect, and of silence; None for no limit. Raises UsageError if Kerberos is needed and not
+    installed, or the user has no name."""
+    import hdfs
+
+    if not kerberos:
+        return hdfs.InsecureClient(url, user=user_name(), timeout=timeout)
+    try:
+        from hdfs.ext.kerberos import KerberosClient
+    except ImportError as error:
+        raise UsageError(f"{url} asks for Kerberos: install hdfs[kerberos] and run kinit first") from error
+    return KerberosClient(url, timeout=timeout)
+
+
 class WebHdfsFiles:
     """A gateway through the ``hdfs`` package. Raises the errors of pipeline.core.storage.store; refuses to write."""
 
     def __init__(self, authority: str) -> None:
-        import hdfs
-
-        user = user_name()
         host = authority if re.search(r":\d+$", authority) else f"{authority}:{DEFAULT_PORT}"
         self.root = f"webhdfs://{authority}"
         self.url = f"http://{host}"
-        self.client = hdfs.InsecureClient(self.url, user=user, timeout=(CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S))
+        self.client = connect(self.url, timeout=(CONNECT_TIMEOUT_S, SILENCE_TIMEOUT_S))
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
