@@ -27,6 +27,7 @@ from trainer.models.build import NetworkAndTask, build
 from trainer.models.flat_vector import FlatModel
 from trainer.models.linear import Logistic
 from trainer.options import Options
+from trainer.protocols import PROTOCOLS
 from trainer.simulate import SimulationSettings, simulate
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
 from trainer.worker.loop import train
@@ -64,11 +65,32 @@ def test_an_exchange_is_chosen_by_name_with_flags_of_its_own() -> None:
     assert config_from().exchange == EXCHANGES["parameter-server"]()
 
 
+def test_all_reduce_has_the_rate_and_the_momentum_of_bsp() -> None:
+    config = config_from("--exchange", "all-reduce")
+    assert config.protocol == PROTOCOLS["bsp"]()
+    assert config.optimiser == config_from("--protocol", "bsp").optimiser
+    assert config.heartbeat_timeout_s == 3
+    assert config_from("--exchange", "all-reduce", "--heartbeat-timeout-s", "9").heartbeat_timeout_s == 9
+    assert Config.from_json(config.to_json()) == config
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["--own-share", "0.5"], "--exchange parameter-server has no --own-share 0.5: leave it out, or use local"),
         (["--exchange", "local", "--own-share", "2"], "--own-share must be at least 0 and at most 1, got 2.0"),
+        (
+            ["--exchange", "all-reduce", "--protocol", "asp"],
+            "--exchange all-reduce has no protocols: leave out --protocol asp",
+        ),
+        (
+            ["--exchange", "all-reduce", "--servers", "2"],
+            "--exchange all-reduce keeps the model on the workers: leave out --servers 2",
+        ),
+        (
+            ["--exchange", "all-reduce", "--tolerance", "0.1"],
+            "--exchange all-reduce has no --tolerance: leave it out, or use parameter-server",
+        ),
     ],
 )
 def test_a_flag_of_another_exchange_is_refused_in_one_line(words: list[str], line: str) -> None:

@@ -68,7 +68,8 @@ def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapp
         result.append(RunFinding("worse", f"Cause: {summary['error']}"))
     diverged_event = next((event for event in trains if _is_lost(event)), None)
     if diverged_event:
-        text = f"Diverged: the loss is not a finite number from epoch {diverged_event.epoch:.2f} (version {diverged_event.version:,})."
+        place = f"epoch {diverged_event.epoch:.2f} (version {diverged_event.version:,})"
+        text = f"Diverged: the loss is not a finite number from {place}."
         result.append(RunFinding("worse", text))
     # None means that this is unknown.
     if summary["learned"] is False:
