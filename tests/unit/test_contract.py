@@ -44,7 +44,7 @@ def test_unknown_keys_are_ignored(place: str, values: dict[str, Any]) -> None:
 
 
 def test_absent_keys_have_defaults_and_names() -> None:
-    manifest = Manifest.from_json({"num_workers": 0, "workers": [], "labels": {"num_classes": 3}})
+    manifest = Manifest.from_json({"num_workers": 1, "workers": [{"files": []}], "labels": {"num_classes": 3}})
     assert (manifest.input, manifest.ratios, manifest.assignment) == (Input(), None, None)
     assert manifest.labels == Labels(columns=["label"], num_classes=3)
     assert {"input", "eval", "seed", "assignment"} <= manifest.absent

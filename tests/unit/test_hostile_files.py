@@ -83,6 +83,8 @@ MANIFESTS: dict[str, tuple[Change | bytes, str]] = {
         "eval lists the path 'xxx",
     ),
     "no chunks": (without("chunks"), "it lacks 'chunks'"),
+    "no workers": (put(num_workers=0, workers=[]), "num_workers is 0, with 0 workers"),
+    "another number of workers": (put(num_workers=7), "num_workers is 7, with "),
     "no strategy": (without("strategy"), "it lacks strategy"),
     "a seed of another type": (put(seed="x"), "seed is 'x'"),
     "a parameter of another type": (put(asked={"start": 7}), "asked: 'start' is '7', not "),

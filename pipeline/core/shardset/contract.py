@@ -265,6 +265,8 @@ class Manifest:
         if not isinstance(values.get("workers"), list) or not _is_count(values.get("num_workers")):
             raise ValueError("num_workers or workers is missing")
         manifest = _part(cls, values, "", _READERS)
+        if not 1 <= manifest.num_workers == len(manifest.workers):
+            raise ValueError(f"num_workers is {manifest.num_workers}, with {len(manifest.workers)} workers")
         print_ = manifest.input.fingerprint
         if print_ is not None and not FINGERPRINT.fullmatch(print_):
             raise ValueError(f"input.fingerprint is {print_[:80]!r}")
