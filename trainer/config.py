@@ -25,6 +25,7 @@ from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 
 FRESH_MOMENTUM = 0.9
+HEARTBEAT_TIMEOUT_S = 15.0
 DROPS = ", ".join(f"{name} at epochs {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
 
 
@@ -184,7 +185,7 @@ class Processes(Spec):
         metavar="SECONDS",
         above=0,
         may_change=True,
-        shown=f"{Exchange.heartbeat_timeout_s:g}; {AllReduce.heartbeat_timeout_s:g} with {AllReduce.name}",
+        shown=f"{HEARTBEAT_TIMEOUT_S:g}; for workers of {AllReduce.name} {AllReduce.worker_timeout_s:g}",
         advanced=True,
     )
     stall_timeout_s: float = option(
@@ -312,9 +313,15 @@ class Config:
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """Seconds without a heartbeat after which a process is restarted."""
-        given = self.processes.heartbeat_timeout_s
-        return self.exchange.heartbeat_timeout_s if given is None else given
+        """Seconds without a heartbeat after which a process that is no worker is restarted."""
+        timeout_s = self.processes.heartbeat_timeout_s
+        return HEARTBEAT_TIMEOUT_S if timeout_s is None else timeout_s
+
+    @property
+    def worker_timeout_s(self) -> float:
+        """Seconds without a heartbeat after which a worker is restarted."""
+        timeout_s = self.processes.heartbeat_timeout_s
+        return self.exchange.worker_timeout_s if timeout_s is None else timeout_s
 
     @property
     def model_seed(self) -> int:

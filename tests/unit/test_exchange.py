@@ -69,8 +69,8 @@ def test_all_reduce_has_the_rate_and_the_momentum_of_bsp() -> None:
     config = config_from("--exchange", "all-reduce")
     assert config.protocol == PROTOCOLS["bsp"]()
     assert config.optimiser == config_from("--protocol", "bsp").optimiser
-    assert config.heartbeat_timeout_s == 3
-    assert config_from("--exchange", "all-reduce", "--heartbeat-timeout-s", "9").heartbeat_timeout_s == 9
+    assert (config.worker_timeout_s, config.heartbeat_timeout_s) == (3, 15)
+    assert config_from("--exchange", "all-reduce", "--heartbeat-timeout-s", "9").worker_timeout_s == 9
     assert Config.from_json(config.to_json()) == config
 
 

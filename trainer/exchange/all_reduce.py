@@ -21,4 +21,4 @@ class AllReduce(Exchange):
     client: ClassVar[str] = "trainer.worker.clients.all_reduce"
     server: ClassVar[str] = "trainer.server.rounds"
     protocol: ClassVar[str | None] = "bsp"
-    heartbeat_timeout_s: ClassVar[float] = 3.0  # two heartbeats are missing; all workers wait for a frozen one
+    worker_timeout_s: ClassVar[float] = 3.0  # two heartbeats are missing; all others wait for a frozen worker

@@ -20,12 +20,12 @@ class Exchange(Spec):
             returns a trainer.worker.clients.base.Client.
         server: the module of server 0, and of any other server.
         protocol: the protocol whose updates the exchange makes; None if it works with any protocol.
-        heartbeat_timeout_s: default of --heartbeat-timeout-s: the time without a heartbeat that lets a process be restarted.
+        worker_timeout_s: default of --heartbeat-timeout-s for workers: seconds without a heartbeat before a restart.
         in_virtual_time: whether virtual time and replay compute it.
     """
 
     client: ClassVar[str]
     server: ClassVar[str] = "trainer.server.process"
     protocol: ClassVar[str | None] = None
-    heartbeat_timeout_s: ClassVar[float] = 15.0
+    worker_timeout_s: ClassVar[float] = 15.0
     in_virtual_time: ClassVar[bool] = False

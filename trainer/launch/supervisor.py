@@ -177,8 +177,9 @@ class Supervisor:
         self._keep_fork_server()
         for role, child in list(self.children.items()):
             ended = child.exit_code() is not None
-            processes = self.config.processes
-            cause = child.cause() if ended else child.hangs(self.config.heartbeat_timeout_s, processes.stall_timeout_s)
+            config = self.config
+            timeout_s = config.worker_timeout_s if role.kind == "worker" else config.heartbeat_timeout_s
+            cause = child.cause() if ended else child.hangs(timeout_s, config.processes.stall_timeout_s)
             if cause is not None:
                 child.kill()
                 self._ended(role, child, cause)

@@ -285,7 +285,7 @@ class Leader:
 
     def tick(self, now: float) -> None:
         """Handle everything that is due by time: silent workers, checkpoints and log lines."""
-        timeout_s = self.config.heartbeat_timeout_s
+        timeout_s = self.config.worker_timeout_s
         if now - self._ticked > timeout_s / 4:
             self._patient_until = now + timeout_s  # this server was suspended, and has heartbeats to read first
         self._ticked = now

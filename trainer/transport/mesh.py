@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,7 @@ class Mesh:
         self.address = endpoint if endpoint.startswith("tcp") else endpoint.rstrip("\0")
         self.host = _host()
         self._sockets: dict[int, tuple[int, zmq.Socket[bytes], Watch]] = {}  # by worker, with its process
+        self._addresses: dict[int, str] = {}
         self._memories: dict[int, tuple[int, MarkedMemory | None]] = {}
 
     def introduction(self) -> dict[str, Any]:
@@ -126,6 +128,7 @@ class Mesh:
             watch = Watch(socket)
             socket.connect(member["address"])
             self._sockets[worker] = (process, socket, watch)
+            self._addresses[worker] = member["address"]
             # Both decide by the same facts whether they share memory, so that no message about it is needed.
             shares = bool(member["host"]) and member["host"] == self.host and self.memory is not None
             opened = open_memory(member["memory"], padded(self.elements)) if shares else None
@@ -172,6 +175,14 @@ class Mesh:
     def has_broken(self) -> bool:
         """Return whether a connection to a member broke since the last call."""
         return any([watch.has_broken() for _, _, watch in self._sockets.values()])
+
+    def unreachable(self, after_s: float) -> str | None:
+        """Return the address of a member that could not be reached for ``after_s`` seconds, as of ``has_broken``."""
+        due = time.monotonic() - after_s
+        for worker, (_, _, watch) in self._sockets.items():
+            if watch.down_since is not None and watch.down_since < due:
+                return f"worker {worker} at {self._addresses[worker]}"
+        return None
 
 
 def _own_address(leader: str) -> str:

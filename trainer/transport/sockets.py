@@ -149,10 +149,14 @@ def offer(socket: zmq.Socket[bytes], *frames: Frame, copy: bool = True) -> bool:
 
 
 class Watch:
-    """A monitor of a socket's connection. Create it before the socket connects, or the first events may be missed."""
+    """A monitor of a socket's connection. Create it before the socket connects, or the first events may be missed.
+
+    down_since: since when there is no connection (monotonic seconds), as of the last ``has_broken``; None if there is
+    one."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self.monitor = socket.get_monitor_socket(WATCHED)
+        self.down_since: float | None = time.monotonic()
         self._bad_handshakes: list[float] = []  # times of failed handshakes since the last good one (monotonic seconds)
 
     def has_broken(self) -> bool:
@@ -163,8 +167,10 @@ class Watch:
             event = seen["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._bad_handshakes.clear()
+                self.down_since = None
                 continue
             broken = True
+            self.down_since = time.monotonic() if self.down_since is None else self.down_since
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise UsageError(f"the servers refuse the token of this host: {SAME_TOKEN}")
             # At once, because libzmq does not connect again after such an answer.

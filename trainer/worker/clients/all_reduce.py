@@ -44,6 +44,7 @@ from trainer.worker.replica import Body, Phase, Replica
 RESEND_S = 1.0
 HEARTBEAT_S = 1.0
 REPORT_S = 0.2  # between two reports of rounds to server 0
+UNREACHABLE_S = 30.0  # after which a connection to another worker counts as impossible
 WATCH_S = 0.2  # between two looks at the connections
 
 
@@ -104,6 +105,7 @@ class AllReduceClient:
         for source in (self.to_leader, self.mesh.inbox, self.background):
             self._poller.register(source, zmq.POLLIN)
         self._has_finished = False
+        self._writing: set[tuple[int, int]] = set()  # (generation, version) of the checkpoints that are being written
         self._has_reported_end = False
         self._reported_at = self._watched_at = 0.0
         self._from_beats: SimpleQueue[tuple[Message, Body]] = SimpleQueue()
@@ -225,7 +227,15 @@ class AllReduceClient:
             return
         self._watched_at = now
         self.watch.has_broken()  # raises UsageError for a wrong token
-        if self.mesh.has_broken() and self.replica.phase is not Phase.OUTSIDE:
+        is_member = self.replica.phase is not Phase.OUTSIDE
+        has_broken = self.mesh.has_broken()
+        # Without this a firewall between hosts would let the run wait for ever.
+        if is_member and (other := self.mesh.unreachable(UNREACHABLE_S)):
+            raise JobError(
+                f"cannot reach {other} for {UNREACHABLE_S:g} s: let the hosts of workers reach each other at any port, or use"
+                " --exchange parameter-server"
+            )
+        if has_broken and is_member:
             offer(self.to_leader, pack(LinkLoss(self.worker, self.process, self.replica.number)), b"")
 
     def _beat(self, leader: str, secret: Secret) -> None:
@@ -245,7 +255,10 @@ class AllReduceClient:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _write(self, generation: int, version: int, values: Vector, momentum: Vector) -> None:
-        """Write a checkpoint in the background, as the only slice, and report it to server 0."""
+        """Write a checkpoint in the background, as the only slice, and report it to server 0, which asks repeatedly."""
+        if (generation, version) in self._writing:
+            return
+        self._writing.add((generation, version))
         work = partial(self._written, generation, version, values, momentum)
         self.background.submit(work, partial(self._tell_written, generation, version))
 
@@ -263,5 +276,6 @@ class AllReduceClient:
         return WriteOutcome.WRITTEN
 
     def _tell_written(self, generation: int, version: int, outcome: WriteOutcome) -> None:
+        self._writing.discard((generation, version))
         receipt = CopyReceipt(self.worker, self.process, generation, version, int(outcome))
         offer(self.to_leader, pack(receipt), b"")
