@@ -46,6 +46,9 @@ REFUSED_AFTER = 5
 REFUSED_AFTER_S = 30.0
 
 
+_AUTHENTICATORS: dict[zmq.Context[zmq.Socket[bytes]], ThreadAuthenticator] = {}  # of the contexts that listen
+
+
 @dataclass(frozen=True)
 class Secret:
     """The token of a run, and the keys and passwords that are derived from it.
@@ -98,7 +101,7 @@ def serve(
         held: a socket that already listens at the address (see ``addresses.hold``); None to bind the address here.
     """
     bound, ipv6 = listening(address)
-    authenticator = ThreadAuthenticator(context)
+    authenticator = _AUTHENTICATORS[context] = ThreadAuthenticator(context)
     authenticator.start()
     socket = _socket(context, zmq.ROUTER, address, ipv6=ipv6)
     socket.zap_domain = DOMAIN.encode()
@@ -119,6 +122,13 @@ def serve(
             f"cannot listen at {address}: {os.strerror(error.errno or 0)}; choose other --addresses"
         ) from None
     return socket
+
+
+def close(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Close all sockets of a context, at once, and end the thread that admits their peers."""
+    if authenticator := _AUTHENTICATORS.pop(context, None):
+        authenticator.stop()
+    context.destroy(linger=0)
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], address: str, secret: Secret) -> zmq.Socket[bytes]:

@@ -36,7 +36,7 @@ from trainer.transport.messages import (
     pack,
     unpack,
 )
-from trainer.transport.sockets import Secret, Watch, dealer, offer
+from trainer.transport.sockets import Secret, Watch, close, dealer, offer
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
 from trainer.worker.replica import Body, Phase, Replica
@@ -140,7 +140,7 @@ class AllReduceClient:
         """Close all sockets."""
         self._closing.set()
         self._beats.join()
-        self.context.destroy(linger=0)
+        close(self.context)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class AllReduceClient:
         # Without this a firewall between hosts would let the run wait for ever.
         if is_member and (other := self.mesh.unreachable(UNREACHABLE_S)):
             raise JobError(
-                f"cannot reach {other} for {UNREACHABLE_S:g} s: let the hosts of workers reach each other at any port, or use"
+                f"cannot reach {other} for {UNREACHABLE_S:g} s: let workers reach each other at any port, or use"
                 " --exchange parameter-server"
             )
         if has_broken and is_member:

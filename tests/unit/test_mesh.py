@@ -1,0 +1,134 @@
+"""The connections among workers: messages, the memory that they share, and a worker that cannot be reached."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from pipeline.core.errors import UsageError
+from trainer.transport.mesh import Body, Mesh
+from trainer.transport.messages import GradientPiece, MalformedMessageError, Message, pack
+from trainer.transport.sockets import Secret, close, connect
+
+ELEMENTS = 7
+LOOPBACK = "tcp://127.0.0.1:9"
+PRIVATE = "ipc://@a-test"
+
+
+Make = Callable[..., Mesh]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes a worker's connections, each with a context of its own, as in a process."""
+    contexts: list[zmq.Context[zmq.Socket[bytes]]] = []
+
+    def mesh(worker: int, leader: str = PRIVATE, *, use_memory: bool = False) -> Mesh:
+        contexts.append(zmq.Context())
+        return Mesh(contexts[-1], worker, leader, Secret("token"), ELEMENTS, use_memory=use_memory)
+
+    yield mesh
+    for context in contexts:
+        close(context)
+
+
+def pair(make: Make, leader: str = PRIVATE, *, use_memory: bool = False) -> list[Mesh]:
+    """Two workers that are connected."""
+    meshes = [make(worker, leader, use_memory=use_memory) for worker in range(2)]
+    for mesh in meshes:
+        mesh.connect(1, members(meshes))
+    return meshes
+
+
+def members(meshes: list[Mesh]) -> list[dict[str, Any]]:
+    return [{"process": 10 + index, **mesh.introduction()} for index, mesh in enumerate(meshes)]
+
+
+def first_message(mesh: Mesh) -> tuple[Message, tuple[Body, ...]]:
+    assert mesh.inbox.poll(10_000)
+    return next(mesh.receive())
+
+
+@pytest.mark.parametrize("leader", [LOOPBACK, PRIVATE])
+def test_a_message_arrives_with_its_bodies(leader: str, make: Make) -> None:
+    one, two = pair(make, leader)
+    vector = np.arange(ELEMENTS, dtype=np.float32)
+    one.send(1, GradientPiece(1, 5, 0, in_memory=False), b"report", vector.data.cast("B"))
+    message, (report, floats) = first_message(two)
+    assert message == GradientPiece(1, 5, 0, in_memory=False)
+    assert bytes(report) == b"report"
+    np.testing.assert_array_equal(np.frombuffer(floats, np.float32), vector)
+    assert not one.shares_memory(1)
+
+
+def test_memory_is_read_only_while_its_mark_holds(make: Make) -> None:
+    one, two = pair(make, use_memory=True)
+    assert one.shares_memory(1)
+    assert one.memory
+    one.memory.gradient[:] = range(ELEMENTS)
+    one.memory.range_sums[:] = 3
+    one.offer_piece(1, 5)
+    one.offer_sum(1, 6)
+    other = two.memory_of(0)
+    np.testing.assert_array_equal(other.piece(1, 5, 2, 4), [2, 3])
+    np.testing.assert_array_equal(other.range_sum(1, 6, 0, 2), [3, 3])
+    assert other.piece(1, 6, 2, 4) is None
+    assert other.range_sum(2, 6, 0, 2) is None
+    one.offer_piece(0, 0)
+    assert other.piece(1, 5, 2, 4) is None
+
+
+def test_a_later_process_replaces_the_connection(make: Make) -> None:
+    one, two = pair(make, use_memory=True)
+    later = make(1, use_memory=True)
+    now = members([one, later])
+    now[1]["process"] = 99
+    one.connect(2, now)
+    one.send(1, GradientPiece(2, 5, 0, in_memory=True), b"", b"")
+    assert first_message(later)[0] == GradientPiece(2, 5, 0, in_memory=True)
+    assert not two.inbox.poll(100)
+
+
+def test_a_worker_that_cannot_be_reached_is_named(make: Make) -> None:
+    one, two = pair(make, LOOPBACK)
+    one.send(1, GradientPiece(1, 5, 0, in_memory=False), b"", b"")
+    first_message(two)
+    one.has_broken()
+    assert one.unreachable(0.0) is None
+    gone = members([one, two])
+    gone[1] |= {"process": 99, "address": "tcp://127.0.0.1:1"}
+    one.connect(2, gone)
+    time.sleep(0.01)
+    one.has_broken()
+    assert one.unreachable(0.0) == "worker 1 at tcp://127.0.0.1:1"
+    assert one.unreachable(60.0) is None
+
+
+def test_memory_that_cannot_be_opened_ends_with_a_remedy(make: Make) -> None:
+    one, two = pair(make, use_memory=True)
+    wrong = members([one, two])
+    wrong[1] |= {"process": 99, "memory": wrong[1]["memory"] | {"nonce": "0" * 64}}
+    with pytest.raises(UsageError, match="memory of worker 1 cannot be opened on this host: give --same-host socket"):
+        one.connect(2, wrong)
+
+
+@pytest.mark.parametrize("frames", [[b""], [pack(GradientPiece(1, 1, 1, in_memory=False)), b""]])
+def test_a_malformed_message_is_refused(frames: list[bytes], make: Make) -> None:
+    mesh = make(0)
+    sender = connect(make(1).context, mesh.address, Secret("token"))
+    sender.send_multipart(frames)
+    assert mesh.inbox.poll(10_000)
+    with pytest.raises(MalformedMessageError):
+        list(mesh.receive())
+
+
+def test_another_token_is_not_admitted(make: Make) -> None:
+    mesh = make(0, LOOPBACK)
+    sender = connect(make(1).context, mesh.address, Secret("another"))
+    sender.send_multipart([b"x", b"y"])
+    assert not mesh.inbox.poll(500)
