@@ -27,8 +27,8 @@ from pipeline.core.hashing import keyed_hash
 ROUGH_ITERATIONS = 20
 ROUGH_CLUSTERS = 256
 PRICE = 1.25  # the largest accepted growth of the ordinary rows' inertia
-SETTLING_ROWS = 1 << 18
-MANY_ROWS = 4 * SETTLING_ROWS
+REFINEMENT_ROWS = 1 << 18
+MANY_ROWS = 4 * REFINEMENT_ROWS
 ONE_TASK_PRODUCTS = 1 << 32  # rows * k * p of a pass, beyond which several tasks are faster than one
 TINY = 64  # a sample cluster that represents at most so many rows, or has at most 2 sample rows, may be a far group
 
@@ -38,7 +38,7 @@ def fit(
     rows: RowScan,
     sample: SeedingSample,
     settings: KMeansSettings,
-    settle: Callable[[Ints, float], Ints],
+    refine: Callable[[Ints, float], Ints],
     report: Callable[[int, int], None] = lambda iteration, inertia: None,
 ) -> Fit:
     """Return the fit of the start with the smallest inertia, the first of equal ones.
@@ -51,8 +51,8 @@ def fit(
         rows: rows(look, merge) applies ``look(ids, points)`` to all parts of the rows and merges the results.
         sample: the sample that starts are drawn from.
         settings: number of clusters, iterations, starts.
-        settle: settle(centres, mean_variance) returns the centres after iterations on a subset of the rows
-            (``settling_sample``). Used for very many rows, where a pass is expensive and a good start needs fewer passes.
+        refine: refine(centres, mean_variance) returns the centres after iterations on a subset of the rows
+            (``refinement_sample``). Used for very many rows, where a pass is expensive and a good start needs fewer passes.
         report: report(iteration, inertia) is called after each pass.
     """
     ordinary = sample.points
@@ -67,22 +67,22 @@ def fit(
         centres = np.vstack([plus_plus(ordinary, settings.k - len(groups), settings.seed + start), groups])
         # A smaller sample means that rows repeat so often that a subset is not representative.
         full = len(sample.points) == sample_rows(settings.k)
-        if full and sample.count > MANY_ROWS and SETTLING_ROWS * centres.size <= ONE_TASK_PRODUCTS:
-            centres = settle(centres, sample.mean_variance)
+        if full and sample.count > MANY_ROWS and REFINEMENT_ROWS * centres.size <= ONE_TASK_PRODUCTS:
+            centres = refine(centres, sample.mean_variance)
         fits.append(iterate(make_pass(len(centres)), centres, settings, sample.mean_variance, report))
     return replace(min(fits, key=lambda one: one.inertia), far_groups=len(groups))
 
 
-def settling_limit(count: int) -> int:
-    """Return the limit below which the hashes of about SETTLING_ROWS of ``count`` rows lie."""
-    return (SETTLING_ROWS << 64) // count
+def refinement_limit(count: int) -> int:
+    """Return the limit below which the hashes of about REFINEMENT_ROWS of ``count`` rows lie."""
+    return (REFINEMENT_ROWS << 64) // count
 
 
-def settling_sample(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def refinement_sample(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Return the rows of a part whose hash is below the limit, int32 [rows, p].
 
     Args:
-        limit: see ``settling_limit``.
+        limit: see ``refinement_limit``.
         seed: the seed of the hash.
         ids: int64 [rows].
         points: int32 [rows, p].
@@ -90,7 +90,7 @@ def settling_sample(limit: int, seed: int, ids: Ints, points: npt.NDArray[np.int
     return points[keyed_hash(ids, seed) < np.uint64(limit)]
 
 
-def settle_centres(
+def refine_centres(
     points: npt.NDArray[np.int32], settings: KMeansSettings, centres: Ints, mean_variance: float
 ) -> Ints:
     """Return the centres after Lloyd's iterations on the given points alone, int64 [k, p]."""
@@ -142,8 +142,8 @@ def fit_in_process(ids: Ints, points: npt.NDArray[np.int32], settings: KMeansSet
     """Return the fit of points that this process holds, without Spark. ids: int64 [rows]. points: int32 [rows, p]."""
     sample = draw_sample(ids, points, settings)
 
-    def settle(centres: Ints, mean_variance: float) -> Ints:
-        some = settling_sample(settling_limit(sample.count), settings.seed, ids, points)
-        return settle_centres(some, settings, centres, mean_variance)
+    def refine(centres: Ints, mean_variance: float) -> Ints:
+        subset = refinement_sample(refinement_limit(sample.count), settings.seed, ids, points)
+        return refine_centres(subset, settings, centres, mean_variance)
 
-    return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), sample, settings, settle)
+    return fit(lambda k: Pass(points, k), lambda look, merge: look(ids, points), sample, settings, refine)

@@ -23,7 +23,7 @@ from pyspark.sql.types import IntegralType
 
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
-from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, settle_centres, settling_limit, settling_sample
+from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, refine_centres, refinement_limit, refinement_sample
 from pipeline.clustering.npz import check_arrays
 from pipeline.clustering.params import column_type, not_negative, number_column, rows_as_matrix, whole_number
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
@@ -191,19 +191,19 @@ class BlockKMeans(
                 """Apply ``look(ids, points)`` to every block and return its results, merged by ``merge``."""
                 return tree_reduce(points.map(lambda part: look(part.ids, part.points)), merge)
 
-            def settle(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
+            def refine(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
                 """Return the centres after Lloyd iterations on a hashed subset of the rows, which run in one task."""
-                limit = settling_limit(sample.count)
-                few = points.map(lambda part: settling_sample(limit, settings.seed, part.ids, part.points))
+                limit = refinement_limit(sample.count)
+                few = points.map(lambda part: refinement_sample(limit, settings.seed, part.ids, part.points))
                 return (
                     few.coalesce(1, shuffle=True)
                     .mapPartitions(
-                        lambda parts: [settle_centres(np.concatenate(list(parts)), settings, centres, mean_variance)]
+                        lambda parts: [refine_centres(np.concatenate(list(parts)), settings, centres, mean_variance)]
                     )
                     .first()
                 )
 
-            result = fit(lambda k: run_pass, rows, sample, settings, settle, report)
+            result = fit(lambda k: run_pass, rows, sample, settings, refine, report)
         return self.model(result, exponent)
 
     def settings(self) -> lloyd.KMeansSettings:

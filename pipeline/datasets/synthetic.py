@@ -277,12 +277,12 @@ def draw(spec: SampleSpec, rows: int, part: int, isolated: int) -> SampleRows:
     # The order of draws (lighting, corners, noise) is part of the pinned bytes.
     corners = dice.draw_below(SIDE - OBJECT_SIDE + 1, 2, rows)
     for label in range(spec.classes):
-        rows_of_pair = np.flatnonzero((labels == label) & (groups < spec.scenes))
+        rows_of_label = np.flatnonzero((labels == label) & (groups < spec.scenes))
         dy, dx = np.nonzero(object_mask(label))
         for channel, tint in enumerate(_object_colour(label)):
-            rows_y = corners[0, rows_of_pair][:, None] + dy
-            rows_x = corners[1, rows_of_pair][:, None] + dx
-            images[rows_of_pair[:, None], channel, rows_y, rows_x] += np.int16(tint)
+            rows_y = corners[0, rows_of_label][:, None] + dy
+            rows_x = corners[1, rows_of_label][:, None] + dx
+            images[rows_of_label[:, None], channel, rows_y, rows_x] += np.int16(tint)
     noise = dice.bytes(rows, 3, SIDE, SIDE)
     images += (noise & 15).astype(np.int16) - (noise >> 4).astype(np.int16)  # a triangle over -15..15
     return SampleRows(labels, groups, np.clip(images, 0, 255).astype(np.uint8))

@@ -47,7 +47,7 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class Piece:
+class PieceScan:
     """The result of one scanning task.
 
     Attributes:
@@ -101,7 +101,7 @@ def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
     return None
 
 
-def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple[int, int]) -> Piece:
+def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple[int, int]) -> PieceScan:
     """Scan the rows of one task.
 
     Args:
@@ -118,7 +118,7 @@ def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple
         for block in dataset.read(*piece):
             problem = _invalid(block, dataset)
             if problem:
-                return Piece(rows, counts, sums, checksum, problem)
+                return PieceScan(rows, counts, sums, checksum, problem)
             # Without a known number of classes, the histogram grows with the labels.
             labels = block.labels.astype(np.int64)
             block_counts = count_by_chunk(block.ids, labels, max(classes, int(labels.max()) + 1), list(bounds))
@@ -127,15 +127,15 @@ def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple
             checksum = (checksum + fingerprint(block)) & WORD
             rows += len(block.ids)
     except DataError as error:
-        return Piece(rows, counts, sums, checksum, (piece[0] + rows, str(error)))
-    return Piece(rows, counts, sums, checksum)
+        return PieceScan(rows, counts, sums, checksum, (piece[0] + rows, str(error)))
+    return PieceScan(rows, counts, sums, checksum)
 
 
 def _no_sums(layout: Layout) -> npt.NDArray[Any]:
     return np.zeros(layout.shape[0], np.int64 if layout.dtype == "uint8" else np.float64)
 
 
-def merge(parts: Sequence[Piece], layout: Layout, num_chunks: int) -> Scan:
+def merge(parts: Sequence[PieceScan], layout: Layout, num_chunks: int) -> Scan:
     """Merge the results of all tasks. Raises DataError with the file and offset of the first broken row."""
     problems = [part.problem for part in parts if part.problem]
     if problems:
@@ -146,7 +146,7 @@ def merge(parts: Sequence[Piece], layout: Layout, num_chunks: int) -> Scan:
     return Scan(sum(part.rows for part in parts), counts, sums, word, frozenset(part.versions for part in parts))
 
 
-def scan(dataset: Dataset, bounds: list[tuple[int, int]], pieces: int, run: Run[tuple[int, int], Piece]) -> Scan:
+def scan(dataset: Dataset, bounds: list[tuple[int, int]], pieces: int, run: Run[tuple[int, int], PieceScan]) -> Scan:
     """Check and count all rows. The driver receives about chunks x classes numbers.
 
     Args:

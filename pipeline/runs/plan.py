@@ -20,7 +20,7 @@ from pipeline.assignment.chunks import (
 )
 from pipeline.assignment.groups import MOST_COUNTS
 from pipeline.clustering.far import FAR_ROWS, SHARE
-from pipeline.clustering.fit import MANY_ROWS, ONE_TASK_PRODUCTS, SETTLING_ROWS
+from pipeline.clustering.fit import MANY_ROWS, ONE_TASK_PRODUCTS, REFINEMENT_ROWS
 from pipeline.clustering.gram import rows_are_fewer, rows_to_fit
 from pipeline.clustering.lloyd import BLOCK_ROWS, MOST_CLUSTERS, MOST_COMPARED, sample_rows
 from pipeline.clustering.points import ONE_TASK_BYTES
@@ -228,10 +228,10 @@ def _clustering(shape: Shape, pieces: int, counts_sent: int) -> Iterator[PhaseCo
             "kmeans", 1, 8 * k * (p + 1) + RESULT, task_bytes + 3 * points + 40 * n, 0, 0, passes * 2.0 * n * p * k
         )
     else:
-        # With many rows, the centres first settle on a subset of about SETTLING_ROWS rows.
-        if n > MANY_ROWS and SETTLING_ROWS * p * k <= ONE_TASK_PRODUCTS:
-            work = passes * 2.0 * SETTLING_ROWS * p * k
-            yield PhaseCost("settle", 1, 8 * k * (p + 1), task_bytes + SETTLING_ROWS * (8 * p + 40), flop=work)
+        # With many rows, the centres first settle on a subset of about REFINEMENT_ROWS rows.
+        if n > MANY_ROWS and REFINEMENT_ROWS * p * k <= ONE_TASK_PRODUCTS:
+            work = passes * 2.0 * REFINEMENT_ROWS * p * k
+            yield PhaseCost("settle", 1, 8 * k * (p + 1), task_bytes + REFINEMENT_ROWS * (8 * p + 40), flop=work)
         driver_bytes = received * max(far, sample, 8 * k * (p + 1))
         yield PhaseCost(
             "kmeans", pieces, driver_bytes, task_bytes + 2 * points // pieces, 0, 0, passes * 2.0 * n * p * k, passes

@@ -118,9 +118,9 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
 
 
 def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) -> None:
-    """Raise UsageError if rows have no such column, or if no such PCA can be fitted to them.
+    """Raise UsageError if the embedding is a column that the rows lack, or if the PCA cannot be fitted to these rows.
 
-    Raises DataError if the path holds no embedding table."""
+    Raises DataError if the embedding is a path without an embedding table."""
     if embedding:
         row_layout(dataset, embedding)
     elif dataset.layout.dtype == "uint8":

@@ -27,7 +27,7 @@ CONFIRM_BYTES = 1 << 20
 MOST_BROKEN = 100  # undecodable records per file that are left out one by one; beyond, the whole file
 
 
-class Broken(NamedTuple):
+class BadRecord(NamedTuple):
     """A record or file that goes to the quarantine.
 
     Attributes:
@@ -140,7 +140,7 @@ def survey(
     first: int,
     read_options: ReadOptions,
     expected: Layout | None,
-) -> tuple[Arrivals | None, list[Broken]]:
+) -> tuple[Arrivals | None, list[BadRecord]]:
     """Survey the files of a batch, in parallel, and return their rows with the list of problems.
 
     Files that differ from the set's layout or format are left out and reported.
@@ -158,12 +158,12 @@ def survey(
         The rows, or None if no file has usable ones, and the problems.
     """
 
-    def survey_file(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
+    def survey_file(entry: FileInfo) -> tuple[str, DataFile | None, Layout | None, list[BadRecord]]:
         return _survey_file(store, entry, read_options)
 
     format = read_options.format
     segments: list[RecordRange] = []
-    bad_records: list[Broken] = []
+    bad_records: list[BadRecord] = []
     for entry, (name, file, layout, problems) in zip(entries, run(survey_file, entries), strict=True):
         bad_records += problems
         if file is None or layout is None:
@@ -172,7 +172,7 @@ def survey(
         format = format or name
         if name != format or not _same_layout(layout, expected):
             bad_records.append(
-                Broken(
+                BadRecord(
                     entry.path,
                     None,
                     f"{entry.path} holds {layout.describe()} ({name}), and the stream {expected.describe()} ({format})",
@@ -190,9 +190,9 @@ def survey(
 
 def _survey_file(
     store: Store, entry: FileInfo, read_options: ReadOptions
-) -> tuple[str, DataFile | None, Layout | None, list[Broken]]:
+) -> tuple[str, DataFile | None, Layout | None, list[BadRecord]]:
     """Return the format, rows, layout and problems of one file. Rows and layout are None if it is left out."""
-    bad_records: list[Broken] = []
+    bad_records: list[BadRecord] = []
     shape = read_options.shape
     try:
         entry = store.info(entry.path)
@@ -202,7 +202,7 @@ def _survey_file(
         if isinstance(kind, FixedRecords) and (rest := entry.bytes % kind.record_bytes(shape)):
             record = entry.bytes // kind.record_bytes(shape)
             reason = f"{entry.path}: its last record, {record}, has {rest} of {kind.record_bytes(shape)} bytes"
-            bad_records.append(Broken(entry.path, record, reason))
+            bad_records.append(BadRecord(entry.path, record, reason))
             entry = replace(entry, bytes=entry.bytes - rest)
         try:
             file, layout = kind.survey(store, entry, shape)
@@ -212,11 +212,11 @@ def _survey_file(
             file, layout = kind.survey(store, entry, shape)
         file, layout = with_channels(file, layout, read_options.channels)
     except DataError as error:
-        return "", None, None, [Broken(entry.path, None, str(error), 0)]
+        return "", None, None, [BadRecord(entry.path, None, str(error), 0)]
     except FileNotFoundError:
-        return "", None, None, [Broken(entry.path, None, f"{entry.path} no longer existed when its batch began", 0)]
+        return "", None, None, [BadRecord(entry.path, None, f"{entry.path} no longer existed when its batch began", 0)]
     except PermissionError:
-        return "", None, None, [Broken(entry.path, None, f"{entry.path} cannot be read: permission denied", 0)]
+        return "", None, None, [BadRecord(entry.path, None, f"{entry.path} cannot be read: permission denied", 0)]
     if not file.rows:
         return "", None, None, bad_records
     if read_options.unlabelled:
@@ -227,7 +227,7 @@ def _survey_file(
     elif layout.dtype != "uint8":
         problem = f"{entry.path} holds {layout.dtype}; a stream takes images of uint8"
     if problem:
-        return name, None, None, [*bad_records, Broken(entry.path, None, problem, file.rows)]
+        return name, None, None, [*bad_records, BadRecord(entry.path, None, problem, file.rows)]
     return name, file, layout, bad_records
 
 

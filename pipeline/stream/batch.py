@@ -38,7 +38,7 @@ from pipeline.runs.steps.write import WrittenFiles, verify_chunks, write_all
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import ScannedInput
 from pipeline.strategies.hash import check_bucket_number, check_copies
-from pipeline.stream.arrivals import Arrivals, Broken
+from pipeline.stream.arrivals import Arrivals, BadRecord
 from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count_generation, first_workers_of
 from pipeline.stream.look import BatchScan, LookJob, scan_batch
 from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_hashes, save_hashes, save_state
@@ -79,7 +79,7 @@ class StreamBatch:
             return self.before.manifest.labels.num_classes
         return self.request.read_options.num_classes or self.dataset.layout.num_classes or MAX_CLASSES
 
-    def scan_rows(self, bad_records: list[Broken]) -> tuple[BatchScan | None, Hashes | None]:
+    def scan_rows(self, bad_records: list[BadRecord]) -> tuple[BatchScan | None, Hashes | None]:
         """Read every record, append the broken ones to ``bad_records``, and leave them out.
 
         Returns the scan of the remaining rows and the hash functions, or (None, None) if no row remains."""
@@ -105,14 +105,14 @@ class StreamBatch:
         pieces = pass_pieces(self.rows, dataset.record_bytes, self.context.defaultParallelism)
         return scan_batch(LookJob(dataset, self.num_classes, hashes), self._bounds()[1], pieces, run_on(self.context))
 
-    def _leave_out(self, batch_scan: BatchScan, bad_records: list[Broken]) -> None:
+    def _leave_out(self, batch_scan: BatchScan, bad_records: list[BadRecord]) -> None:
         """Remove the bad rows of a scan from the data set, and append them to ``bad_records`` as records of their files."""
         assert self.dataset
         for entry in batch_scan.skipped_rows:
             file, record = self.dataset.record(entry.first)
             records = entry.end - entry.first
             whole = records > 1 and not entry.decoded
-            bad_records.append(Broken(file.path, None if whole else record, entry.reason, records))
+            bad_records.append(BadRecord(file.path, None if whole else record, entry.reason, records))
         self.dataset = self.dataset.leave_out((entry.first, entry.end) for entry in batch_scan.skipped_rows)
 
     def _fix_num_classes(self, batch_scan: BatchScan) -> BatchScan:

@@ -1,7 +1,7 @@
 """Spark's checkpoint: comparison with the set before a stream resumes, and the files or offsets planned for a batch.
 
-A checkpoint that is behind or ahead of the set would lose rows silently. Planned files may be gone by the time of a
-restart. Spark writes CHECKPOINT/offsets/N before batch N, and CHECKPOINT/commits/N after it. CHECKPOINT/sources/0
+A checkpoint that is behind or ahead of the set would lose rows silently. Planned files may have been deleted before
+a restart. Spark writes CHECKPOINT/offsets/N before batch N, and CHECKPOINT/commits/N after it. CHECKPOINT/sources/0
 contains the names of files, in the format of FileStreamSourceLog. Every batch leaves a generation or a quarantine file
 in OUTPUT before Spark notes it as done."""
 

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.core.storage.files import FileInfo
 from pipeline.input.files import COMPANIONS, PARTITION, is_evaluation
-from pipeline.stream.arrivals import Broken, digest
+from pipeline.stream.arrivals import BadRecord, digest
 from pipeline.stream.checkpoint import planned_files
 from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.inbox import Inbox, is_left_out, warnings_of
@@ -84,9 +84,9 @@ def incoming_files(
     reason = f"it is more than {late_after_s or 0:g} s older than the newest before it (--late-after)"
     ignored = [file for file in entries if file.path not in rows]
     # Ignored, late and changed files are recorded before the batch is committed.
-    aside = [Broken(file.path, None, "it is no file of training rows", 0) for file in ignored]
-    aside += [Broken(file.path, None, reason, 0) for file in late]
-    aside += [Broken(change.now.path, None, change.describe(), 0) for change in changes]
+    aside = [BadRecord(file.path, None, "it is no file of training rows", 0) for file in ignored]
+    aside += [BadRecord(file.path, None, reason, 0) for file in late]
+    aside += [BadRecord(change.now.path, None, change.describe(), 0) for change in changes]
     write_quarantine(store, path_of(inbox.output, batch, 0), lines_of(aside))
     inbox.record(batch, [*(look.files.get(file.path, file) for file in files), *(change.now for change in changes)])
     files_on_time = [file for file in files if not is_late(file.modified_ms, newest_ms, late_after_s)]

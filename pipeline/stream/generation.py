@@ -24,7 +24,7 @@ from pipeline.core.storage.store import Store
 from pipeline.input.committed import layout_of
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
-from pipeline.stream.arrivals import Arrivals, Broken, survey
+from pipeline.stream.arrivals import Arrivals, BadRecord, survey
 from pipeline.stream.batch import StreamBatch, total_rows
 from pipeline.stream.lateness import latest_believable_ms
 from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, write_quarantine
@@ -54,7 +54,7 @@ class IncomingBatch(NamedTuple):
     aside: int = 0
     newest_ms: int = 0
     ignored: int = 0
-    lost_ranges: Sequence[Broken] = ()
+    lost_ranges: Sequence[BadRecord] = ()
     warnings: Sequence[str] = ()
 
 
@@ -137,7 +137,7 @@ class GenerationRun:
             aside = incoming.aside + sum(max(1, entry.records) for entry in bad_records)
             # Every batch leaves a trace, which check_checkpoint compares with Spark's checkpoint.
             if batch_scan is None and not aside and not incoming.ignored:
-                lines = lines_of([Broken(incoming.uri, None, "the batch had no row", 0)])
+                lines = lines_of([BadRecord(incoming.uri, None, "the batch had no row", 0)])
             write_quarantine(self.store, path_of(self.output, batch), lines)
             if batch_scan is None or hashes is None:
                 seconds = time.monotonic() - start
@@ -164,7 +164,7 @@ class GenerationRun:
 
     def _survey(
         self, before: ShardSet | None, incoming: IncomingBatch, first: int
-    ) -> tuple[Arrivals | None, list[Broken]]:
+    ) -> tuple[Arrivals | None, list[BadRecord]]:
         """Return the rows of a batch's files, or None, and the problems of files that are left out (see ``survey``).
 
         first: id of the batch's first row."""
@@ -185,15 +185,15 @@ class GenerationRun:
             expected=expected,
         )
 
-    def _check_landed(self, folder: str, bad_records: list[Broken]) -> None:
-        """Raise JobError if files are gone that tasks of this attempt wrote: another run then took this one for
+    def _check_landed(self, folder: str, bad_records: list[BadRecord]) -> None:
+        """Raise JobError if files that tasks of this attempt wrote were deleted: another run considered this one
         dead."""
         if any(entry.source.startswith(f"{folder}/") for entry in bad_records):
             raise JobError(
                 f"{self.output}: another run considered this one dead and deleted its files (was it frozen?); run it again"
             )
 
-    def _lines(self, folder: str, bad_records: list[Broken]) -> Iterator[dict[str, Any]]:
+    def _lines(self, folder: str, bad_records: list[BadRecord]) -> Iterator[dict[str, Any]]:
         """Yield the quarantine lines of broken records.
 
         Lines of a topic contain the bytes, in base64, because the file that holds them is deleted with the attempt."""

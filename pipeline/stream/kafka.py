@@ -22,7 +22,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.attempt import task_folder
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.stream.arrivals import Broken
+from pipeline.stream.arrivals import BadRecord
 from pipeline.stream.checkpoint import planned_offsets
 from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_ms
@@ -126,7 +126,7 @@ def incoming_messages(
     return IncomingBatch(uri, files, source, aside, newest, lost_ranges=lost_ranges, warnings=warnings)
 
 
-def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[tuple[int, int]]) -> list[Broken]:
+def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[tuple[int, int]]) -> list[BadRecord]:
     """Return the messages of a batch that the broker deleted before they were read, one range per partition.
 
     A broker deletes from the oldest message on.
@@ -143,7 +143,9 @@ def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[t
         if start < (next_offset := min(firsts.get(number, end), end)):
             reason = "they were not in the topic any more when they were read (--allow-data-loss)"
             lost_ranges.append(
-                Broken(f"partition {number}, offsets {start} to {next_offset - 1}", None, reason, next_offset - start)
+                BadRecord(
+                    f"partition {number}, offsets {start} to {next_offset - 1}", None, reason, next_offset - start
+                )
             )
     return lost_ranges
 

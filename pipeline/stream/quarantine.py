@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pipeline.core.errors import DataError
 from pipeline.core.json_values import parse_object
 from pipeline.core.storage.store import Store
-from pipeline.stream.arrivals import Broken
+from pipeline.stream.arrivals import BadRecord
 
 FOLDER = "_quarantine"
 VALUE = "value"  # key of a message's bytes, in base64
@@ -54,7 +54,7 @@ def write_quarantine(store: Store, path: str, lines: Iterable[dict[str, object]]
         store.delete(path)
 
 
-def lines_of(bad_records: Sequence[Broken]) -> list[dict[str, object]]:
+def lines_of(bad_records: Sequence[BadRecord]) -> list[dict[str, object]]:
     return [
         {"source": entry.source, "record": entry.record, "records": entry.records, "reason": entry.reason}
         for entry in bad_records

@@ -22,7 +22,7 @@ from sklearn.metrics import adjusted_rand_score
 from pipeline.clustering import fit as fit_module
 from pipeline.clustering import kmeans as kmeans_module
 from pipeline.clustering.columns import matrix_to_vector
-from pipeline.clustering.fit import fit_in_process, settling_limit
+from pipeline.clustering.fit import fit_in_process, refinement_limit
 from pipeline.clustering.kmeans import BlockKMeans, BlockKMeansModel
 from pipeline.clustering.kmeans_by_class import KMeansByClassModel
 from pipeline.clustering.lloyd import KMeansSettings
@@ -351,7 +351,7 @@ def test_many_rows_settle_on_the_same_sample_in_tasks_as_in_one_process(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fit_module, "MANY_ROWS", 20_000)
-    monkeypatch.setattr(fit_module, "SETTLING_ROWS", 8_000)
+    monkeypatch.setattr(fit_module, "REFINEMENT_ROWS", 8_000)
     monkeypatch.setattr(kmeans_module, "ONE_TASK_BYTES", 0)
     points = (np.random.default_rng(8).normal(size=(24_000, 6)) * 30_000).astype(np.int32)
     ids = np.arange(len(points))
@@ -359,9 +359,9 @@ def test_many_rows_settle_on_the_same_sample_in_tasks_as_in_one_process(
 
     def limit(count: int) -> int:
         settled.append(count)
-        return settling_limit(count)
+        return refinement_limit(count)
 
-    monkeypatch.setattr(kmeans_module, "settling_limit", limit)
+    monkeypatch.setattr(kmeans_module, "refinement_limit", limit)
     here = fit_in_process(ids, points, KMeansSettings(12, 20, 1e-4, 0))
     for parts in (1, 7):
         split = [Points(rows, points[rows]) for rows in np.array_split(ids, parts)[::-1]]

@@ -100,7 +100,7 @@ def test_mini_batches_are_cut_in_the_ratios() -> None:
     assert exact.worker_batches == (30, 15, 8, 8)
     assert "59 over all 4 workers, 7 to 30 by the ratios of the shards" in describe(floor)
     assert RunFacts(4, 1000, 10, 0, ratios=[4, 2, 1, 1]) == facts, "as it comes out of JSON"  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"--batch-size 7 in the set's ratios 4:2:1:1 leaves .* give at least 8"):
+    with pytest.raises(UsageError, match=r"--batch-size 7 in the set's ratios 4:2:1:1 leaves .* use at least 8"):
         check_shares(make_config(batch_size=7), 4, (4, 2, 1, 1))
     check_shares(make_config(batch_size=8), 4, (4, 2, 1, 1))
 

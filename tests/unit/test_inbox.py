@@ -76,7 +76,7 @@ def test_a_change_after_a_file_was_taken_is_told_once(tmp_path: Path, source: Pa
         assert warnings[0].endswith("; 1 more files changed likewise")
         lines = aside(tmp_path / "set")
         assert [(line["source"], line["records"]) for line in lines] == [(str(files[0]), 0), (str(files[1]), 0)]
-        assert "may have been replaced (another change mark) after it was taken" in lines[1]["reason"]
+        assert "may have been replaced (another change mark) after a batch took it" in lines[1]["reason"]
     for again in (inbox, open_inbox(tmp_path)):
         assert arrive(again, 2).warnings == []
     write(files[2], b"back")

@@ -64,7 +64,7 @@ def test_a_lease_counts_from_when_its_renewal_was_tried(home: StorePlace, monkey
     lease.take()
     looked: list[bool] = []
     keeps = lease._still_holds
-    monkeypatch.setattr(lease, "_keeps", lambda: looked.append(True) or keeps())  # type: ignore[func-returns-value]
+    monkeypatch.setattr(lease, "_still_holds", lambda: looked.append(True) or keeps())  # type: ignore[func-returns-value]
     create = Store.create
 
     def slow(store: Store, uri: str) -> Any:

@@ -15,7 +15,7 @@ from sklearn.metrics import adjusted_rand_score
 from pipeline.clustering import fit as fit_module
 from pipeline.clustering import lloyd
 from pipeline.clustering.fit import fit as fit_rows
-from pipeline.clustering.fit import settle_centres, settling_limit, settling_sample
+from pipeline.clustering.fit import refine_centres, refinement_limit, refinement_sample
 from pipeline.clustering.gram import Spectrum
 from pipeline.clustering.kmeans import content_ids
 from pipeline.clustering.passes import Pass
@@ -49,8 +49,8 @@ def fit(points: Points, k: int, parts: int = 1, seed: int = 0, max_iter: int = 1
 
     def settle(centres: Ints, mean_variance: float) -> Ints:
         split = np.array_split(np.arange(len(points)), parts)
-        of_parts = [settling_sample(settling_limit(len(points)), seed, ids, points[ids]) for ids in split]
-        return settle_centres(np.concatenate(of_parts[::-1]), settings, centres, mean_variance)
+        of_parts = [refinement_sample(refinement_limit(len(points)), seed, ids, points[ids]) for ids in split]
+        return refine_centres(np.concatenate(of_parts[::-1]), settings, centres, mean_variance)
 
     return fit_rows(make_pass, rows, reduce(partial(lloyd.merge_samples, k), drawn), settings, settle)
 
@@ -110,17 +110,17 @@ def test_many_rows_start_from_where_a_sample_settles_which_is_near_where_they_en
 ) -> None:
     points = (np.random.default_rng(8).normal(size=(30_000, 6)) * 30_000).astype(np.int32)
     monkeypatch.setattr(fit_module, "MANY_ROWS", 20_000)
-    monkeypatch.setattr(fit_module, "SETTLING_ROWS", 8_000)
+    monkeypatch.setattr(fit_module, "REFINEMENT_ROWS", 8_000)
     found = fit(points, 12, parts)
     asked = lloyd.KMeansSettings(12, 100, 1e-4, 0)
     here = fit_module.fit_in_process(np.arange(len(points)), points, asked)
     assert np.array_equal(found.centres, here.centres)
-    drawn = settling_sample(settling_limit(len(points)), 0, np.arange(len(points)), points)
+    drawn = refinement_sample(refinement_limit(len(points)), 0, np.arange(len(points)), points)
     assert abs(len(drawn) - 8_000) < 400
     monkeypatch.setattr(fit_module, "ONE_TASK_PRODUCTS", 8_000 * 12 * 6 - 1)
     assert not np.array_equal(fit(points, 12, parts, max_iter=5).centres, found.centres)
     start = lloyd.plus_plus(lloyd.draw_sample(np.arange(len(points)), points, asked).points, 12, 0)
-    rest = settle_centres(drawn, asked, start, 0.0)
+    rest = refine_centres(drawn, asked, start, 0.0)
     began, rested = (lloyd.one_pass(points, centres).inertia - found.inertia for centres in (start, rest))
     assert 0 < rested < began / 10
 

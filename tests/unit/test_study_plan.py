@@ -190,7 +190,7 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"training": {"epochs": 0}}, "--epochs must be at least 1, got 0"),
     ({"training": {}}, "give the length of the run"),
     ({"training": {"epochs": 1, "output": "x"}}, "[training]: output is set by the study"),
-    ({"models": {"m": {"model": "vgg"}}}, "--model vgg is none of"),
+    ({"models": {"m": {"model": "vgg"}}}, "--model vgg is neither one of"),
     (
         {"models": {"m": {"model": "no_module_here:net"}}},
         "--model no_module_here:net: there is no module no_module_here",

@@ -134,6 +134,7 @@ def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     first = float(moments[-1])
 
     def convert(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Standardise the columns. Column 0 gives the label, its distance from the least value, and the target."""
         for batch in batches:
             rows = np.column_stack([column.to_numpy() for column in batch.columns])
             scaled = ((rows - mean) / deviation).astype(np.float32)

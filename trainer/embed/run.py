@@ -135,7 +135,8 @@ class _Progress:
         phase: name of the present phase.
         total: steps or rows of the phase.
         first: steps or rows that were done before this start.
-        began, told: when the phase began, and when the last line was printed (monotonic seconds).
+        start: when the phase began (monotonic seconds).
+        last_line: when the last line was printed (monotonic seconds).
     """
 
     quiet: bool

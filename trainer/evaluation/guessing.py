@@ -32,5 +32,5 @@ def _next_step(config: Config) -> str:
     if config.learning_rate > own:
         return f"--learning-rate is {config.learning_rate:g}: leave it out, and it is {own:g}"
     if not config.protocol.synchronous and config.optimiser.momentum_rule == "heavy-ball":
-        return "--momentum-rule is heavy-ball, which stale gradients bear at low rates only: leave it out"
+        return "--momentum-rule is heavy-ball, which diverges with stale gradients except at low rates: leave it out"
     return f"give a lower --learning-rate than {config.learning_rate:g}, or more epochs"

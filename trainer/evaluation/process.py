@@ -154,7 +154,7 @@ class Evaluator:
     def keep_best(self) -> None:
         """Make best.safetensors the model of the best evaluation that counts, which a roll-back may change.
 
-        Deletes the file if the checkpoint of that evaluation is gone. Raises OSError."""
+        Deletes the file if the checkpoint of that evaluation was deleted. Raises OSError."""
         top = best(self._evaluations())
         path = self.home / BEST
         if not top or self._best_key == _key(top):

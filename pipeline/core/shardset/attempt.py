@@ -3,7 +3,7 @@
   OUTPUT/_attempts/ID/beat   the owner of the claim; rewritten every few seconds
   OUTPUT/_attempts/ID/...    task output and other files that are not committed yet
 
-The heartbeat only decides which files may be deleted. A live run that others take for dead loses its work and reports it;
+The heartbeat only decides which files may be deleted. A live run that others consider dead loses its work and reports it;
 the correctness of a commit never depends on heartbeats."""
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def _status(pid: int) -> tuple[str, str]:
 def task_folder(store: Store, path: str) -> None:
     """Make the folder of a task inside its attempt.
 
-    Raises JobError if the attempt is gone. A task can outlive a killed driver, and must not recreate a deleted folder."""
+    Raises JobError if the attempt no longer exists. A task can outlive a killed driver, and must not recreate a deleted
+    folder."""
     try:
         store.makedir(path)
     except FileNotFoundError:
@@ -223,7 +224,7 @@ class Attempt:
         self._stop.set()  # a heartbeat that the thread is writing would not contain the mark
         if self._heartbeat.is_alive():
             self._heartbeat.join()
-        with suppress(FileNotFoundError):  # another run took this one for dead, and deleted its folder
+        with suppress(FileNotFoundError):  # another run considered this one dead, and deleted its folder
             self._send_heartbeat()
 
     def may_commit(self, attempt_id: str) -> bool:

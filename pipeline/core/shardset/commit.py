@@ -88,7 +88,7 @@ def publish(
         appends: add the files to the set as one more generation, and keep its own (generations.py).
 
     Raises:
-        JobError: another run took this one for dead and deleted its files.
+        JobError: another run considered this one dead and deleted its files.
     """
     store = attempt.store
     output = attempt.output
@@ -139,8 +139,8 @@ def publish(
 def _paths_of_set(current: ShardSet | None) -> set[str]:
     """Return the full paths of a set's files.
 
-    A later generation of another run may list files that this run has put, although this run does not know that its put
-    succeeded. Listed files are never deleted."""
+    These may include files of this run: if the reply to its commit was lost, and another run has appended a generation
+    since. Listed files are never deleted."""
     return {f"{current.uri}/{path}" for path in current.paths()} if current else set()
 
 

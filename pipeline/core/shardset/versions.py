@@ -138,8 +138,8 @@ def copy_newest(store: Store, uri: str, scratch: str) -> None:
         try:
             data = store.read(path_of(uri, now.newest))
         except FileNotFoundError:
-            continue  # replaced since
-        store.makedirs(scratch)  # deleted if another run took the owner for dead
+            continue  # a newer version has replaced it since
+        store.makedirs(scratch)  # deleted if another run considered the owner dead
         store.write_new(staged, data)
         store.rename(staged, f"{uri}/{NAME}", overwrite=True)
         store.sync_folder(uri)

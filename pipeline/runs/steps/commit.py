@@ -89,7 +89,7 @@ def commit(
 
     Raises:
         UsageError: another run has committed another set meanwhile, and --overwrite is not set.
-        JobError: another run took this one for dead and deleted its files.
+        JobError: another run considered this one dead and deleted its files.
     """
 
     def supersedes(other: ShardSet) -> bool:
