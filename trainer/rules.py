@@ -72,6 +72,6 @@ def worker_rate(config: Config, facts: RunFacts, epoch: float) -> float:
     """Return a/n, the factor of a sum of gradients: the scheduled rate at a global epoch / the number of workers."""
     steps = config.steps_per_epoch(facts.rows)
     epochs = config.steps_per_worker(facts.rows) / steps
-    given = config.optimiser
-    rate = learning_rate(given.recipe, config.learning_rate, epoch, epoch * steps, epochs, given.drops)
+    optimiser = config.optimiser
+    rate = learning_rate(optimiser.recipe, config.learning_rate, epoch, epoch * steps, epochs, optimiser.drops)
     return rate / facts.num_workers

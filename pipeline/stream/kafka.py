@@ -140,6 +140,7 @@ def lost_messages(planned: dict[int, tuple[int, int]], first_offsets: Iterable[t
         firsts[number] = min(first, firsts.get(number, first))
     lost_ranges = []
     for number, (start, end) in sorted(planned.items()):
+        # If no message of a partition was read, all of its planned offsets are lost.
         if start < (next_offset := min(firsts.get(number, end), end)):
             reason = "they were not in the topic any more when they were read (--allow-data-loss)"
             lost_ranges.append(

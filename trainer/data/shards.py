@@ -383,6 +383,7 @@ def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
         with unreadable_is_data_error(uri):
             data = with_retries(shards.store.read_range)(uri, 0, file.bytes)
     except FileNotFoundError:
+        # The manifest lists the file, so it existed when the run opened the set.
         raise DataError(
             f"{uri} no longer exists: the set was replaced or damaged since the start; start again"
         ) from None

@@ -141,6 +141,7 @@ def parse_links(text: str, path: str) -> tuple[Link, ...]:
         low, high = sorted(map(int, words))
         if low == high:
             raise UsageError(f"{place} links worker {low} to itself")
+        # A repeated link is probably a typing error for another one.
         if (low, high) in lines:
             raise UsageError(f"{place} repeats the link {low} {high} of line {lines[low, high]}")
         lines[low, high] = number
@@ -157,6 +158,7 @@ def check_connected(links: Iterable[Link], num_workers: int, topology: str) -> N
     for i, j in links:
         neighbours.setdefault(i, []).append(j)
         neighbours.setdefault(j, []).append(i)
+    # Breadth-first search: the models of workers that it does not reach would never mix with worker 0's.
     reached = {0}
     queue = deque(reached)
     while queue:

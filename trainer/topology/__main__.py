@@ -32,22 +32,23 @@ CIFAR10 = ((3, 32, 32), 10)
 
 def parser() -> Parser:
     """Return the parser of the command."""
-    made = command_line.parser(PROG, DESCRIPTION, EPILOG)
-    made.add_argument("topology", metavar="NAME", help="a topology, or the path of a file of links")
-    made.add_argument(
+    result = command_line.parser(PROG, DESCRIPTION, EPILOG)
+    result.add_argument("topology", metavar="NAME", help="a topology, or the path of a file of links")
+    result.add_argument(
         "--workers", type=int, metavar="INT", help="number of workers; graph0 and files of links have their own"
     )
-    made.add_argument(
+    result.add_argument(
         "--budget", type=float, metavar="FLOAT", help="mean share of the matchings that MATCHA uses, up to 1"
     )
-    made.add_argument(
+    result.add_argument(
         "--every",
         type=int,
         default=1,
         metavar="INT",
         help="exchange only in rounds that are a multiple of it (default: %(default)s)",
     )
-    size = made.add_mutually_exclusive_group()
+    # Both give the size of a message, so together they could contradict each other.
+    size = result.add_mutually_exclusive_group()
     size.add_argument(
         "--parameters",
         type=int,
@@ -56,10 +57,12 @@ def parser() -> Parser:
         help="parameters of the model that workers send (default: %(default)s, those of resnet20)",
     )
     size.add_argument("--model", choices=list(MODELS), help="count the parameters of this model for CIFAR-10 instead")
-    made.add_argument("--draw", type=Path, metavar="FILE", help="draw graph, matchings and spectrum as PNG, SVG or PDF")
-    made.add_argument("--json", action="store_true", help="print a JSON object")
-    made.add_argument("--debug", action="store_true", help="show stack traces")
-    return made
+    result.add_argument(
+        "--draw", type=Path, metavar="FILE", help="draw graph, matchings and spectrum as PNG, SVG or PDF"
+    )
+    result.add_argument("--json", action="store_true", help="print a JSON object")
+    result.add_argument("--debug", action="store_true", help="show stack traces")
+    return result
 
 
 def count_parameters(model: str) -> int:
@@ -79,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.draw and args.draw.is_dir():
         raise UsageError(f"--draw {args.draw} is a folder; give a file")
     parameters = count_parameters(args.model) if args.model else args.parameters
-    made = describe(args.topology, args.workers, parameters, budget=args.budget, every=args.every)
+    description = describe(args.topology, args.workers, parameters, budget=args.budget, every=args.every)
     if args.draw:
-        draw(args.draw, made)
-    print(json.dumps(as_json(made), indent=1) if args.json else screen(made))
+        draw(args.draw, description)
+    print(json.dumps(as_json(description), indent=1) if args.json else screen(description))
     return 0
 
 

@@ -116,78 +116,86 @@ def _matchings(topology: str, num_workers: int, shares: tuple[Edge, ...]) -> tup
     return tuple((matching, by_link[matching[0]]) for matching in matchings)
 
 
-def as_json(made: TopologyDescription) -> dict[str, Any]:
+def as_json(description: TopologyDescription) -> dict[str, Any]:
     """Return a description as plain values, with the keys that trainer/FILES.md documents."""
+    # JSON has no NumPy numbers, so each is converted.
     return {
-        "topology": made.topology,
-        "workers": made.plan.num_workers,
-        "budget": made.budget,
-        "every": made.plan.every,
-        "links": len(made.shares),
-        "degree": {"min": int(made.degrees.min()), "max": int(made.degrees.max())},
+        "topology": description.topology,
+        "workers": description.plan.num_workers,
+        "budget": description.budget,
+        "every": description.plan.every,
+        "links": len(description.shares),
+        "degree": {"min": int(description.degrees.min()), "max": int(description.degrees.max())},
         "matchings": [
-            {"probability": share, "links": [list(link) for link in links]} for links, share in made.matchings
+            {"probability": share, "links": [list(link) for link in links]} for links, share in description.matchings
         ],
-        "in_use": {"links": made.links_in_use, "matchings": made.matchings_in_use},
-        "weight": made.weight,
-        "s": made.plan.contraction(),
-        "lambda_2": float(made.spectrum[1]) if made.shares else None,
-        "lambda_max": float(made.spectrum[-1]) if made.shares else None,
-        "spectrum": {"laplacian": made.spectrum.tolist(), "mean_mixing": made.mean_mixing.tolist()},
-        "parameters": made.parameters,
+        "in_use": {"links": description.links_in_use, "matchings": description.matchings_in_use},
+        "weight": description.weight,
+        "s": description.plan.contraction(),
+        "lambda_2": float(description.spectrum[1]) if description.shares else None,
+        "lambda_max": float(description.spectrum[-1]) if description.shares else None,
+        "spectrum": {"laplacian": description.spectrum.tolist(), "mean_mixing": description.mean_mixing.tolist()},
+        "parameters": description.parameters,
         "bytes_per_step": {
-            "all": float(made.loads.sum()),
-            "worker_mean": float(made.loads.mean()),
-            "worker_max": float(made.loads.max()),
+            "all": float(description.loads.sum()),
+            "worker_mean": float(description.loads.mean()),
+            "worker_max": float(description.loads.max()),
         },
     }
 
 
-def screen(made: TopologyDescription) -> str:
+def screen(description: TopologyDescription) -> str:
     """Return a description as a page of text: the numbers, and a table of the matchings."""
-    mean, most = (f"{value / 1e6:,.3f} MB" for value in (made.loads.mean(), made.loads.max()))
-    low, high = (f"{value:,}" for value in (made.degrees.min(), made.degrees.max()))
+    mean, most = (f"{value / 1e6:,.3f} MB" for value in (description.loads.mean(), description.loads.max()))
+    low, high = (f"{value:,}" for value in (description.degrees.min(), description.degrees.max()))
     neighbours = low if low == high else f"{low} to {high}"
-    in_matchings = f" in {len(made.matchings):,} matchings" if made.matchings else ""
-    rhythm = "each round" if made.plan.every == 1 else f"every {made.plan.every} rounds"
+    in_matchings = f" in {len(description.matchings):,} matchings" if description.matchings else ""
+    rhythm = "each round" if description.plan.every == 1 else f"every {description.plan.every} rounds"
     lines = [
-        ("workers", f"{made.plan.num_workers:,} with {neighbours} neighbours"),
-        ("links", f"{len(made.shares):,}{in_matchings}"),
-        ("exchanges", f"{rhythm}, {_method(made)}"),
-        ("in use", f"{made.links_in_use:,.2f} links, {made.matchings_in_use:,.2f} matchings per exchange in the mean"),
-        ("weight", f"{made.weight:.6f} for each link in use"),
+        ("workers", f"{description.plan.num_workers:,} with {neighbours} neighbours"),
+        ("links", f"{len(description.shares):,}{in_matchings}"),
+        ("exchanges", f"{rhythm}, {_method(description)}"),
+        (
+            "in use",
+            f"{description.links_in_use:,.2f} links, {description.matchings_in_use:,.2f} matchings per exchange in the mean",
+        ),
+        ("weight", f"{description.weight:.6f} for each link in use"),
     ]
     # A single worker has no second eigenvalue.
-    if made.shares:
+    if description.shares:
         lines += [
-            ("Laplacian", f"lambda_2 {made.spectrum[1]:.6f}, largest eigenvalue {made.spectrum[-1]:.6f}"),
-            ("mean of W", f"second eigenvalue {made.mean_mixing[1]:.6f}, smallest {made.mean_mixing[-1]:.6f}"),
+            ("Laplacian", f"lambda_2 {description.spectrum[1]:.6f}, largest eigenvalue {description.spectrum[-1]:.6f}"),
+            (
+                "mean of W",
+                f"second eigenvalue {description.mean_mixing[1]:.6f}, smallest {description.mean_mixing[-1]:.6f}",
+            ),
         ]
     lines += [
         (
             "s",
-            f"{made.plan.contraction():.4f}: the most that an exchange leaves of the variance between models, in the mean",
+            f"{description.plan.contraction():.4f}: the most that an exchange leaves of the variance between models, in"
+            " the mean",
         ),
-        ("sent", f"{mean} per worker and step, {most} at most, for {made.parameters:,} parameters"),
+        ("sent", f"{mean} per worker and step, {most} at most, for {description.parameters:,} parameters"),
     ]
-    return f"topology {made.topology}\n{two_column_table(lines)}\n{_matchings_table(made)}".rstrip()
+    return f"topology {description.topology}\n{two_column_table(lines)}\n{_matchings_table(description)}".rstrip()
 
 
-def _method(made: TopologyDescription) -> str:
-    if made.budget is not None:
-        return f"MATCHA with budget {made.budget:g}"
-    return "a single matching" if made.topology in ONE_PEER else "D-PSGD with all links"
+def _method(description: TopologyDescription) -> str:
+    if description.budget is not None:
+        return f"MATCHA with budget {description.budget:g}"
+    return "a single matching" if description.topology in ONE_PEER else "D-PSGD with all links"
 
 
-def _matchings_table(made: TopologyDescription) -> str:
+def _matchings_table(description: TopologyDescription) -> str:
     """Return a table with a row per matching: its links, and the share of the exchanges that use it."""
     rows = []
-    for number, (matching, share) in enumerate(made.matchings[:MANY]):
+    for number, (matching, share) in enumerate(description.matchings[:MANY]):
         links = " ".join(f"{i}-{j}" for i, j in matching[:MANY])
         more = f" and {len(matching) - MANY:,} more" if len(matching) > MANY else ""
         rows.append((str(number), f"{share:.4f}", links + more))
     if not rows:
         return ""
-    rest = len(made.matchings) - len(rows)
-    shown = table(rows, ("matching", "probability", "links"), right=(0, 1), indent="  ")
-    return shown + (f"\n  and {rest:,} more matchings" if rest else "")
+    rest = len(description.matchings) - len(rows)
+    matchings_table = table(rows, ("matching", "probability", "links"), right=(0, 1), indent="  ")
+    return matchings_table + (f"\n  and {rest:,} more matchings" if rest else "")

@@ -89,6 +89,7 @@ def task_folder(store: Store, path: str) -> None:
     except FileNotFoundError:
         attempt = path.rpartition("/")[0]
         output = attempt.partition(f"/{ATTEMPTS}/")[0]
+        # On a machine that does not mount the output, the whole output is missing, not only this attempt.
         if output != attempt and not is_remote(path) and not store.exists(output):
             raise JobError(
                 f"{output} does not exist on {socket.gethostname()}: a local --output has to be a folder that all machines"

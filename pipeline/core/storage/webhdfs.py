@@ -75,6 +75,7 @@ class WebHdfsFiles:
         try:
             yield
         except hdfs.HdfsError as error:
+            # The lines after the first are Hadoop's stack trace.
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise KINDS.get(error.exception, OSError)(f"{path}: {first_line}") from error
         except RequestException as error:
