@@ -55,9 +55,10 @@ STRATEGIES: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("name", only(["class_cluster"], STRATEGIES))
-def test_a_table_gives_the_shards_of_a_column_with_its_vectors_however_it_is_cut(
+def test_a_table_gives_the_shards_of_a_column_of_the_same_vectors(
     spark: SparkSession, tmp_path: Path, vectors: Vectors, source: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A table gives the shards of a column with its vectors however it is cut."""
     make = STRATEGIES[name]
     by_column = sharded(spark, source, tmp_path / "column", make("v")).shards.manifest.to_json()
     order = np.random.default_rng(1).permutation(ROWS)
@@ -70,9 +71,10 @@ def test_a_table_gives_the_shards_of_a_column_with_its_vectors_however_it_is_cut
         assert found["params"]["embedding"] == table
 
 
-def test_a_set_is_found_again_by_what_its_table_holds_wherever_it_lies(
+def test_a_moved_table_with_the_same_content_makes_the_same_set(
     spark: SparkSession, tmp_path: Path, vectors: Vectors, source: Path
 ) -> None:
+    """A set is found again by what its table holds wherever it lies."""
     first = write_table(tmp_path / "a", np.arange(ROWS), vectors)
     moved = write_table(tmp_path / "b", np.arange(ROWS), vectors)
     changed = write_table(tmp_path / "c", np.arange(ROWS), vectors + np.float32(1))
@@ -86,9 +88,10 @@ def test_a_set_is_found_again_by_what_its_table_holds_wherever_it_lies(
         sharded(spark, source, output, Submodular(embedding=changed))
 
 
-def test_a_set_by_a_table_is_dealt_again_as_long_as_the_table_holds_the_same(
+def test_resharding_needs_a_table_of_the_same_content(
     spark: SparkSession, tmp_path: Path, vectors: Vectors, source: Path
 ) -> None:
+    """A set by a table is dealt again as long as the table holds the same."""
     table = Path(write_table(tmp_path / "table", np.arange(ROWS), vectors))
     sharded(spark, source, tmp_path / "four", Submodular(embedding=str(table)))
     request = Request(str(tmp_path / "four"), str(tmp_path / "three"), 3)

@@ -90,9 +90,10 @@ def test_whitening_gives_every_component_unit_variance(table: DataFrame) -> None
 
 
 @pytest.mark.full
-def test_both_fits_give_the_same_bits_for_any_partitioning_planned_ahead_or_adaptively(
+def test_both_fits_give_the_same_bits_for_any_partitioning(
     spark: SparkSession, table: DataFrame, request: pytest.FixtureRequest
 ) -> None:
+    """Both fits give the same bits for any partitioning planned ahead or adaptively."""
     request.addfinalizer(lambda: spark.conf.unset("spark.sql.adaptive.enabled"))
     models = []
     for parts, adaptive in ((1, "true"), (7, "false"), (31, "true")):
@@ -177,9 +178,8 @@ def test_estimators_and_models_are_saved_and_loaded_on_hdfs(table: DataFrame, hd
         model.stages[0].save(f"{place}/pca")
 
 
-def test_a_path_without_a_scheme_is_local_for_saving_and_loading_whatever_the_default_file_system(
-    spark: SparkSession, table: DataFrame, tmp_path: Path
-) -> None:
+def test_saving_and_loading_take_a_plain_path_as_local(spark: SparkSession, table: DataFrame, tmp_path: Path) -> None:
+    """A path without a scheme is local for saving and loading whatever the default file system."""
     model = BlockPCA(components=3).fit(table)
     java = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[attr-defined, unused-ignore]
     before = java.get("fs.defaultFS")
@@ -195,9 +195,10 @@ def test_a_path_without_a_scheme_is_local_for_saving_and_loading_whatever_the_de
         BlockPCAModel.load(str(tmp_path / "nowhere"))
 
 
-def test_the_models_beside_the_shards_load_and_predict_what_was_written(
+def test_models_beside_the_shards_predict_the_written_groups(
     spark: SparkSession, rows: Rows, table: DataFrame, tmp_path: Path
 ) -> None:
+    """The models beside the shards load and predict what was written."""
     folder = write_binary(tmp_path / "c", *rows)
     manifest = run(spark, folder, tmp_path / "o", make("distribution_aware"), 3)
     pca = BlockPCAModel.load(f"file://{tmp_path}/o/_model/{manifest['generation']}/pca")
@@ -208,9 +209,10 @@ def test_the_models_beside_the_shards_load_and_predict_what_was_written(
     assert predicted == written.tolist()
 
 
-def test_the_model_of_all_classes_beside_the_shards_loads_and_predicts_what_was_written(
+def test_the_model_of_all_classes_predicts_the_written_groups(
     spark: SparkSession, rows: Rows, table: DataFrame, tmp_path: Path
 ) -> None:
+    """The model of all classes beside the shards loads and predicts what was written."""
     folder = write_binary(tmp_path / "c", *rows)
     manifest = run(spark, folder, tmp_path / "o", make("class_cluster"), 3)
     assert len(manifest["model"]["files"]) == 6  # three of the PCA, three of all classes
@@ -255,7 +257,8 @@ def test_numbers_that_are_no_pixels_are_refused(spark: SparkSession) -> None:
 
 
 @pytest.mark.full
-def test_without_ids_the_rows_themselves_tell_and_the_bits_hold_for_any_partitioning(few: DataFrame) -> None:
+def test_without_ids_any_partitioning_gives_the_same_bits(few: DataFrame) -> None:
+    """Without ids the rows themselves tell and the bits hold for any partitioning."""
     points = BlockPCA(components=6, inputCol="bytes").fit(few).transform(few).select("point").cache()
     doubled = points.union(points)
     here = BlockKMeans(k=7, seed=1).fit(doubled.coalesce(1))
@@ -347,9 +350,8 @@ def test_arrays_of_numbers_cluster_too(spark: SparkSession) -> None:
 
 
 @pytest.mark.full
-def test_many_rows_settle_on_the_same_sample_in_tasks_as_in_one_process(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tasks_and_one_process_refine_on_the_same_sample(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows settle on the same sample in tasks as in one process."""
     monkeypatch.setattr(fit_module, "MANY_ROWS", 20_000)
     monkeypatch.setattr(fit_module, "REFINEMENT_ROWS", 8_000)
     monkeypatch.setattr(kmeans_module, "ONE_TASK_BYTES", 0)

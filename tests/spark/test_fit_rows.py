@@ -25,9 +25,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 @pytest.mark.parametrize("name", only(["distribution_aware"], ["distribution_aware", "class_cluster"]))
-def test_the_components_are_those_of_the_drawn_rows_for_any_partitioning(
+def test_components_fit_the_drawn_rows_for_any_partitioning(
     spark: SparkSession, source: Source, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The components are those of the drawn rows for any partitioning."""
     folder, images = source
     sets = []
     for pieces in (1, 3, 16):

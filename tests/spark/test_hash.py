@@ -65,9 +65,10 @@ def numbered(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_neighbourhoods_are_the_buckets_of_functions_fitted_to_a_keyed_sample(
+def test_neighbourhoods_are_buckets_of_functions_of_a_keyed_sample(
     spark: SparkSession, source: Source, tmp_path: Path, family: Family
 ) -> None:
+    """Neighbourhoods are the buckets of functions fitted to a keyed sample."""
     folder, _, images = source
     strategy = Hash(family=family, functions=5, fit_rows=300, seed=4)
     manifest = run(spark, folder, tmp_path / "o", strategy, 4)
@@ -219,7 +220,8 @@ print(json.dumps([hashlib.sha256(b"".join(digests)).hexdigest(), hashlib.sha256(
 
 
 @pytest.mark.full
-def test_another_blas_kernel_other_vector_units_and_more_threads_give_the_same_functions_and_buckets() -> None:
+def test_functions_and_buckets_do_not_depend_on_the_processor() -> None:
+    """Another blas kernel other vector units and more threads give the same functions and buckets."""
     numpys_own: Any = importlib.import_module("numpy._core._multiarray_umath")
     chosen = " ".join(name for name in numpys_own.__cpu_dispatch__ if numpys_own.__cpu_features__[name])
     found = []
@@ -279,7 +281,7 @@ def test_too_many_buckets_are_refused_in_one_line(
     assert not (tmp_path / "o").exists()
 
 
-def test_of_very_many_buckets_as_many_are_counted_as_show_that_there_are_too_many(
+def test_counting_ends_once_there_are_too_many_buckets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hash_strategy, "MOST_BUCKETS", 10)

@@ -174,9 +174,8 @@ def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, 
 
 
 @pytest.mark.full
-def test_compare_sets_all_strategies_side_by_side_and_reshard_moves_one(
-    spark: SparkSession, source: Path, tmp_path: Path
-) -> None:
+def test_compare_runs_all_strategies_and_reshard_moves_one(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+    """Compare sets all strategies side by side and reshard moves one."""
     flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL, *FIT]
     done = run_job("compare.py", *flags)
     assert done.code == 0, done.err

@@ -65,9 +65,10 @@ def lines_of(shards: Any) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize("name", only(["stratified", "submodular"], STRATEGIES))
-def test_an_assignment_made_into_shards_is_the_set_that_its_job_would_write(
+def test_an_assignment_materializes_to_the_set_of_its_job(
     spark: SparkSession, source: Path, tmp_path: Path, name: str
 ) -> None:
+    """An assignment made into shards is the set that its job would write."""
     ratios = (3, 1, 2, 1, 1)
     direct = shard(spark, source, tmp_path / "direct", make(name, seed=3), 5, ratios=ratios)
     alone = shard(spark, source, tmp_path / "alone", make(name, seed=3), 5, ratios=ratios, assignment_only=True)
@@ -222,9 +223,10 @@ def test_files_with_copies_and_files_without_are_told_apart(spark: SparkSession,
 
 
 @pytest.mark.full
-def test_a_set_of_an_older_version_is_current_and_gets_its_assignment_when_it_is_made_again(
+def test_an_older_set_is_current_and_gets_its_assignment_later(
     spark: SparkSession, source: Path, tmp_path: Path
 ) -> None:
+    """A set of an older version is current and gets its assignment when it is made again."""
     first = shard(spark, source, tmp_path / "old", "random", 3)
     for path in [tmp_path / "old" / "manifest.json", *(tmp_path / "old" / "_manifests").iterdir()]:
         manifest = json.loads(path.read_text())

@@ -60,7 +60,7 @@ STARVED = "no executor has started a task yet"
         ([(3, 5, 0), (3, 5, 0)], ["5 of 12 tasks", "5 of 12 tasks"]),
     ],
 )
-def test_a_phase_that_takes_long_says_how_far_it_is_or_that_no_executor_works_on_it(
+def test_a_long_phase_shows_its_progress_or_that_it_is_starved(
     looks: list[tuple[int, int, int]],
     expected: list[str],
     monkeypatch: pytest.MonkeyPatch,

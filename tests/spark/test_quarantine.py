@@ -95,9 +95,10 @@ def test_broken_rows_of_parquet_are_found_one_by_one(spark: SparkSession, tmp_pa
     assert " at 0x" not in json.dumps(aside(tmp_path / "set"))
 
 
-def test_a_batch_cut_for_any_number_of_tasks_gives_the_same_lines_and_the_same_rows(
+def test_any_number_of_tasks_gives_the_same_lines_and_rows(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A batch cut for any number of tasks gives the same lines and the same rows."""
     wrong = dict.fromkeys(range(100, 140), 99)
     files = [
         images_with(set(range(1, 300, 2)), wrong, 300, tmp_path / "0.parquet"),
@@ -131,9 +132,7 @@ def test_a_batch_of_nothing_but_broken_files_stops_nothing(
     check_set(tmp_path / "set", IMAGES, LABELS)
 
 
-def test_a_batch_that_is_done_again_leaves_nothing_that_its_earlier_try_put_aside(
-    spark: SparkSession, tmp_path: Path, files: list[Path]
-) -> None:
+def test_a_repeated_batch_replaces_its_quarantine_file(spark: SparkSession, tmp_path: Path, files: list[Path]) -> None:
     """A file that was half there is whole by now. Messages may be gone from their topic: their bytes stay."""
     whole = files[0].read_bytes()
     files[0].write_bytes(b"rubbish")
@@ -148,7 +147,7 @@ def test_a_batch_that_is_done_again_leaves_nothing_that_its_earlier_try_put_asid
 
 
 @pytest.mark.parametrize("interval", [1, 10])
-def test_files_that_are_gone_when_their_batch_is_done_again_are_told_by_name(
+def test_files_deleted_before_a_repeated_batch_are_quarantined(
     spark: SparkSession, tmp_path: Path, interval: int
 ) -> None:
     """Spark's frame leaves them out, and empty files too. interval: how often Spark writes its log of all files anew."""
@@ -245,9 +244,10 @@ def test_a_file_system_that_fails_puts_nothing_aside(
     check_set(tmp_path / "set", np.repeat(IMAGES[:1], 30, axis=0), np.ones(30, int))
 
 
-def test_a_batch_of_which_all_messages_are_lost_is_told_of_and_the_next_is_taken(
+def test_a_batch_without_any_message_left_is_quarantined(
     spark: SparkSession, tmp_path: Path, files: list[Path]
 ) -> None:
+    """A batch of which all messages are lost is told of and the next is taken."""
     output = str(tmp_path / "set")
     run = GenerationRun(
         spark.sparkContext, StreamRequest(output, 3, STRATEGY, read_options=RAW), STORE, output, "query"
@@ -260,9 +260,10 @@ def test_a_batch_of_which_all_messages_are_lost_is_told_of_and_the_next_is_taken
     assert take(spark.sparkContext, output, 1, files).fresh
 
 
-def test_a_line_of_the_quarantine_holds_no_more_bytes_than_those_of_some_messages(
+def test_a_quarantine_line_has_a_bounded_size(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A line of the quarantine holds no more bytes than those of some messages."""
     monkeypatch.setattr(generation, "LINE_RECORDS", 2)
     rows = [bytes([200 if 2 <= row < 7 else 1]) + IMAGES[row].tobytes() for row in range(9)]
     request = StreamRequest(str(tmp_path / "set"), 3, STRATEGY, read_options=replace(RAW, num_classes=10))

@@ -102,9 +102,10 @@ def test_a_job_refuses_a_setting_that_it_cannot_apply(spark: SparkSession, confi
     assert_one_line(done, 2, "fs.s3a.acl.default=PublicRead cannot be applied")
 
 
-def test_temporary_files_in_the_clear_are_refused_where_spark_is_to_encrypt_them(
+def test_unencrypted_temporary_files_are_refused_if_spark_encrypts(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Temporary files in the clear are refused where spark is to encrypt them."""
     conf: Any = spark.sparkContext._conf
     before = conf.get(ENCRYPTED_SPILL)
     conf.set(ENCRYPTED_SPILL, "true")

@@ -121,9 +121,10 @@ def test_rows_are_dealt_bucket_by_bucket_in_the_order_of_arrival(
     assert shards.manifest.labels.num_classes == 10
 
 
-def test_every_bucket_that_is_sparse_when_its_window_closes_is_on_all_workers(
+def test_sparse_buckets_are_on_all_workers_after_their_window(
     spark: SparkSession, tmp_path: Path, files: list[Path]
 ) -> None:
+    """Every bucket that is sparse when its window closes is on all workers."""
     for batch, file in enumerate(files):
         take(spark.sparkContext, tmp_path / "set", batch, [file], 4, window_rows=450)
     shards = open_committed(STORE, str(tmp_path / "set"))
@@ -243,9 +244,10 @@ def test_the_report_and_resharding_take_a_set_of_generations(
 # --- what is refused ------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_of_another_configuration_or_a_set_of_no_stream_is_refused(
+def test_another_stream_and_a_set_without_stream_are_refused(
     spark: SparkSession, tmp_path: Path, files: list[Path]
 ) -> None:
+    """A stream of another configuration or a set of no stream is refused."""
     take(spark.sparkContext, tmp_path / "set", 0, files[:1])
     for other in ({"workers": 4}, {"strategy": Hash(family="sign", functions=5)}, {"window_rows": 7}):
         with pytest.raises(UsageError, match="of another configuration"):
@@ -267,9 +269,10 @@ def checkpoint_at(folder: Path, planned: int, done: int) -> str:
     return f"file://{folder}"
 
 
-def test_a_checkpoint_that_is_ahead_of_the_set_or_behind_it_is_refused(
+def test_a_checkpoint_ahead_of_or_behind_the_set_is_refused(
     spark: SparkSession, tmp_path: Path, files: list[Path]
 ) -> None:
+    """A checkpoint that is ahead of the set or behind it is refused."""
     output = str(tmp_path / "set")
     (tmp_path / "rubbish.bin").write_bytes(b"rubbish")
 

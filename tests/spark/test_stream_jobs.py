@@ -41,9 +41,8 @@ def has(output: str, count: int) -> bool:
     return number(output) >= count
 
 
-def test_files_that_are_there_are_drained_in_batches_and_those_that_come_later_are_appended(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_existing_files_are_drained_and_later_ones_appended(spark: SparkSession, tmp_path: Path) -> None:
+    """Files that are there are drained in batches and those that come later are appended."""
     source, output = Arriving(str(tmp_path / "in"), 7, seed=3), str(tmp_path / "set")
     for _ in range(5):
         source.arrive()
@@ -69,7 +68,8 @@ def test_files_that_are_there_are_drained_in_batches_and_those_that_come_later_a
     assert [file.sha256 for file in here.files()] == [file.sha256 for file in shards.files()]
 
 
-def test_a_stream_that_is_asked_to_end_does_after_the_batch_that_is_at_work(tmp_path: Path) -> None:
+def test_a_stream_stops_after_the_current_batch(tmp_path: Path) -> None:
+    """A stream that is asked to end does after the batch that is at work."""
     source, output, log = Arriving(str(tmp_path / "in"), 12, seed=4), str(tmp_path / "set"), tmp_path / "log.txt"
     source.arrive()
     job = start_stream(source.folder, output, "1 second", log)
@@ -89,7 +89,7 @@ def test_a_stream_that_is_asked_to_end_does_after_the_batch_that_is_at_work(tmp_
     check_set(output, source.images[: source.rows], source.labels[: source.rows])
 
 
-def test_committing_processes_that_are_killed_at_random_moments_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_killed_committing_processes_lose_and_double_nothing(tmp_path: Path) -> None:
     """A short campaign; python -m tests.campaigns.stream has longer ones."""
     tally = elsewhere(campaign, str(tmp_path), 12, 7)
     assert tally["kills"] == 12
@@ -199,9 +199,8 @@ def produce(folder: Path, broker: Kafka, jars: dict[str, str], first: int, end: 
     assert done.returncode == 0, done.stderr
 
 
-def test_messages_of_a_real_broker_are_in_the_set_once_though_the_driver_is_killed(
-    tmp_path: Path, kafka: Kafka, jars: dict[str, str]
-) -> None:
+def test_a_killed_driver_neither_loses_nor_doubles_messages(tmp_path: Path, kafka: Kafka, jars: dict[str, str]) -> None:
+    """Messages of a real broker are in the set once though the driver is killed."""
     labels, images = make_rows(600, pixels=192)
     output, log = str(tmp_path / "set"), tmp_path / "log.txt"
     produce(tmp_path, kafka, jars, 0, 400)
@@ -295,9 +294,8 @@ admin.close()
 """
 
 
-def test_messages_that_the_broker_has_deleted_end_the_stream_or_are_told_of(
-    tmp_path: Path, kafka: Kafka, jars: dict[str, str]
-) -> None:
+def test_deleted_messages_end_the_stream_or_are_quarantined(tmp_path: Path, kafka: Kafka, jars: dict[str, str]) -> None:
+    """Messages that the broker has deleted end the stream or are told of."""
     _, images = make_rows(600, pixels=192)
     output, program = str(tmp_path / "set"), tmp_path / "delete.py"
     program.write_text(DELETE)

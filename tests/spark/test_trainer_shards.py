@@ -102,7 +102,8 @@ def write_shard(path: Path, shape: tuple[int, int, int], labels: list[int], pixe
     return {"rows": rows, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def test_every_worker_loads_the_rows_of_the_input_that_are_its_own_and_its_copies(made: Made) -> None:
+def test_every_worker_loads_its_own_rows_and_its_copies(made: Made) -> None:
+    """Every worker loads the rows of the input that are its own and its copies."""
     shards = open_shards(str(made.folder))
     seen = []
     for worker in range(WORKERS):
@@ -118,7 +119,8 @@ def test_every_worker_loads_the_rows_of_the_input_that_are_its_own_and_its_copie
     assert times.sum() == ROWS + shards.manifest.copies > ROWS
 
 
-def test_the_evaluation_rows_are_those_of_the_evaluation_input_in_its_order(made: Made, broken: Path) -> None:
+def test_evaluation_rows_have_the_order_of_their_input(made: Made, broken: Path) -> None:
+    """The evaluation rows are those of the evaluation input in its order."""
     rows = load_eval(open_shards(str(made.folder)))
     assert rows is not None
     assert np.array_equal(rows.labels, made.eval_labels)
@@ -127,7 +129,8 @@ def test_the_evaluation_rows_are_those_of_the_evaluation_input_in_its_order(made
     assert load_eval(open_shards(str(broken))) is None
 
 
-def test_a_set_knows_its_shape_its_classes_and_the_mean_of_each_channel(made: Made) -> None:
+def test_a_set_has_shape_classes_and_channel_means(made: Made) -> None:
+    """A set knows its shape its classes and the mean of each channel."""
     shards = open_shards(str(made.folder), num_workers=WORKERS)
     assert (shards.shape, shards.num_classes, shards.rows, shards.num_workers) == (SHAPE, 10, ROWS, WORKERS)
     assert shards.mean.dtype == np.float32
@@ -164,7 +167,8 @@ def test_loading_holds_the_rows_and_one_file_at_a_time(broken: Path) -> None:
     assert min(peaks) < rows.images_NCHW.nbytes + 1.5 * files[0]["bytes"]
 
 
-def test_another_number_of_workers_is_answered_with_the_command_that_deals_the_set_again(made: Made) -> None:
+def test_another_number_of_workers_is_refused_with_the_command(made: Made) -> None:
+    """Another number of workers is answered with the command that deals the set again."""
     command = f"spark-submit jobs/reshard.py --input {made.folder} --output {made.folder}-5 --workers 5"
     with pytest.raises(UsageError, match="holds shards for 2 workers, not 5") as refused:
         open_shards(str(made.folder), num_workers=5)
@@ -205,7 +209,8 @@ def test_a_manifest_that_cannot_be_trained_on_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_a_missing_or_shortened_file_is_refused_before_anything_is_read(broken: Path) -> None:
+def test_a_missing_or_shortened_file_is_refused_at_once(broken: Path) -> None:
+    """A missing or shortened file is refused before anything is read."""
     path = first_file(broken)
     data = path.read_bytes()
     path.write_bytes(data[:-1])

@@ -77,9 +77,10 @@ def test_an_undisturbed_set_has_the_declared_copies(spark: SparkSession, source:
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["first commit", "over an older set"])
-def test_an_input_that_changes_between_scan_and_write_is_an_error_and_nothing_is_committed(
+def test_an_input_changed_between_scan_and_write_is_not_committed(
     spark: SparkSession, source: Path, tmp_path: Path, older: bool
 ) -> None:
+    """An input that changes between scan and write is an error and nothing is committed."""
     output = tmp_path / "out"
     if older:
         sharded(spark, source, output, workers=2)
@@ -97,9 +98,7 @@ def test_an_input_that_changes_between_scan_and_write_is_an_error_and_nothing_is
     assert older or not output.exists()
 
 
-def test_two_rows_that_change_places_between_scan_and_write_are_an_error(
-    spark: SparkSession, source: Path, tmp_path: Path
-) -> None:
+def test_rows_that_swap_between_scan_and_write_are_an_error(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     """The same rows with other ids are another input."""
     batch = source / "data_batch_1.bin"
     labels = batch.read_bytes()[::RECORD_BYTES]
@@ -130,7 +129,7 @@ def with_a_file_twice(chunk: WrittenChunk) -> WrittenChunk:
 
 
 @pytest.mark.parametrize("fault", [without_a_file, with_a_copy_too_many, with_a_file_twice])
-def test_files_that_do_not_add_up_to_the_rows_and_their_copies_are_an_error_and_nothing_is_committed(
+def test_files_with_wrong_row_counts_are_not_committed(
     spark: SparkSession,
     source: Path,
     tmp_path: Path,

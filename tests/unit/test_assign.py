@@ -20,9 +20,10 @@ groups_of_rows = st.lists(st.integers(0, 6), min_size=1, max_size=200).map(np.ar
 
 @given(groups_of_rows, st.integers(1, 9), st.data())
 @settings(max_examples=100, deadline=None)
-def test_two_counting_passes_rank_every_row_in_its_group_whatever_the_chunks(
+def test_two_passes_rank_every_row_in_its_group_for_any_chunks(
     groups: npt.NDArray[np.int64], pieces: int, data: st.DataObject
 ) -> None:
+    """Two counting passes rank every row in its group whatever the chunks."""
     rows = len(groups)
     cuts = sorted(data.draw(st.lists(st.integers(0, rows), min_size=pieces - 1, max_size=pieces - 1)))
     bounds = list(zip([0, *cuts], [*cuts, rows], strict=True))
@@ -45,9 +46,8 @@ def _without_empty(bounds: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @given(st.integers(1, 3000), st.integers(0, 2**32), st.data())
 @settings(max_examples=60, deadline=None)
-def test_a_keyed_permutation_is_a_permutation_and_places_rows_one_by_one(
-    size: int, key: int, data: st.DataObject
-) -> None:
+def test_a_keyed_permutation_is_a_permutation(size: int, key: int, data: st.DataObject) -> None:
+    """A keyed permutation is a permutation and places rows one by one."""
     whole = keyed_permutation(np.arange(size), size, key)
     assert sorted(whole.tolist()) == list(range(size))
     some = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
@@ -81,9 +81,8 @@ def test_permutations_of_many_seeds_deal_classes_hypergeometrically() -> None:
         (100, 500, [4200] * 8 + [4100] * 4),
     ],
 )
-def test_starting_every_class_at_worker_zero_gives_the_papers_shard_sizes(
-    classes: int, sizes: int, expected: list[int]
-) -> None:
+def test_starting_at_worker_zero_gives_the_papers_shard_sizes(classes: int, sizes: int, expected: list[int]) -> None:
+    """Starting every class at worker zero gives the paper's shard sizes."""
     table = group_table(np.full(classes, sizes), 12)
     assert _owner_sizes(table) == expected
     carried = group_table(np.full(classes, sizes), 12, start="carry")
@@ -97,9 +96,8 @@ def _owner_sizes(table: GroupTable) -> list[int]:
 
 
 @pytest.mark.parametrize(("rule", "sparse"), [("le", [True, True, False]), ("lt", [True, False, False])])
-def test_a_cluster_of_exactly_n_rows_is_sparse_by_the_pseudo_code_and_dense_by_the_prose(
-    rule: SparseIf, sparse: list[bool]
-) -> None:
+def test_a_cluster_of_n_rows_is_sparse_by_pseudo_code_only(rule: SparseIf, sparse: list[bool]) -> None:
+    """A cluster of exactly n rows is sparse by the pseudo code and dense by the prose."""
     table = group_table(np.array([11, 12, 13]), 12, sparse_if=rule)
     assert table.sparse.tolist() == sparse
     assert table.copies == 11 * sum(size for size, is_sparse in zip([11, 12, 13], sparse, strict=True) if is_sparse)
@@ -123,9 +121,8 @@ def test_one_worker_gets_no_duplicates_even_of_sparse_groups() -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.data())
 @settings(max_examples=60, deadline=None)
-def test_deliveries_reach_the_owner_once_and_everybody_for_broadcast_rows(
-    owners: list[int], data: st.DataObject
-) -> None:
+def test_rows_reach_their_owner_once_and_broadcast_rows_all(owners: list[int], data: st.DataObject) -> None:
+    """Deliveries reach the owner once and everybody for broadcast rows."""
     broadcast = np.array(data.draw(st.lists(st.booleans(), min_size=len(owners), max_size=len(owners))))
     got: dict[int, list[tuple[int, int]]] = {}
     rows, workers, copies = deliver_rows(np.array(owners), broadcast, 5)
@@ -148,9 +145,10 @@ def test_chunks_cover_all_ids_once_in_order(rows: int, workers: int, record_byte
 
 @given(groups_of_rows, st.integers(1, 9), st.integers(1, 12))
 @settings(max_examples=100, deadline=None)
-def test_counts_of_parts_add_up_to_those_of_all_rows_and_hold_no_more_than_their_chunks(
+def test_counts_of_parts_add_up_and_hold_only_their_chunks(
     groups: npt.NDArray[np.int64], chunks: int, tasks: int
 ) -> None:
+    """Counts of parts add up to those of all rows and hold no more than their chunks."""
     rows = len(groups)
     bounds = _without_empty([(rows * at // chunks, rows * (at + 1) // chunks) for at in range(chunks)])
     pieces = _without_empty([(rows * at // tasks, rows * (at + 1) // tasks) for at in range(tasks)])

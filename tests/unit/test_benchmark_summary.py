@@ -67,7 +67,8 @@ def test_findings_say_where_mllib_is_the_faster_one() -> None:
     assert write_findings([]) == []
 
 
-def test_a_configuration_that_failed_or_did_not_converge_counts_for_no_goal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_and_unconverged_runs_count_for_no_goal(capsys: pytest.CaptureFixture[str]) -> None:
+    """A configuration that failed or did not converge counts for no goal."""
     mllib, server = record("linear", 9000, 500, None, "mllib", 30), record("linear", 9000, 500, None, "ps-sync", 2)
     unfinished = {**server, "measurement": {**server["measurement"], "converged": False}}
     least, average = judge_goals(summarise([mllib, server]))

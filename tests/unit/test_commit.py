@@ -105,9 +105,10 @@ def test_a_failure_that_passes_ends_no_commit(
     assert at > 20
 
 
-def test_a_scripted_kill_that_never_comes_is_no_kill_and_a_commit_that_fails_is_an_error(
+def test_a_kill_that_never_comes_and_a_failed_commit_are_told_apart(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """A scripted kill that never comes is no kill and a commit that fails is an error."""
     assert not killed_at(tmp_path / "set", "new", 2, 1000)
     assert whole(tmp_path / "set") == "new"
     (tmp_path / "file").write_text("no folder")
@@ -135,9 +136,8 @@ def kill_before_every_change(place: str, older: bool, workers: int) -> int:
     ],
     indirect=["place"],
 )
-def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_one_whole(
-    place: str, older: bool
-) -> None:
+def test_a_killed_writer_leaves_the_old_or_the_new_set_whole(place: str, older: bool) -> None:
+    """A writer killed before any file change leaves the old set or the new one whole."""
     workers = 2 if place.startswith("/") else 1
     steps = elsewhere(kill_before_every_change, place, older, workers)
     assert steps > 15, "the commit has more steps than that"
@@ -157,14 +157,15 @@ def test_a_writer_killed_before_any_file_change_leaves_the_old_set_or_the_new_on
     assert set(seen) == {before, "new"}
 
 
-def test_a_run_killed_before_its_first_heartbeat_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_heartbeat_leaves_nothing(tmp_path: Path) -> None:
+    """A run killed before its first heartbeat leaves nothing to the next."""
     (tmp_path / "_attempts" / "0123456789ab").mkdir(parents=True)
     commit(Store(), tmp_path, "next", 1)
     assert whole(tmp_path) == "next"
     assert_nothing_else(tmp_path)
 
 
-def test_what_a_removal_leaves_that_was_killed_before_its_end_goes_with_the_next_run(place: str) -> None:
+def test_the_next_run_completes_a_killed_removal(place: str) -> None:
     """The heartbeat may be gone already, and the rest of the folder is a moment old."""
     put(f"{place}/_attempts/0123456789ab/groups/kept", b"of a task")
     assert leftovers(STORE, place).attempts == [f"{place}/_attempts/0123456789ab"]
@@ -173,9 +174,8 @@ def test_what_a_removal_leaves_that_was_killed_before_its_end_goes_with_the_next
     assert_nothing_else(place)
 
 
-def test_a_run_whose_folder_is_removed_before_its_first_heartbeat_makes_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_restores_a_folder_removed_before_its_heartbeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run whose folder is removed before its first heartbeat makes it again."""
     write_new = Store.write_new
 
     def late(store: Store, uri: str, data: bytes) -> None:
@@ -198,9 +198,8 @@ def test_a_live_attempt_is_never_cleaned_away(place: str) -> None:
     assert whole(place) == "other"
 
 
-def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_hosts_attempt_is_cleaned_after_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt on another host is given its lease and then cleaned."""
     monkeypatch.setattr(
         "pipeline.core.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "pid:[1]", "pid": 1}
     )
@@ -217,9 +216,7 @@ def test_an_attempt_on_another_host_is_given_its_lease_and_then_cleaned(
 
 
 @pytest.mark.full
-def test_an_attempt_on_another_host_is_given_its_lease_by_the_stores_own_clock(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lease_of_another_host_counts_by_the_stores_clock(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3's clock has whole seconds."""
     monkeypatch.setattr(
         "pipeline.core.shardset.attempt.whoami", lambda: {"host": "elsewhere", "namespace": "n", "pid": 1}
@@ -234,7 +231,7 @@ def test_an_attempt_on_another_host_is_given_its_lease_by_the_stores_own_clock(
             assert other.remove_abandoned() == [silent.id]
 
 
-def test_a_machine_of_the_same_name_cannot_tell_whether_a_process_runs(tmp_path: Path) -> None:
+def test_equal_host_names_do_not_identify_a_machine(tmp_path: Path) -> None:
     """Machines made from one image share a host name, and each one's first namespace of processes has the same number."""
     here = whoami()
     assert is_running(here)
@@ -242,9 +239,7 @@ def test_a_machine_of_the_same_name_cannot_tell_whether_a_process_runs(tmp_path:
     assert is_running({key: value for key, value in here.items() if key != "boot"}) is None
 
 
-def test_a_file_system_that_always_overwrites_is_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_that_always_overwrites_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some FUSE and SMB mounts have neither hard links nor renameat2."""
 
     def no_links(source: str, target: str) -> None:
@@ -261,7 +256,7 @@ def test_a_file_system_that_always_overwrites_is_refused_before_any_work(
     assert not output.exists()
 
 
-def test_a_process_that_runs_on_this_host_is_alive_however_long_its_heart_has_not_been_heard(place: str) -> None:
+def test_a_running_local_process_is_alive_without_heartbeats(place: str) -> None:
     """A computation that holds the interpreter's lock, or a stalled write, holds the heartbeat up too."""
     with Attempt(STORE, place, heartbeat_s=3600) as held_up, Attempt(STORE, place, lease_s=-100) as other:
         assert other.alive(held_up.id)
@@ -281,7 +276,7 @@ def test_a_lease_outlasts_every_stall_that_a_live_driver_may_wait_for() -> None:
     assert LEASE_S > 2 * STALL_S
 
 
-def test_what_a_killed_overwrite_left_is_found_and_deleted_and_other_peoples_files_are_not(place: str) -> None:
+def test_leftovers_are_deleted_and_foreign_files_are_not(place: str) -> None:
     commit(STORE, place, "first", 2)
     put(f"{place}/worker=000/mine.txt", b"keep")
     committed = open_committed(STORE, place)
@@ -345,7 +340,7 @@ def test_damage_is_told_by_content_and_not_by_size_alone(damage: str, place: str
     assert [expected[damage] in line for line in found] == ([True] if damage != "none" else [])
 
 
-def test_of_two_runs_the_later_one_does_not_undo_the_first_without_overwrite(place: str) -> None:
+def test_a_later_run_replaces_the_first_only_with_overwrite(place: str) -> None:
     store, output = STORE, place
 
     def refuse(theirs: ShardSet) -> bool:
@@ -460,7 +455,8 @@ def test_a_version_under_another_name_is_no_version(tmp_path: Path, name: str) -
         open_committed(STORE, str(tmp_path / "set"))
 
 
-def test_links_in_an_output_are_neither_followed_nor_taken_for_an_empty_folder(tmp_path: Path) -> None:
+def test_links_in_an_output_are_not_followed(tmp_path: Path) -> None:
+    """Links in an output are neither followed nor taken for an empty folder."""
     output, elsewhere = tmp_path / "o", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious.txt").write_text("keep")

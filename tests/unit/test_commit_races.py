@@ -85,7 +85,7 @@ def steps_of(place: str, folder: str) -> range:
     ],
     indirect=["place"],
 )
-def test_a_driver_that_is_frozen_before_any_file_change_and_taken_for_dead_commits_a_whole_set_or_none(
+def test_a_frozen_driver_commits_a_whole_set_or_none(
     older: bool, rival: str, folder: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """folder kept: what it has staged is still there when it is thawed, so that only the version can keep it out."""
@@ -154,7 +154,7 @@ def watch(output: str, stop: threading.Event) -> int:
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_of_eight_that_commit_at_once_readers_see_whole_sets_and_nobody_is_undone(overwrite: bool, place: str) -> None:
+def test_eight_concurrent_commits_leave_whole_sets(overwrite: bool, place: str) -> None:
     stop, count, rounds = threading.Event(), 8, 3 if overwrite and place.startswith("/") else 1
     with ThreadPoolExecutor(1) as reader:
         watching = reader.submit(watch, place, stop)
@@ -175,7 +175,7 @@ def test_of_eight_that_commit_at_once_readers_see_whole_sets_and_nobody_is_undon
     assert not has_leftovers(STORE, open_committed(STORE, place))
 
 
-def test_processes_killed_at_random_moments_of_their_commits_leave_whole_sets(place: str) -> None:
+def test_commits_killed_at_random_moments_leave_whole_sets(place: str) -> None:
     """A short campaign of ``python -m tests.campaigns.commits``."""
     done = elsewhere(campaign, place, 12, 7)
     assert done["kills"] >= 12
@@ -198,9 +198,7 @@ def test_of_many_that_put_one_version_one_succeeds(place: str) -> None:
     assert_one_succeeds(place, 20 if place.startswith("/") else 4)
 
 
-def test_of_many_that_put_one_version_on_a_disk_without_hard_links_one_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_many_concurrent_commits_of_a_version_succeeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", refuse_links)
     assert_one_succeeds(str(tmp_path), 20)
 
@@ -218,9 +216,7 @@ def assert_one_succeeds(place: str, numbers: int) -> None:
     assert not versions.commit_version(STORE, staged(place, 1)[0], place, numbers)
 
 
-def test_a_number_is_withheld_without_deleting_what_another_has_put_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_withholding_a_number_keeps_a_committed_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file system fails for a moment, and a driver that is thawed in it commits as that number."""
     rename = LocalFiles.rename
 
@@ -294,7 +290,8 @@ def test_the_newest_of_manifest_json_and_the_versions_is_the_set(lost: str, plac
     assert_nothing_else(place)
 
 
-def test_a_report_of_the_set_before_is_deleted_though_the_commit_was_cut_off_right_after_it(place: str) -> None:
+def test_an_outdated_report_is_deleted_after_a_killed_commit(place: str) -> None:
+    """A report of the set before is deleted though the commit was cut off right after it."""
     commit(STORE, place, "first", 2)
     older = STORE.read(f"{place}/manifest.json")
     commit(STORE, place, "second", 3)

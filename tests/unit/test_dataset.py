@@ -90,7 +90,8 @@ def test_any_range_of_ids_reads_like_the_whole(tmp_path: Path, rows: Any, start:
         assert np.array_equal(np.concatenate([b.images for b in part]), rows[1][start:stop])
 
 
-def test_the_fingerprint_does_not_depend_on_the_cut_and_notices_a_changed_pixel(tmp_path: Path, rows: Any) -> None:
+def test_the_fingerprint_depends_on_pixels_and_not_on_the_cut(tmp_path: Path, rows: Any) -> None:
+    """The fingerprint does not depend on the cut and notices a changed pixel."""
     labels, images = rows
     dataset = discovered(write_binary(tmp_path / "a", labels, images))
     fingerprints = {scan(dataset, [(0, 2500)], pieces, serial).fingerprint for pieces in (1, 7, 64)}
@@ -184,7 +185,8 @@ def test_raw_pixels_that_begin_like_a_jpeg_are_pixels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label_bytes", [1, 2])
-def test_a_truncated_file_that_stands_alone_is_told_where_it_breaks_off(tmp_path: Path, label_bytes: Any) -> None:
+def test_a_truncated_file_is_refused_with_its_last_record(tmp_path: Path, label_bytes: Any) -> None:
+    """A truncated file that stands alone is told where it breaks off."""
     size = 3072 + label_bytes
     labels = np.tile(np.array([[15, 77]] if label_bytes == 2 else [[7]], np.uint8), (40, 1))
     images = np.random.default_rng(0).integers(0, 256, (40, 3072)).astype(np.uint8)

@@ -43,9 +43,8 @@ def test_squares_that_do_not_fit_are_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 7))
-def test_round_robin_over_class_blocks_gives_each_worker_one_run_of_the_sorted_rows(
-    classes: list[int], workers: int
-) -> None:
+def test_round_robin_deals_class_blocks_as_runs_of_sorted_rows(classes: list[int], workers: int) -> None:
+    """Round robin over class blocks gives each worker one run of the sorted rows."""
     labels = np.array(classes, np.int32)
     order = class_blocks(labels, workers)
     assert sorted(order) == list(range(len(labels)))

@@ -75,7 +75,8 @@ def test_more_large_images_are_refused(asked: int | str) -> None:
         gram.rows_to_fit(asked, 10**5, 3 * 224 * 224)
 
 
-def test_a_table_of_too_many_large_images_is_refused_before_they_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_large_images_are_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of too many large images is refused before they are held."""
     monkeypatch.setattr(gram, "MOST_BYTES", 10 * 20_000)
     seen = 0
 

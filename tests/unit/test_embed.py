@@ -80,7 +80,7 @@ def test_the_table_has_every_id_once_in_order_and_anybody_reads_it(made: Path) -
 
 
 @pytest.mark.full
-def test_what_it_reconstructs_is_nearer_than_the_mean_image_once_it_has_learned(made: Path) -> None:
+def test_a_trained_network_reconstructs_better_than_the_mean(made: Path) -> None:
     """The share of variance that it tells: 0 is the mean image. Hardly trained, it is farther off."""
     assert json.loads(pq.read_schema(made).metadata[tables.ABOUT])["explained"] < 0.2
     rng = np.random.default_rng(1)
@@ -132,9 +132,8 @@ def test_large_images_go_through_the_network_a_few_at_a_time(monkeypatch: pytest
 
 
 @pytest.mark.full
-def test_the_same_command_gives_the_same_bytes_and_the_second_time_does_nothing(
-    source: Path, made: Path, tmp_path: Path
-) -> None:
+def test_a_repeated_command_gives_the_same_bytes_or_does_nothing(source: Path, made: Path, tmp_path: Path) -> None:
+    """The same command gives the same bytes and the second time does nothing."""
     again = Embedding(output=str(tmp_path / "again.parquet"), input=str(source), **FAST)
     assert embed(again).fresh
     assert (tmp_path / "again.parquet").read_bytes() == made.read_bytes()
@@ -262,7 +261,8 @@ def wait_for(there: Any) -> None:
     raise AssertionError("it did not come")
 
 
-def test_the_slower_of_two_runs_of_one_command_finds_the_other_ones_table(tmp_path: Path) -> None:
+def test_the_slower_of_two_equal_runs_finds_the_others_table(tmp_path: Path) -> None:
+    """The slower of two runs of one command finds the other ones table."""
     slower, faster = (tables.TableFile(Store(), str(tmp_path / "t.parquet"), "identity") for _ in range(2))
     spans = [(0, 3)]
     faster.write_range(0, np.ones((3, 2), np.float32))

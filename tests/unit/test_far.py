@@ -62,7 +62,8 @@ def test_every_far_group_is_a_cluster_whatever_the_number_of_rows(rows: int) -> 
     assert len(fitted.centres) == 40
 
 
-def test_groups_no_farther_out_than_others_are_found_where_their_rows_lie_together() -> None:
+def test_dense_groups_are_found_at_the_distance_of_others() -> None:
+    """Groups no farther out than others are found where their rows lie together."""
     points = ordinary(300_000, tails=4)  # whose farthest rows lie alone
     groups = planted(points, away=150_000, sizes=(3, 8, 12))
     ids = np.arange(len(points))
@@ -76,9 +77,8 @@ def test_groups_no_farther_out_than_others_are_found_where_their_rows_lie_togeth
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tails", [None, 8.0])
-def test_ordinary_data_give_the_start_of_the_sample_but_for_single_rows_that_lie_alone(
-    tails: float | None, seed: int
-) -> None:
+def test_ordinary_data_start_from_the_sample_without_outliers(tails: float | None, seed: int) -> None:
+    """Ordinary data give the start of the sample but for single rows that lie alone."""
     points = ordinary(100_000, seed=seed, tails=tails)
     ids = np.arange(len(points))
     rough = rough_centres(draw_sample(ids, points, SETTINGS), KMeansSettings(k=20, max_iter=1, tol=0, seed=0))

@@ -221,7 +221,8 @@ def test_a_missing_file_is_not_asked_for_twice(mirror: Mirror, place: Place) -> 
     assert len(mirror.asked) == 1
 
 
-def test_a_wrong_checksum_publishes_nothing_and_the_next_run_starts_over(mirror: Mirror, place: Place) -> None:
+def test_a_wrong_checksum_publishes_nothing(mirror: Mirror, place: Place) -> None:
+    """A wrong checksum publishes nothing and the next run starts over."""
     right = mirror.data
     mirror.data = right[:-1] + b"?"
     with pytest.raises(JobError, match=r"not the published file: its MD5 is not [0-9a-f]{32}; run it again"):

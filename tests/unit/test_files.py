@@ -72,7 +72,7 @@ def test_a_pattern_names_what_it_names_in_a_shell(days: Path, pattern: str, expe
     assert found(days, pattern) == expected
 
 
-def test_of_training_and_test_files_a_pattern_gives_the_side_that_is_asked_for(days: Path) -> None:
+def test_a_pattern_gives_training_or_test_files(days: Path) -> None:
     assert found(days, "day-0*", evaluation=True) == ["day-01/test-a.parquet", "day-02/test-a.parquet"]
 
 
@@ -125,7 +125,8 @@ def test_a_folder_whose_name_is_a_pattern_is_itself(tmp_path: Path) -> None:
     assert found(tmp_path, "[ab]") == ["[ab]/x.parquet"]
 
 
-def test_partition_folders_are_read_with_the_folder_and_others_are_refused(tmp_path: Path) -> None:
+def test_partition_folders_are_read_and_others_refused(tmp_path: Path) -> None:
+    """Partition folders are read with the folder and others are refused."""
     write(tmp_path / "day=02" / "hour=1" / "a.parquet", slice(0, 20))
     write(tmp_path / "day=01" / "b.parquet", slice(20, 50))
     write(tmp_path / "c.parquet", slice(50, 60))
@@ -150,7 +151,8 @@ def test_a_folder_that_names_no_class_gives_no_label(tmp_path: Path, folder: str
     )
 
 
-def test_an_output_among_what_a_pattern_matches_is_refused_and_one_beside_it_is_not(days: Path) -> None:
+def test_an_output_that_the_input_pattern_matches_is_refused(days: Path) -> None:
+    """An output among what a pattern matches is refused and one beside it is not."""
     check_output(Store(), Request(f"{days}/day-0*", f"{days}/out", 2))
     for output in (f"{days}/day-01/out", f"{days}/day-02", str(days)):
         with pytest.raises(UsageError, match=r"overlap|matches the input"):
@@ -171,14 +173,14 @@ def test_an_output_with_the_report_of_a_training_run_is_refused(days: Path) -> N
 
 
 @pytest.mark.parametrize("output", ["out", "out/deeper"])
-def test_an_output_that_the_pattern_would_match_at_the_next_run_is_refused_at_the_first(
-    days: Path, output: str
-) -> None:
+def test_an_output_that_the_next_run_would_match_is_refused(days: Path, output: str) -> None:
+    """An output that the pattern would match at the next run is refused at the first."""
     with pytest.raises(UsageError, match=r"out.* matches the input .*/\*; choose another folder"):
         check_output(Store(), Request(f"{days}/*", f"{days}/{output}", 2))
 
 
-def test_folders_that_begin_with_an_underscore_are_hidden_from_patterns(days: Path) -> None:
+def test_patterns_ignore_folders_with_an_underscore(days: Path) -> None:
+    """Folders that begin with an underscore are hidden from patterns."""
     for name in ("_staging", "_eval"):
         (days / name).mkdir()
         (days / name / "z.parquet").write_bytes(b"")

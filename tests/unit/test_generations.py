@@ -169,9 +169,10 @@ def kill_before_every_change(place: str) -> list[list[int]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("place", ["file", pytest.param("hdfs", marks=pytest.mark.full)], indirect=True)
-def test_a_generation_that_is_killed_before_any_file_change_is_in_the_set_once_when_its_batch_comes_again(
+def test_a_killed_generation_is_appended_once(
     place: str,
 ) -> None:
+    """A generation that is killed before any file change is in the set once when its batch comes again."""
     found = elsewhere(kill_before_every_change, place)
     assert len(found) > (15 if place.startswith("/") else 4), "the commit has more steps than that"
     # One change is the commit: a reader finds the generation after it, and not before.
@@ -179,7 +180,8 @@ def test_a_generation_that_is_killed_before_any_file_change_is_in_the_set_once_w
     assert found[0] != found[-1]
 
 
-def test_a_version_lists_the_files_of_all_generations_and_keeps_the_older_ones(place: str) -> None:
+def test_a_version_lists_the_files_of_all_generations(place: str) -> None:
+    """A version lists the files of all generations and keeps the older ones."""
     for batch in (0, 2, 5):
         assert append(STORE, place, batch)
     assert batches(place) == [0, 2, 5]

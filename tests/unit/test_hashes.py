@@ -61,7 +61,8 @@ def p_stable_rate(distance: float, width: float) -> float:
     return float(quad(integrand, 0, width, points=[min(width, distance)], epsabs=1e-10)[0])
 
 
-def test_single_functions_of_lsh_collide_at_the_rate_of_p_stable_hashing() -> None:
+def test_lsh_functions_collide_at_the_rate_of_p_stable_hashing() -> None:
+    """Single functions of lsh collide at the rate of p stable hashing."""
     sample, width = noise(60, 48), 600.0
     fitted = [fit(sample, "lsh", 64, seed, width=width) for seed in range(60)]
     for one, other in pairs_of(sample):
@@ -70,7 +71,8 @@ def test_single_functions_of_lsh_collide_at_the_rate_of_p_stable_hashing() -> No
         assert within(same, 64 * 60, p_stable_rate(distance, width)), distance
 
 
-def test_single_functions_of_sign_collide_at_the_rate_of_the_angle_at_the_mean() -> None:
+def test_sign_functions_collide_at_the_rate_of_the_angle() -> None:
+    """Single functions of sign collide at the rate of the angle at the mean."""
     sample = noise(60, 48)
     mean = sample.mean(axis=0)
     fitted = [fit(sample, "sign", 64, seed) for seed in range(60)]
@@ -82,7 +84,8 @@ def test_single_functions_of_sign_collide_at_the_rate_of_the_angle_at_the_mean()
 
 
 @pytest.mark.parametrize(("family", "functions"), [("lsh", 2), ("lsh", 5), ("sign", 2), ("sign", 5)])
-def test_a_bucket_of_m_functions_holds_two_rows_with_the_rate_p_to_the_m(family: Family, functions: int) -> None:
+def test_two_rows_share_a_bucket_of_m_functions_at_rate_p_to_m(family: Family, functions: int) -> None:
+    """A bucket of m functions holds two rows with the rate p to the m."""
     sample, width, trials = noise(40, 24), 500.0, 1500
     one, other = pairs_of(sample)[2]
     if family == "lsh":
@@ -127,7 +130,8 @@ def test_values_are_those_of_whole_numbers_of_any_size(family: Family, make: Any
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("make", [noise, points])
-def test_the_same_buckets_whatever_is_hashed_together_and_by_how_many_threads(family: Family, make: Any) -> None:
+def test_buckets_do_not_depend_on_other_rows_or_threads(family: Family, make: Any) -> None:
+    """The same buckets whatever is hashed together and by how many threads."""
     rows = make(300, 40)
     hashes = fit(rows, family, 8, 1)
     whole = hashes.buckets(rows)
@@ -189,7 +193,8 @@ def test_keys_of_bits_are_numbers_with_these_bits() -> None:
     assert np.array_equal(hashes.buckets(rows), hashes.values(rows) @ (1 << np.arange(10)))
 
 
-def test_each_function_of_dsh_halves_the_sample_along_a_principal_direction() -> None:
+def test_each_function_of_dsh_halves_the_sample() -> None:
+    """Each function of dsh halves the sample along a principal direction."""
     images = np.rint(np.random.default_rng(2).normal(128, 1, (501, 64)) * np.linspace(1, 0.2, 64)).astype(np.uint8)
     images = (images.astype(int) + np.random.default_rng(3).integers(-9, 9, (501, 64))).astype(np.uint8)
     values = fit(images, "dsh", 5, 0).values(images)
@@ -200,7 +205,8 @@ def test_each_function_of_dsh_halves_the_sample_along_a_principal_direction() ->
     assert np.maximum(agree, 1 - agree).min() > 0.99
 
 
-def test_dsh_of_images_with_more_pixels_than_rows_takes_the_same_directions() -> None:
+def test_dsh_of_fewer_rows_than_pixels_has_the_same_directions() -> None:
+    """Dsh of images with more pixels than rows takes the same directions."""
     images = noise(40, 13_000)
     values = fit(images, "dsh", 4, 0).values(images)
     assert values.sum(axis=0).tolist() == [20] * 4
@@ -215,7 +221,8 @@ def test_dsh_of_features_halves_them_too() -> None:
 
 
 @pytest.mark.parametrize("make", [noise, points])
-def test_the_width_is_four_times_the_median_distance_of_nearest_neighbours(make: Any) -> None:
+def test_the_width_is_four_median_distances_of_neighbours(make: Any) -> None:
+    """The width is four times the median distance of nearest neighbours."""
     rows = make(WIDTH_ROWS // 8, 20)
     distances = cdist(rows.astype(float), rows.astype(float))
     np.fill_diagonal(distances, np.inf)

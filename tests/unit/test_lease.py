@@ -97,9 +97,8 @@ def test_a_holder_that_was_frozen_finds_that_it_has_lost(home: StorePlace, stran
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_in_any_order_of_takings_and_renewals_the_last_taker_alone_renews(
-    near: StorePlace, strangers: None, seed: int
-) -> None:
+def test_only_the_last_taker_can_renew(near: StorePlace, strangers: None, seed: int) -> None:
+    """In any order of takings and renewals the last taker alone renews."""
     drawn, holders = random.Random(seed), [Lease(near / "lease") for _ in range(4)]
     owner: Lease | None = None
     for _ in range(80):
@@ -118,9 +117,10 @@ def test_in_any_order_of_takings_and_renewals_the_last_taker_alone_renews(
     assert len(listing(near)) <= 3
 
 
-def test_a_lease_that_is_renewed_while_somebody_waits_for_it_is_not_taken(
+def test_a_lease_renewed_during_a_wait_is_not_taken(
     near: StorePlace, strangers: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A lease that is renewed while somebody waits for it is not taken."""
     monkeypatch.setattr(leases, "EXPIRES_S", 60.0)
     holder = Lease(near / "lease")
     holder.take()
@@ -145,9 +145,9 @@ def test_a_lease_of_a_dead_process_of_this_machine_is_taken_at_once(near: StoreP
         Lease(near / "lease").take()
 
 
-def test_a_lease_that_could_not_be_given_back_is_free_for_the_same_process(
-    near: StorePlace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreleased_lease_is_free_for_the_same_process(near: StorePlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that could not be given back is free for the same process."""
+
     def refuse(*_: object) -> None:
         raise OSError("no NameNode")
 

@@ -72,9 +72,7 @@ def test_one_pass_equals_plain_numpy_also_when_it_remembers_the_last(k: int) -> 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.sampled_from([3, 40, 2**22]), st.integers(0, 2**31))
 @settings(max_examples=80, deadline=None)
-def test_rows_left_alone_by_their_bounds_are_where_a_pass_over_all_rows_puts_them(
-    k: int, p: int, reach: int, seed: int
-) -> None:
+def test_rows_skipped_by_their_bounds_keep_their_centre(k: int, p: int, reach: int, seed: int) -> None:
     """Small reaches make ties; centres drift, stand still and jump."""
     rng = np.random.default_rng(seed)
     points = rng.integers(-reach, reach + 1, (300, p)).astype(np.int32)
@@ -105,9 +103,8 @@ def test_centres_are_the_same_bits_for_any_partitioning(parts: int) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 5])
-def test_many_rows_start_from_where_a_sample_settles_which_is_near_where_they_end(
-    parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_rows_start_from_centres_refined_on_a_sample(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many rows start from where a sample settles which is near where they end."""
     points = (np.random.default_rng(8).normal(size=(30_000, 6)) * 30_000).astype(np.int32)
     monkeypatch.setattr(fit_module, "MANY_ROWS", 20_000)
     monkeypatch.setattr(fit_module, "REFINEMENT_ROWS", 8_000)
@@ -152,7 +149,8 @@ def test_more_clusters_than_points_leaves_one_each(rows: npt.NDArray[np.int32], 
 
 
 @pytest.mark.parametrize("values", [10, 100])
-def test_without_ids_rows_that_repeat_have_as_many_clusters_as_with_them(values: int) -> None:
+def test_repeated_rows_without_ids_have_as_many_clusters(values: int) -> None:
+    """Without ids rows that repeat have as many clusters as with them."""
     rng = np.random.default_rng(0)
     points = rng.integers(-1000, 1000, (values, 3)).astype(np.int32)[rng.integers(0, values, 20_000)]
     settings = lloyd.KMeansSettings(5, 50, 1e-4, 1, 1)

@@ -173,7 +173,7 @@ class Forgetful:
         return obstore.put(*arguments, **options) if self.puts == 1 else done
 
 
-def test_what_a_late_task_writes_into_a_folder_that_was_tidied_away_is_gone_after_the_next_run(folder: str) -> None:
+def test_the_next_run_deletes_the_files_of_a_late_task(folder: str) -> None:
     """A folder cannot be made before its first file, the heartbeat: one without is of no run that is about to begin."""
     with Attempt(STORE, folder) as attempt:
         task = f"{attempt.folder}/task"
@@ -215,9 +215,7 @@ class Recorder(BaseHTTPRequestHandler):
         pass
 
 
-def test_every_object_is_encrypted_and_paid_for_as_hadoop_was_told_and_goes_through_the_proxy(
-    s3: S3, folder: str
-) -> None:
+def test_hadoops_encryption_payer_and_proxy_apply_to_objects(s3: S3, folder: str) -> None:
     """Of a put, an upload in parts, a copy and a conditional put."""
     Recorder.seen.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Recorder)

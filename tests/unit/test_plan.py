@@ -25,7 +25,8 @@ def test_the_largest_sizes_are_planned_and_what_does_not_fit_is_said() -> None:
         assert sign in text
 
 
-def test_a_class_that_no_task_holds_is_said_before_a_run_of_submodular() -> None:
+def test_a_class_too_large_for_a_task_is_reported_before_a_run() -> None:
+    """A class that no task holds is said before a run of submodular."""
     small = plan(Shape(50_000, 8, 3072, components=64, blocks=8))
     assert [phase.name for phase in small.phases] == ["scan", "pca", "project", "blocks", "write"]
     (blocks,) = (phase for phase in small.phases if phase.name == "blocks")

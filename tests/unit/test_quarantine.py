@@ -163,7 +163,7 @@ def test_rows_are_left_out_of_files_wherever_they_are(lengths: list[int], bad: s
     assert kept == [place for row, place in enumerate(every) if row not in bad]
 
 
-def test_what_is_gone_from_a_topic_is_what_was_planned_before_the_first_message_of_each_partition(
+def test_planned_messages_before_the_first_one_are_lost(
     tmp_path: Path,
 ) -> None:
     """As Spark notes offsets: those it began with after a byte of zero, then those at the end of each batch."""

@@ -41,7 +41,8 @@ def test_every_group_is_cut_by_largest_remainder(sizes: list[int], ratios: list[
 
 @given(group_sizes, ratios_of_workers)
 @settings(max_examples=100, deadline=None)
-def test_handing_on_what_rounding_cost_keeps_totals_near_their_share_too(sizes: list[int], ratios: list[int]) -> None:
+def test_carrying_rounding_errors_keeps_totals_near_their_share(sizes: list[int], ratios: list[int]) -> None:
+    """Handing on what rounding cost keeps totals near their share too."""
     counts = largest_remainder(np.array(sizes), tuple(ratios), carry=True)
     exact = [[Fraction(size * ratio, sum(ratios)) for ratio in ratios] for size in sizes]
     assert (counts.sum(axis=1) == sizes).all()
@@ -144,7 +145,8 @@ def test_measured_speeds_are_examples_over_seconds_of_their_steps(tmp_path: Path
     assert measured_ratios(str(run)) == (100, 50, 25)
 
 
-def test_speeds_of_very_many_workers_still_add_up_to_ratios_that_can_be_dealt_in() -> None:
+def test_speeds_of_very_many_workers_give_usable_ratios() -> None:
+    """Speeds of very many workers still add up to ratios that can be dealt in."""
     speeds = np.random.default_rng(0).uniform(1, 10, 3000)
     assert lowest_terms(ratios_of(speeds), 3000)
 

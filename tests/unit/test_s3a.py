@@ -101,9 +101,9 @@ def test_a_proxy_and_its_login() -> None:
     assert proxy_config({}) == {}
 
 
-def test_without_spark_a_file_of_keys_is_refused_where_no_keys_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_keys_is_refused_without_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without spark a file of keys is refused where no keys are known."""
+
     def site(**properties: str) -> None:
         parts = "".join(f"<property><name>{k}</name><value>{v}</value></property>" for k, v in properties.items())
         (tmp_path / "core-site.xml").write_text(f"<configuration>{parts}</configuration>")

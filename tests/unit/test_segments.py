@@ -47,13 +47,14 @@ def test_segments_put_in_their_places_twice_change_nothing(data: bytes, cuts: li
     assert apply_segments(apply_segments(b"", parts), parts) == data
 
 
-def test_where_two_starts_wrote_the_later_one_counts_and_what_is_missing_is_told() -> None:
+def test_the_later_start_counts_and_gaps_are_errors() -> None:
     assert apply_segments(b"base", [(4, b"-late-old"), (4, b"-new")]) == b"base-new"
     with pytest.raises(ValueError, match="bytes 4 to 9 are missing"):
         apply_segments(b"base", [(9, b"x")])
 
 
-def test_the_segments_of_starts_are_in_their_order_and_settled_ones_do_not_count() -> None:
+def test_settled_segments_do_not_count() -> None:
+    """The segments of starts are in their order and settled ones do not count."""
     names = {
         "000010-000000000000.metrics.jsonl": 5,
         "000009-000000000007.metrics.jsonl": 3,
@@ -102,9 +103,8 @@ def log_of(folders: Folders) -> dict[str, bytes]:
     return {file: (folders.work / file).read_bytes() for file in (METRICS, PUSHES) if (folders.work / file).exists()}
 
 
-def test_a_start_begins_with_the_log_of_those_before_it_wherever_they_were_killed(
-    home: StorePlace, tmp_path: Path
-) -> None:
+def test_a_start_begins_with_the_log_of_killed_starts(home: StorePlace, tmp_path: Path) -> None:
+    """A start begins with the log of those before it wherever they were killed."""
     first = begin_start(home, folder(tmp_path, "first"))
     add(first, METRICS, "a", "b")
     copy(first)
@@ -315,7 +315,8 @@ def failing(left: list[int], change: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def test_a_start_that_was_frozen_writes_no_more_once_a_later_one_has_begun(near: StorePlace, tmp_path: Path) -> None:
+def test_a_frozen_start_writes_nothing_after_a_later_one(near: StorePlace, tmp_path: Path) -> None:
+    """A start that was frozen writes no more once a later one has begun."""
     frozen = WorkFolder(begin_start(near, folder(tmp_path, "frozen")))
     add(frozen.folders, METRICS, "a")
     frozen.copy()
@@ -338,9 +339,8 @@ def test_a_start_that_was_frozen_writes_no_more_once_a_later_one_has_begun(near:
     assert log_of(begin_start(near, folder(tmp_path, "after")))[METRICS] == log_of(later_of)[METRICS] == b"a\nb\n"
 
 
-def test_a_run_that_begins_anew_has_nothing_of_a_frozen_start_of_the_run_before(
-    near: StorePlace, tmp_path: Path
-) -> None:
+def test_a_new_run_has_nothing_of_an_earlier_frozen_start(near: StorePlace, tmp_path: Path) -> None:
+    """A run that begins anew has nothing of a frozen start of the run before."""
     frozen = begin_start(near, folder(tmp_path, "frozen"))
     add(frozen, METRICS, "a")
     copy(frozen)
@@ -357,13 +357,15 @@ def test_a_run_that_begins_anew_has_nothing_of_a_frozen_start_of_the_run_before(
     assert (near / METRICS).read_bytes() == b"new\n"
 
 
-def test_a_host_copies_half_a_minute_after_server_0_has_but_at_least_each_minute() -> None:
+def test_a_host_copies_at_least_each_minute() -> None:
+    """A host copies half a minute after server 0 has but at least each minute."""
     assert next_copy_time(100.0, -math.inf) == 130.0
     assert next_copy_time(100.0, 110.0) == 140.0
     assert [next_copy_time(100.0, heard) for heard in (130.0, 159.0, 400.0)] == [160.0] * 3
 
 
-def test_processes_of_a_host_copy_at_once_without_a_gap_or_a_line_twice(near: StorePlace, tmp_path: Path) -> None:
+def test_concurrent_copies_have_no_gap_and_no_repeated_line(near: StorePlace, tmp_path: Path) -> None:
+    """Processes of a host copy at once without a gap or a line twice."""
     folders = begin_start(near, folder(tmp_path, "work"))
     errors: list[BaseException] = []
 
@@ -384,9 +386,7 @@ def test_processes_of_a_host_copy_at_once_without_a_gap_or_a_line_twice(near: St
     assert log_of(begin_start(near, folder(tmp_path, "next"))) == log_of(folders)
 
 
-def test_what_other_hosts_log_is_taken_over_once_though_the_host_that_leads_starts_again(
-    near: StorePlace, tmp_path: Path
-) -> None:
+def test_a_restarted_leader_takes_over_other_hosts_lines_once(near: StorePlace, tmp_path: Path) -> None:
     other = WorkFolder(Folders(near, folder(tmp_path, "other"), "host-0a"))
     lead = WorkFolder(begin_start(near, folder(tmp_path, "lead")))
     add(lead.folders, METRICS, '{"event": "start"}')
@@ -404,7 +404,8 @@ def test_what_other_hosts_log_is_taken_over_once_though_the_host_that_leads_star
     again.close()
 
 
-def test_an_evaluator_on_another_host_reads_the_events_of_the_one_that_leads(near: StorePlace, tmp_path: Path) -> None:
+def test_an_evaluator_elsewhere_reads_the_leaders_events(near: StorePlace, tmp_path: Path) -> None:
+    """An evaluator on another host reads the events of the one that leads."""
     lead = begin_start(near, folder(tmp_path, "lead"))
     other = Folders(near, folder(tmp_path, "other"), "host-0a")
     write_whole(near / METRICS, b"")

@@ -64,7 +64,7 @@ execute(main, interrupted="")
 
 
 @pytest.mark.full
-def test_a_call_of_a_client_that_comes_back_while_python_ends_changes_no_exit_code() -> None:
+def test_a_late_reply_to_a_client_changes_no_exit_code() -> None:
     """What was left behind takes a lock that is no more, in native code, which would abort the process."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"hdfs://127.0.0.1:{server.getsockname()[1]}"
@@ -97,7 +97,8 @@ class Stuck(io.RawIOBase):
         self.wait.wait()
 
 
-def test_a_write_that_never_ends_becomes_an_error_that_is_worth_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_never_ends_is_a_transient_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that never ends becomes an error that is worth another try."""
     monkeypatch.setattr(storage, "STALL_S", 0.1)
     inner, files = Stuck(), HdfsFiles.__new__(HdfsFiles)  # without a client, which would ask for a NameNode
     files.root = "hdfs://host"
@@ -168,7 +169,8 @@ def test_uris_that_name_no_place_are_refused(uri: str) -> None:
 
 
 @pytest.mark.parametrize("default", ["viewfs://cluster/", "s3a://bucket/", "file:///"])
-def test_a_path_without_a_host_is_refused_where_the_default_file_system_is_not_hdfs(default: str) -> None:
+def test_a_path_without_host_needs_hdfs_as_default(default: str) -> None:
+    """A path without a host is refused where the default file system is not hdfs."""
     with pytest.raises(UsageError, match="write hdfs://host:port/path"):
         Store((("fs.defaultFS", default),)).resolve("hdfs:///a")
 
@@ -195,7 +197,8 @@ class LostReader:
         raise RuntimeError(f'DataTransferError("All DataNodes failed: [{", ".join([node] * 9)}]")')
 
 
-def test_a_read_that_fails_is_an_error_of_the_file_system_in_one_short_line() -> None:
+def test_a_failed_read_is_one_line_of_the_file_system() -> None:
+    """A read that fails is an error of the file system in one short line."""
     files = HdfsFiles.__new__(HdfsFiles)
     files.root = "hdfs://host"
     reader = storage.HdfsReader(files, "hdfs://host/file", LostReader())
@@ -221,7 +224,8 @@ def test_what_is_read_of_hdfs_can_be_sought_as_parquet_does() -> None:
 # What every kind of store must offer
 
 
-def test_a_file_is_written_once_and_read_whole_in_part_and_from_any_place(place: str) -> None:
+def test_a_file_is_written_once_and_read_in_any_range(place: str) -> None:
+    """A file is written once and read whole in part and from any place."""
     path, data = f"{place}/folder/file", bytes(range(256)) * 1000
     STORE.makedirs(f"{place}/folder")
     STORE.write_new(path, data)
@@ -262,7 +266,8 @@ def test_what_is_not_there_is_told_as_such(place: str) -> None:
     STORE.remove_empty(f"{place}/none")
 
 
-def test_a_folder_lists_its_files_and_folders_and_is_deleted_with_them(place: str) -> None:
+def test_a_folder_is_listed_and_deleted_with_its_content(place: str) -> None:
+    """A folder lists its files and folders and is deleted with them."""
     for name in ("a", "sub/b", "sub/deep/c", "subway"):
         put(f"{place}/{name}", name.encode())
     assert [(entry.name, entry.is_dir, entry.bytes) for entry in STORE.list(place)] == [

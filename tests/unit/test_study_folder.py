@@ -100,9 +100,8 @@ def test_a_protocol_with_a_time_of_its_own_is_added_in_any_place(tmp_path: Path)
     claim_folder(make_plan(protocols=slow | {"asp": {"protocol": "asp"}}), tmp_path)
 
 
-def test_a_file_that_a_flag_names_and_that_was_edited_since_is_another_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edited_file_of_a_flag_is_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a flag names and that was edited since is another plan."""
     monkeypatch.chdir(tmp_path)
     plan = make_plan(models={"mine": {"model": "my_net:make"}})
     Path("my_net.py").write_text("def make(shape, classes): ...")
@@ -132,7 +131,9 @@ def test_a_damaged_plan_is_broken_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_test_that_was_changed_after_the_study_began_is_in_every_report(tmp_path: Path) -> None:
+def test_every_report_names_a_test_that_was_changed_later(tmp_path: Path) -> None:
+    """A test that was changed after the study began is in every report."""
+
     def told(plan: StudyPlan) -> list[str]:
         claim_folder(plan, tmp_path)
         text = write_report(plan, tmp_path, ledger_of(tmp_path, make_records(plan, DRAW)))

@@ -120,7 +120,8 @@ def test_two_hosts_ledgers_become_one(tmp_path: Path) -> None:
     assert merge(one, two, make_plan()) == 0
 
 
-def test_a_run_that_ended_otherwise_elsewhere_is_refused_and_nothing_is_taken(tmp_path: Path) -> None:
+def test_a_run_with_another_result_elsewhere_is_refused(tmp_path: Path) -> None:
+    """A run that ended otherwise elsewhere is refused and nothing is taken."""
     one, two = filled(tmp_path / "one", 3), StudyLedger(tmp_path / "two")
     for record in make_records(make_plan(), normal({"random": 0.01, "stratified": 0.01}, seed=5)):
         two.append(record)
@@ -139,7 +140,8 @@ def test_a_ledger_of_another_plan_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("side", "words"), [("train", "training images"), ("eval", "evaluation images")])
-def test_other_data_than_before_are_refused_whatever_the_way_of_sharding(side: str, words: str, tmp_path: Path) -> None:
+def test_other_data_than_before_are_refused_for_any_sharding(side: str, words: str, tmp_path: Path) -> None:
+    """Other data than before are refused whatever the way of sharding."""
     ledger = filled(tmp_path / "l", 4)
     record = make_records(make_plan(), DRAW)[5]
     with pytest.raises(DataError, match=f"has other {words} than made-up/random/cnn/asp/0"):
@@ -232,7 +234,8 @@ def test_runs_go_in_their_order_some_sets_at_a_time() -> None:
     assert list(batches([], key, 3)) == []
 
 
-def test_runs_on_real_processes_end_otherwise_on_every_host_and_ones_own_stay(tmp_path: Path) -> None:
+def test_merging_keeps_the_own_results_of_real_processes(tmp_path: Path) -> None:
+    """Runs on real processes end otherwise on every host and ones own stay."""
     one, two = filled(tmp_path / "one", 3), StudyLedger(tmp_path / "two")
     for record in make_records(make_plan(backend="processes"), normal({"random": 0.01, "stratified": 0.01}, seed=5)):
         two.append(record)

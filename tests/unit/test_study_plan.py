@@ -129,7 +129,7 @@ def test_keys_are_flags() -> None:
 
 
 @pytest.mark.parametrize("name", plan_names())
-def test_a_shipped_plan_names_strategies_models_and_flags_that_there_are(name: str) -> None:
+def test_shipped_plans_name_existing_strategies_and_flags(name: str) -> None:
     """All but the data, which are not here: no other line may come."""
     plan = find_plan(name)
     with pytest.raises(DataError, match=r"does not exist; check --input"):
@@ -215,9 +215,8 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("tables", "said"), BAD_TABLES)
-def test_a_table_that_no_command_takes_is_one_line_before_anything_runs(
-    tables: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_table_that_no_command_takes_is_one_line(tables: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """A table that no command takes is one line before anything runs."""
     data = tmp_path / "data"
     assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
     with pytest.raises(UsageError) as raised:
@@ -234,9 +233,8 @@ def test_a_table_that_no_command_takes_is_one_line_before_anything_runs(
         ({"shrunk": 2}, "shrunk = 2: there is no such flag"),
     ],
 )
-def test_a_data_set_that_cannot_be_derived_is_one_line_before_anything_runs(
-    keys: dict[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_a_data_set_that_cannot_be_derived_is_one_line(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """A data set that cannot be derived is one line before anything runs."""
     data = tmp_path / "data"
     assert main_of_pipeline(["sample", "--to", str(data), "--rows", "400", "--test-rows", "40"]) == 0
     with pytest.raises(UsageError) as raised:
@@ -256,7 +254,8 @@ def main_of_pipeline(argv: list[str]) -> int:
     return main(argv)
 
 
-def test_data_that_are_not_there_or_have_no_evaluation_rows_are_one_line(tmp_path: Path) -> None:
+def test_missing_data_or_evaluation_rows_are_one_line(tmp_path: Path) -> None:
+    """Data that are not there or have no evaluation rows are one line."""
     with pytest.raises(DataError, match="nowhere does not exist"):
         check_plan(make_plan())
     assert main_of_pipeline(["sample", "--to", str(tmp_path / "d"), "--rows", "400", "--test-rows", "0"]) == 0

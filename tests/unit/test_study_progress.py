@@ -21,7 +21,7 @@ def test_the_end_is_told_by_what_runs_of_a_kind_took() -> None:
     assert [duration(s) for s in (7300, 119, 20)] == ["about 2 h 02 min", "about 2 min", "less than a minute"]
 
 
-def test_what_runs_under_way_have_done_is_not_done_again_and_tells_what_the_first_ones_take() -> None:
+def test_running_runs_shorten_the_estimate_and_give_the_first_one() -> None:
     runs = list(make_plan(seeds=2).runs())
     half, begun = RunProgress(30, 0.5), RunProgress(3, 0.0)
     assert remaining_s(runs, {"made-up/cnn": [100.0]}, 1, {runs[0]: half}) == 350

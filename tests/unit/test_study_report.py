@@ -236,7 +236,8 @@ def test_ways_whose_shards_no_seed_changes_are_named() -> None:
 
 
 @pytest.mark.full
-def test_runs_of_seeds_that_were_left_out_and_other_numbers_of_seeds_are_told(tmp_path: Path) -> None:
+def test_left_out_seeds_and_changed_seed_counts_are_reported(tmp_path: Path) -> None:
+    """Runs of seeds that were left out and other numbers of seeds are told."""
     draw = normal(dict.fromkeys(WAYS, 0.01))
     whole, part = make_plan(WAYS, seeds=6), make_plan(WAYS, seeds=4)
     claim_folder(whole, tmp_path)

@@ -60,7 +60,8 @@ def test_a_summary_is_that_of_numpy_and_scipy() -> None:
     assert (found.least, found.most) == (values.min(), values.max())
 
 
-def test_the_interval_of_a_standard_deviation_covers_it_as_often_as_it_says() -> None:
+def test_the_interval_of_a_standard_deviation_has_its_coverage() -> None:
+    """The interval of a standard deviation covers it as often as it says."""
     covered = [low <= 1 <= high for low, high in (summarise(row).sd_interval for row in draws(2, STUDIES, 8).tolist())]
     assert np.mean(covered) == pytest.approx(0.95, abs=ERROR)
 
@@ -134,7 +135,7 @@ def test_the_bootstrap_interval_covers_the_true_ratio_about_as_often() -> None:
 
 
 @pytest.mark.parametrize("seeds", only([19], [5, 19, 50]))
-def test_of_a_thousand_studies_without_a_difference_one_in_twenty_sees_one(seeds: int) -> None:
+def test_one_in_twenty_studies_sees_a_difference_by_chance(seeds: int) -> None:
     a, b = draws(12, STUDIES, seeds), draws(13, STUDIES, seeds)
     spreads = [spread_p(x, y) < LEVEL for x, y in zip(a, b, strict=True)]
     means = [paired_t_test(x, y)[1] < LEVEL for x, y in zip(a, b, strict=True)]
@@ -143,7 +144,8 @@ def test_of_a_thousand_studies_without_a_difference_one_in_twenty_sees_one(seeds
 
 
 @pytest.mark.parametrize("seeds", [5, 19])
-def test_means_that_differ_by_the_margin_are_called_equal_once_in_twenty(seeds: int) -> None:
+def test_means_a_margin_apart_are_equal_once_in_twenty(seeds: int) -> None:
+    """Means that differ by the margin are called equal once in twenty."""
     a, b = draws(18, STUDIES, seeds), draws(19, STUDIES, seeds) + 3
     alarms = [equivalence_p(x, y, 3) < LEVEL for x, y in zip(a, b, strict=True)]
     assert np.mean(alarms) == pytest.approx(LEVEL, abs=ERROR)
@@ -156,7 +158,8 @@ def test_values_that_are_not_normal_give_about_as_many_false_alarms(law: stats.r
 
 
 @pytest.mark.full
-def test_a_family_of_four_comparisons_has_no_more_false_alarms_than_one() -> None:
+def test_four_comparisons_have_no_more_false_alarms_than_one() -> None:
+    """A family of four comparisons has no more false alarms than one."""
     baseline, members = draws(14, STUDIES, 19), draws(15, STUDIES, 4, 19)
     families = [[spread_p(a, b) for b in four] for a, four in zip(baseline, members, strict=True)]
     alarms = [min(family) < LEVEL and min(adjust(family)) < LEVEL for family in families]  # adjusting only raises them
@@ -190,7 +193,8 @@ def test_of_many_seeds_the_f_distribution_is_as_good_as_drawn_studies() -> None:
     assert power(200, 1.3) == pytest.approx(power(201, 1.3), abs=0.05)
 
 
-def test_few_pairs_have_no_bootstrap_interval_and_rounding_is_no_spread() -> None:
+def test_few_pairs_have_no_interval_and_rounding_is_no_spread() -> None:
+    """Few pairs have no bootstrap interval and rounding is no spread."""
     found = compare([0.1, 0.2, 0.4], [0.3, 0.1, 0.2], margin=0.1)
     assert found is not None
     assert math.isnan(found.sd_ratio_bootstrap.low)
@@ -204,7 +208,8 @@ def test_with_three_seeds_nothing_could_be_seen() -> None:
     assert smallest_ratio(2) is None
 
 
-def test_spread_over_a_curve_is_the_brown_forsythe_test_where_the_curve_has_one_point() -> None:
+def test_the_spread_of_one_point_is_the_brown_forsythe_test() -> None:
+    """Spread over a curve is the brown forsythe test where the curve has one point."""
     a, b = draws(18, 11, 1), 3 * draws(19, 11, 1)
     ratio, p = curve_spread(a, b)
     assert p == pytest.approx(stats.levene(a[:, 0], b[:, 0], center="median").pvalue)
@@ -241,7 +246,7 @@ def test_a_correlation_within_one_group_is_that_of_scipy() -> None:
 
 
 @pytest.mark.parametrize(("groups", "runs"), only([(3, 5)], [(6, 3), (3, 5), (2, 19)]))
-def test_of_a_thousand_studies_whose_evenness_says_nothing_one_in_twenty_sees_something(groups: int, runs: int) -> None:
+def test_one_in_twenty_studies_correlates_evenness_by_chance(groups: int, runs: int) -> None:
     drawn = draws(groups, STUDIES, groups, 2, runs)
     drawn[:, :, 1] = np.abs(drawn[:, :, 1])
     alarms = np.mean([rank_correlation_within([(x, y) for x, y in study])[1] < LEVEL for study in drawn])

@@ -216,7 +216,8 @@ def test_ratios_of_measured_speeds_become_nearly_as_many_blocks() -> None:
 
 @pytest.mark.parametrize("rule", ["micro", "paper", "size"])
 @pytest.mark.parametrize("name", list(FUNCTIONS))
-def test_the_order_of_points_changes_no_blocks_values_where_no_gains_tie(name: FunctionName, rule: BlockRule) -> None:
+def test_the_order_of_points_changes_no_block_values(name: FunctionName, rule: BlockRule) -> None:
+    """The order of points changes no block's values where no gains tie."""
     rng = np.random.default_rng(5)
     points = rng.normal(0, 1 << 16, (90, 6)).astype(np.int32)
     order = rng.permutation(90)
@@ -279,7 +280,7 @@ print(json.dumps([digest, hashlib.sha256(plain.tobytes()).hexdigest(),
 
 
 @pytest.mark.full
-def test_another_blas_kernel_other_vector_units_and_more_threads_give_the_same_bits() -> None:
+def test_blocks_have_the_same_bits_on_any_processor() -> None:
     """OpenBLAS' kernels of several processors, and numpy without the instructions that it would choose here."""
     numpys_own: Any = importlib.import_module("numpy._core._multiarray_umath")
     chosen = " ".join(name for name in numpys_own.__cpu_dispatch__ if numpys_own.__cpu_features__[name])
@@ -354,7 +355,8 @@ def made_class(rows: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", list(FUNCTIONS))
-def test_unequal_blocks_by_the_papers_rule_are_worse_than_chance_and_micro_blocks_are_not(name: FunctionName) -> None:
+def test_micro_blocks_beat_unequal_blocks_of_the_papers_rule(name: FunctionName) -> None:
+    """Unequal blocks by the paper's rule are worse than chance and micro blocks are not."""
     similar = similarities(made_class(600))
     assert beside_random(similar, (1,) * 8, name, "paper") < 0.8
     assert beside_random(similar, (4, 2, 1, 1), name, "paper") > 1.3
@@ -398,7 +400,7 @@ def class_points(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("name", "rule", "ratios", "published", "bounds"), CAT)
-def test_on_real_cats_blocks_are_as_far_from_the_class_as_was_measured(
+def test_blocks_of_real_cats_are_as_far_as_was_measured(
     cats: np.ndarray[Any, Any],
     name: FunctionName,
     rule: BlockRule,
@@ -406,6 +408,7 @@ def test_on_real_cats_blocks_are_as_far_from_the_class_as_was_measured(
     published: float,
     bounds: tuple[float, float],
 ) -> None:
+    """On real cats blocks are as far from the class as was measured."""
     assert bounds[0] < published < bounds[1]
     assert bounds[0] < beside_random(cats, ratios, name, rule) < bounds[1]
 

@@ -7,7 +7,8 @@ import pytest
 from pipeline.core.reporting.tables import table, two_column_table
 
 
-def test_every_column_is_as_wide_as_its_widest_cell_and_numbers_are_at_the_right() -> None:
+def test_columns_fit_their_widest_cell() -> None:
+    """Every column is as wide as its widest cell and numbers are at the right."""
     text = table([("random", "1,250", "0.5"), ("stratified", "7", "-")], ("strategy", "rows", "ratio"), right={1, 2})
     assert text.splitlines() == [
         "strategy     rows  ratio",
@@ -21,7 +22,8 @@ def test_no_line_ends_in_spaces() -> None:
     assert table([("a", "")]) == "a"
 
 
-def test_a_table_without_rows_is_its_header_and_one_without_both_is_empty() -> None:
+def test_a_table_without_rows_is_its_header() -> None:
+    """A table without rows is its header and one without both is empty."""
     assert table([], ("name", "rows")) == "name  rows"
     assert table([]) == ""
 
