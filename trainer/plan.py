@@ -176,7 +176,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         ("learning rate", _rates(plan)),
         ("momentum", _momentum(plan)),
         ("epoch", f"{plan.steps_per_epoch:,} steps per worker: {plan.rows:,} examples / {plan.batch_size}"),
-        ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps a worker, {plan.updates:,} updates"),
+        ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps per worker, {plan.updates:,} updates"),
         ("processes", _processes(plan)),
         ("push", f"{plan.push_mb:.2f} MB over {_count(plan.num_servers, 'server')}, and as much back"),
     ]
@@ -205,9 +205,9 @@ def _rates(plan: RunPlan) -> str:
     elif plan.update_size == 1:
         text = f"{plan.protocol} applies {each} to each push"
     else:
-        text = f"{plan.protocol} applies {each} to each of {plan.update_size} pushes an update"
+        text = f"{plan.protocol} applies {each} to each of {plan.update_size} pushes per update"
     if plan.recipe == INVERSE_SQRT:
-        return text + "; in mini-batch t, that over the root of t"
+        return text + "; divided by the square root of t in mini-batch t"
     falls = " and ".join(f"{drop:.4g}" for drop in plan.drops)
     return text + (f"; falls to a tenth at epoch {falls}" if falls else "")
 
@@ -215,9 +215,10 @@ def _rates(plan: RunPlan) -> str:
 def _momentum(plan: RunPlan) -> str:
     """Return the line about momentum: its coefficient, and the point at which workers compute."""
     if not plan.looks_ahead:
-        return f"{plan.momentum:g} an update"
+        return f"{plan.momentum:g} per update"
     pushes = _count(plan.num_workers, "push", "pushes")
-    return f"{plan.momentum:g} in {pushes}; workers compute gradients at the parameters that it is expected to reach by then"
+    extrapolation = "workers compute gradients at the parameters that momentum will probably reach by then"
+    return f"{plan.momentum:g} in {pushes}; {extrapolation}"
 
 
 def _processes(plan: RunPlan) -> str:

@@ -141,18 +141,15 @@ def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_appli
     text = describe(planned(12, servers=2))
     assert "120 over all 12 workers, 10 each; 128 was requested, and --worker-batch exact uses all of it" in text
     assert "asp applies 0.025 / 12 = 0.002083 to each push; falls to a tenth at epoch 136.5 and 163.8\n" in text
-    assert (
-        "momentum       0.95 in 12 pushes; workers compute gradients at the parameters that it is expected to reach by"
-        " then\n" in text
-    )
-    assert "182 epochs, 70,980 steps a worker, 851,760 updates" in text
+    assert "momentum       0.95 in 12 pushes; workers compute gradients at the parameters that momentum" in text
+    assert "182 epochs, 70,980 steps per worker, 851,760 updates" in text
     assert "2 servers, 12 workers of 1 thread each, 1 evaluator" in text
     text = describe(planned(12, protocol="bsp", worker_batch="exact", epochs=3))
     assert "128 over all 12 workers, 11 for the first 8 and 10 for the others\n" in text
     assert "bsp applies 0.1 to the mean of 12 pushes; falls to a tenth at epoch 2.25 and 2.7\n" in text
-    assert "1,170 steps a worker, 1,170 updates" in text
+    assert "1,170 steps per worker, 1,170 updates" in text
     assert "momentum       0.9 an update\n" in text
     text_of_root = describe(planned(2, protocol="bsp", recipe="inverse-sqrt"))
-    assert "bsp applies 0.1 to the mean of 2 pushes; in mini-batch t, that over the root of t\n" in text_of_root
+    assert "bsp applies 0.1 to the mean of 2 pushes; divided by the square root of t in mini-batch t\n" in text_of_root
     columns = [re.match(r" +\S+( \S+)* {2,}", line) for line in text.splitlines()]
     assert len({column and column.end() for column in columns}) == 1
