@@ -148,7 +148,7 @@ def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_appli
     assert "128 over all 12 workers, 11 for the first 8 and 10 for the others\n" in text
     assert "bsp applies 0.1 to the mean of 12 pushes; falls to a tenth at epoch 2.25 and 2.7\n" in text
     assert "1,170 steps per worker, 1,170 updates" in text
-    assert "momentum       0.9 an update\n" in text
+    assert "momentum       0.9 per update\n" in text
     text_of_root = describe(planned(2, protocol="bsp", recipe="inverse-sqrt"))
     assert "bsp applies 0.1 to the mean of 2 pushes; divided by the square root of t in mini-batch t\n" in text_of_root
     columns = [re.match(r" +\S+( \S+)* {2,}", line) for line in text.splitlines()]
