@@ -192,13 +192,13 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         settings["channels"] = request.read_options.channels
     settings = json.loads(json.dumps(settings))  # tuples become lists, as in a manifest
     differences = [
-        f"{name} {_in_words(committed_settings.get(name))}, not {_in_words(value)}"
+        f"{name} {_value_text(committed_settings.get(name))}, not {_value_text(value)}"
         for name, value in settings.items()
         if committed_settings.get(name) != value
     ]
     return "; ".join(differences) or "its input"
 
 
-def _in_words(value: object) -> str:
+def _value_text(value: object) -> str:
     """Return a value of a configuration as the user typed it: a flag such as --components holds 50 as 50.0."""
     return f"{value:.15g}" if isinstance(value, float) else str(value)

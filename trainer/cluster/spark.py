@@ -68,8 +68,8 @@ class SparkLauncher:
         self._failure = None
         self._group = f"trainer-{uuid4().hex[:8]}"
         self._stopping.clear()
-        sent = [each.to_json() for each in arguments]
-        self._thread = InheritableThread(target=self._run, args=(sent,), name="launcher", daemon=True)
+        arguments_json = [each.to_json() for each in arguments]
+        self._thread = InheritableThread(target=self._run, args=(arguments_json,), name="launcher", daemon=True)
         self._thread.start()
 
     def failure(self) -> str | None:

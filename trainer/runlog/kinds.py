@@ -320,26 +320,26 @@ def event_from_json(values: object) -> LogEvent:
     if kind is None:
         rest = {key: value for key, value in values.items() if key not in HEAD}
         return OtherEvent(kind=values["event"], values=rest, **_checked(LogEvent, values))
-    made = kind(**_checked(kind, values))
+    event = kind(**_checked(kind, values))
     # A hostile number of workers would make a report allocate memory for each.
-    if isinstance(made, StartEvent) and not _is_count((made.plan or {}).get("num_workers", 0)):
+    if isinstance(event, StartEvent) and not _is_count((event.plan or {}).get("num_workers", 0)):
         raise ValueError("'plan' has an impossible number of workers")
-    if isinstance(made, TrainEvent) and not all(map(_is_worker, made.workers)):
+    if isinstance(event, TrainEvent) and not all(map(_is_worker, event.workers)):
         raise ValueError("'workers' has an entry that is none")
-    return made
+    return event
 
 
 def _checked(kind: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a kind's keys. Raises ValueError if one is missing or of another type."""
-    taken = {}
+    arguments = {}
     for key, hint, required in _schema(kind):
         if key in values:
             if not fits(values[key], hint):
                 raise ValueError(f"{key!r} is {str(values[key])[:80]!r}")
-            taken[key] = values[key]
+            arguments[key] = values[key]
         elif required:
             raise ValueError(f"it lacks {key!r}")
-    return taken
+    return arguments
 
 
 def _is_worker(values: object) -> bool:
