@@ -260,7 +260,7 @@ def test_a_report_replaces_the_last_one_whole_and_is_the_same_for_the_same_log(t
 
 
 def test_a_report_that_fails_is_a_warning(
-    eventful: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    eventful: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A template that is not found is an OSError, which as an error of the run would count as a lost host."""
 
@@ -269,7 +269,7 @@ def test_a_report_that_fails_is_a_warning(
 
     monkeypatch.setattr("trainer.report.page.template", missing)
     assert try_report(eventful) is None
-    [line] = capsys.readouterr().err.splitlines()
+    [line] = caplog.messages
     assert re.fullmatch(r"warning: the run has ended .*its report failed: report\.html; the same command .*", line)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import sys
 import threading
@@ -31,6 +32,8 @@ from trainer.transport.status import RunStatus
 
 if TYPE_CHECKING:
     from trainer.report.page import Read
+
+logger = logging.getLogger(__name__)
 
 
 class Interruptible(Protocol):
@@ -133,10 +136,9 @@ def try_report(output: Place, read: Read | None = None) -> Place | None:
 
         return write_report(output, read)
     except Exception as error:
-        print(
+        logger.warning(
             f"warning: the run has ended and {output / RESULT} is written, but its report failed: {one_line(error)};"
-            " the same command writes the report again",
-            file=sys.stderr,
+            " the same command writes the report again"
         )
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets as random_numbers
 import threading
 import time
@@ -40,6 +41,8 @@ from trainer.transport.sockets import Secret, Watch, close, dealer, offer
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
 from trainer.worker.replica import Body, Phase, Replica
+
+logger = logging.getLogger(__name__)
 
 RESEND_S = 1.0
 HEARTBEAT_S = 1.0
@@ -271,7 +274,7 @@ class AllReduceClient:
                 folder_of(self.checkpoints, version), 0, 1, version, 0, total, total, values, momentum, generation
             )
         except OSError as error:
-            print(f"the checkpoint of version {version} was not written: {error}", flush=True)
+            logger.warning(f"the checkpoint of version {version} was not written: {error}")
             return WriteOutcome.FAILED
         return WriteOutcome.WRITTEN
 
