@@ -56,7 +56,7 @@ def simulate(config: Config, simulated: SimulationSettings, options: Options | N
 def parser() -> Parser:
     """Return the parser of the trainer's flags and the flags of virtual time."""
     result = flags(PROG, DESCRIPTION, EPILOG)
-    for action in set(command_line.actions_by_flag(result).values()):
+    for action in set(result.actions_by_flag().values()):
         if action.dest in ("shards", "output"):  # a toy loss needs no shards, and a replay no folder
             action.required = False
             action.default = ""

@@ -18,6 +18,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipeline.core.argparse_internals import FlagGroup, ListedParser, is_repeatable, is_switch
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import hiding_file
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
@@ -59,7 +60,7 @@ class _ShowHelp(argparse.Action):
         parser.exit()
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(ListedParser):
     """An argparse parser with a short --help, and one-line errors that suggest the nearest flag or choice.
 
     --help shows the flags whose help text is not ``AdvancedHelp``; --help-all shows all of them.
@@ -87,31 +88,31 @@ class Parser(argparse.ArgumentParser):
 
     def format_usage(self) -> str:
         """Return a usage line that names positional arguments and required flags only."""
-        needed = [action for action in self._actions if action.required or not action.option_strings]
+        needed = [action for action in self.actions if action.required or not action.option_strings]
         others = argparse.Action([], "OPTION", nargs="*")  # is printed as [OPTION ...]
-        formatter = self._get_formatter()
+        formatter = self.formatter()
         formatter.add_usage(self.usage, [others, *needed], ())
         return formatter.format_help()
 
     def format_help(self, *, every: bool = False) -> str:
         """Return the text of --help, or of --help-all if ``every``."""
-        hidden_actions = [] if every else [action for action in self._actions if self._is_hidden(action)]
-        if not any(isinstance(action.help, AdvancedHelp) for action in self._actions):
+        hidden_actions = [] if every else [action for action in self.actions if self._is_hidden(action)]
+        if not any(isinstance(action.help, AdvancedHelp) for action in self.actions):
             # --help-all would repeat --help.
-            hidden_actions = [action for action in self._actions if "--help-all" in action.option_strings]
-        formatter = self._get_formatter()
+            hidden_actions = [action for action in self.actions if "--help-all" in action.option_strings]
+        formatter = self.formatter()
         formatter.add_text(self.description)
-        for group in self._action_groups:
-            visible_actions = [action for action in group._group_actions if action not in hidden_actions]
+        for section in self.sections():
+            visible_actions = [action for action in section.actions if action not in hidden_actions]
             # A group without flags to show would leave its title and description behind.
             if visible_actions:
-                formatter.start_section(group.title)
-                formatter.add_text(group.description)
+                formatter.start_section(section.title)
+                formatter.add_text(section.description)
                 formatter.add_arguments(visible_actions)
                 formatter.end_section()
         formatter.add_text(self.epilog)
         if any(isinstance(action.help, AdvancedHelp) for action in hidden_actions):
-            formatter.add_text(f"all {len(self._actions)} options: {self.prog} --help-all")
+            formatter.add_text(f"all {len(self.actions)} options: {self.prog} --help-all")
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def _is_hidden(self, action: argparse.Action) -> bool:
@@ -123,8 +124,8 @@ class Parser(argparse.ArgumentParser):
 
     def _advice(self, message: str) -> str:
         """Return a hint or the nearest name for the first unknown flag or choice in a message, or an empty string."""
-        flags = [name for action in self._actions for name in action.option_strings]
-        choices = [str(choice) for action in self._actions for choice in action.choices or ()]
+        flags = [name for action in self.actions for name in action.option_strings]
+        choices = [str(choice) for action in self.actions for choice in action.choices or ()]
         if message.startswith("the following arguments are required"):
             # argparse checks required flags first, and would not report that one of them is misspelt.
             word = self._first_unknown(flags)
@@ -159,11 +160,6 @@ def parser(prog: str, description: str | None, epilog: str) -> Parser:
     )
 
 
-def actions_by_flag(flags: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return the action of each flag, by all its spellings. Wraps a private member of argparse."""
-    return flags._option_string_actions
-
-
 def seed(text: str) -> int:
     """Parse the value of --seed."""
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
@@ -189,7 +185,7 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     NAME.py or python -m NAME. A flag also overrides a key of the file that excludes it. The result's ``names_in_argv``
     has the names of the values given on the command line itself. Raises UsageError for unknown or ill-typed keys."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    built_in = {action.dest: action.default for action in flags._actions}
+    built_in = {action.dest: action.default for action in flags.actions}
     early, _ = _config_only().parse_known_args(argv)
     path = early.config or CONF / f"{flags.conf}.toml"
     if early.config or path.is_file():
@@ -198,8 +194,7 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     flags_used = names_in_argv(flags, argv)
     args = flags.parse_args(argv)
     # A flag and a key of the file that exclude each other are no conflict: the flag wins.
-    for group in flags._mutually_exclusive_groups:
-        names = [action.dest for action in group._group_actions]
+    for names in flags.exclusive_names():
         for name in names if flags_used & set(names) else ():
             if name not in flags_used:
                 setattr(args, name, built_in[name])
@@ -207,17 +202,12 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     return args
 
 
-def names_in_argv(flags: argparse.ArgumentParser, argv: Sequence[str]) -> frozenset[str]:
+def names_in_argv(flags: ListedParser, argv: Sequence[str]) -> frozenset[str]:
     """Return the names of the values that the command line itself contains, even if they equal their defaults."""
     # A repeatable flag appends to its default, which must be None or a list.
-    unset = {action.dest: None if is_repeatable(action) else UNSET for action in flags._actions}
+    unset = {action.dest: None if is_repeatable(action) else UNSET for action in flags.actions}
     parsed = vars(flags.parse_args(argv, argparse.Namespace(**unset)))
     return frozenset(name for name, value in parsed.items() if value is not unset.get(name, UNSET))
-
-
-def is_repeatable(action: argparse.Action) -> bool:
-    """True if a flag may be given several times, so that its value is a list."""
-    return isinstance(action, argparse._AppendAction)
 
 
 def run_chosen(
@@ -261,7 +251,7 @@ def run_chosen(
     return run(args.command, args.rest)
 
 
-def add_config_flag(flags: argparse._ActionsContainer, conf: str) -> None:
+def add_config_flag(flags: FlagGroup, conf: str) -> None:
     """Add --config, with its default file in the help text. conf: name of that file without its extension."""
     file = f"conf/{conf}.toml" if (CONF / f"{conf}.toml").is_file() else "none"
     flags.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file of option values (default: {file})")
@@ -274,7 +264,7 @@ def _config_only() -> Parser:
     return early
 
 
-def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, Any]:
+def _defaults(path: Traversable, flags: ListedParser) -> dict[str, Any]:
     """Return the values of a TOML file by the name of their argument, parsed and checked like flags.
 
     Flags that have a value in the file are no longer required. Raises UsageError for an unreadable file, an unknown key
@@ -285,7 +275,7 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
         raise UsageError(f"--config {path} does not exist") from None
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--config {path}: {error}") from None
-    actions = {_key(name): action for action in flags._actions for name in action.option_strings[:1]}
+    actions = {_key(name): action for action in flags.actions for name in action.option_strings[:1]}
     result = {}
     for key, value in values.items():
         action = actions.get(_key(key))
@@ -293,14 +283,14 @@ def _defaults(path: Traversable, flags: argparse.ArgumentParser) -> dict[str, An
             raise UsageError(f"--config {path}: unknown key {key!r}; keys are the long flags with underscores")
         # argparse would demand a required flag even though the file has its value.
         action.required = False
-        flag = isinstance(action, (argparse._StoreTrueAction, argparse.BooleanOptionalAction))
+        flag = is_switch(action)
         if is_repeatable(action):
             result[action.dest] = _repeatable_values(action, value, f"--config {path}: {key}")
             continue
         if flag != isinstance(value, bool) or isinstance(value, (dict, list)):
             raise UsageError(f"--config {path}: {key} = {value!r} is not a value of --{key.replace('_', '-')}")
         try:
-            result[action.dest] = value if flag else flags._get_value(action, str(value))
+            result[action.dest] = value if flag else flags.convert(action, str(value))
         except argparse.ArgumentError as error:
             raise UsageError(f"--config {path}: {key} = {value!r}: {error.message}") from None
         if action.choices is not None and result[action.dest] not in action.choices:

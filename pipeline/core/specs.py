@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from pipeline.core.argparse_internals import FlagGroup
 from pipeline.core.errors import UsageError
 from pipeline.core.json_values import build
 
@@ -185,7 +186,7 @@ def descriptions(items: Mapping[str, str]) -> str:
 
 
 def add_flags(
-    group: argparse._ActionsContainer,
+    group: FlagGroup,
     kind: type[Spec],
     *,
     only: Iterable[str] | None = None,
@@ -200,9 +201,7 @@ def add_flags(
             _add(group, item, hints[item.name], AdvancedHelp(text) if about.advanced else text, item.default)
 
 
-def add_member_flags(
-    group: argparse._ActionsContainer, members: Mapping[str, type[Spec]], *, leave_out: Iterable[str] = ()
-) -> None:
+def add_member_flags(group: FlagGroup, members: Mapping[str, type[Spec]], *, leave_out: Iterable[str] = ()) -> None:
     """Add a flag for every field of a registry's members. Members that share a field share its flag.
 
     --help shows these flags only together with the name of a member, because most belong to one member. The default of
@@ -296,7 +295,7 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _add(group: argparse._ActionsContainer, item: Field[Any], hint: Any, text: str, default: Any) -> None:
+def _add(group: FlagGroup, item: Field[Any], hint: Any, text: str, default: Any) -> None:
     """Add the flag of a field to a group.
 
     Args:

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from pipeline.assignment.speeds import measured_ratios
 from pipeline.core import command_line, errors, specs
+from pipeline.core.argparse_internals import FlagGroup
 from pipeline.core.command_line import Parser, image_shape
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios, parse_ratios
@@ -46,7 +47,7 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
     add_layout_flags(group)
 
 
-def add_layout_flags(flags: argparse._ActionsContainer) -> None:
+def add_layout_flags(flags: FlagGroup) -> None:
     """Add the flags that describe rows, for files that do not contain their layout."""
     # Most files describe their layout, so --help shows only the format and --help-all the rest.
     flags.add_argument("--format", choices=sorted(FORMATS), help="format of the input (default: detected)")
@@ -130,7 +131,7 @@ def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
     group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces and Spark's logs"))
 
 
-def add_seed_flag(flags: argparse._ActionsContainer) -> None:
+def add_seed_flag(flags: FlagGroup) -> None:
     flags.add_argument(
         "--seed",
         type=command_line.seed,

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest first: a room, which is a folder or a file, imports from those before it.
 CORE = (
     "errors", "import_path", "extras", "arrays", "json_values", "hashing", "seeds", "atomic", "provenance", "storage",
-    "shardset", "reporting", "specs", "command_line",
+    "shardset", "reporting", "argparse_internals", "specs", "command_line",
 )  # fmt: skip
 PIPELINE = (
     "core", "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",
@@ -150,3 +150,78 @@ def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
 )
 def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch(module: str) -> None:
     assert loaded_with([module]).isdisjoint({"pyspark", "torch"})
+
+
+# Each may print: a command, a display of progress, or the output of train(), simulate() and the jobs unless they are silent.
+COMMANDS_PRINT = {"__main__.py", "command.py", "plan_command.py", "check.py", "child.py"}
+FILES_PRINT = {
+    "pipeline/core": {"command_line.py", "import_path.py"},
+    "pipeline/datasets": {"cifar.py", "derive.py", "synthetic.py"},
+    "pipeline/runs": {"compare.py"},
+    "pipeline/spark": {"package.py", "progress.py"},
+    "pipeline/stream": {"query.py"},
+    "pipeline/upkeep": {"clean.py", "contents.py", "verify.py"},
+    "trainer": {"api.py"},
+    "trainer/cluster": {"run.py"},
+    "trainer/embed": {"run.py"},
+    "trainer/launch": {"ends.py", "processes.py", "run.py"},
+    "trainer/report": {"progress.py"},
+    "trainer/simulation": {"compare.py", "replay.py", "run.py"},
+    "trainer/study/run": {"make_sets.py", "measure.py"},
+}
+# The files that use private members of a library, which has no public ones for that.
+ADAPTERS = {
+    "argparse": {"pipeline/core/argparse_internals.py"},
+    "multiprocessing": {"trainer/launch/processes.py"},
+    "py4j": {"pipeline/spark/jvm.py", "trainer/cluster/spark.py"},
+}
+INTERNALS = {
+    "argparse": {"_actions", "_action_groups", "_group_actions", "_mutually_exclusive_groups", "_option_string_actions"}
+    | {"_get_formatter", "_get_value", "_ActionsContainer", "_ArgumentGroup", "_AppendAction", "_StoreTrueAction"},
+    "multiprocessing": {"_forkserver", "_callback"},
+    "py4j": {"_jvm", "_jsc", "_gateway", "_active_spark_context", "_ensure_initialized"},
+}
+
+
+def sources() -> list[Path]:
+    return [path for package in ("pipeline", "trainer") for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+def test_only_commands_and_displays_print() -> None:
+    """The rest of the library logs, or returns its texts."""
+    printing = {
+        path
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Name) and node.id == "print"
+    }
+    allowed = {ROOT / folder / name for folder, names in FILES_PRINT.items() for name in names}
+    assert {path for path in printing if path.name not in COMMANDS_PRINT} == allowed
+
+
+@pytest.mark.parametrize("library", ADAPTERS)
+def test_private_members_of_a_library_stay_in_its_adapter(library: str) -> None:
+    using = {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr in INTERNALS[library]
+    }
+    assert using == ADAPTERS[library]
+
+
+@pytest.mark.parametrize(("package", "order"), [("pipeline", PIPELINE), ("trainer", TRAINER)])
+def test_the_layout_in_the_manual_has_no_arrow_up(package: str, order: tuple[str, ...]) -> None:
+    """A line for each room, which imports only from those above it; ``a, b`` are two files in one line."""
+    text = (ROOT / package / "README.md").read_text()
+    block = text.partition("\n## Layout\n")[2].partition("```text\n")[2].partition("```")[0]
+    lines = [line for line in block.splitlines() if line[:1].strip()]
+    listed = [name.strip("/") for line in lines for name in line.partition("  ")[0].split(", ")]
+    assert set(listed) - FACES == set(order)
+    entered = {
+        (room_of(path, package), room)
+        for path in (ROOT / package).rglob("*.py")
+        for room in rooms_entered(path, package)
+        if {room_of(path, package), room}.isdisjoint(FACES) and room_of(path, package) != room
+    }
+    assert not {(room, other) for room, other in entered if listed.index(room) < listed.index(other)}

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
+from pipeline.core.argparse_internals import FlagGroup
 from pipeline.core.command_line import seed as parse_seed
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import AdvancedHelp, Spec, add_flags, option
@@ -151,7 +152,7 @@ QUICK = Experiment(
 )
 
 
-def add_experiment_flags(group: argparse._ArgumentGroup) -> None:
+def add_experiment_flags(group: FlagGroup) -> None:
     """Add a flag for each field of Experiment. Absent flags are None, because --quick changes the defaults."""
     add_flags(group, Experiment)
     group.add_argument(

@@ -60,7 +60,7 @@ def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
     """
     cell = run.cell
     parser = trainer_flags() if plan.backend == "processes" else simulate.parser()
-    flags = command_line.actions_by_flag(parser)
+    flags = parser.actions_by_flag()
     own = [plan.training, plan.models[cell.model], plan.protocols[cell.protocol], plan.virtual]
     argv = [flag for keys in own for flag in argv_of(keys, flags)]
     argv += [f"--shards={shards}", f"--output={output}", f"--seed={plan.seed_of('order', run)}"]
@@ -131,7 +131,7 @@ def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation
 
     own = {key: value for key, value in plan.shardings[name].items() if key != ORDER}
     places = [f"--input={source}", f"--eval-input={evaluation}", f"--output={output}", f"--workers={plan.workers}"]
-    return [*argv_of(own, command_line.actions_by_flag(shard_parser())), *places, f"--seed={seed}", "--quiet"]
+    return [*argv_of(own, shard_parser().actions_by_flag()), *places, f"--seed={seed}", "--quiet"]
 
 
 def check_plan(plan: StudyPlan) -> None:
@@ -175,7 +175,7 @@ def derivation(plan: StudyPlan, name: str, order: str) -> Any:
     keys = {key: value for key, value in plan.datasets[name].items() if key not in ("input", "eval_input")}
     blocks = [f"--order={order}", f"--workers={plan.workers}"] if order != "given" else []
     flags = parser()
-    argv = [*argv_of(keys, command_line.actions_by_flag(flags)), "--input=-", "--to=-", *blocks]
+    argv = [*argv_of(keys, flags.actions_by_flag()), "--input=-", "--to=-", *blocks]
     return from_flags(Derivation, command_line.parse(flags, argv))
 
 
