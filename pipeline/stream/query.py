@@ -34,7 +34,6 @@ class StreamTotals:
 
     Attributes:
         committed: batches committed.
-        skipped: batches that were already committed.
         rows: records committed.
         quarantined: records quarantined.
         seconds: duration of all batches.
@@ -42,7 +41,6 @@ class StreamTotals:
     """
 
     committed: int = 0
-    skipped: int = 0
     rows: int = 0
     quarantined: int = 0
     seconds: float = 0.0
@@ -109,7 +107,6 @@ class Running:
             self.say(f"batch {batch}: no rows to commit, {outcome.quarantined:,} quarantined")
         else:
             # A batch that took no time was committed before a restart, after which Spark has delivered it again.
-            tally.skipped += 1
             self.say(f"batch {batch}: committed already")
 
 

@@ -34,7 +34,6 @@ from trainer.transport.messages import (
     Settlement,
     WantSnapshot,
     WriteCopy,
-    pack_json,
     pack_reports,
     pack_rounds,
     unpack_json,
@@ -470,14 +469,6 @@ class Replica:
         if version > first:
             del self.rounds[: version - first]
         self.snapshots = {v: copy for v, copy in self.snapshots.items() if v > version or v in pending}
-
-
-def view_body(details: Mapping[str, Any]) -> bytes:
-    """Return the body of a PeerView.
-
-    details: ``members``, ``source`` (a worker, or None for a checkpoint), ``copies`` (the workers that need one),
-    ``accepted``, ``examples`` and ``clocks`` at its version."""
-    return pack_json(details)
 
 
 def _number(message: Message) -> int:

@@ -18,7 +18,6 @@ class FileInfo:
             times of the same file system.
         is_dir: whether it is a folder.
         is_link: whether it is a symbolic link; local disks only.
-        tag: tag of the content, equal for equal bytes; "" if the store has none.
         change: a mark of the last change that programs cannot reset: the inode's change time on a local disk, the ETag
             in an object store; "" on HDFS.
     """
@@ -28,7 +27,6 @@ class FileInfo:
     modified_ms: int
     is_dir: bool
     is_link: bool = False
-    tag: str = ""
     change: str = ""
 
     @property

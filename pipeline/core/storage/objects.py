@@ -82,9 +82,7 @@ class ObjectFiles:
 
     def _info(self, meta: ObjectMeta) -> FileInfo:
         modified = round(meta["last_modified"].timestamp() * 1000)
-        return FileInfo(
-            f"{self.root}/{meta['path']}", meta["size"], modified, False, tag=(tag := meta["e_tag"] or ""), change=tag
-        )
+        return FileInfo(f"{self.root}/{meta['path']}", meta["size"], modified, False, change=meta["e_tag"] or "")
 
     def _folder(self, key: str) -> FileInfo:
         return FileInfo(f"{self.root}/{key}", 0, 0, True)
