@@ -126,6 +126,17 @@ def test_a_launcher_passes_encryption_on_to_all_hosts(start: Start, encryption: 
     assert run.process.poll() is None, run.said()
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("encryption", ["on", "off"])
+def test_all_reduce_between_hosts_has_the_bits_of_bsp(start: Start, undisturbed: np.ndarray, encryption: str) -> None:
+    flags = ("--exchange", "all-reduce", "--steps", 600, "--same-host", "socket")
+    run = start(*flags, "--encryption", encryption)
+    run.wait_for_updates(10)
+    assert mechanisms(run.send("worker-0", 0)) == [b"PLAIN" if encryption == "off" else b"CURVE"]
+    assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(run.vector(), undisturbed)
+
+
 LOSSES = [("server-0", True), ("server-1", True), ("worker-2", False)]
 
 
