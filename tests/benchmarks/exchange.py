@@ -7,7 +7,8 @@ milliseconds per step, cpu the milliseconds of all processes per step. Contender
 
 gloo         torch.distributed.all_reduce over loopback TCP
 memory       --exchange all-reduce, whose workers share memory on one host
-tcp          --exchange all-reduce over loopback TCP, as between hosts: encrypted, unlike gloo"""
+tcp          --exchange all-reduce over loopback TCP, as between hosts: encrypted, unlike gloo
+clear        the same with --encryption off"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -38,6 +39,7 @@ ELEMENTS = (270_000, 850_000, 11_000_000)
 WORKERS = (2, 4, 12)
 WARM_UP = 5
 REPORT = StepMeasurements(10, 1.0, 5, 0.0)
+Encryption = Literal["on", "off"]
 Times = tuple[float, float]  # wall and CPU, milliseconds per step
 
 
@@ -65,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _compare(elements: int, workers: int, steps: int, repeat: int) -> None:
     """Measure all contenders in turn and print a line for each."""
-    contenders = {"gloo": _gloo, "memory": _memory, "tcp": _tcp}
+    contenders = {"gloo": _gloo, "memory": _memory, "tcp": _tcp, "clear": _clear}
     times: dict[str, list[Times]] = {name: [] for name in contenders}
     for _ in range(repeat):
         for name, run in contenders.items():
@@ -110,13 +112,19 @@ def _memory(elements: int, workers: int, steps: int) -> Times:
     return _all_reduce(f"ipc://@bench-{os.getpid()}-{time.monotonic_ns()}", "memory", elements, workers, steps)
 
 
-def _tcp(elements: int, workers: int, steps: int) -> Times:
+def _tcp(elements: int, workers: int, steps: int, encryption: Encryption = "on") -> Times:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return _all_reduce(f"tcp://127.0.0.1:{port}", "socket", elements, workers, steps)
+    return _all_reduce(f"tcp://127.0.0.1:{port}", "socket", elements, workers, steps, encryption)
 
 
-def _all_reduce(address: str, same_host: str, elements: int, workers: int, steps: int) -> Times:
+def _clear(elements: int, workers: int, steps: int) -> Times:
+    return _tcp(elements, workers, steps, "off")
+
+
+def _all_reduce(
+    address: str, same_host: str, elements: int, workers: int, steps: int, encryption: Encryption = "on"
+) -> Times:
     """Run a server 0 and its workers, which begin with a checkpoint of zeros."""
     with tempfile.TemporaryDirectory() as folder:
         config = _config(folder, WARM_UP + steps + 1, same_host)
@@ -127,7 +135,7 @@ def _all_reduce(address: str, same_host: str, elements: int, workers: int, steps
         write_slice(first, 0, 1, 0, 0, elements, elements, zeros, zeros)
         clocks = dict.fromkeys(range(workers), 0)
         write_state(first, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, elements, 0, config.identity()))
-        secret = Secret("benchmark")
+        secret = Secret("benchmark", encryption)
         server = multiprocessing.get_context("spawn").Process(
             target=_server, args=(config, facts, address, secret, folders), daemon=True
         )
