@@ -19,6 +19,7 @@ from pipeline.core.seeds import Purpose, generator
 from tests.support.configs import make_config
 from tests.support.trainer_runs import ROOT, lines_of, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.virtual_runs import QUIET, RESUME, TOY, final, virtual
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
@@ -35,25 +36,6 @@ from trainer.simulation.network import Network
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.profiles import PROFILES, parse_profile
 from trainer.simulation.replay import configurations, replay
-
-QUIET = Options(silent=True, report=False)
-TOY: dict[str, Any] = {"batch_size": 40, "learning_rate": 0.1, "steps": 30, "epoch_checkpoints": False}
-
-
-def virtual(output: Path, protocol: str = "asp", options: Options = QUIET, **values: Any) -> Result:
-    """A toy run of four workers; values: of the configuration, and of what stands for the machines."""
-    machines: dict[str, Any] = {"compute": "quadratic", "workers": 4, "rows": 400}
-    machines |= {key: values.pop(key) for key in list(values) if key in SimulationSettings.__dataclass_fields__}
-    shards = values.pop("shards", "")
-    return simulate(
-        make_config(shards, output, protocol=protocol, **TOY | values), SimulationSettings(**machines), options
-    )
-
-
-def final(result: Result) -> np.ndarray:
-    version = newest(result.output / "checkpoints", verify=True)
-    assert version is not None
-    return read_vector(result.output / "checkpoints", version)
 
 
 def bits_of(result: Result) -> tuple[bytes, bytes]:
@@ -168,12 +150,11 @@ def test_a_finished_run_goes_on_to_more_steps_and_is_not_one_of_other_machines(t
     whole, part = (
         virtual(tmp_path / name, "bsp", steps=steps, recipe="constant") for name, steps in (("whole", 20), ("part", 8))
     )
-    resume = Options(silent=True, report=False, resume=True)
-    longer = virtual(tmp_path / "part", "bsp", resume, steps=20, recipe="constant")
+    longer = virtual(tmp_path / "part", "bsp", RESUME, steps=20, recipe="constant")
     assert (part.updates, longer.updates) == (8, 20)
     np.testing.assert_array_equal(final(longer), final(whole))
     with pytest.raises(UsageError, match="virtual machines"):
-        virtual(tmp_path / "part", "bsp", resume, steps=20, recipe="constant", step_ms=7.0)
+        virtual(tmp_path / "part", "bsp", RESUME, steps=20, recipe="constant", step_ms=7.0)
 
 
 @pytest.mark.full

@@ -22,7 +22,7 @@ from trainer.runlog.events import log_event
 from trainer.runlog.read import iter_events, read_pushes
 from trainer.server.slice_server import SliceServer
 from trainer.simulation.compute import Compute, Floats
-from trainer.simulation.network import Network
+from trainer.simulation.network import CollectiveNetwork, Network
 from trainer.simulation.options import SimulationSettings
 from trainer.transport.messages import Cancel, Join, Message, Parameters, Push
 from trainer.transport.status import RunStatus
@@ -337,9 +337,14 @@ def _begin_at(root: Path) -> tuple[float, int]:
     return now, int(generations.max()) + 1 if len(generations) else 0
 
 
-def _network(config: Config, facts: RunFacts, simulated: SimulationSettings) -> Network | None:
+def _network(config: Config, facts: RunFacts, simulated: SimulationSettings) -> Network | CollectiveNetwork | None:
     """Return the network of the run, or None if messages take no time."""
     if not simulated.latency_ms and simulated.bandwidth_mbps is None:
         return None
+    # Workers that exchange among themselves sum each range of the gradients on another worker. The one server of this
+    # simulation computes the same sums in the same order, so that only the times differ.
+    if config.exchange.protocol is not None:
+        bandwidth = simulated.bandwidth_mbps or math.inf
+        return CollectiveNetwork(simulated.latency_ms / 1000, bandwidth, 4 * facts.elements, facts.num_workers)
     message = 4 * facts.elements / config.processes.servers
     return Network(simulated.latency_ms / 1000, simulated.bandwidth_mbps or math.inf, message)

@@ -1,4 +1,4 @@
-"""The virtual network: a latency, and server links that all workers share."""
+"""The virtual network: a latency, and links: of servers, which all workers share, or one per worker."""
 
 from __future__ import annotations
 
@@ -41,3 +41,29 @@ class Network:
     def reply(self, now: float) -> float:
         """Send parameters now, and return the time of their arrival."""
         return self.to_workers.send(self.message_bytes, now) + self.latency_s
+
+
+class CollectiveNetwork:
+    """The links of workers that sum their vectors by reduce-scatter and all-gather, a link per worker and direction.
+
+    In each of the two phases, a worker sends N-1 pieces of 1/N of the vector, and receives as many at the same time.
+
+    Args:
+        latency_s: virtual seconds that every phase takes in addition to its transmissions.
+        megabits_per_s: bandwidth per direction of a worker's link.
+        vector_bytes: size of the vector that is summed.
+        num_workers: N; a single worker sends nothing.
+    """
+
+    def __init__(self, latency_s: float, megabits_per_s: float, vector_bytes: float, num_workers: int) -> None:
+        self.latency_s = latency_s if num_workers > 1 else 0.0
+        self.phase_bytes = vector_bytes * (num_workers - 1) / num_workers
+        self.phase_s = self.latency_s + self.phase_bytes / (megabits_per_s * 1e6 / 8)
+
+    def push(self, now: float) -> float:
+        """Send the pieces of a worker's gradient to their owners now, and return the time when the last is there."""
+        return now + self.phase_s
+
+    def reply(self, now: float) -> float:
+        """Send the sums to all workers now, and return the time when the last is there."""
+        return now + self.phase_s

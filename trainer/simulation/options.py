@@ -37,7 +37,8 @@ class SimulationSettings(Spec):
     latency_ms: float = option(0.0, "milliseconds per message", metavar="MS", least=0, advanced=True)
     bandwidth_mbps: float | None = option(
         None,
-        "megabits per second and direction of each server's link, which all workers share",
+        "megabits per second and direction of each server's link, which all workers share; without servers, of each"
+        " worker's own link",
         above=0,
         shown="unlimited",
         advanced=True,
