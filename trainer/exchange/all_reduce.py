@@ -22,5 +22,4 @@ class AllReduce(Exchange):
     server: ClassVar[str] = "trainer.server.rounds"
     protocol: ClassVar[str | None] = "bsp"
     worker_timeout_s: ClassVar[float] = 3.0  # two heartbeats are missing; all others wait for a frozen worker
-    heartbeat_timeout_s: ClassVar[float] = 3.0  # two heartbeats are missing; all workers wait for a frozen one
     in_virtual_time: ClassVar[bool] = True
