@@ -178,6 +178,7 @@ class Supervisor:
         for role, child in list(self.children.items()):
             ended = child.exit_code() is not None
             config = self.config
+            # Of an exchange without servers, all workers wait for a frozen one, but not for the evaluator.
             timeout_s = config.worker_timeout_s if role.kind == "worker" else config.heartbeat_timeout_s
             cause = child.cause() if ended else child.hangs(timeout_s, config.processes.stall_timeout_s)
             if cause is not None:
