@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pipeline.core.errors import UsageError
 from trainer.config import Config
 from trainer.context import RunContext
 from trainer.home.work import working
@@ -43,6 +44,10 @@ def train(
             resumes it.
     """
     options = options or Options()
+    if not config.exchange.client:
+        raise UsageError(
+            f"--exchange {config.exchange.name} has no real processes yet: use sharding simulate, which takes the same flags"
+        )
     context = RunContext.from_config(config).pinned(overwrite=options.overwrite)
     if launcher:
         return _train_on(launcher, hosts, context, options)

@@ -10,6 +10,9 @@ from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.ratios import Ratios, ratios_text
 from trainer.config import Config, RunFacts
 from trainer.coordination.schedules import INVERSE_SQRT, drops
+from trainer.exchange.all_reduce import AllReduce
+from trainer.exchange.neighbours import NeighbourExchange
+from trainer.exchange.parameter_server import ParameterServer
 
 FLOAT_BYTES = 4
 
@@ -42,6 +45,8 @@ class RunPlan:
         updates: updates of the run, without those that stop="local" may add.
         num_parameters, num_buffers: the lengths P and Q of the two parts of the flat vector.
         push_mb: size of one push in MB (10^6 bytes), summed over servers; the reply has the same size.
+        exchange: name.
+        has_own_models: whether each worker has a model of its own, to which its own gradient is applied.
     """
 
     model: str
@@ -70,6 +75,8 @@ class RunPlan:
     num_parameters: int
     num_buffers: int
     push_mb: float
+    exchange: str = ParameterServer.name  # plans logged before there were others do not name theirs
+    has_own_models: bool = False
 
 
 def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here: int | None = None) -> RunPlan:
@@ -123,6 +130,8 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
         num_parameters=facts.num_parameters,
         num_buffers=facts.num_buffers,
         push_mb=facts.elements * FLOAT_BYTES / 1e6,
+        exchange=config.exchange.name,
+        has_own_models=isinstance(config.exchange, NeighbourExchange),
     )
 
 
@@ -178,7 +187,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
         ("epoch", f"{plan.steps_per_epoch:,} steps per worker: {plan.rows:,} examples / {plan.batch_size}"),
         ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps per worker, {plan.updates:,} updates"),
         ("processes", _processes(plan)),
-        ("push", f"{plan.push_mb:.2f} MB over {_count(plan.num_servers, 'server')}, and as much back"),
+        _messages(plan),
     ]
 
 
@@ -196,11 +205,25 @@ def _batches(plan: RunPlan) -> str:
     return f"{plan.effective_batch} over all {_count(plan.num_workers, 'worker')}, {each}{shortfall}"
 
 
+def _messages(plan: RunPlan) -> tuple[str, str]:
+    """Return the line about the messages of a step."""
+    if plan.has_own_models:
+        parameters_mb = plan.num_parameters * FLOAT_BYTES / 1e6
+        return plan.exchange, f"{parameters_mb:.2f} MB from each worker to each of its neighbours in a round"
+    if plan.exchange == AllReduce.name:
+        sent_mb = 2 * (plan.num_workers - 1) / plan.num_workers * plan.push_mb
+        return plan.exchange, f"{sent_mb:.2f} MB from each worker in a step, and as much to it"
+    return "push", f"{plan.push_mb:.2f} MB over {_count(plan.num_servers, 'server')}, and as much back"
+
+
 def _rates(plan: RunPlan) -> str:
     """Return the line about the learning rate: its factor for a gradient without staleness, and its drops."""
     rate = f"{plan.learning_rate:g}"
     each = f"{rate} / {plan.learning_rate / plan.worker_rate:.4g} = {plan.worker_rate:.4g}"
-    if plan.synchronous and plan.update_size == plan.num_workers:
+    # The three kinds of updates: of each worker's model, of all gradients together, of one or some of them.
+    if plan.has_own_models:
+        text = f"every worker applies {rate} to the gradient of its own model"
+    elif plan.synchronous and plan.update_size == plan.num_workers:
         text = f"{plan.protocol} applies {rate} to the mean of {_count(plan.num_workers, 'push', 'pushes')}"
     elif plan.update_size == 1:
         text = f"{plan.protocol} applies {each} to each push"
@@ -226,7 +249,8 @@ def _processes(plan: RunPlan) -> str:
     each = f"of {_count(plan.threads_per_worker, 'thread')} each"
     if plan.workers_here < plan.num_workers:
         each = f"({plan.workers_here} here, {each})" if plan.workers_here else "(none here)"
-    return f"{_count(plan.num_servers, 'server')}, {_count(plan.num_workers, 'worker')} {each}, 1 evaluator"
+    servers = "" if plan.has_own_models else f"{_count(plan.num_servers, 'server')}, "
+    return f"{servers}{_count(plan.num_workers, 'worker')} {each}, 1 evaluator"
 
 
 def _count(number: int, one: str, many: str = "") -> str:

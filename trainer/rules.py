@@ -68,10 +68,34 @@ def usual_batch(config: Config, facts: RunFacts) -> float | None:
     return sum(batches) / facts.num_workers if len(set(batches)) > 1 else None
 
 
+def build_replica(config: Config, facts: RunFacts, values: Float32s, momentum: Float32s) -> ParameterSlice:
+    """Return a worker's own model with its update rule, for exchanges without servers.
+
+    Its gradient alone makes an update, like the mean of all gradients on servers. values, momentum: the whole model."""
+    statistics = config.pushed_statistics(facts.num_workers)
+    return ParameterSlice(values, momentum, config.momentum_of(1), 1, statistics)
+
+
+def replica_rate(config: Config, facts: RunFacts, round: int) -> float:
+    """Return the scheduled single-process rate in a round, which multiplies a worker's gradient of its own model."""
+    return _rate(config, facts, round / config.steps_per_epoch(facts.rows))
+
+
+def example_weight(config: Config, facts: RunFacts, examples: int) -> float:
+    """Return the factor of a worker's gradient of a mini-batch of ``examples``, so that all examples count the same."""
+    bernoulli = config.data.sampling == "bernoulli"
+    usual = config.data.batch_size / facts.num_workers if bernoulli else usual_batch(config, facts)
+    return 1.0 if usual is None else examples / usual
+
+
 def worker_rate(config: Config, facts: RunFacts, epoch: float) -> float:
     """Return a/n, the factor of a sum of gradients: the scheduled rate at a global epoch / the number of workers."""
+    return _rate(config, facts, epoch) / facts.num_workers
+
+
+def _rate(config: Config, facts: RunFacts, epoch: float) -> float:
+    """Return the scheduled single-process rate at a global epoch."""
     steps = config.steps_per_epoch(facts.rows)
     epochs = config.steps_per_worker(facts.rows) / steps
     optimiser = config.optimiser
-    rate = learning_rate(optimiser.recipe, config.learning_rate, epoch, epoch * steps, epochs, optimiser.drops)
-    return rate / facts.num_workers
+    return learning_rate(optimiser.recipe, config.learning_rate, epoch, epoch * steps, epochs, optimiser.drops)

@@ -228,7 +228,8 @@ def _finished_state(root: Place, version: int, generations: Generations, names: 
     state = _state(root, version, names)
     if not generations.count(state.generation, version):
         return None
-    return state if all(name in names for name in _slice_names(state)) else None
+    has_parts = all(name in names and names[name].bytes == size for name, size in state.parts.items())
+    return state if has_parts and all(name in names for name in _slice_names(state)) else None
 
 
 def is_sound(root: Place, state: RunState, names: Listed) -> bool:

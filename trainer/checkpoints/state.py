@@ -32,9 +32,10 @@ class RunState:
         num_servers: slices of the checkpoint.
         num_parameters, num_buffers: P and Q, the parts of the flat vector.
         identity: canonical JSON of the configuration.
-        memory: state of the protocol.
+        memory: state of the protocol, or of the exchange if workers keep models of their own.
         passes: state of trainer.coordination.passes.
         epoch_sums: state of trainer.coordination.epoch_sums.
+        parts: sizes in bytes of the files beside the slices that a complete checkpoint has, by name.
     """
 
     version: int
@@ -53,6 +54,7 @@ class RunState:
     memory: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, Any] = field(default_factory=dict)
     epoch_sums: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:

@@ -17,7 +17,7 @@ class Exchange(Spec):
 
     Attributes:
         client: the module of the worker's side, whose ``open_client(config, facts, worker, addresses, secret, folders)``
-            returns a trainer.worker.clients.base.Client.
+            returns a trainer.worker.clients.base.Client; "" if it has no real processes.
         server: the module of server 0, and of any other server.
         protocol: the protocol whose updates the exchange makes; None if it works with any protocol.
         worker_timeout_s: default of --heartbeat-timeout-s for workers: seconds without a heartbeat before a restart.

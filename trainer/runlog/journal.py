@@ -2,16 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from trainer.coordination.coordinator import Coordinator
+from trainer.coordination.budget import Budget
 from trainer.coordination.orders import Record, StepMeasurements
-from trainer.coordination.passes import WORD, Whole
+from trainer.coordination.passes import WORD, Passes, Whole
 from trainer.runlog.events import log_event, log_pushes
 
 EVERY_S = 1.0
+
+
+class ClockedMember(Protocol):
+    """A worker in the progress of a run. clock: number of its steps."""
+
+    clock: int
+
+
+class Progress(Protocol):
+    """The progress of a run, as its log reads it (see Coordinator and PeerProgress).
+
+    Attributes:
+        budget: the length of the run and its position.
+        rate: rate(epoch) is the learning rate divided by the number of workers.
+        passes: the passes over the rows.
+        epoch_means: mean loss and accuracy of the last epoch that ended.
+        records: used and refused gradients that the log does not have yet; the log takes them over.
+    """
+
+    rate: Callable[[float], float]
+    passes: Passes
+    epoch_means: dict[str, float | None]
+    records: list[Record]
+
+    @property
+    def budget(self) -> Budget: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def num_workers(self) -> int: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def members(self) -> Sequence[ClockedMember]: ...
 
 
 class Journal:
@@ -19,7 +60,7 @@ class Journal:
 
     Args:
         root: the folder of metrics.jsonl and pushes.csv.
-        coordinator: its records are logged.
+        coordinator: the progress of the run, whose records are logged.
         generation: the number of this generation.
         seconds_before: training time before this generation, from its checkpoint.
         fingerprint: fingerprint of the set's rows, if known.
@@ -29,7 +70,7 @@ class Journal:
     def __init__(
         self,
         root: Path,
-        coordinator: Coordinator,
+        coordinator: Progress,
         generation: int,
         seconds_before: float,
         fingerprint: int | None = None,

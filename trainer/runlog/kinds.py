@@ -158,6 +158,25 @@ class EpochEvent(LogEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConsensusEvent(LogEvent):
+    """All workers that keep models of their own have reached the end of an epoch.
+
+    Attributes:
+        epoch, seconds: number of the epoch; training time.
+        distance: root of the mean squared distance of the models' parameters from their mean.
+        sent_bytes: bytes that all workers have sent since the start of the run.
+        replicas: number of the models.
+    """
+
+    kind: str = field(default="consensus", init=False)
+    epoch: float
+    seconds: float | None = None
+    distance: float | None
+    sent_bytes: int
+    replicas: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassEvent(LogEvent):
     """All workers have ended passes over their rows.
 
@@ -287,6 +306,7 @@ _TYPED: tuple[Kind, ...] = (
     AppendedEvent,
     TrainEvent,
     EpochEvent,
+    ConsensusEvent,
     PassEvent,
     EvaluationEvent,
     GivenUpEvent,

@@ -24,6 +24,7 @@ from trainer.server.slice_server import SliceServer
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.network import CollectiveNetwork, Network
 from trainer.simulation.options import SimulationSettings
+from trainer.simulation.step_times import StepTimes
 from trainer.transport.messages import Cancel, Join, Message, Parameters, Push
 from trainer.transport.status import RunStatus
 
@@ -116,13 +117,9 @@ class Engine:
         self.observe = observe
         self.folders = folders
         self.root = self.folders.work
-        self.schedule_seed = config.run.seed if simulated.schedule_seed is None else simulated.schedule_seed
-        self.now, generation = _begin_at(self.root)
+        self.now, generation = begin_at(self.root)
         self.network = _network(config, facts, simulated)
-        # Step times are proportional to the mini-batch, which differs between workers of a set with ratios. Profiles
-        # with absolute times (trace, exponential) ignore this.
-        batches = config.worker_batches(facts.num_workers, facts.ratios) if facts.ratios else (1,) * facts.num_workers
-        self.shares = [batch * facts.num_workers / sum(batches) for batch in batches]
+        self.step_times = StepTimes(config, facts, simulated)
         self.queue: list[Event] = []
         count = config.processes.servers
         nothing = np.empty(0, np.float32)
@@ -177,6 +174,15 @@ class Engine:
     def status(self) -> RunStatus:
         """Return the status that the leader reports to a supervisor."""
         return self.leader.status(self.now)
+
+    def trouble(self) -> str | None:
+        """Return why the last checkpoint failed, as text, or None."""
+        return self.leader.trouble(self.now)
+
+    def interrupt(self) -> None:
+        """Write a checkpoint, because the run is about to stop."""
+        if not self.down:
+            self.leader.end(self.now)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -304,14 +310,8 @@ class Engine:
         mine.turn = turn
         mine.attempt += 1
         mine.begun = self.network.reply(self.now) if self.network else self.now
-        mine.ends = mine.begun + self._step_s(turn.worker, turn.clock)
+        mine.ends = mine.begun + self.step_times.seconds(turn.worker, turn.clock)
         self._schedule(mine.ends, turn.worker, Kind.FINISH)
-
-    def _step_s(self, worker: int, clock: int) -> float:
-        """Return the virtual seconds of a worker's step, which the profile defines."""
-        simulated = self.simulated
-        ordinary_s = simulated.step_ms / 1000 * self.shares[worker]
-        return simulated.profile.seconds(ordinary_s, self.schedule_seed, worker, clock)
 
     def _cancel(self, mine: VirtualWorker, worker: int) -> None:
         """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
@@ -324,7 +324,7 @@ class Engine:
             self._schedule(max(stops, self.now), worker, Kind.GIVE_UP)
 
 
-def _begin_at(root: Path) -> tuple[float, int]:
+def begin_at(root: Path) -> tuple[float, int]:
     """Return the virtual time at which this start resumes, and a lower bound for the number of its generation.
 
     The bound is above every generation of the logged pushes. Pushes that a killed process logged after its last

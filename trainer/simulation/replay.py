@@ -14,6 +14,7 @@ from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
 from trainer.rules import build_slice, build_weights, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
@@ -134,7 +135,7 @@ def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
         raise UsageError(
             f"{run} followed a stream, whose rows a replay has not in its order; a run without --follow has"
         )
-    if not record.config.exchange.in_virtual_time:
+    if not record.config.exchange.in_virtual_time or isinstance(record.config.exchange, NeighbourExchange):
         raise UsageError(f"{run} exchanged gradients by {record.config.exchange.name}, which a replay cannot compute")
     # A real run has no virtual settings, and its gradients are the model's.
     simulated = (record.simulated or {}).get("compute", "real")

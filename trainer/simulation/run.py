@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pipeline.core.errors import DivergenceError, JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios
@@ -14,6 +14,7 @@ from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
@@ -34,6 +35,9 @@ from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, 
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.options import SimulationSettings
+from trainer.simulation.peers.checkpoints import describe_memory
+from trainer.simulation.peers.engine import PeerEngine
+from trainer.transport.status import RunStatus
 
 if TYPE_CHECKING:
     from trainer.evaluation.process import Evaluator
@@ -65,6 +69,8 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         raise UsageError(
             f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"
         )
+    if isinstance(config.exchange, NeighbourExchange):
+        config.exchange.plan(num_workers, config.run.seed)  # before the folder is changed: it raises if it does not fit
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
     # Toy computations have no model to check.
     check = partial(_check, context, num_workers) if simulated.compute == "real" else unchecked
@@ -130,9 +136,12 @@ def _run(
     if not (options.quiet or options.silent):
         shown = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
         print(describe(shown), flush=True)
+        if planned.has_own_models:
+            print(f"{'memory':<15}{describe_memory(facts)}", flush=True)
     evaluator = _evaluator(context, folders) if simulated.compute == "real" else None  # toy losses have no model
     watcher = _Watcher(folders.work, evaluator, options)
-    engine = Engine(config, facts, simulated, compute, folders, watcher)
+    world: type[PeerEngine] | type[Engine] = PeerEngine if planned.has_own_models else Engine
+    engine: World = world(config, facts, simulated, compute, folders, watcher)
     # Events of the log get virtual times until this run ends.
     token = CLOCK.set(lambda: engine.now)
     cause = "failed"
@@ -147,12 +156,11 @@ def _run(
             raise DivergenceError(f"the run diverged: {status.diverged} (see {folders.home})")
         if not status.finished:
             idle = "the virtual run stands still: nobody has anything to do, and it has not ended"
-            raise JobError(engine.leader.trouble(engine.now) or idle)
+            raise JobError(engine.trouble() or idle)
         cause = "finished"
     except RunInterruptedError:
         cause = "interrupted"
-        if not engine.down:
-            engine.leader.end(engine.now)
+        engine.interrupt()
         at = engine.status()
         raise RunInterruptedError(
             f"interrupted at version {at.version} (epoch {at.epoch:.2f}); the same command with --resume continues"
@@ -173,6 +181,26 @@ def _evaluator(context: RunContext, folders: Folders) -> Evaluator:
     return Evaluator(context.config, context.shards, folders)
 
 
+class World(Protocol):
+    """The simulation of a run: of one with servers (Engine) or of one among workers (PeerEngine).
+
+    Attributes:
+        now: virtual seconds.
+        has_snapshot: True after a checkpoint, until the observer resets it.
+    """
+
+    now: float
+    has_snapshot: bool
+
+    def run(self) -> None: ...
+
+    def status(self) -> RunStatus: ...
+
+    def trouble(self) -> str | None: ...
+
+    def interrupt(self) -> None: ...
+
+
 class _Watcher:
     """The observer of a simulation, which evaluates checkpoints as they are written, and shows progress.
 
@@ -191,7 +219,7 @@ class _Watcher:
         self.interrupted = False
         self._shown = 0.0
 
-    def __call__(self, engine: Engine) -> None:
+    def __call__(self, engine: World) -> None:
         """Evaluate new checkpoints and show progress. Called by the engine after every event.
 
         Raises RunInterruptedError after a signal to stop."""
@@ -205,7 +233,7 @@ class _Watcher:
             if status.ready:
                 self.progress.update(status)
 
-    def evaluate(self, engine: Engine) -> None:
+    def evaluate(self, engine: World) -> None:
         """Evaluate the checkpoints that are not evaluated yet. Without a model they are only marked as evaluated."""
         engine.has_snapshot = False
         root = self.output / CHECKPOINTS

@@ -1,0 +1,1 @@
+"""Virtual time of exchanges in which workers keep models of their own."""

@@ -1,0 +1,557 @@
+"""The event loop of a run in virtual time whose workers keep models of their own and exchange them with neighbours.
+
+Each worker has a link of its own, on which its messages wait for each other; what it receives does not. A worker waits for
+its neighbours of a round only. Everything follows from the seed, the settings and the scripted failures: also a resumed
+run repeats every event after its checkpoint at the same virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.errors import JobError
+from trainer.checkpoints.prune import go_back
+from trainer.checkpoints.read import read_slice_range, read_state
+from trainer.checkpoints.state import RunState
+from trainer.config import Config, RunFacts
+from trainer.coordination.budget import Position
+from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.parameter_slice import ParameterSlice
+from trainer.coordination.peer_progress import PeerProgress, RoundBudget
+from trainer.exchange.mixing import Edge, mix
+from trainer.exchange.neighbours import NeighbourExchange
+from trainer.home.folders import Folders
+from trainer.rules import build_replica, example_weight, replica_rate, worker_rate
+from trainer.run_files import CHECKPOINTS
+from trainer.runlog.events import log_event
+from trainer.runlog.journal import Journal
+from trainer.simulation.compute import Compute, Floats
+from trainer.simulation.engine import KEEP_S, SCRIPTED, begin_at
+from trainer.simulation.network import Link
+from trainer.simulation.options import SimulationSettings
+from trainer.simulation.peers.checkpoints import FLOAT_BYTES, PeerCheckpoints, PeerTimes
+from trainer.simulation.peers.events import Newcomer, PeerEvent, PeerEventKind, PeerPhase, VirtualPeer
+from trainer.simulation.step_times import StepTimes
+from trainer.transport.status import RunStatus
+
+SEARCHED_ROUNDS = 64  # in which a newcomer looks for neighbours
+LEADER_RESTARTED = "the leader was started again"
+NO_MODEL = "all workers were lost at the same time"
+
+Neighbours = Mapping[int, tuple[tuple[int, float], ...]]
+
+
+class PeerEngine:
+    """The simulation of one run. A step costs O(log N) in the queue, the mixing of its models, and ``compute``.
+
+    Args:
+        config, facts: the run.
+        simulated: the virtual cluster.
+        compute: computes the gradients.
+        folders: the run's folders.
+        observe: observe(engine) is called after every event.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: RunFacts,
+        simulated: SimulationSettings,
+        compute: Compute,
+        folders: Folders,
+        observe: Callable[[PeerEngine], None],
+    ) -> None:
+        exchange = config.exchange
+        assert isinstance(exchange, NeighbourExchange), "other exchanges have other worlds"
+        self.config = config
+        self.facts = facts
+        self.exchange = exchange
+        self.simulated = simulated
+        self.compute = compute
+        self.observe = observe
+        self.folders = folders
+        self.root = folders.work
+        self.plan = exchange.plan(facts.num_workers, config.run.seed)
+        self.step_times = StepTimes(config, facts, simulated)
+        self.steps = config.steps_per_worker(facts.rows)
+        self.steps_per_epoch = config.steps_per_epoch(facts.rows)
+        self.has_snapshot = False  # True after a checkpoint, until the observer resets it
+        self.down = False  # whether the leader is dead
+        self.divergence: str | None = None  # why the run has diverged
+        self.queue: list[PeerEvent] = []
+        self.generation = begin_at(self.root)[1]
+        nothing = np.empty(0, np.float32)
+        bytes_per_s = (simulated.bandwidth_mbps or math.inf) * 1e6 / 8
+        self.latency_s = simulated.latency_ms / 1000
+        self.peers = [
+            VirtualPeer(build_replica(config, facts, nothing, nothing), Link(bytes_per_s))
+            for _ in range(facts.num_workers)
+        ]
+        self.newcomers: dict[int, Newcomer] = {}
+        self.progress: PeerProgress
+        self.journal: Journal
+        self.checkpoints: PeerCheckpoints
+        self.sent_bytes = 0  # in all complete rounds
+        self.sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
+        self.neighbours = lru_cache(maxsize=1024)(self._neighbours)
+        self._measured: dict[int, StepMeasurements] = {}  # of the present round, by worker
+        self.now = 0.0
+        self._load()
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Handle events until the run has ended or no event is left."""
+        log_event(self.root, "generation", generation=self.generation, version=self.progress.version)
+        self._schedule_failures()
+        due = 0.0
+        while self.queue and not self.is_over():
+            event = heapq.heappop(self.queue)
+            self.now = event.time
+            if self.now >= self._checkpoint_at:
+                self._want_checkpoint()
+            self._handle(event)
+            if self.now >= due and not self.down:  # a dead leader writes nothing
+                self.journal.flush(self.now)
+                due = self.now + KEEP_S
+            self.observe(self)
+        self.journal.flush(self.now)
+
+    def is_over(self) -> bool:
+        """Return whether all rounds are complete, or the run has diverged."""
+        return self.progress.finished or self.divergence is not None
+
+    def status(self) -> RunStatus:
+        """Return the status that a leader reports to a supervisor."""
+        progress = self.progress
+        position = progress.budget.position
+        # Worlds without processes have no supervisor to wait for: what is trained is finished.
+        present = sum(member.is_in for member in progress.members)
+        keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
+        measured: dict[str, Any] = {key: self.journal.summary.get(key) for key in keys}
+        return RunStatus(
+            ready=True,
+            finished=self.is_over(),
+            diverged=self._diverged(),
+            trained=self.is_over(),
+            version=position.version,
+            accepted=position.accepted,
+            total=progress.budget.total,
+            epoch=progress.budget.epoch,
+            seconds=self._seconds(self.now),
+            remaining=present,
+            alive=present,
+            num_workers=progress.num_workers,
+            **measured,
+        )
+
+    def trouble(self) -> str | None:
+        """Return None: files that cannot be written end the run."""
+        return None
+
+    def interrupt(self) -> None:
+        """Do nothing: a checkpoint now would need all workers in the same round. The run resumes from the last one."""
+
+    def _diverged(self) -> str | None:
+        """Return in words why the run has diverged, or None."""
+        bad = self.progress.diverged
+        if bad and not bad.clock:
+            return (
+                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check how the model begins and"
+                " what its rows hold"
+            )
+        if bad:
+            return f"the loss of worker {bad.worker} is {bad.measured.loss} in round {bad.clock}; lower --learning-rate"
+        return self.divergence
+
+    def _seconds(self, time: float) -> float:
+        """Return the training time of the run at a virtual time, without rounds that a roll-back undid."""
+        return time - self.origin
+
+    def _want_checkpoint(self) -> None:
+        """Have the workers write a checkpoint when they begin a round that none of them has begun.
+
+        Called before an event is handled, at multiples of the interval, so that a resumed run chooses the same rounds."""
+        self.checkpoints.extra.add(1 + max(member.clock for member in self.progress.members))
+        self._checkpoint_at = self._next_checkpoint()
+
+    def _next_checkpoint(self) -> float:
+        """Return the next time at which a checkpoint is due, besides those at the ends of epochs."""
+        every_s = self.config.run.checkpoint_every_s
+        return every_s * (math.floor(self.now / every_s) + 1)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _schedule(self, time: float, worker: int, kind: PeerEventKind, **details: Any) -> None:
+        life = self.peers[worker].life if worker >= 0 else 0
+        sender = details.get("sender", -1)
+        lives = (life, self.peers[sender].life if sender >= 0 else 0)
+        heapq.heappush(self.queue, PeerEvent(time, worker, kind, lives=lives, **details))
+
+    def _handle(self, event: PeerEvent) -> None:
+        """Pass an event to the method of its kind, unless its worker or its sender has died since."""
+        # Failures come first: they concern any life of a worker.
+        worker = event.worker
+        kind = event.kind
+        if kind is PeerEventKind.CRASH:
+            self._crash(event.away_s)
+        elif kind is PeerEventKind.RECOVER:
+            self.down = False
+            self._roll_back(LEADER_RESTARTED)
+        elif kind is PeerEventKind.DIE:
+            self._die(worker, event.away_s)
+        elif kind is PeerEventKind.JOIN:
+            self._join(worker)
+        elif self._is_void(event):
+            return
+        elif kind is PeerEventKind.BEGIN:
+            if event.model is not None:
+                self.peers[worker].replica = self._replica(event.model)
+            self._begin(worker)
+        elif kind is PeerEventKind.FINISH:
+            self._finish(worker)
+        else:
+            assert event.model is not None, "every message has a model"
+            self._arrive(worker, event.sender, event.round, event.model)
+
+    def _is_void(self, event: PeerEvent) -> bool:
+        sender = self.peers[event.sender].life if event.sender >= 0 else 0
+        return event.lives != (self.peers[event.worker].life, sender)
+
+    def _begin(self, worker: int) -> None:
+        """Begin a worker's round with the model that it holds now."""
+        peer = self.peers[worker]
+        round = self.progress.members[worker].clock
+        self.progress.start_round(worker)
+        # Before anything is sent, so that a run that resumes from here sends it again.
+        if round > self.progress.version and self.checkpoints.is_due(round):
+            self.checkpoints.put(round, worker, peer.replica, self.now, peer.link.free_at)
+        self._hand_over(worker, round)
+        if round >= self.steps:
+            peer.phase = PeerPhase.DONE
+            return
+        peer.phase = PeerPhase.COMPUTING
+        peer.step_start = self.now
+        peer.step_end = self.now + self.step_times.seconds(worker, round)
+        self._schedule(peer.step_end, worker, PeerEventKind.FINISH)
+        if self.exchange.order == "avg-then-grad":
+            self._send(worker, round)
+
+    def _finish(self, worker: int) -> None:
+        """End a worker's step. A gradient that is subtracted before models are exchanged is computed now."""
+        peer = self.peers[worker]
+        peer.phase = PeerPhase.WAITING
+        if self.exchange.order == "grad-then-avg":
+            values = peer.replica.values.copy()
+            self._descend(worker, values)
+            self._send(worker, self.progress.members[worker].clock)
+        self._try_to_complete(worker)
+
+    def _arrive(self, worker: int, sender: int, round: int, model: Floats) -> None:
+        peer = self.peers[worker]
+        peer.inbox.setdefault(round, {})[sender] = model
+        if peer.phase is PeerPhase.WAITING:
+            self._try_to_complete(worker)
+
+    def _try_to_complete(self, worker: int) -> None:
+        """Complete a worker's round if the models of all its neighbours are there, and begin its next one.
+
+        Neighbours that died are left out, unless their models of this round arrived before. The weights of the other
+        links stay as they are, so that both ends of a link use the same one."""
+        peer = self.peers[worker]
+        round = self.progress.members[worker].clock
+        arrived = peer.inbox.get(round, {})
+        links = self.neighbours(round).get(worker, ())
+        if any(other not in arrived and self.progress.takes_part(other, round) for other, _ in links):
+            return
+        self._mix(worker, [(weight, arrived[other]) for other, weight in links if other in arrived])
+        peer.inbox.pop(round, None)
+        if self.progress.diverged:
+            return
+        self._begin(worker)
+        self._complete_rounds()
+
+    def _mix(self, worker: int, others: list[tuple[float, Floats]]) -> None:
+        """Average a worker's parameters with its neighbours' parameters, and note the end of its round.
+
+        others: weight and model of each neighbour, in the order of their indices. BatchNorm's statistics are not
+        averaged: every worker has its own."""
+        peer = self.peers[worker]
+        own = peer.replica.values
+        parameters = self.facts.num_parameters
+        mixed = np.empty_like(own)
+        mix(own[:parameters], [(weight, model[:parameters]) for weight, model in others], out=mixed[:parameters])
+        mixed[parameters:] = own[parameters:]
+        if self.exchange.order == "avg-then-grad":
+            # The gradient of the model before the mixing, computed only now, so that no waiting worker holds one.
+            self._descend(worker, mixed)
+        else:
+            peer.replica.values = mixed
+        self.progress.finish(worker, self._measured[worker])
+
+    def _descend(self, worker: int, values: Floats) -> None:
+        """Subtract the gradient of a worker's model from other values, which become its model."""
+        peer = self.peers[worker]
+        round = self.progress.members[worker].clock
+        vector, examples, loss, correct, rows = self.compute.step(worker, round, [peer.replica.values])
+        peer.replica.values = values
+        weight = 1.0
+        if self.exchange.weigh_by == "examples":
+            weight = example_weight(self.config, self.facts, examples)
+        with np.errstate(over="ignore", invalid="ignore"):  # a model that is not finite ends the run
+            peer.replica.apply([vector], replica_rate(self.config, self.facts, round), [weight])
+        self._measured[worker] = StepMeasurements(examples, loss, correct, peer.step_end - peer.step_start, seen=rows)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _neighbours(self, round: int) -> Neighbours:
+        """Return the neighbours of every worker that has any in a round, in ascending order, with their weights."""
+        return _neighbours_from(self.plan.edges(round))
+
+    def _send(self, worker: int, round: int) -> None:
+        """Send a worker's model to its neighbours of a round, one after the other; nothing without neighbours."""
+        peer = self.peers[worker]
+        size = FLOAT_BYTES * self.facts.num_parameters
+        for other, _ in self.neighbours(round).get(worker, ()):
+            if self.progress.takes_part(other, round):
+                self._count(round, size)
+                arrival = peer.link.send(size, self.now) + self.latency_s
+                details = {"sender": worker, "round": round, "model": peer.replica.values}
+                self._schedule(arrival, other, PeerEventKind.ARRIVE, **details)
+
+    def _count(self, round: int, size: int) -> None:
+        self.sent_in[round] = self.sent_in.get(round, 0) + size
+
+    def _hand_over(self, worker: int, round: int) -> None:
+        """Send the model with which a worker begins a round to newcomers that begin with it too."""
+        for index in [index for index, newcomer in self.newcomers.items() if newcomer.first == round]:
+            newcomer = self.newcomers[index]
+            if newcomer.spare is None:
+                newcomer.spare = self.peers[worker].replica.values
+            if worker in newcomer.sources or not newcomer.sources:
+                self._copy(index, worker)
+
+    def _copy(self, index: int, source: int | None = None) -> None:
+        """Send a model to a newcomer. source: the worker that sends its own; None for the spare one."""
+        newcomer = self.newcomers.pop(index)
+        model = newcomer.spare if source is None else self.peers[source].replica.values
+        size = FLOAT_BYTES * self.facts.elements
+        # In the round before, which is not complete while a newcomer waits: a run that is resumed does not send it again.
+        self._count(newcomer.first - 1, size)
+        arrival = self.latency_s + (self.now if source is None else self.peers[source].link.send(size, self.now))
+        self.peers[index].phase = PeerPhase.BEGINNING
+        self._schedule(arrival, index, PeerEventKind.BEGIN, model=model)
+
+    # --- failures -----------------------------------------------------------------------------------------------------
+
+    def _die(self, worker: int, away_s: float) -> None:
+        """Let a worker die and restart after ``away_s`` virtual seconds; its model and unsent messages are lost."""
+        peer = self.peers[worker]
+        peer.back_at = max(peer.back_at, self.now + away_s)
+        log_event(self.root, "restart", role="worker", index=worker, cause=SCRIPTED)
+        self._schedule(self.now + away_s, worker, PeerEventKind.JOIN)
+        if peer.phase in (PeerPhase.DONE, PeerPhase.ABSENT):  # one that is done has sent all
+            return
+        self._forget(worker)
+        self.newcomers.pop(worker, None)
+        self.progress.leave(worker)
+        for index, newcomer in list(self.newcomers.items()):
+            had_sources = bool(newcomer.sources)
+            newcomer.sources.discard(worker)
+            if had_sources and not newcomer.sources and newcomer.spare is not None:
+                self._copy(index)
+        if not self._has_model():
+            if self.newcomers:
+                self._roll_back(NO_MODEL)
+            return
+        # Neighbours that wait for its model go on without it.
+        for other, waiting in enumerate(self.peers):
+            if waiting.phase is PeerPhase.WAITING:
+                self._try_to_complete(other)
+        self._complete_rounds()
+
+    def _forget(self, worker: int) -> None:
+        """Make all events of a worker and of its messages void."""
+        peer = self.peers[worker]
+        peer.life += 1
+        peer.phase = PeerPhase.ABSENT
+        peer.inbox.clear()
+
+    def _has_model(self) -> bool:
+        return any(peer.phase >= PeerPhase.BEGINNING for peer in self.peers)
+
+    def _join(self, worker: int) -> None:
+        """Let a worker come back. It begins with a neighbour's model, in the first round that nobody has begun."""
+        peer = self.peers[worker]
+        if self.down or peer.back_at > self.now or peer.phase is not PeerPhase.ABSENT:
+            return
+        if not self._has_model():
+            self._roll_back(NO_MODEL)
+            return
+        first = self.progress.admit(worker)
+        if first is None:  # the others do their last steps
+            return
+        peer.phase = PeerPhase.JOINING
+        self.newcomers[worker] = Newcomer(first, self._sources(worker, first))
+
+    def _sources(self, worker: int, first: int) -> set[int]:
+        """Return the members among a worker's neighbours in the next round in which it has any."""
+        for round in range(first, first + SEARCHED_ROUNDS):
+            if links := self.neighbours(round).get(worker):
+                return {other for other, _ in links if self.progress.takes_part(other, first - 1)}
+        return set()
+
+    def _crash(self, away_s: float) -> None:
+        """Let the leader die and restart after ``away_s`` virtual seconds, which rolls all workers back."""
+        self.down = True
+        log_event(self.root, "restart", role="server", index=0, cause=SCRIPTED)
+        for worker in range(self.facts.num_workers):
+            self._forget(worker)
+        self._schedule(self.now + away_s, -1, PeerEventKind.RECOVER)
+
+    def _roll_back(self, cause: str) -> None:
+        """Begin again at the newest checkpoint, with the workers that are there now."""
+        for worker in range(self.facts.num_workers):
+            self._forget(worker)
+        before = self.progress.version
+        self._load(at=self.now)
+        log_event(self.root, "rollback", from_version=before, to_version=self.progress.version, cause=cause)
+        log_event(self.root, "generation", generation=self.generation, version=self.progress.version)
+        for worker, peer in enumerate(self.peers):
+            if peer.phase is PeerPhase.ABSENT:
+                self._join(worker)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _load(self, at: float | None = None) -> None:
+        """Begin a generation at the newest checkpoint. Raises JobError if there is none.
+
+        The workers begin at the times at which they had reached it, so that a resumed run repeats what followed.
+
+        at: the time of a roll-back, at which all workers that are there begin instead."""
+        root = self.root / CHECKPOINTS
+        version_and_generation = go_back(root, at_least=self.generation + 1)
+        if not version_and_generation:
+            raise JobError(f"{root} holds no whole checkpoint, not even the first; start with --overwrite")
+        version, self.generation = version_and_generation
+        state = read_state(root, version)
+        times = PeerTimes.from_state(state)
+        self.now = times.start if at is None else at
+        self.origin = self.now - times.seconds
+        self.sent_bytes = times.sent_bytes
+        self.sent_in = {}
+        self.newcomers = {}
+        self.checkpoints = PeerCheckpoints(self.config, self.facts, self.root, self.generation)
+        self._checkpoint_at = self._next_checkpoint()
+        self.progress = self._progress(state)
+        self._begin_all(state, times, at)
+        facts = self.facts
+        before = times.seconds
+        self.journal = Journal(
+            self.root, self.progress, self.generation, before, facts.fingerprint, classifies=facts.classifies
+        )
+        self.journal.seconds(self.now)  # the training time runs from here
+
+    def _begin_all(self, state: RunState, times: PeerTimes, at: float | None) -> None:
+        """Let the workers begin that are in a checkpoint and, after a roll-back, are there now.
+
+        If none of the present workers is in it, all of them begin with the mean of its models.
+
+        Args:
+            state: of the checkpoint.
+            times: of its workers; none at the start of a run.
+            at: the time of a roll-back, or None.
+        """
+        values, momentum = read_slice_range(self.checkpoints.root, state.version, 0, state.total)
+        file = self.checkpoints.models_of(state) if times.begun else None
+        present = [worker for worker, peer in enumerate(self.peers) if at is None or peer.back_at <= at]
+        members = [worker for worker in present if worker in times.begun]
+        for worker in members or present:
+            peer = self.peers[worker]
+            if file and members:
+                values = np.array(file.values[worker])
+                momentum = file.momentum[worker]
+            # Values that several workers share are safe: they are never changed in place.
+            peer.replica = build_replica(self.config, self.facts, values, np.array(momentum))
+            start = times.begun.get(worker, 0.0) if at is None else at
+            peer.link.free_at = times.link_free.get(worker, 0.0) if at is None else at
+            peer.phase = PeerPhase.BEGINNING
+            self.progress.begin(worker)
+            self._schedule(start, worker, PeerEventKind.BEGIN)
+        for worker in present if at is None and times.begun else ():
+            if worker not in times.begun:
+                self._restore_absence(worker, times.start)
+
+    def _restore_absence(self, worker: int, start: float) -> None:
+        """Restore a worker that is not in the checkpoint: it had died before, or dies before it could have reached it.
+
+        In the second case its neighbours wait for it until then, as they did before. start: of the first worker."""
+        peer = self.peers[worker]
+        died = [failure for failure in self.simulated.failures if failure.worker == worker and failure.at_s < start]
+        peer.back_at = max((failure.at_s + failure.away_s for failure in died), default=0.0)
+        if peer.back_at < start:
+            peer.phase = PeerPhase.BEGINNING
+            self.progress.begin(worker)
+
+    def _schedule_failures(self) -> None:
+        """Queue the scripted failures, and the returns from earlier ones, that follow the start of this run."""
+        for failure in self.simulated.failures:
+            back = failure.at_s + failure.away_s
+            worker = -1 if failure.worker is None else failure.worker
+            if failure.at_s >= self.now:
+                kind = PeerEventKind.CRASH if failure.worker is None else PeerEventKind.DIE
+                self._schedule(failure.at_s, worker, kind, away_s=failure.away_s)
+            elif failure.worker is not None and back >= self.now:
+                self._schedule(back, worker, PeerEventKind.JOIN)
+
+    def _progress(self, state: RunState) -> PeerProgress:
+        """Return the progress of the run at a checkpoint."""
+        position = Position(
+            state.version,
+            state.accepted,
+            state.examples,
+            dict(state.clocks),
+            {},
+            state.passes,
+            dict(state.epoch_sums),
+        )
+        budget = RoundBudget(self.facts.num_workers, self.steps, self.steps_per_epoch, self.config.run.stop, position)
+        return PeerProgress(budget, partial(worker_rate, self.config, self.facts), self.compute.seen)
+
+    def _replica(self, model: Floats) -> ParameterSlice:
+        """Return the replica of a newcomer: another worker's model, without momentum."""
+        momentum = np.zeros(self.facts.num_parameters, np.float32)
+        return build_replica(self.config, self.facts, model, momentum)
+
+    def _complete_rounds(self) -> None:
+        """Complete the rounds of the run that all members have completed, and the checkpoints at their ends."""
+        while self.progress.complete_round():
+            version = self.progress.version
+            self.sent_bytes += self.sent_in.pop(version - 1, 0)
+            self.journal.note(self.progress.boundary, self.now)
+            if not self.checkpoints.is_pending(version):
+                continue
+            # Before the checkpoint, so that the log of a run that resumes from it has all earlier pushes.
+            self.journal.write_pushes()
+            was_written = self.checkpoints.complete(
+                self.progress, origin=self.origin, now=self.now, sent_bytes=self.sent_bytes
+            )
+            self.has_snapshot = self.has_snapshot or bool(was_written)
+            if was_written is None:
+                self.divergence = f"the parameters are no finite numbers at version {version}; lower --learning-rate"
+                return
+
+
+@lru_cache(maxsize=64)
+def _neighbours_from(edges: tuple[Edge, ...]) -> Neighbours:
+    """Return the neighbours of each worker in ascending order, with the weights of their links."""
+    neighbours: dict[int, list[tuple[int, float]]] = {}
+    for i, j, weight in edges:
+        neighbours.setdefault(i, []).append((j, weight))
+        neighbours.setdefault(j, []).append((i, weight))
+    return {worker: tuple(sorted(links)) for worker, links in neighbours.items()}
