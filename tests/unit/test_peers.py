@@ -340,8 +340,11 @@ def test_a_run_of_the_model_repeats_its_bits(shards: Path, trained: Result, tmp_
     assert first == second
 
 
-def test_files_of_a_run_have_what_is_documented(trained: Result) -> None:
+def test_files_and_report_of_a_run_have_what_is_documented(trained: Result) -> None:
     assert undocumented_below(folder_of_run(trained)) == {}
+    page = (folder_of_run(trained) / "report.html").read_text()
+    assert "Distance of the models" in page
+    assert "cnn by MATCHA, 3 workers" in page
 
 
 # Refusals

@@ -151,6 +151,20 @@ def learning_rate(epoch: Floats, rate: Floats) -> Figure:
     return figure
 
 
+def consensus(epoch: Floats, distance: Floats, sent_bytes: Floats) -> Figure:
+    """Draw the distance of the workers' models from their mean, and the data that they have sent, over epochs, all [E]."""
+    figure, (left, right) = canvas(1.9, 2)
+    left.plot(
+        thin(epoch), thin(finite(distance)), color=BLUE, lw=1.6, marker="o", ms=4, markevery=max(1, len(epoch) // 40)
+    )
+    left.set(xlabel="epoch", ylabel="distance", xlim=(0, None), ylim=(0, None))
+    right.plot(thin(epoch), thin(sent_bytes / 1e6), color=GREEN, lw=1.6)
+    right.set(xlabel="epoch", ylabel="MB sent by all workers", xlim=(0, None), ylim=(0, None))
+    for ax in (left, right):
+        few_ticks(ax.xaxis)
+    return figure
+
+
 def cut_tail(histogram: Ints, bars: int = BARS) -> tuple[Ints, Ints, int]:
     """Return bars for counts [V] by staleness: edges [n + 1], counts [n] and the updates beyond the last edge.
 

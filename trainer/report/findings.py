@@ -10,8 +10,17 @@ import numpy as np
 
 from pipeline.core.reporting.page import plain
 from trainer.report.history import Incident, select_kind
+from trainer.report.progress import number
 from trainer.report.terminal import duration, percent
-from trainer.runlog.kinds import EvaluationEvent, LogEvent, RestartEvent, RollbackEvent, TrainEvent, WarningEvent
+from trainer.runlog.kinds import (
+    ConsensusEvent,
+    EvaluationEvent,
+    LogEvent,
+    RestartEvent,
+    RollbackEvent,
+    TrainEvent,
+    WarningEvent,
+)
 
 ENDINGS: Mapping[str | None, tuple[str, str]] = {
     "finished": ("better", "Finished"),
@@ -94,6 +103,21 @@ def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapp
     if not select_kind(live, EvaluationEvent):
         result.append(RunFinding("", "No checkpoint has been evaluated."))
     return result
+
+
+def describe_consensus(live: Sequence[LogEvent]) -> str:
+    """Return a sentence on how far the workers' own models are apart; "" if they have none.
+
+    live: the events that roll-backs and restarts have not voided."""
+    events = select_kind(live, ConsensusEvent)
+    if not events:
+        return ""
+    last = events[-1]
+    return (
+        "Every worker has a model of its own, and evaluations are of the mean of all models. After epoch"
+        f" {last.epoch:.4g} the {last.replicas:,} models are {number(last.distance, '.4g')} from their mean (root of the"
+        f" mean squared distance). All workers together have sent {last.sent_bytes / 1e6:,.4g} MB."
+    )
 
 
 def _result(summary: Mapping[str, Any]) -> list[RunFinding]:

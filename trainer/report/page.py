@@ -15,7 +15,7 @@ from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, origin, p
 from pipeline.core.reporting.plots import MANY, style
 from trainer.home.place import Place, StorePlace, write_whole
 from trainer.report import figures
-from trainer.report.findings import describe_incident, findings, headline, title
+from trainer.report.findings import describe_consensus, describe_incident, findings, headline, title
 from trainer.report.history import (
     Incident,
     clock_table,
@@ -30,7 +30,7 @@ from trainer.report.history import (
 )
 from trainer.report.settings import compact, flags_in_words, plan_in_words
 from trainer.run_files import METRICS, PUSHES, REPORT
-from trainer.runlog.kinds import LogEvent, StartEvent, TrainEvent
+from trainer.runlog.kinds import ConsensusEvent, LogEvent, StartEvent, TrainEvent
 from trainer.runlog.read import read_pushes, surviving
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned_log
@@ -52,6 +52,15 @@ def draw_learning(live: Sequence[LogEvent], happened: Sequence[Incident]) -> dic
         figure = figures.learning_rate(column(trains, "epoch"), column(trains, "learning_rate"))
         embedded_figures["learning rate"] = embed_figure(figure, "Learning rate over epochs")
     return embedded_figures
+
+
+def draw_consensus(live: Sequence[LogEvent]) -> dict[str, EmbeddedFigure]:
+    """Return the figure of an exchange in which every worker has a model of its own; none for other exchanges."""
+    events = select_kind(live, ConsensusEvent)
+    if len(events) < 2:
+        return {}
+    figure = figures.consensus(*(column(events, key) for key in ("epoch", "distance", "sent_bytes")))
+    return {"consensus": embed_figure(figure, "Distance of the models from their mean, and data sent, over epochs")}
 
 
 def draw_speed(live: Sequence[LogEvent], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
@@ -113,8 +122,11 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
     happened = incidents(live)
     compute = (start.simulated or {}).get("compute", "real")
     trained = {} if compute == "real" else {"model": f"simulated computation ({compute})"}
+    plan = start.plan or {}
+    exchanged = {"protocol": plan["exchange"]} if plan.get("has_own_models") else {}
     with style():
         embedded_figures = draw_learning(live, happened)
+        embedded_figures |= draw_consensus(live)
         embedded_figures |= draw_speed(live, happened)
         if num_workers > 1:
             embedded_figures |= draw_workers(live, pushes, happened, num_workers)
@@ -122,12 +134,13 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         accepted = {name: pushes[name].to_numpy()[is_accepted] for name in ("worker", "staleness")}
         embedded_figures |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
     page: str = template("trainer.report", "report.html").render(
-        title=title(summary | trained, num_workers),
+        title=title(summary | trained | exchanged, num_workers),
         begun=_start_sentences(events[0], start),
         origin=_origin(start),
         findings=findings(events, live, summary),
         headline=headline(summary),
         figures=embedded_figures,
+        consensus=describe_consensus(live),
         kinds={incident.event.kind for incident in happened},
         staleness_max=summary["staleness"]["max"],
         workers=worker_rows(live, pushes, num_workers) if len(pushes) else [],
