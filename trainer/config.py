@@ -19,6 +19,7 @@ from trainer.coordination.schedules import AUTO, RECIPES, are_drops, parse_drops
 from trainer.exchange import EXCHANGES, Exchange
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.parameter_server import ParameterServer
+from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
@@ -260,8 +261,14 @@ class Config:
     processes: Processes = Processes()
 
     def __post_init__(self) -> None:
-        """Fill in a learning rate and momentum that are not given, by model and protocol; check pairs of options."""
+        """Fill in a learning rate and momentum that are not given, by model and protocol; check pairs of options.
+
+        With stages each stage has defaults of its own, so that nothing is filled in for the run as a whole."""
         self._check_exchange()
+        self._check_pairs()
+        if self.exchange.stages():
+            self.stage_configs()  # checks the options of each stage
+            return
         rate = self.model.stale_learning_rate
         coefficient = self.model.stale_momentum
         if self.protocol.synchronous:
@@ -274,15 +281,37 @@ class Config:
             momentum=coefficient if given.momentum is None else given.momentum,
         )
         object.__setattr__(self, "optimiser", filled)  # the dataclass is frozen
+
+    def _check_pairs(self) -> None:
+        """Raise UsageError for options that exclude each other."""
         if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
                 f"--tolerance needs the whole model on a single server: give --servers 1, not {self.processes.servers}"
             )
 
+    def stage_configs(self) -> tuple[Config, ...]:
+        """Return the configuration of each stage of the run, with its exchange and protocol and their defaults.
+
+        A run without a switch is one stage. Raises UsageError for options that a stage does not support."""
+        stages = []
+        for exchange, protocol in self.exchange.stages():
+            # Servers that have no part in a stage are idle.
+            servers = 1 if exchange.protocol else self.processes.servers
+            processes = replace(self.processes, servers=servers)
+            stages.append(replace(self, exchange=exchange, protocol=protocol, processes=processes))
+        return tuple(stages) or (self,)
+
     def _check_exchange(self) -> None:
         """Set the protocol of an exchange that has its own, and check the options that it does not support."""
         name = self.exchange.name
         own = self.exchange.protocol
+        by_rule = isinstance(self.exchange, StrategySwitch) and self.exchange.alpha is None
+        if by_rule and not self.run.epoch_checkpoints:
+            raise UsageError(
+                "--alpha auto evaluates every epoch: leave out --no-epoch-checkpoints, or give --alpha SHARE"
+            )
+        if self.exchange.stages() and self.protocol != ASP():
+            raise UsageError(f"--exchange {name} has protocols of its own: leave out --protocol {self.protocol.name}")
         if own is None:
             return
         # A command line refuses --protocol beside such an exchange, so that any other protocol is the default here.
@@ -331,13 +360,13 @@ class Config:
     @property
     def learning_rate(self) -> float:
         """The single-process rate a."""
-        assert self.optimiser.learning_rate, "filled in from the start"
+        assert self.optimiser.learning_rate, "filled in from the start, or asked of a stage"
         return self.optimiser.learning_rate
 
     @property
     def coefficient(self) -> float:
         """The coefficient of momentum."""
-        assert self.optimiser.momentum is not None, "filled in from the start"
+        assert self.optimiser.momentum is not None, "filled in from the start, or asked of a stage"
         return self.optimiser.momentum
 
     def momentum_of(self, num_workers: int) -> Momentum:

@@ -100,8 +100,9 @@ def config_of(args: argparse.Namespace) -> Config:
     run = from_flags(RunSpec, args)
     exchange = member_from_flags(EXCHANGES, "--exchange", args)
     # Here, because the configuration cannot tell a protocol that was given from the default.
-    if exchange.protocol and "protocol" in args.names_in_argv:
-        raise UsageError(f"--exchange {exchange.name} has no protocols: leave out --protocol {args.protocol}")
+    if "protocol" in args.names_in_argv and (exchange.protocol or exchange.stages()):
+        has = "protocols of its own" if exchange.stages() else "no protocols"
+        raise UsageError(f"--exchange {exchange.name} has {has}: leave out --protocol {args.protocol}")
     is_local = bool(data.shards) and split_uri(data.shards)[0] in ("", "file")
     return Config(
         data=replace(data, shards=Store().resolve(data.shards)) if is_local else data,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pipeline.core.errors import UsageError
 from pipeline.core.reporting.tables import two_column_table
@@ -13,6 +14,7 @@ from trainer.coordination.schedules import INVERSE_SQRT, drops
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
+from trainer.stages import Stage, build_stages
 
 FLOAT_BYTES = 4
 
@@ -47,6 +49,8 @@ class RunPlan:
         push_mb: size of one push in MB (10^6 bytes), summed over servers; the reply has the same size.
         exchange: name.
         has_own_models: whether each worker has a model of its own, to which its own gradient is applied.
+        stages: each stage of a run with a switch, in words; empty for other runs. The values above that depend on the
+            protocol come from the last stage, except for updates.
     """
 
     model: str
@@ -77,6 +81,7 @@ class RunPlan:
     push_mb: float
     exchange: str = ParameterServer.name  # plans logged before there were others do not name theirs
     has_own_models: bool = False
+    stages: tuple[str, ...] = ()
 
 
 def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here: int | None = None) -> RunPlan:
@@ -88,6 +93,9 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
         workers_here: workers on this host (default: all).
     """
     workers = facts.num_workers
+    stages = build_stages(config, workers, facts.rows)
+    if len(stages) > 1:
+        return _plan_stages(stages, facts, cores, workers_here)
     workers_on_host = workers if workers_here is None else workers_here
     check_shares(config, workers, facts.ratios)
     size = config.protocol.update_size(workers)
@@ -135,6 +143,30 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
     )
 
 
+def _plan_stages(stages: Sequence[Stage], facts: RunFacts, cores: int | None, workers_here: int | None) -> RunPlan:
+    """Return the plan of a run with stages. See ``plan`` for the other arguments.
+
+    A stage without any gradient is left out: the run is then planned as one without a switch."""
+    plans = [plan(stage.config, facts, cores, workers_here) for stage in stages]
+    total = plans[0].steps_per_worker * facts.num_workers
+    ends = [total if stage.until is None else stage.until for stage in stages]
+    begins = [0, *ends[:-1]]
+    used = [at for at in range(len(stages)) if begins[at] < ends[at]]
+    last = plans[used[-1]]
+    if len(used) == 1:
+        return last
+    per_epoch = facts.num_workers * last.steps_per_epoch
+    # A rule ends the first stage at the latest with its planned end.
+    most = "at the latest " if stages[0].by_rule else ""
+    words = []
+    for at in used:
+        end = f"{most if at == 0 else ''}to epoch {ends[at] / per_epoch:.4g}"
+        rules = f"{_rates(plans[at])}; momentum {_momentum(plans[at])}"
+        words.append(f"{end} by {stages[at].config.exchange.name}: {rules}")
+    updates = sum(-(-(ends[at] - begins[at]) // plans[at].update_size) for at in used)
+    return replace(last, updates=updates, stages=tuple(words))
+
+
 def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
     """Raise UsageError if a worker would draw no example, or the protocol does not support ``num_workers``.
 
@@ -149,7 +181,8 @@ def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
             f"--batch-size {config.data.batch_size} in the set's ratios {ratios_text(ratios)} leaves a worker without"
             f" examples: use at least {-(-sum(ratios) // min(ratios))}"
         )
-    config.protocol.check(num_workers)
+    for stage in config.stage_configs():
+        stage.protocol.check(num_workers)
 
 
 def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
@@ -163,7 +196,7 @@ def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
     if config.data.sampling == "bernoulli":
         return 1
     share = min(config.worker_batches(num_workers, ratios))
-    return max(1, share // config.protocol.parts_of_a_step())
+    return max(1, share // max(stage.protocol.parts_of_a_step() for stage in config.stage_configs()))
 
 
 def usable_cores() -> int:
@@ -178,12 +211,15 @@ def describe(plan: RunPlan) -> str:
 
 def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
     """Return the plan as names and sentences."""
+    # Each stage has its own rate and momentum.
+    rules = [("learning rate", _rates(plan)), ("momentum", _momentum(plan))]
+    if plan.stages:
+        rules = [(f"stage {number}", text) for number, text in enumerate(plan.stages, 1)]
     statistics = f" and {plan.num_buffers:,} BatchNorm statistics" if plan.num_buffers else ""
     return [
         ("model", f"{plan.model}: {plan.num_parameters:,} parameters{statistics}"),
         ("mini-batch", _batches(plan)),
-        ("learning rate", _rates(plan)),
-        ("momentum", _momentum(plan)),
+        *rules,
         ("epoch", f"{plan.steps_per_epoch:,} steps per worker: {plan.rows:,} examples / {plan.batch_size}"),
         ("run", f"{plan.epochs:.4g} epochs, {plan.steps_per_worker:,} steps per worker, {plan.updates:,} updates"),
         ("processes", _processes(plan)),

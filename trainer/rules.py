@@ -11,7 +11,10 @@ from trainer.coordination.budget import Budget, Position
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.schedules import learning_rate
+from trainer.coordination.switch import carry_momentum
 from trainer.coordination.weights import Weights
+from trainer.exchange.switching import Switching
+from trainer.stages import Stage
 
 
 def build_slice(config: Config, num_workers: int, values: Float32s, momentum: Float32s) -> ParameterSlice:
@@ -25,15 +28,36 @@ def build_slice(config: Config, num_workers: int, values: Float32s, momentum: Fl
     return ParameterSlice(values, momentum, rule, num_workers, config.pushed_statistics(num_workers))
 
 
-def build_coordinator(config: Config, facts: RunFacts, state: RunState) -> Coordinator:
-    """Return the coordinator that continues a run from the state of a checkpoint."""
+def enter_stage(
+    config: Config, before: Config, after: Config, num_workers: int, values: Float32s, momentum: Float32s
+) -> tuple[Float32s, Float32s]:
+    """Return values and momentum of a range of the model as the next stage begins with them.
+
+    Args:
+        config: the run.
+        before, after: configurations of the stage that made the checkpoint, and of the next one.
+        num_workers: n.
+        values, momentum: as for ``build_slice``.
+    """
+    assert isinstance(config.exchange, Switching), "only these have stages"
+    factor = config.exchange.momentum_factor(num_workers)
+    rules = before.momentum_of(num_workers), after.momentum_of(num_workers)
+    return carry_momentum(values, momentum, *rules, factor)
+
+
+def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_servers: int) -> Coordinator:
+    """Return the coordinator of a stage that continues a run from the state of a checkpoint.
+
+    num_servers: servers that hold a part of every gradient."""
+    config = stage.config
     # All that later decisions depend on comes from the checkpoint, so that a resumed run makes the same decisions.
     position = Position(
         state.version,
         state.accepted,
         state.examples,
         dict(state.clocks),
-        dict(state.memory),
+        # A protocol does not understand the memory of another one.
+        dict(state.memory) if state.stage == stage.number else {},
         state.passes,
         dict(state.epoch_sums),
     )
@@ -41,9 +65,9 @@ def build_coordinator(config: Config, facts: RunFacts, state: RunState) -> Coord
     steps_per_epoch = config.steps_per_epoch(facts.rows)
     return Coordinator(
         config.protocol,
-        Budget(facts.num_workers, steps, steps_per_epoch, config.run.stop, position),
+        Budget(facts.num_workers, steps, steps_per_epoch, config.run.stop, position, until=stage.until),
         rate=partial(worker_rate, config, facts),
-        num_servers=config.processes.servers,
+        num_servers=num_servers,
         start_wait_s=config.processes.start_wait_s,
         by_examples=config.data.sampling == "bernoulli",
         usual_batch=usual_batch(config, facts),

@@ -110,9 +110,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSettings) -> int:
-    """Compare the protocols of --compare, and return the exit code."""
+    """Compare the protocols of --compare, and return the exit code. Raises as ``main``."""
     from trainer.simulation.compare import compare, parse_protocols
 
+    if config.exchange.stages():
+        raise UsageError(f"--compare runs one protocol after the other: leave out --exchange {config.exchange.name}")
     optimiser_flags = from_flags(Optimiser, args)  # the configuration contains the defaults of --protocol already
     compare(
         config, simulated, parse_protocols(args.compare), options_of(args), optimiser=optimiser_flags, loss=args.loss

@@ -43,7 +43,7 @@ WRITTEN = {
     "pipeline/stream/README.md": ("build/stream/report.html",),
     "trainer/README.md": ("build/run/report.html", "build/run-bsp/report.html", "build/embedding.parquet"),
     "trainer/protocols/README.md": ("build/run-own/result.json",),
-    "trainer/exchange/README.md": ("build/graph0.png",),
+    "trainer/exchange/README.md": ("build/graph0.png", "build/switch/result.json", "build/run-switch/result.json"),
     "trainer/study/README.md": ("build/study/ledger.jsonl", "build/study/report.html", "build/study/tables.tex"),
     "jobs/README.md": (
         "build/shards/report.html", "build/compare/compare.html", "build/compare/class_cluster/manifest.json",

@@ -23,9 +23,9 @@ PIPELINE = (
     "runs", "stream",
 )  # fmt: skip
 TRAINER = (
-    "run_files", "protocols", "exchange", "coordination", "models", "config", "plan", "watchdog", "data", "transport",
-    "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker", "evaluation", "options",
-    "launch",
+    "run_files", "protocols", "exchange", "coordination", "models", "config", "stages", "plan", "watchdog", "data",
+    "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker", "evaluation",
+    "options", "launch",
     "cluster", "simulation", "flags", "topology", "embed", "api", "simulate", "spark_job", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")

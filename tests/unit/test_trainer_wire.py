@@ -42,6 +42,7 @@ from trainer.transport.messages import (
     KINDS,
     AskStatus,
     Cancel,
+    ChangeStage,
     CopyReceipt,
     End,
     EndReply,
@@ -113,7 +114,7 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     Stop: (16, "qqqqq"),
     Cancel: (17, "qqq"),
     Rejoin: (18, "qqq?"),
-    Load: (19, "qq"),
+    Load: (19, "qqq"),
     Execute: (20, "q"),
     PeerJoin: (21, "qqqqq"),
     PeerBeat: (22, "qqqq"),
@@ -130,6 +131,7 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     GradientPiece: (33, "qqq?"),
     RangeSum: (34, "qqq??"),
     ModelCopy: (35, "qq"),
+    ChangeStage: (36, "q"),
 }
 REPORT = struct.pack("<iidddQQi", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1)  # of a mini-batch of one row that is not hashed
 RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterable
 
 from trainer.checkpoints.generations import read_generations, write_generations
-from trainer.checkpoints.read import evaluation_of, is_sound, newest, read_state, states_and_names, versions
+from trainer.checkpoints.read import evaluation_of, is_sound, listed, newest, read_state, states_and_names, versions
 from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
+from trainer.checkpoints.switch_file import read_switch
 from trainer.home.place import Place, delete_tree
 
 logger = logging.getLogger(__name__)
@@ -15,12 +16,13 @@ logger = logging.getLogger(__name__)
 WAITING = 50  # most checkpoints that wait for the evaluator; of more the oldest are deleted
 
 
-def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
+def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool = False) -> list[int]:
     """Delete old checkpoints, and return the versions of those that still waited for the evaluator. O(checkpoints).
 
     Kept are the newest ``keep`` sound checkpoints (complete and undamaged), for each of them the best evaluated
     checkpoint up to it, the newest ``waiting`` complete ones that wait for the evaluator, and all after the newest
-    sound one. Only one process may prune at a time. Raises OSError if the folder cannot be read."""
+    sound one; with ``by_rule``, which says that a rule may end the stage, all that wait, and the one with which it ends
+    the stage. Only one process may prune at a time. Raises OSError if the folder cannot be read."""
     found = states_and_names(root)
     states = [state for state, _ in found]
     sound = [state for state, names in found if is_sound(root, state, names)]
@@ -35,20 +37,35 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING) -> list[int]:
         version: mark for version, mark in evaluated.items() if mark and (mark.accuracy, mark.loss) != (None, None)
     }
     kept = {state.version for state in recent} | set(wait[-waiting:]) | _best(measured, recent)
+    # A rule needs every evaluation, and the run goes back to the checkpoint that it chooses.
+    if by_rule:
+        kept |= set(wait)
+        switch = read_switch(root)
+        kept |= {switch.version} if switch else set()
     # Versions after the newest sound one stay, because servers may still be writing their slices.
     old = [version for version in versions(root) if version < newest and version not in kept]
     deleted = [version for version in old if _remove(folder_of(root, version))]
     return [version for version in deleted if version in wait]
 
 
-def go_back(root: Place, at_least: int) -> tuple[int, int] | None:
+def go_back(root: Place, at_least: int, *, by_rule: bool = False) -> tuple[int, int] | None:
     """Roll back to the newest sound checkpoint and return (version, new generation), or None if there is none.
 
-    at_least: lower bound for the number of the generation. Raises OSError if the folder cannot be read, or if later
-    checkpoints can be neither deleted nor recorded as void."""
+    Args:
+        root: folder of checkpoints.
+        at_least: lower bound for the number of the generation.
+        by_rule: whether a rule decides about the switch. If it has, and no checkpoint of the next stage is sound, go
+            back to the one after which it switches.
+    Raises:
+        OSError: the folder cannot be read, or later checkpoints can be neither deleted nor recorded as void.
+    """
     version = newest(root, verify=True)
     if version is None:
         return None
+    # Training has gone on while the rule decided. What it did after the switch is void.
+    switch = read_switch(root) if by_rule and not read_state(root, version).stage else None
+    if switch and is_sound(root, read_state(root, switch.version), listed(folder_of(root, switch.version))):
+        version = switch.version
     past = read_generations(root)
     generation = max(at_least, read_state(root, version).generation + 1, past.latest + 1)
     discard_after(root, version)

@@ -187,6 +187,12 @@ def marked_states(root: Place) -> list[tuple[RunState, EvaluationMark | None]]:
     return [(state, evaluation_of(root, state, names)) for state, names in states_and_names(root)]
 
 
+def whole_state(root: Place, version: int) -> RunState | None:
+    """Return the state of a version if its checkpoint is complete and not void, else None."""
+    names = listed(folder_of(root, version))
+    return _whole_state(root, version, read_generations(root), names)
+
+
 def unevaluated(root: Place) -> list[RunState]:
     """Return the complete checkpoints that wait for the evaluator, oldest first: ends of epochs and of the run."""
     return waiting_of(marked_states(root))

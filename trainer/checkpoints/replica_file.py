@@ -107,6 +107,7 @@ def open_replicas(path: Path, num_workers: int, num_parameters: int, num_buffers
         raise DataError(f"{path} is missing: the checkpoint was never finished") from None
     except (ValueError, KeyError, TypeError) as error:
         raise broken(path, f"is torn or holds no models ({error})") from None
+    # A file of a roll-back, or of another run, has models of other lengths or of another version.
     if stored_version != version or shapes != [
         [num_workers, num_parameters + num_buffers],
         [num_workers, num_parameters],

@@ -36,6 +36,7 @@ class RunState:
         passes: state of trainer.coordination.passes.
         epoch_sums: state of trainer.coordination.epoch_sums.
         parts: sizes in bytes of the files beside the slices that a complete checkpoint has, by name.
+        stage: number of the stage that made the checkpoint, from 0. Its momentum is by the rule of that stage.
     """
 
     version: int
@@ -55,10 +56,13 @@ class RunState:
     passes: dict[str, Any] = field(default_factory=dict)
     epoch_sums: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
+    stage: int = 0
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:
             raise ValueError(f"{self.num_servers} servers, {self.num_parameters} + {self.num_buffers} elements")
+        if self.stage < 0:
+            raise ValueError(f"stage {self.stage}")
 
     @property
     def total(self) -> int:

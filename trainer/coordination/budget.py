@@ -40,6 +40,7 @@ class Budget:
         stop: "global" ends the run after n * steps accepted gradients; "local" ends each worker after its own steps.
         position: progress so far.
         through: workers that have done their own steps.
+        until: accepted gradients at which the present stage of the run ends; None if it ends with the run.
     """
 
     num_workers: int
@@ -48,6 +49,7 @@ class Budget:
     stop: Literal["global", "local"] = "global"
     position: Position = field(default_factory=Position)
     through: int = 0
+    until: int | None = None
 
     @property
     def total(self) -> int:
@@ -59,11 +61,22 @@ class Budget:
         """Global epoch: accepted gradients / (n * mini-batches per epoch)."""
         return self.position.accepted / (self.num_workers * self.steps_per_epoch)
 
+    @property
+    def whole_epochs(self) -> int | None:
+        """The number of global epochs, None within an epoch."""
+        return int(self.epoch) if self.epoch == int(self.epoch) else None
+
     def room(self, wanted: int) -> int:
         """Return the number of gradients of the next update: ``wanted``, or the rest of the budget if that is less.
 
-        Under stop="local" always ``wanted``, because each worker has its own budget."""
-        return wanted if self.stop == "local" else max(0, min(wanted, self.total - self.position.accepted))
+        Under stop="local" each worker has its own budget, so that only the rest of the stage counts."""
+        accepted = self.position.accepted
+        rest = wanted if self.stop == "local" else self.total - accepted
+        return max(0, min(wanted, rest, rest if self.until is None else self.until - accepted))
+
+    def is_stage_spent(self) -> bool:
+        """Return whether the present stage ends here, and the run goes on with another one."""
+        return self.until is not None and self.position.accepted >= self.until and not self.is_spent()
 
     def is_through(self, clock: int) -> bool:
         """Return whether a worker at a clock has done its own steps; always False under stop="global"."""

@@ -96,6 +96,7 @@ class Coordinator:
         self.records: list[Record] = []  # used and refused gradients that the log does not have yet
         self.sequence = 0  # of the last order
         self.started = self.finished = False
+        self.has_ended_stage = False  # no gradient is used any more: another coordinator leads the next stage
         self.diverged: Record | None = None  # the gradient whose loss is not finite
         self._first_join: float | None = None  # when the first worker joined
         self._started_at: float | None = None  # when the first step began
@@ -258,6 +259,8 @@ class Coordinator:
             cancelled = self._cancelled()
         if self.budget.is_spent() and not self.finished:
             self._finish()
+        if self.budget.is_stage_spent() and not (self.finished or self.has_ended_stage):
+            self.has_ended_stage = self._snapshot_wanted = True
         # After the update, so that the workers that waited for it pull its result with this order.
         unblocked, stop = self._answer(now)
         snapshot = self._snapshot(boundary)
@@ -402,6 +405,8 @@ class Coordinator:
         """Return the workers that start a step now, and the workers that have done their last step."""
         if not (self.started or self.finished or self._start(now)):
             return (), ()
+        if self.has_ended_stage and not self.finished:  # workers join the next stage
+            return (), ()
         self._queues.release_up_to(self.membership.clocks)
         if not self._queues.ready:
             return (), ()
@@ -457,11 +462,15 @@ class Coordinator:
 
         One is written at the end of an epoch if ``epoch_snapshots`` is set, and on request if there was an update since
         the last one or the run has finished. boundary: the number of the epoch that the order completes, or None."""
+        if self.has_ended_stage and boundary is None:  # a repeated attempt at the last checkpoint of a stage
+            boundary = self.budget.whole_epochs if self._snapshot_wanted else None
         if boundary is None and not self._snapshot_wanted:
             return None
-        wanted = self._snapshot_wanted and (self.finished or self.version != self._snapshot_version)
+        # The last checkpoint of the run or of a stage is tried again until it is whole.
+        is_last = self.finished or self.has_ended_stage
+        is_requested = self._snapshot_wanted and (is_last or self.version != self._snapshot_version)
         self._snapshot_wanted = False
-        if (boundary is None or not self.epoch_snapshots) and not wanted:
+        if (boundary is None or not self.epoch_snapshots) and not is_requested:
             return None
         position = self.budget.position
         self._snapshot_version = position.version

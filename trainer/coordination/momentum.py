@@ -18,6 +18,11 @@ class Momentum:
     at_once: float = 0.0
     share: float = 1.0
 
+    @property
+    def shift(self) -> float:
+        """The multiple of v by which w is ahead of the parameters that momentum has moved so far; 0 for heavy ball."""
+        return self.at_once * self.decay
+
 
 def heavy_ball(coefficient: float) -> Momentum:
     """Return SGD's momentum (Polyak 1964; torch.optim.SGD at a constant rate): v decays by m per update.

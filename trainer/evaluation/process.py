@@ -21,12 +21,15 @@ from torch import Tensor, nn
 from pipeline.core.errors import DataError
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.state import RunState
+from trainer.checkpoints.switch_file import SwitchDecision, read_switch, write_switch
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config
+from trainer.coordination.switch_rule import has_relative_change, mean_change, switches_now
 from trainer.data.batches import Batch
 from trainer.data.shards import Rows, Shards, load_eval, open_pinned
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, one_thread, recalibrate, sample_rows
+from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.home.folders import Folders
 from trainer.home.place import write_whole
 from trainer.home.segments import copy
@@ -40,6 +43,7 @@ from trainer.runlog.events import log_event
 from trainer.runlog.kinds import EvaluationEvent, WarningEvent
 from trainer.runlog.read import Surviving, best, evaluations_of
 from trainer.runlog.result import best_of, is_best_of
+from trainer.stages import switches_by_rule
 from trainer.watchdog import kick, report
 
 logger = logging.getLogger(__name__)
@@ -51,6 +55,9 @@ POLL_S = 0.5
 # checkpoint is announced, and on another host.
 TOLD_POLL_S = 60.0
 FAR_POLL_S = 15.0
+NO_CHANGE = (
+    "an epoch's loss is not a positive number, so that --alpha auto does not switch while it is among the last losses"
+)
 NO_ROWS = "the shard set has no evaluation rows: nothing is evaluated (--eval-input of its job adds them)"
 
 
@@ -111,6 +118,7 @@ class Evaluator:
         self.log = Surviving()
         self.warned: set[str] = set()
         self.num_classes = shards.num_classes
+        self.num_rows = shards.rows
         self.about = {
             "network": config.model.to_json(),
             "shape": list(shards.shape),
@@ -145,6 +153,7 @@ class Evaluator:
         else:
             self._measure(state)
             self._keep_if_best(state, values)
+            self._decide_switch(state)
         evaluation = self._evaluation(state)
         if not self.folders.is_local:
             copy(self.folders, (METRICS,))  # before the mark, which promises that the event is in the home
@@ -208,6 +217,28 @@ class Evaluator:
             final=state.final,
         )
 
+    def _decide_switch(self, state: RunState) -> None:
+        """Write the decision to switch if the rule says so by the losses of the epochs up to a checkpoint.
+
+        The first decision counts: later checkpoints of the first stage may have been written before it was made."""
+        epoch = state.epoch_boundary
+        exchange = self.config.exchange
+        if not isinstance(exchange, StrategySwitch) or not switches_by_rule(self.config):
+            return
+        if state.stage or epoch is None:
+            return
+        # From the log, which has the losses of an evaluator that was restarted, too.
+        loss_by_epoch = {event.epoch: event.loss for event in self._evaluations()}
+        logged = [loss_by_epoch.get(number) for number in range(1, epoch + 1)]
+        losses = [math.nan if loss is None else loss for loss in logged]
+        if not has_relative_change(losses):
+            self._warn(NO_CHANGE)
+        epochs = self.config.steps_per_worker(self.num_rows) / self.config.steps_per_epoch(self.num_rows)
+        window = exchange.switch_window
+        if switches_now(losses, epochs, window, exchange.switch_threshold) and not read_switch(self.root):
+            change = mean_change(losses, window)
+            write_switch(self.root, SwitchDecision(state.version, state.generation, epoch, change))
+
     def _evaluate(self, rows: Rows) -> EvaluationResult:
         return evaluate(self.flat.model, self.task, self._batches(rows))
 
@@ -220,7 +251,8 @@ class Evaluator:
             return None
         learned = has_learned(train.loss, train.noise, guessing)
         if not learned and state.epoch >= 1:
-            self._warn(nothing_learned(self.config, train.loss, train.noise, guessing), kind=NOTHING_LEARNED)
+            stage = self.config.stage_configs()[state.stage]
+            self._warn(nothing_learned(stage, train.loss, train.noise, guessing), kind=NOTHING_LEARNED)
         return learned
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:

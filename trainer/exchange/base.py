@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pipeline.core.specs import Spec
+from trainer.protocols.base import Protocol
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,7 @@ class Exchange(Spec):
 
     An exchange decides who sends what to whom; the protocol decides when. This part is pure, as it belongs to the
     configuration, which a command line reads without sockets and torch. What runs in a worker is a module of its own.
+    An exchange can also be a sequence of stages, each of which is another exchange with a protocol.
 
     Attributes:
         client: the module of the worker's side, whose ``open_client(config, facts, worker, addresses, secret, folders)``
@@ -29,3 +31,17 @@ class Exchange(Spec):
     protocol: ClassVar[str | None] = None
     worker_timeout_s: ClassVar[float] = 15.0
     in_virtual_time: ClassVar[bool] = False
+
+    def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
+        """Return the exchange and protocol of each stage; empty if a run is one stage with the run's own protocol."""
+        return ()
+
+    def switch_step(self, steps: int, steps_per_epoch: int) -> int | None:
+        """Return the step of each worker at which the second stage begins, 0 for no first stage.
+
+        None if no step is known beforehand. steps: steps per worker in the run; steps_per_epoch: in an epoch."""
+        return None
+
+    def switch_reason(self) -> str:
+        """Return in words why the second stage begins at ``switch_step``."""
+        return ""

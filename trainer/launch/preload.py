@@ -12,6 +12,7 @@ with suppress(Exception):  # a role repeats the failed import, and its log has t
     import trainer.evaluation.process
     import trainer.server.process
     import trainer.server.rounds
+    import trainer.server.stages
     import trainer.worker.clients.all_reduce
     import trainer.worker.process  # noqa: F401
 

@@ -22,6 +22,7 @@ from trainer.models.normalisation import normalises
 from trainer.plan import smallest_pass
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import digest
+from trainer.stages import switches_by_rule
 from trainer.transport.messages import pack_json
 
 
@@ -41,6 +42,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     if computes:
         pick_device(config.processes.device, 0)
     check_normalisation(config, built, shards)
+    check_evaluation(config, shards)
     flat = FlatModel(built.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     facts = RunFacts(*sizes, digest(shards), shards.fingerprint, shards.ratios, classifies=not built.targets)
@@ -71,6 +73,15 @@ def check_normalisation(config: Config, built: NetworkAndTask, shards: Shards, n
         f"--model {config.model.name} has BatchNorm, which cannot normalise the {examples} example of a worker's smallest"
         f" {what}: give --batch-size {2 * parts * workers} or more, or {instead}"
     )
+
+
+def check_evaluation(config: Config, shards: Shards) -> None:
+    """Raise UsageError if a rule decides about a switch by evaluation rows, and the set has none."""
+    if switches_by_rule(config) and not shards.eval_files():
+        raise UsageError(
+            "--alpha auto reads the loss on evaluation rows, which the shard set lacks: give its job --eval-input, or"
+            " give --alpha SHARE"
+        )
 
 
 def _check_identity(config: Config, root: Place, version: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,14 +13,17 @@ from typing import Any
 from pipeline.core.atomic import sync
 from pipeline.core.errors import JobError
 from trainer.checkpoints.prune import WAITING, go_back
-from trainer.checkpoints.read import read_state
-from trainer.checkpoints.state import RunState
+from trainer.checkpoints.read import evaluation_of, read_state
+from trainer.checkpoints.slice_file import broken
+from trainer.checkpoints.state import STATE, RunState, folder_of
+from trainer.checkpoints.switch_file import read_switch
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
 from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import WorkerPhase
 from trainer.coordination.orders import Order, Snapshot, StepMeasurements
+from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.home.folders import Folders
 from trainer.home.segments import copy
 from trainer.leader.background import AtOnce, CallQueue
@@ -28,11 +32,13 @@ from trainer.rules import build_coordinator
 from trainer.run_files import NEWS, PUSHES
 from trainer.runlog.events import append, log_event
 from trainer.runlog.journal import Journal
+from trainer.stages import build_stages, stage_after
 from trainer.transport.status import NOT_READY, RunStatus
 
 logger = logging.getLogger(__name__)
 
 RETRY_FINAL_S = 5.0
+FAR_LOOK_S = 5.0  # between two looks for a decision of the evaluator in a remote store
 GIVEN_UP = f"more than {WAITING} checkpoints wait for the evaluator: the oldest are deleted and not evaluated"
 
 
@@ -67,6 +73,10 @@ class Training:
     journal: Journal
     snapshots: Snapshots
 
+    def has_whole_checkpoint(self) -> bool:
+        """Return whether the checkpoint of the present version is complete."""
+        return self.snapshots.newest == self.coordinator.version
+
 
 class Leader:
     """The control plane of a run. No worker is coordinated until all servers have loaded the same checkpoint.
@@ -75,10 +85,14 @@ class Leader:
         config, facts: the run.
         folders: where the run is kept and logged.
         send_order: send_order(followers, order) sends an order to followers and executes it on this server.
-        send_load: send_load(followers, generation, version) has all load a checkpoint, this server too.
+        send_load: send_load(followers, generation, version, stage) has all load a checkpoint, this server too.
         read: returns the parameters of this server's slice.
         microseconds: a clock that is later than at any earlier start, for the numbers of generations.
         work: completes checkpoints and deletes old ones in the background (default: at once, in the caller's thread).
+
+    Attributes:
+        module: the module of this leader's servers; None if it leads all stages, as in virtual time.
+        has_handed_over: whether the run is in a stage with other servers, which must take over from this leader.
 
     ``now`` of its methods is the caller's clock in seconds.
     """
@@ -89,7 +103,7 @@ class Leader:
         facts: RunFacts,
         folders: Folders,
         send_order: Callable[[Sequence[Follower], Order], None],
-        send_load: Callable[[Sequence[Follower], int, int], None],
+        send_load: Callable[[Sequence[Follower], int, int, int], None],
         read: Read,
         microseconds: Callable[[], int] = lambda: time.time_ns() // 1000,
         work: CallQueue | None = None,
@@ -104,9 +118,16 @@ class Leader:
         self.read = read
         self.microseconds = microseconds
         self.work = work or AtOnce()
+        self.module: str | None = None
+        self.has_handed_over = False
         self.followers: dict[int, Follower] = {}
+        self.num_servers = config.processes.servers  # that hold a slice
+        self.stages = build_stages(config, facts.num_workers, facts.rows)
+        self.stage = self.stages[0]  # of the present generation
         self.generation = self.version = 0
         self.training: Training | None = None  # None until all servers have loaded one generation
+        self._look_s = 0.0 if folders.is_local else FAR_LOOK_S
+        self._looked_at = -math.inf  # when a decision of the rule was looked for
         self._snapshot_at = 0.0  # when the last checkpoint began
         self._left: int | None = None  # the version that a roll-back left, until it is logged
         self._gather_again: str | None = None  # the cause of a roll-back to repeat after an error of the file system
@@ -133,10 +154,10 @@ class Leader:
         """Have all servers load the newest sound checkpoint, which begins a new generation.
 
         A no-op until all servers are connected. If files cannot be read or written now, the next tick tries again.
-        Raises JobError if there is no sound checkpoint.
+        Raises JobError if there is no sound checkpoint, DataError for one of a stage that the run does not have.
 
         cause: why the run rolls back, for the log; unused at the start."""
-        if len(self.followers) < self.config.processes.servers - 1:
+        if len(self.followers) < self.num_servers - 1:
             return
         if self.training:
             self._left = self.training.coordinator.version
@@ -144,7 +165,8 @@ class Leader:
         self._gather_again = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
-            found = go_back(self.checkpoints, at_least=max(self.generation + 1, self.microseconds()))
+            at_least = max(self.generation + 1, self.microseconds())
+            found = go_back(self.checkpoints, at_least, by_rule=self.stages[0].by_rule)
         except OSError as error:
             logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
             self._gather_again = cause
@@ -152,11 +174,18 @@ class Leader:
         if not found:
             raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
         self.version, self.generation = found
+        state = read_state(self.checkpoints, self.version)
+        if state.stage >= len(self.stages):
+            raise broken(folder_of(self.checkpoints, self.version) / STATE, f"is of stage {state.stage}")
+        self.stage = stage_after(self.stages, state.stage, state.accepted, self._rule_reason(state))
+        if self.module is not None and self.stage.config.exchange.server != self.module:
+            self.has_handed_over = True
+            return
         if self._left is not None:
             log_event(self.log, "rollback", from_version=self._left, to_version=self.version, cause=cause)
             self._left = None
         log_event(self.log, "generation", generation=self.generation, version=self.version)
-        self.send_load(list(self.followers.values()), self.generation, self.version)
+        self.send_load(list(self.followers.values()), self.generation, self.version, self.stage.number)
 
     def loaded(self, index: int, generation: int, now: float) -> None:
         """Note that a server has loaded a generation's checkpoint, and continue the run once all have.
@@ -169,9 +198,9 @@ class Leader:
         if any(follower.loaded != self.generation for follower in self.followers.values()):
             return
         state = read_state(self.checkpoints, self.version)
-        config = self.config
+        config = self.stage.config
         facts = self.facts
-        coordinator = build_coordinator(config, facts, state)
+        coordinator = build_coordinator(self.stage, facts, state, self.num_servers)
         convergence = Convergence(
             config.optimiser.tolerance,
             facts.num_workers,
@@ -184,6 +213,58 @@ class Leader:
         )
         self.training = Training(coordinator, convergence, journal, self._snapshots(journal))
         self._snapshot_at = now
+        if len(self.stages) > 1 and (state.stage != self.stage.number or not state.version):
+            self._log_stage(state)
+
+    def _rule_reason(self, state: RunState) -> str | None:
+        """Return in words why a rule ends the stage with a checkpoint; None if it does not."""
+        exchange = self.config.exchange
+        if not isinstance(exchange, StrategySwitch):
+            return None
+        switch = read_switch(self.checkpoints)
+        if not switch or switch.version != state.version:
+            return None
+        return f"the loss changes by {switch.change:.4g} % per epoch, less than {exchange.switch_threshold:g} %"
+
+    def look_for_switch(self, now: float) -> None:
+        """Enter the next stage if a rule has decided so, by the evaluation of an epoch."""
+        if not self.training or not self.stage.by_rule or now - self._looked_at < self._look_s:
+            return
+        self._looked_at = now
+        if read_switch(self.checkpoints) or self._is_held_and_evaluated(self.training):
+            self._enter_next_stage()
+
+    def _is_held_and_evaluated(self, training: Training) -> bool:
+        """Return whether the stage waits for the evaluation of its last checkpoint, and that is done."""
+        if not training.coordinator.has_ended_stage or not training.has_whole_checkpoint():
+            return False
+        state = read_state(self.checkpoints, training.coordinator.version)
+        return evaluation_of(self.checkpoints, state) is not None
+
+    def _log_stage(self, state: RunState) -> None:
+        """Log that a stage begins. state: of the checkpoint with which it begins."""
+        config = self.stage.config
+        # At the version of the checkpoint, so that a roll-back to an earlier one makes the stage void.
+        log_event(
+            self.log,
+            "stage",
+            stage=self.stage.number,
+            exchange=config.exchange.name,
+            protocol=config.protocol.name,
+            version=state.version,
+            epoch=state.epoch,
+            seconds=state.seconds,
+            learning_rate=config.learning_rate,
+            momentum=config.coefficient,
+            reason=self.stage.reason,
+        )
+
+    def _enter_next_stage(self) -> None:
+        """Have all servers load the last checkpoint of the stage that has ended, for the next stage.
+
+        This is no roll-back, so nothing is logged as left."""
+        self.training = None
+        self.gather()
 
     def _snapshots(self, journal: Journal) -> Snapshots:
         """Return the bookkeeping of the present generation's checkpoints."""
@@ -191,12 +272,13 @@ class Leader:
         return Snapshots(
             self.checkpoints,
             self._secure_log,
-            self.config.processes.servers,
+            self.num_servers,
             self.work,
             log=journal.write_pushes,
             is_current=lambda: self.generation == generation,
             told=self._tell_evaluator,
             given_up=self._given_up,
+            by_rule=self.stage.by_rule,
         )
 
     def _secure_log(self) -> None:
@@ -285,7 +367,7 @@ class Leader:
 
     def tick(self, now: float) -> None:
         """Handle everything that is due by time: silent workers, checkpoints and log lines."""
-        timeout_s = self.config.worker_timeout_s
+        timeout_s = self.stage.config.worker_timeout_s
         if now - self._ticked > timeout_s / 4:
             self._patient_until = now + timeout_s  # this server was suspended, and has heartbeats to read first
         self._ticked = now
@@ -295,6 +377,7 @@ class Leader:
             if now >= self._patient_until:
                 self._lose_silent(self.training, now, timeout_s)
             self.keep(now)
+        self.look_for_switch(now)
 
     def _lose_silent(self, training: Training, now: float, timeout_s: float) -> None:
         training.coordinator.lose_silent(now, timeout_s)
@@ -305,13 +388,18 @@ class Leader:
             return
         coordinator = self.training.coordinator
         snapshots = self.training.snapshots
-        unfinished = coordinator.finished and not snapshots.is_final_whole
+        is_held = coordinator.has_ended_stage and not coordinator.finished
+        unfinished = is_held or (coordinator.finished and not snapshots.is_final_whole)
         due_s = RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s
+        # The stage waits for the evaluator. A second checkpoint of its end would void the evaluation.
+        if is_held and self.training.has_whole_checkpoint():
+            due_s = math.inf
         if now - self._snapshot_at >= due_s and not (snapshots.under_way or snapshots.broken):
             coordinator.request_snapshot()
             self._snapshot_at = now
         self._advance(self.training, now)
-        self.training.journal.flush(now)
+        if self.training:
+            self.training.journal.flush(now)
 
     def status(self, now: float) -> RunStatus:
         """Return the status for supervisors; not ready while no checkpoint is loaded."""
@@ -360,6 +448,15 @@ class Leader:
         return training.snapshots.broken
 
     def _advance(self, training: Training, now: float) -> None:
+        """Send the orders that can be decided now, and enter the next stage if the present one has ended."""
+        self._decide(training, now)
+        coordinator = training.coordinator
+        has_ended = coordinator.has_ended_stage and not coordinator.finished
+        # Its last checkpoint must be whole, because the next stage is loaded from it. A rule decides later.
+        if has_ended and training is self.training and training.has_whole_checkpoint() and not self.stage.by_rule:
+            self._enter_next_stage()
+
+    def _decide(self, training: Training, now: float) -> None:
         """Send the orders that can be decided now, and begin the checkpoints that belong to them.
 
         Nothing is decided while too many checkpoints are being written, so that no end of an epoch is skipped; workers
@@ -372,7 +469,8 @@ class Leader:
         for order, snapshot in coordinator.advance(now):
             if snapshot:
                 self._snapshot_at = now
-                snapshots.begin(order.sequence, self._state(snapshot, journal.seconds(now)), now)
+                state = self._state(snapshot, journal.seconds(now))
+                snapshots.begin(order.sequence, state, now, is_needed=state.final or coordinator.has_ended_stage)
             journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before the checkpoint can be complete
             self.send_order(list(self.followers.values()), order)
             if order.learning_rate is not None and training.convergence.is_reached(
@@ -393,6 +491,7 @@ class Leader:
         """Return the state of a checkpoint, from its progress and the properties of the run.
 
         seconds: training time so far."""
+        # The identity is the run's, because a resume compares whole runs.
         return RunState(
             **vars(snapshot.position),
             epoch=snapshot.epoch,
@@ -400,8 +499,9 @@ class Leader:
             final=snapshot.final,
             generation=self.generation,
             seconds=seconds,
-            num_servers=self.config.processes.servers,
+            num_servers=self.num_servers,
             num_parameters=self.facts.num_parameters,
             num_buffers=self.facts.num_buffers,
             identity=self.config.identity(),
+            stage=self.stage.number,
         )

@@ -93,12 +93,13 @@ class RoundsLeader(Leader):
             facts,
             folders,
             self._note_order,
-            lambda followers, generation, version: self.loaded(0, generation, self._now),
+            lambda followers, generation, version, stage: self.loaded(0, generation, self._now),
             read=lambda: (_ for _ in ()).throw(AssertionError("there is no --tolerance")),
             microseconds=microseconds,
             work=work,
         )
         self.send = send
+        self.num_servers = 1  # a worker writes the whole model
         self.number = 0
         self.members: list[JoinRequest] | None = None
         self.view: tuple[PeerView, bytes] | None = None
@@ -244,6 +245,7 @@ class RoundsLeader(Leader):
             "accepted": position.accepted,
             "examples": position.examples,
             "clocks": clocks,
+            "until": self.training.coordinator.budget.until,
         }
         self.view = (PeerView(self.number, self.generation, version), pack_json(body))
         self._rounds = []
@@ -253,7 +255,7 @@ class RoundsLeader(Leader):
     def _all_copies_are_held(self) -> bool:
         """Return whether each snapshot that is not written yet is held by a worker that has joined."""
         held = {version for member in self.requests.values() for version in member.copies}
-        if self.training and self.training.coordinator.finished:  # the model itself is the last snapshot
+        if self.training and self._is_trained(self.training):  # the model itself is the last snapshot
             held |= {member.version for member in self.requests.values()}
         return set(self._orders) <= held
 
@@ -328,6 +330,12 @@ class RoundsLeader(Leader):
             joined.rounds = []
         super().gather(cause)
 
+    def _enter_next_stage(self) -> None:
+        super()._enter_next_stage()
+        # A rule that has not decided leaves the run in this stage, with a new generation.
+        if not self.has_handed_over:
+            self.regroup(self._now)
+
     def loaded(self, index: int, generation: int, now: float) -> None:
         """Continue the run from its checkpoint. If that is the end of the run, no worker is needed to write it again."""
         super().loaded(index, generation, now)
@@ -363,20 +371,25 @@ class RoundsLeader(Leader):
         training = self.training
         if not training:
             return
-        if training.coordinator.finished:
+        if self._is_trained(training):
             super().keep(now)
             return
         if now - self._snapshot_at >= self.config.run.checkpoint_every_s and not training.snapshots.under_way:
             self._want_snapshot(now)
         self._advance(training, now)
-        training.journal.flush(now)
+        if self.training is training:
+            training.journal.flush(now)
 
     def end(self, now: float) -> None:
         """Have a checkpoint written, because the supervisor is about to stop the run."""
-        if self.training and self.training.coordinator.finished:
+        if self.training and self._is_trained(self.training):
             super().end(now)
         elif self.training:
             self._want_snapshot(now)
+
+    def _is_trained(self, training: Training) -> bool:
+        """Return whether the run or its stage has no rounds left."""
+        return training.coordinator.finished or training.coordinator.has_ended_stage
 
     def _want_snapshot(self, now: float) -> None:
         self._snapshot_at = now

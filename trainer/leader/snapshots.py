@@ -29,11 +29,13 @@ class PendingCheckpoint:
         state: the state to write last.
         begun: start, in seconds on the caller's clock.
         missing: servers that have not written their slices yet.
+        is_needed: whether the run cannot continue without it, as at its end and at the end of a stage.
     """
 
     state: RunState
     begun: float
     missing: set[int]
+    is_needed: bool
 
 
 class CheckpointCompletion(NamedTuple):
@@ -63,10 +65,12 @@ class Snapshots:
         is_current: returns whether the run still has this generation; called in the background.
         told: called in the background once a checkpoint is complete, to tell the evaluator.
         given_up: called in the owner's thread with the versions that were deleted before their evaluation.
+        by_rule: see ``prune``.
 
     Attributes:
         under_way: checkpoints that are not complete yet, by sequence number.
         is_final_whole: whether the final checkpoint of the run is complete.
+        newest: version of the newest checkpoint that is complete, -1 before the first.
         broken: the text of a divergence: a server's parameters are not finite, so there is nothing left to checkpoint.
     """
 
@@ -81,6 +85,7 @@ class Snapshots:
         is_current: Callable[[], bool],
         told: Callable[[], object],
         given_up: Callable[[tuple[int, ...]], None],
+        by_rule: bool = False,
     ) -> None:
         self.root = root
         self.secure = secure
@@ -90,8 +95,10 @@ class Snapshots:
         self.is_current = is_current
         self.told = told
         self.given_up = given_up
+        self.by_rule = by_rule
         self.under_way: dict[int, PendingCheckpoint] = {}  # oldest first
         self.is_final_whole = False
+        self.newest = -1
         self.broken: str | None = None
         self._trouble: str | None = None  # why the last attempt at a checkpoint failed, None once one is complete
 
@@ -100,11 +107,16 @@ class Snapshots:
         """Whether a checkpoint must be completed before the next one may begin."""
         return len(self.under_way) >= MOST
 
-    def begin(self, sequence: int, state: RunState, now: float) -> None:
+    def begin(self, sequence: int, state: RunState, now: float, *, is_needed: bool = False) -> None:
         """Begin a checkpoint, before servers are told to write their slices.
 
-        sequence: number of the order that tells them; state: written last; now: seconds on the caller's clock."""
-        self.under_way[sequence] = PendingCheckpoint(state, now, set(range(self.num_servers)))
+        Args:
+            sequence: number of the order that tells them.
+            state: written last.
+            now: seconds on the caller's clock.
+            is_needed: see PendingCheckpoint.
+        """
+        self.under_way[sequence] = PendingCheckpoint(state, now, set(range(self.num_servers)), is_needed)
 
     def wrote(self, server: int, sequence: int, outcome: WriteOutcome) -> None:
         """Note the result of a server's slice. After the last slice the checkpoint is completed in the background.
@@ -130,8 +142,8 @@ class Snapshots:
             )
         else:
             self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
-            # The usual cause is a full disk. The run cannot end without this checkpoint, which is then tried again.
-            if found.state.final:
+            # The usual cause is a full disk. The run stands still without this checkpoint, which is then tried again.
+            if found.is_needed:
                 self.work.submit(self._make_room, self._made_room)
 
     def trouble(self, now: float) -> str | None:
@@ -155,17 +167,17 @@ class Snapshots:
         try:
             # The new checkpoint is complete by now, so a failure to delete older ones is only logged; the next one
             # tries again.
-            return CheckpointCompletion(given_up=tuple(prune(self.root)))
+            return CheckpointCompletion(given_up=tuple(prune(self.root, by_rule=self.by_rule)))
         except OSError as error:
             logger.warning(f"old checkpoints are not deleted yet: {error}")
             return CheckpointCompletion()
 
     def _make_room(self) -> tuple[int, ...]:
-        """Delete all checkpoints but the last, to make room on a full disk for the final one.
+        """Delete all checkpoints but the last, to make room on a full disk for one that is needed.
 
         Returns the versions that were deleted before their evaluation."""
         try:
-            return tuple(prune(self.root, keep=1))
+            return tuple(prune(self.root, keep=1, by_rule=self.by_rule))
         except OSError as error:
             logger.warning(f"old checkpoints are not deleted yet: {error}")
             return ()
@@ -179,6 +191,8 @@ class Snapshots:
         """Note, in the owner's thread, the result of ``_complete`` for the checkpoint of an order."""
         state = self.under_way.pop(sequence).state
         self._trouble = completed.trouble
+        if not completed.trouble:
+            self.newest = max(self.newest, state.version)
         if state.final and not completed.trouble:
             self.is_final_whole = True
         if completed.given_up:

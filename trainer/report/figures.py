@@ -45,6 +45,7 @@ CURVE_LOOKS: Mapping[str, Mapping[str, Any]] = {
 MARK_LOOKS: Mapping[str, Mapping[str, Any]] = {
     "restart": {"color": PURPLE, "lw": 1.5, "ls": ":"},
     "rollback": {"color": "#111", "lw": 1.2, "ls": "--"},
+    "switch": {"color": ORANGE, "lw": 1.2, "ls": "-."},
 }
 
 
@@ -57,9 +58,9 @@ class Curve(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """An incident at position x of the horizontal axis."""
+    """An incident, or the switch to another stage, at position x of the horizontal axis."""
 
-    kind: Literal["restart", "rollback"]
+    kind: Literal["restart", "rollback", "switch"]
     x: float
 
 

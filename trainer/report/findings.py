@@ -75,6 +75,7 @@ def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapp
     ]
     if summary["error"]:
         result.append(RunFinding("worse", f"Cause: {summary['error']}"))
+    result += _describe_stages(summary)
     diverged_event = next((event for event in trains if _is_lost(event)), None)
     if diverged_event:
         place = f"epoch {diverged_event.epoch:.2f} (version {diverged_event.version:,})"
@@ -118,6 +119,20 @@ def describe_consensus(live: Sequence[LogEvent]) -> str:
         f" {last.epoch:.4g} the {last.replicas:,} models are {number(last.distance, '.4g')} from their mean (root of the"
         f" mean squared distance). All workers together have sent {last.sent_bytes / 1e6:,.4g} MB."
     )
+
+
+def _describe_stages(summary: Mapping[str, Any]) -> list[RunFinding]:
+    """Return a sentence on each stage of a run with a switch. summary: the content of result.json."""
+    stages = summary["stages"]
+    return [
+        RunFinding(
+            "",
+            f"Stage {number}, from epoch {stage['first_epoch']:.4g} on: {stage['protocol']} by {stage['exchange']}"
+            f" ({stage['reason']}).",
+        )
+        for number, stage in enumerate(stages, 1)
+        if len(stages) > 1
+    ]
 
 
 def _result(summary: Mapping[str, Any]) -> list[RunFinding]:
@@ -210,4 +225,5 @@ def headline(summary: Mapping[str, Any]) -> list[Figure]:
 
 def title(summary: Mapping[str, Any], num_workers: int) -> str:
     workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
-    return f"{summary['model']} by {str(summary['protocol']).upper()}, {workers}"
+    protocols = [stage["protocol"] for stage in summary["stages"]] or [summary["protocol"]]
+    return f"{summary['model']} by {', then '.join(str(name).upper() for name in protocols)}, {workers}"

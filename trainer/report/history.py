@@ -20,6 +20,7 @@ from trainer.runlog.kinds import (
     LogEvent,
     RestartEvent,
     RollbackEvent,
+    StageEvent,
     TrainEvent,
     WarningEvent,
 )
@@ -70,6 +71,11 @@ def marks(happened: Iterable[Incident], axis: str) -> list[Mark]:
         for incident in happened
         if not isinstance(incident.event, WarningEvent)
     ]
+
+
+def switch_marks(live: Iterable[LogEvent], axis: str) -> list[Mark]:
+    """Return the begins of all stages but the first, on an axis, seconds or epoch. live: the events that count."""
+    return [Mark("switch", getattr(event, axis)) for event in select_kind(live, StageEvent) if event.version]
 
 
 def curves(live: Sequence[LogEvent], axis: str, value: str) -> list[Curve]:

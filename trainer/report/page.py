@@ -25,6 +25,7 @@ from trainer.report.history import (
     marks,
     select_kind,
     staleness_spread,
+    switch_marks,
     throughput_table,
     worker_rows,
 )
@@ -45,7 +46,9 @@ def draw_learning(live: Sequence[LogEvent], happened: Sequence[Incident]) -> dic
         losses = curves(live, axis, "loss")
         accuracies = curves(live, axis, "accuracy")
         if losses or accuracies:
-            figure = figures.learning_curves(losses, accuracies, marks(happened, axis), axis)
+            # A switch explains a bend of the curves that nothing else does.
+            happenings = marks(happened, axis) + switch_marks(live, axis)
+            figure = figures.learning_curves(losses, accuracies, happenings, axis)
             embedded_figures[place] = embed_figure(figure, f"Loss and accuracy {place}")
     trains = select_kind(live, TrainEvent)
     if len(trains) > 1:

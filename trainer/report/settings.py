@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from pipeline.core.reporting.page import plain
 from pipeline.core.specs import Spec
 from trainer.config import Data, Optimiser, Processes, RunSpec
+from trainer.exchange import EXCHANGES
 from trainer.models import MODELS
 from trainer.plan import RunPlan, describe_plan
 from trainer.protocols import PROTOCOLS
 
 PARTS: Mapping[str, type[Spec]] = {"data": Data, "run": RunSpec, "optimiser": Optimiser, "processes": Processes}
-REGISTRIES: Mapping[str, Mapping[str, type[Spec]]] = {"model": MODELS, "protocol": PROTOCOLS}
+REGISTRIES: Mapping[str, Mapping[str, type[Spec]]] = {"model": MODELS, "protocol": PROTOCOLS, "exchange": EXCHANGES}
 
 
 class FlagRow(NamedTuple):

@@ -253,6 +253,30 @@ class RollbackEvent(LogEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageEvent(LogEvent):
+    """A stage of a run with a switch begins.
+
+    Attributes:
+        stage: its number, from 0.
+        exchange, protocol: names.
+        version, epoch, seconds: updates, global epochs and training time of the checkpoint with which it begins.
+        learning_rate, momentum: the single-process rate at the start of the schedule; the coefficient.
+        reason: why it begins, in words.
+    """
+
+    kind: str = field(default="stage", init=False)
+    version: int = field()
+    stage: int
+    exchange: str
+    protocol: str
+    epoch: float
+    seconds: float
+    learning_rate: float | None = None
+    momentum: float | None = None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class WarningEvent(LogEvent):
     """A line that the terminal shows too."""
 
@@ -312,6 +336,7 @@ _TYPED: tuple[Kind, ...] = (
     GivenUpEvent,
     RestartEvent,
     RollbackEvent,
+    StageEvent,
     WarningEvent,
     ConvergedEvent,
     EndEvent,

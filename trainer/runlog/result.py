@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.json_values import build, parse, parse_object
 from trainer.checkpoints.slice_file import json_header
 from trainer.checkpoints.state import RunState
+from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.place import Place
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, RESULT
 from trainer.runlog.kinds import (
@@ -28,9 +29,11 @@ from trainer.runlog.kinds import (
     PassEvent,
     RestartEvent,
     RollbackEvent,
+    StageEvent,
     StartEvent,
 )
 from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving
+from trainer.stages import START
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,6 +82,7 @@ class Result:
     restarts: dict[str, int]  # by role
     rollbacks: int
     evaluations_given_up: int = 0  # checkpoints that were deleted for space before they were evaluated
+    stages: list[dict[str, Any]] = field(default_factory=list)  # exchange, protocol, first_epoch from 0, reason
     simulated: dict[str, Any] | None = None  # settings of the virtual cluster, for virtual-time runs
     error: str | None = None  # error message of a failed run
 
@@ -182,6 +186,7 @@ def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any
         "restarts": _restarts(events),
         "rollbacks": sum(isinstance(event, RollbackEvent) for event in events),
         "evaluations_given_up": sum(isinstance(event, GivenUpEvent) for event in live),
+        "stages": stages(live),
         "simulated": _last(live, StartEvent()).simulated,
         "error": ended.error,
     }
@@ -203,6 +208,29 @@ def _run(live: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any]:
         "num_workers": plan.get("num_workers", int(pushes["worker"].nunique())),
         "num_servers": config.get("processes", {}).get("servers"),
     }
+
+
+def stages(live: Sequence[LogEvent]) -> list[dict[str, Any]]:
+    """Return the stages of a run: exchange, protocol, first_epoch and reason of each.
+
+    first_epoch counts from 0; it has a fraction if the stage begins within an epoch. A run without a switch is one
+    stage, which has no event.
+
+    live: the events that count."""
+    # A start at the switch logs it once more.
+    by_number = {event.stage: event for event in live if isinstance(event, StageEvent)}
+    if by_number:
+        return [_stage(each.exchange, each.protocol, each.epoch, each.reason) for each in by_number.values()]
+    config = _last(live, StartEvent()).config
+    names = {part: config.get(part, {}).get("name") for part in ("exchange", "protocol")}
+    # Logs from before there were other exchanges do not name theirs.
+    return [_stage(names["exchange"] or ParameterServer.name, names["protocol"], 0, START)] if config else []
+
+
+def _stage(exchange: str, protocol: str | None, epoch: float, reason: str) -> dict[str, Any]:
+    """Return an entry of ``stages``. epoch: with which the stage begins; an int if it is whole."""
+    first = int(epoch) if epoch == int(epoch) else epoch
+    return {"exchange": exchange, "protocol": protocol, "first_epoch": first, "reason": reason}
 
 
 def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:

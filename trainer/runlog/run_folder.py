@@ -20,6 +20,7 @@ from pipeline.core.json_values import build, parse_object
 from pipeline.core.shardset.versions import unstamped
 from pipeline.core.storage.uri import is_remote
 from trainer.checkpoints.generations import GENERATIONS
+from trainer.checkpoints.switch_file import SWITCH
 from trainer.config import Config
 from trainer.home import segments
 from trainer.home.lease import leased
@@ -47,14 +48,15 @@ if TYPE_CHECKING:
 
 _FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST, BEST_OF))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
-_GENERATIONS = rf"({re.escape(GENERATIONS)}|\.{re.escape(GENERATIONS)}\.[0-9a-f]{{8}}\.tmp)"
+_HISTORY = "|".join(map(re.escape, (GENERATIONS, SWITCH)))
+_HISTORY = rf"(({_HISTORY})|\.({_HISTORY})\.[0-9a-f]{{8}}\.tmp)"
 _LOG = rf"{LOGS}/[\w.-]+\.(log|tmp)"
 _HELD = rf"{re.escape(LOCK)}|{re.escape(LEASE)}/[\w.-]+"
 # All files that a run writes; --overwrite deletes no others.
 OWNED = re.compile(
     rf"{_FILE}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
     rf"|{FOLLOWED}/(worker-\d+-\d+\.json|\.[\w.-]+\.tmp)"
-    rf"|{CHECKPOINTS}/{_GENERATIONS}|{TENSORBOARD}/\.?events\.out\.tfevents\.[\w.-]+"
+    rf"|{CHECKPOINTS}/{_HISTORY}|{TENSORBOARD}/\.?events\.out\.tfevents\.[\w.-]+"
     rf"|{segments.NAMES.pattern}|{SEGMENTS}/\.[\w.-]+\.tmp"
 )
 # Files of a start that failed before its first update, or of another host that began earlier: nothing of value.

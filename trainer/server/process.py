@@ -22,6 +22,7 @@ from trainer.server.slice_server import SliceServer
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
     AskStatus,
+    ChangeStage,
     End,
     EndReply,
     Execute,
@@ -35,6 +36,8 @@ from trainer.transport.messages import (
     LoadReceipt,
     MalformedMessageError,
     Message,
+    PeerBeat,
+    PeerJoin,
     Push,
     Refusal,
     Rejoin,
@@ -57,6 +60,7 @@ logger = logging.getLogger(__name__)
 INTRODUCED = (Join, Hello, AskStatus, WorkerLoss, End)  # their body is an introduction
 TICK_S = 0.2
 HELLO_S = 1.0
+LINGER_MS = 500  # for the last answers of a server that hands over to another one
 Frames = list[memoryview]
 
 
@@ -108,7 +112,7 @@ class Server:
         """Return the leader, which sends its orders through this server."""
         config = self.slice_server.config
         facts = self.slice_server.facts
-        return Leader(
+        leader = Leader(
             config,
             facts,
             self.folders,
@@ -117,10 +121,14 @@ class Server:
             self.slice_server.parameters,
             work=self.background,
         )
+        # Of a run whose next stage has other servers, these take over.
+        leader.module = __name__
+        return leader
 
-    def run(self) -> None:
+    def run(self) -> str:
         """Serve until the process is ended: handle messages and finished background work, and tick from time to time.
 
+        Returns, with the module of the next server, only if the run enters a stage with other servers.
         Raises UsageError if server 0 refuses this host, RuntimeError if an order was lost, DataError for a damaged
         checkpoint, and JobError if there is no complete one."""
         poller = zmq.Poller()
@@ -132,7 +140,7 @@ class Server:
         if self.leader:
             self.leader.gather()
         due = 0.0
-        while True:
+        while not (self.leader and self.leader.has_handed_over):
             kick()
             for ready, _ in poller.poll(int(TICK_S * 1000)):
                 if isinstance(ready, zmq.Socket):
@@ -144,6 +152,11 @@ class Server:
             if now >= due:
                 due = now + (TICK_S if self.leader else HELLO_S)
                 self._tick(now)
+        return self.leader.stage.config.exchange.server
+
+    def close(self) -> None:
+        """Stop listening, so that another server can take the address."""
+        self.socket.close(LINGER_MS)
 
     def send(self, identity: bytes, message: Message, body: bytes | None) -> None:
         self.socket.send_multipart([identity, pack(message), body or b""], copy=False)
@@ -157,11 +170,11 @@ class Server:
                 self.send(follower.identity, message, body)
         self.slice_server.execute(order)
 
-    def send_load(self, followers: Sequence[Follower], generation: int, version: int) -> None:
+    def send_load(self, followers: Sequence[Follower], generation: int, version: int, stage: int) -> None:
         """Have the given followers and this server load a checkpoint, and start a generation with it."""
         for follower in followers:
-            self.send(follower.identity, Load(generation, version), None)
-        self.slice_server.load(generation, version)
+            self.send(follower.identity, Load(generation, version, stage), None)
+        self.slice_server.load(generation, version, stage)
         assert self.leader
         self.leader.loaded(0, generation, time.monotonic())
 
@@ -314,6 +327,8 @@ class Server:
             case End():
                 self.send(identity, EndReply(), pack_json(self._status(leader, now).to_json()))
                 leader.end(now)
+            case PeerJoin() | PeerBeat():  # a worker of the stage before, which has no servers of parameters
+                self.send(identity, ChangeStage(leader.stage.number), None)
             case _:
                 raise MalformedMessageError(f"{type(message).__name__} to server 0")
 
@@ -355,7 +370,9 @@ class Server:
             case Refusal():
                 raise self.agreement.refused(body)
             case Load():
-                self.slice_server.load(message.generation, message.version)
+                if message.stage >= len(self.slice_server.stages):
+                    raise MalformedMessageError(f"stage {message.stage}")
+                self.slice_server.load(message.generation, message.version, message.stage)
                 self._tell_leader(LoadReceipt(self.index, message.generation))
             case Execute(generation=self.slice_server.generation):
                 self.slice_server.execute(_order(body))
@@ -367,6 +384,19 @@ def _order(body: memoryview) -> Order:
         return Order.from_json(unpack_json(body))
     except (TypeError, KeyError):
         raise MalformedMessageError("an order") from None
+
+
+def open_server(
+    config: Config,
+    facts: RunFacts,
+    index: int,
+    addresses: Sequence[str],
+    secret: Secret,
+    held: sockets.socket | None,
+    folders: Folders,
+) -> Server:
+    """Return a server. See ``Server`` for the arguments. Raises UsageError if the address is taken."""
+    return Server(config, facts, index, addresses, secret, held, folders)
 
 
 def main(

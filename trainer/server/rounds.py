@@ -17,9 +17,13 @@ from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
     AskStatus,
+    ChangeStage,
     CopyReceipt,
     End,
     EndReply,
+    Heartbeat,
+    Hello,
+    Join,
     LinkLoss,
     MalformedMessageError,
     Message,
@@ -43,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 INTRODUCED = (PeerJoin, AskStatus, WorkerLoss, End)  # their body is an introduction
 TICK_S = 0.2
+LINGER_MS = 500  # for the last answers of a server that hands over to another one
 BODY_BYTES = 64 << 20  # of the reports of many rounds
 
 
@@ -77,17 +82,20 @@ class RoundsServer:
         self.leader = RoundsLeader(
             config, facts, folders, self.send, lambda: time.time_ns() // 1000, work=self.background
         )
+        self.leader.module = __name__
         self.malformed = 0
 
-    def run(self) -> None:
-        """Serve until the process is ended. Raises JobError if there is no complete checkpoint."""
+    def run(self) -> str:
+        """Serve until the process is ended. Raises JobError if there is no complete checkpoint.
+
+        Returns, with the module of the next server, only if the run enters a stage with other servers."""
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.background, zmq.POLLIN)
         self.leader.gather()
         self.leader.regroup(time.monotonic())
         due = 0.0
-        while True:
+        while not self.leader.has_handed_over:
             kick()
             for ready, _ in poller.poll(int(TICK_S * 1000)):
                 if isinstance(ready, zmq.Socket):
@@ -99,6 +107,13 @@ class RoundsServer:
             if now >= due:
                 due = now + TICK_S
                 self.leader.tick(now)
+        for worker in self.identities:  # one that does not get it is told by the next server
+            self.send(worker, ChangeStage(self.leader.stage.number), b"")
+        return self.leader.stage.config.exchange.server
+
+    def close(self) -> None:
+        """Stop listening, so that another server can take the address."""
+        self.socket.close(LINGER_MS)
 
     def send(self, worker: int, message: Message, body: bytes) -> None:
         if worker in self.identities:
@@ -138,6 +153,10 @@ class RoundsServer:
                 self._hear(identity, message, first, last, now)
             case AskStatus():
                 self._answer(identity, StatusReply(), pack_json(self._status(now).to_json()))
+            case Join() | Heartbeat():  # a worker of another stage, which has servers of parameters
+                self._answer(identity, ChangeStage(self.leader.stage.number))
+            case Hello():
+                pass  # a server without a part in this stage
             case WorkerLoss():
                 self.leader.lost(self._worker(message.worker), now)
             case End():
@@ -167,6 +186,19 @@ class RoundsServer:
         if index >= self.facts.num_workers:
             raise MalformedMessageError(f"worker {index}")
         return index
+
+
+def open_server(
+    config: Config,
+    facts: RunFacts,
+    index: int,
+    addresses: Sequence[str],
+    secret: Secret,
+    held: sockets.socket | None,
+    folders: Folders,
+) -> RoundsServer:
+    """Return server 0. index: 0, as there is one server. Raises UsageError if the address is taken."""
+    return RoundsServer(config, facts, addresses[index], secret, held, folders)
 
 
 def main(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.checkpoints.read import read_slice_range
+from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import folder_of
 from trainer.checkpoints.write import WriteOutcome, write_slice
@@ -19,7 +19,7 @@ from trainer.coordination.orders import Order, Reply
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.home.place import Place
 from trainer.leader.background import AtOnce, CallQueue
-from trainer.rules import build_slice
+from trainer.rules import build_slice, enter_stage
 from trainer.transport.messages import (
     Cancel,
     Join,
@@ -86,6 +86,8 @@ class SliceServer:
         self.send = send
         self.work = work or AtOnce()
         self.wrote = wrote
+        self.stages = config.stage_configs()
+        self.stage = 0
         self.begin, self.end = slice_bounds(facts.elements, config.processes.servers)[index]
         self.slice = self._slice(np.empty(0, np.float32), np.empty(0, np.float32))  # until a checkpoint is loaded
         self.peers: dict[int, Peer] = {}
@@ -95,11 +97,19 @@ class SliceServer:
         self._answer: tuple[int, bytes] | None = None
 
     def _slice(self, values: Float32s, momentum: Float32s) -> ParameterSlice:
-        return build_slice(self.config, self.facts.num_workers, values, momentum)
+        return build_slice(self.stages[self.stage], self.facts.num_workers, values, momentum)
 
-    def load(self, generation: int, version: int) -> None:
-        """Load a checkpoint and start a generation; workers of the previous one must join again. Raises DataError."""
+    def load(self, generation: int, version: int, stage: int) -> None:
+        """Load a checkpoint and start a generation; workers of the previous one must join again. Raises DataError.
+
+        stage: number of the stage in which the run continues."""
         values, momentum = read_slice_range(self.root, version, self.begin, self.end)
+        made_by = read_state(self.root, version).stage
+        self.stage = stage
+        # The checkpoint has the momentum of the stage that made it, so that it can be loaded again after a crash.
+        if made_by != stage:
+            rules = self.stages[made_by], self.stages[stage]
+            values, momentum = enter_stage(self.config, *rules, self.facts.num_workers, values, momentum)
         self.slice = self._slice(values, momentum)
         self.generation = generation
         self.sequence = 0

@@ -25,7 +25,7 @@ from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.network import CollectiveNetwork, Network
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.step_times import StepTimes
-from trainer.transport.messages import Cancel, Join, Message, Parameters, Push
+from trainer.transport.messages import Cancel, Join, Message, Parameters, Push, Rejoin
 from trainer.transport.status import RunStatus
 
 KEEP_S = 0.2  # virtual seconds between checks for due checkpoints and log lines
@@ -118,7 +118,7 @@ class Engine:
         self.folders = folders
         self.root = self.folders.work
         self.now, generation = begin_at(self.root)
-        self.network = _network(config, facts, simulated)
+        self.network = _network(config.stage_configs()[0], facts, simulated)
         self.step_times = StepTimes(config, facts, simulated)
         self.queue: list[Event] = []
         count = config.processes.servers
@@ -163,6 +163,7 @@ class Engine:
                 self.leader.keep(self.now)
                 due = self.now + KEEP_S
             self.observe(self)
+            self.leader.look_for_switch(self.now)  # the observer has evaluated the checkpoints of this event
         self.leader.keep(self.now)
         if self.leader.training:
             self.leader.training.journal.write_pushes()
@@ -268,11 +269,11 @@ class Engine:
 
         first: True at the start of the run. The other servers then register at the leader, which makes all of them load
         after the last one has. Otherwise, or if there is only one server, ``gather`` makes them load."""
-        self.down = False
         for index in range(1, len(self.servers)) if first else ():
             self.leader.hello(b"", index, 1)
         if not first or len(self.servers) == 1:
             self.leader.gather("server 0 was started again")
+        self.down = False
         for worker, mine in enumerate(self.workers):
             if mine.back_at <= self.now:
                 self._join(worker)
@@ -284,9 +285,11 @@ class Engine:
         for server in self.servers:
             server.execute(order)
 
-    def _send_load(self, followers: Sequence[Follower], generation: int, version: int) -> None:
+    def _send_load(self, followers: Sequence[Follower], generation: int, version: int, stage: int) -> None:
+        if stage != self.servers[0].stage:
+            self.network = _network(self.leader.stage.config, self.facts, self.simulated)
         for server in self.servers:
-            server.load(generation, version)
+            server.load(generation, version, stage)
         for index in reversed(range(len(self.servers))):
             self.leader.loaded(index, generation, self.now)
 
@@ -296,7 +299,8 @@ class Engine:
     def _answer(self, index: int, identity: bytes, message: Message, body: bytes | None) -> None:
         """Deliver a server's message to a virtual worker. A step begins when the last server's parameters are there.
 
-        Stop and Rejoin are ignored: a worker without a step has no event, and ``_recover`` lets workers join again."""
+        Stop is ignored: a worker without a step has no event. So is Rejoin after a crash, as ``_recover`` lets workers
+        join; otherwise it means that the next stage begins, to which the worker's step does not belong."""
         if isinstance(message, Parameters):
             mine = self.workers[message.worker]
             mine.parts[index] = np.frombuffer(body or b"", np.float32)
@@ -304,6 +308,9 @@ class Engine:
                 self._begin(mine, message)
         elif isinstance(message, Cancel):
             self._cancel(self.workers[message.worker], message.worker)
+        elif isinstance(message, Rejoin) and index == 0 and not self.down:
+            self.workers[message.worker].attempt += 1
+            self._schedule(self.now, message.worker, Kind.JOIN)
 
     def _begin(self, mine: VirtualWorker, turn: Parameters) -> None:
         """Start a step of a worker, as soon as the parameters that were just sent have reached it."""
@@ -315,7 +322,7 @@ class Engine:
 
     def _cancel(self, mine: VirtualWorker, worker: int) -> None:
         """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
-        part_s = (mine.ends - mine.begun) / self.config.protocol.parts_of_a_step()
+        part_s = (mine.ends - mine.begun) / self.leader.stage.config.protocol.parts_of_a_step()
         # The message takes the latency of the network, and cannot stop a step before its parameters have arrived.
         told = max(self.now + (self.network.latency_s if self.network else 0.0), mine.begun)
         # The worker only notices between two micro-batches. Half a part of slack absorbs rounding errors.
@@ -338,7 +345,7 @@ def begin_at(root: Path) -> tuple[float, int]:
 
 
 def _network(config: Config, facts: RunFacts, simulated: SimulationSettings) -> Network | CollectiveNetwork | None:
-    """Return the network of the run, or None if messages take no time."""
+    """Return the network of a stage, or None if messages take no time. config: of the stage."""
     if not simulated.latency_ms and simulated.bandwidth_mbps is None:
         return None
     # Workers that exchange among themselves sum each range of the gradients on another worker. The one server of this

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,10 +16,10 @@ from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
-from trainer.rules import build_slice, build_weights, worker_rate
+from trainer.rules import build_slice, build_weights, enter_stage, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
-from trainer.runlog.kinds import LogEvent, StartEvent
-from trainer.runlog.read import iter_events, read_pushes
+from trainer.runlog.kinds import LogEvent, StageEvent, StartEvent
+from trainer.runlog.read import iter_events, read_pushes, surviving
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
 
@@ -56,6 +56,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     Another machine may round differently too. Raises DataError if the folder has no such run, UsageError if the run
     followed a stream, or had an exchange that is not computed here."""
     config, simulated, num_workers, rows, spans = _read(run)
+    switches = stage_begins(surviving(iter_events(run / METRICS)))
     compute = COMPUTES[simulated](RunContext.from_config(config, run), num_workers)
     facts = facts_of(compute, num_workers, rows)
     version = newest(run / CHECKPOINTS)
@@ -67,7 +68,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
     updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
-    values = _replay(spans, facts, compute, updates, used)
+    values = _replay(spans, switches, facts, compute, updates, used)
     return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
 
@@ -103,6 +104,11 @@ def configurations(events: Iterable[LogEvent]) -> list[tuple[int, Config]]:
         if current is not None and (not spans or spans[-1][1] is not current):
             spans.append((first, current))
     return spans
+
+
+def stage_begins(live: Iterable[LogEvent]) -> dict[int, int]:
+    """Return the number of each stage by the version with which it begins. live: the events that count."""
+    return {event.version: event.stage for event in live if isinstance(event, StageEvent)}
 
 
 def _config_of(start: StartEvent) -> Config:
@@ -157,6 +163,7 @@ def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]
 
 def _replay(
     spans: Sequence[tuple[int, Config]],
+    switches: Mapping[int, int],
     facts: RunFacts,
     compute: Compute,
     updates: Iterator[list[tuple[int, ...]]],
@@ -166,12 +173,15 @@ def _replay(
 
     Args:
         spans: see ``configurations``.
+        switches: see ``stage_begins``.
         facts: the facts of the run.
         compute: computes the gradients.
         updates: see ``_updates``.
         used: the pushes of all updates, whose ``version_pulled`` says how long each version is needed.
     """
-    config = spans[0][1]  # the others differ only in the length of the run and in threads
+    run = spans[0][1]  # the others differ only in the length of the run and in threads
+    index = 0
+    config = run.stage_configs()[index]
     momentum = np.zeros(facts.num_parameters, np.float32)
     part = build_slice(config, facts.num_workers, compute.start().copy(), momentum)
     weights = build_weights(config, facts)
@@ -181,9 +191,20 @@ def _replay(
     per_epoch = facts.num_workers * config.steps_per_epoch(facts.rows)
     later = list(spans)
     for update in updates:
-        while later and later[0][0] <= update[0][0]:
-            config = later.pop(0)[1]
+        version = update[0][0]
+        while later and later[0][0] <= version:
+            run = later.pop(0)[1]
+            config = run.stage_configs()[index]
             compute.set_threads(config.processes.threads)
+        # Only now, because the newest checkpoint may be the one before the switch, whose momentum is the old one.
+        if switches.get(version - 1, index) != index:
+            before = config
+            index = switches[version - 1]
+            config = run.stage_configs()[index]
+            entered = enter_stage(run, before, config, facts.num_workers, part.values, part.momentum)
+            part = build_slice(config, facts.num_workers, *entered)
+            weights = build_weights(config, facts)
+            held[version - 1] = part.values.copy()
         vectors = []
         for _, worker, clock, pulled, _ in update:
             vectors.append(compute.step(worker, clock, [held[pulled]]).vector)
@@ -191,7 +212,6 @@ def _replay(
             wanted[pulled] -= 1
             if not wanted[pulled]:
                 del held[pulled]
-        version = update[0][0]
         examples = [row[4] for row in update]
         rate = worker_rate(config, facts, accepted / per_epoch) * weights.correction(examples)
         part.apply(vectors, rate, weights.factors([version - 1 - row[3] for row in update], examples))

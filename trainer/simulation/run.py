@@ -18,7 +18,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
-from trainer.launch.prepare import check_normalisation, first_checkpoint
+from trainer.launch.prepare import check_evaluation, check_normalisation, first_checkpoint
 from trainer.launch.supervisor import RunInterruptedError
 from trainer.models.build import build
 from trainer.models.devices import pick_device
@@ -38,6 +38,7 @@ from trainer.simulation.options import SimulationSettings
 from trainer.simulation.peers.checkpoints import describe_memory
 from trainer.simulation.peers.engine import PeerEngine
 from trainer.transport.status import RunStatus
+from trainer.stages import switches_by_rule
 
 if TYPE_CHECKING:
     from trainer.evaluation.process import Evaluator
@@ -71,6 +72,10 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         )
     if isinstance(config.exchange, NeighbourExchange):
         config.exchange.plan(num_workers, config.run.seed)  # before the folder is changed: it raises if it does not fit
+    if switches_by_rule(config) and simulated.compute != "real":
+        raise UsageError(
+            f"--alpha auto reads the loss of evaluations, --compute {simulated.compute} has none: give --alpha SHARE"
+        )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
     # Toy computations have no model to check.
     check = partial(_check, context, num_workers) if simulated.compute == "real" else unchecked
@@ -89,6 +94,7 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     shards = context.shards
     pick_device(config.processes.device, 0)
     check_normalisation(config, build(config.model, shards.inputs, config.model_seed), shards, num_workers)
+    check_evaluation(config, shards)
     return record
 
 

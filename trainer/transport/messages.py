@@ -211,10 +211,15 @@ class Rejoin(NamedTuple):
 
 
 class Load(NamedTuple):
-    """A server must load the checkpoint of a version, and start a generation with it."""
+    """A server must load the checkpoint of a version, and start a generation with it.
+
+    Attributes:
+        stage: number of the stage in which the run continues.
+    """
 
     generation: int
     version: int
+    stage: int
 
 
 class Execute(NamedTuple):
@@ -376,6 +381,16 @@ class ModelCopy(NamedTuple):
     version: int
 
 
+class ChangeStage(NamedTuple):
+    """A worker must leave its exchange, because the run is in another stage. From server 0.
+
+    Attributes:
+        stage: number of that stage.
+    """
+
+    stage: int
+
+
 Message = (
     Join
     | Push
@@ -413,6 +428,7 @@ Message = (
     | GradientPiece
     | RangeSum
     | ModelCopy
+    | ChangeStage
 )
 TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy)
 KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from trainer.config import Config, RunFacts
-from trainer.data.batches import build_batches
+from trainer.data.batches import MiniBatch, build_batches
 from trainer.data.prefetch import Prefetch
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned
 from trainer.home.folders import Folders
@@ -18,7 +18,7 @@ from trainer.models.build import NetworkAndTask, build
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
 from trainer.transport.sockets import Secret
-from trainer.worker.clients.base import Client
+from trainer.worker.clients.base import Client, StageSwitch
 from trainer.worker.follow import follow
 from trainer.worker.loop import train
 from trainer.worker.step import Step
@@ -49,13 +49,7 @@ def main(
     shards = open_pinned(config.data, num_workers=facts.num_workers)
     built = build(config.model, shards.inputs, config.model_seed)
     rows = _load(folders.work, shards, worker, built)
-    # By name, because a command line reads the exchange too, and must load neither sockets nor torch.
-    client: Client = import_module(config.exchange.client).open_client(
-        config, facts, worker, addresses, secret, folders
-    )
     device = pick_device(config.processes.device, place)
-    # After the client, because the model computes in the client's vectors.
-    step = Step(config, built, client.pulled, client.pushed, device, facts.num_workers)
     followed = follow(
         folders.home,
         folders.work,
@@ -66,9 +60,32 @@ def main(
         looks=config.data.follow,
     )
     batches = build_batches(config, shards, rows, worker, facts.num_workers, follow=followed)
+    stages = config.stage_configs()
+    number: int | None = 0  # server 0 corrects it
     with Prefetch(batches.make) as mini_batches:
-        train(client, mini_batches, step, config.run.seed, worker)
-    client.close()
+        while number is not None:
+            stage = stages[number]
+            # By name, because a command line reads the exchange too, and must load neither sockets nor torch.
+            module = import_module(stage.exchange.client)
+            client: Client = module.open_client(config, facts, worker, addresses, secret, folders)
+            # After the client, because the model computes in the client's vectors. The model of an earlier stage
+            # computes in vectors that are gone.
+            built = built if number == 0 else build(config.model, shards.inputs, config.model_seed)
+            step = Step(stage, built, client.pulled, client.pushed, device, facts.num_workers)
+            number = _train_stage(client, mini_batches, step, config.run.seed, worker)
+
+
+def _train_stage(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: int, worker: int) -> int | None:
+    """Train until the client has no more turns, and close it. Returns the number of the next stage, None at the end.
+
+    See ``train`` for the arguments."""
+    try:
+        train(client, mini_batches, step, seed, worker)
+    except StageSwitch as change:
+        return change.stage
+    finally:
+        client.close()
+    return None
 
 
 def _load(work: Path, shards: Shards, worker: int, built: NetworkAndTask) -> Rows:

@@ -48,7 +48,7 @@ MOST_UNSETTLED = 200_000  # reports that a worker keeps for server 0 before it w
 
 
 class Phase(Enum):
-    """The state of a replica. COPYING: it waits for the model of its view. TRAINED: all rounds are done."""
+    """The state of a replica. COPYING: it waits for the model of its view. TRAINED: all rounds of the stage are done."""
 
     OUTSIDE = "outside"
     COPYING = "copying"
@@ -259,7 +259,7 @@ class Replica:
         self.rounds = []  # server 0 has all up to the version of the view
         self.has_diverged = False
         self.links.connect(view.number, members)
-        self.budget = self._budget(Position(view.version, details["accepted"], details["examples"]))
+        self.budget = self._budget(Position(view.version, details["accepted"], details["examples"]), details["until"])
         self.clock = details["clocks"][self.worker]
         source = details["source"]
         if source is None:
@@ -286,14 +286,16 @@ class Replica:
     def _begin(self) -> None:
         """Begin a turn at the present version, or end if no round is left."""
         np.copyto(self._statistics, self.values[self.facts.num_parameters :])
-        self.phase = Phase.TRAINED if self.budget.is_spent() else Phase.TURN
+        is_over = self.budget.is_spent() or self.budget.is_stage_spent()
+        self.phase = Phase.TRAINED if is_over else Phase.TURN
 
     def _restore_statistics(self) -> None:
         np.copyto(self.values[self.facts.num_parameters :], self._statistics)
 
-    def _budget(self, position: Position) -> Budget:
+    def _budget(self, position: Position, until: int | None = None) -> Budget:
         steps = self.config.steps_per_worker(self.facts.rows)
-        return Budget(self.num_workers, steps, self.config.steps_per_epoch(self.facts.rows), "global", position)
+        steps_per_epoch = self.config.steps_per_epoch(self.facts.rows)
+        return Budget(self.num_workers, steps, steps_per_epoch, "global", position, until=until)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from trainer.leader.background import Background
 from trainer.transport.agreement import Agreement
 from trainer.transport.mesh import Mesh
 from trainer.transport.messages import (
+    ChangeStage,
     CopyReceipt,
     LinkLoss,
     MalformedMessageError,
@@ -39,7 +40,7 @@ from trainer.transport.messages import (
 )
 from trainer.transport.sockets import Secret, Watch, close, dealer, offer
 from trainer.watchdog import kick
-from trainer.worker.clients.base import MustRejoin, Turn, Vector
+from trainer.worker.clients.base import MustRejoin, StageSwitch, Turn, Vector
 from trainer.worker.replica import Body, Phase, Replica
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class AllReduceClient:
         self, config: Config, facts: RunFacts, worker: int, leader: str, secret: Secret, checkpoints: Place
     ) -> None:
         self.agreement = Agreement.from_config(config, facts)
+        # A run with a switch has this exchange in one of its stages.
+        stage = next(each for each in config.stage_configs() if each.exchange.client == __name__)
         self.facts = facts
         self.worker = worker
         self.process = random_numbers.randbits(62)
@@ -90,7 +93,7 @@ class AllReduceClient:
         self.pulled: Vector = np.zeros(facts.elements, np.float32)
         self.background = Background()
         self.replica = Replica(
-            config,
+            stage,
             facts,
             worker,
             self.process,
@@ -197,7 +200,10 @@ class AllReduceClient:
             self._obey(message, frames[1].buffer)
 
     def _obey(self, message: Message, body: Body) -> None:
-        """Handle a message of server 0. Raises UsageError if it refuses this host, ReplacedError for an old process."""
+        """Handle a message of server 0.
+
+        Raises UsageError if it refuses this host, ReplacedError for an old process, StageSwitch if the run is in another
+        stage."""
         match message:
             case Refusal():
                 raise self.agreement.refused(body)
@@ -205,6 +211,8 @@ class AllReduceClient:
                 raise ReplacedError("a later process has this worker's place")
             case RunEnd():
                 self._has_finished = True
+            case ChangeStage():
+                raise StageSwitch(message.stage)
             case _:
                 self.replica.obey(message, body)
 

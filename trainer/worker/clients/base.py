@@ -17,6 +17,18 @@ class MustRejoin(Exception):
     """The run has dropped this worker or rolled back, so its current step is void and it must join again."""
 
 
+class StageSwitch(Exception):
+    """The run is in another stage, whose exchange this client does not have.
+
+    Attributes:
+        stage: number of that stage.
+    """
+
+    def __init__(self, stage: int) -> None:
+        super().__init__(f"stage {stage}")
+        self.stage = stage
+
+
 @dataclass(frozen=True)
 class Turn:
     """The next step: mini-batch ``clock``, with the parameters of ``version``, which are in the client's ``pulled``."""
@@ -43,13 +55,13 @@ class Client(Protocol):
     def join(self) -> Turn | None:
         """Join the run and return the first turn; blocks until it is due. Returns None if there is nothing left to do.
 
-        Raises UsageError if this host does not belong to the run."""
+        Raises UsageError if this host does not belong to the run, StageSwitch if another exchange has its place."""
         ...
 
     def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         """Exchange the gradient of a turn and return the next turn; blocks until it is due. None ends the worker.
 
-        Raises MustRejoin."""
+        Raises MustRejoin and StageSwitch."""
         ...
 
     def is_cancelled(self, turn: Turn) -> bool:

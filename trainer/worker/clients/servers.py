@@ -16,6 +16,7 @@ from trainer.home.folders import Folders
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
     Cancel,
+    ChangeStage,
     GiveUp,
     Heartbeat,
     Join,
@@ -32,7 +33,7 @@ from trainer.transport.messages import (
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
 from trainer.watchdog import kick
-from trainer.worker.clients.base import MustRejoin, Turn, Vector
+from trainer.worker.clients.base import MustRejoin, StageSwitch, Turn, Vector
 
 RESEND_S = 1.0
 HEARTBEAT_S = 1.0
@@ -188,7 +189,8 @@ class ServerClient:
         """Receive one message of a server. Copies parameters into ``pulled``, unless they are in shared memory.
 
         Returns the answer to the current request; None for other messages, such as answers to an earlier session.
-        Raises UsageError if server 0 refuses this host, MustRejoin if the session has ended."""
+        Raises UsageError if server 0 refuses this host, MustRejoin if the session has ended, StageSwitch if the run is
+        in a stage without parameter servers."""
         head, body = self.sockets[index].recv_multipart(copy=False)
         match message := unpack(head.buffer):
             case Refusal(session=self.session):
@@ -203,6 +205,8 @@ class ServerClient:
                 return message
             case Stop(session=self.session):
                 return message
+            case ChangeStage():
+                raise StageSwitch(message.stage)
         return None  # also the cancellation of a step that is pushed by now
 
     def _copy(self, index: int, body: memoryview) -> None:

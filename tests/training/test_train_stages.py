@@ -1,0 +1,93 @@
+"""Runs with a switch on real processes: the same bits through kills at the switch, and the rule of Strategy-Switch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.configs import make_config
+from tests.support.trainer_runs import RunFolder, train_here, until
+from tests.support.two_stages import AllReduceThenServers, TwoHalves
+from trainer import Options
+from trainer.exchange import EXCHANGES
+from trainer.simulate import simulate
+from trainer.simulation.options import SimulationSettings
+from trainer.simulation.replay import replay
+
+FLAGS: tuple[Any, ...] = (
+    *("--model", "logistic", "--batch-size", 24, "--threads", 1, "--device", "cpu", "--quiet", "--no-report"),
+)
+STEPS = ("--steps", 60, "--servers", 2)
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (TwoHalves, AllReduceThenServers):
+        monkeypatch.setitem(EXCHANGES, kind.name, kind)
+
+
+def kill_at_the_switch(output: Path, role: str, number: int) -> threading.Thread:
+    """Kill a process of this one's as soon as the log says that a stage has begun. number: of the stage."""
+
+    def has_begun() -> bool:
+        log = output / "metrics.jsonl"
+        return log.exists() and any(event["stage"] == number for event in RunFolder(output).events("stage"))
+
+    def kill() -> None:
+        until(has_begun, f"stage {number}", 60)
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if child.name() == role:
+                    os.kill(child.pid, signal.SIGKILL)
+
+    thread = threading.Thread(target=kill, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("exchange", [TwoHalves.name, AllReduceThenServers.name])
+@pytest.mark.parametrize("role", ["server-0", "server-1", "worker-1"])
+def test_a_kill_at_the_switch_changes_no_bit(sets: dict[int, Path], tmp_path: Path, exchange: str, role: str) -> None:
+    """Both stages make the updates of bsp, and momentum is kept, so that the run equals one of bsp without a switch."""
+    plain = train_here(sets[3], tmp_path / "plain", *FLAGS, *STEPS, "--protocol", "bsp")
+    killer = kill_at_the_switch(tmp_path / "run", role, 1)
+    run = train_here(
+        sets[3], tmp_path / "run", *FLAGS, *STEPS, "--exchange", exchange, "--switch-momentum", "keep",
+    )  # fmt: skip
+    killer.join()
+    assert run.vector().tobytes() == plain.vector().tobytes()
+    assert [stage["reason"] for stage in run.result()["stages"]] == ["start of the run", "half of the steps"]
+    assert sum(run.result()["restarts"].values()) >= 1
+    assert replay(tmp_path / "run").is_equal
+
+
+@pytest.mark.full
+def test_a_rule_that_never_decides_leaves_all_reduce(sets: dict[int, Path], tmp_path: Path) -> None:
+    """The run waits for the evaluation of the last epoch but one, and then ends with the bits of bsp."""
+    plain = train_here(sets[3], tmp_path / "plain", *FLAGS, "--protocol", "bsp", "--epochs", 3)
+    rule = ("--exchange", "strategy-switch", "--switch-threshold", 1e-6)
+    run = train_here(sets[3], tmp_path / "run", *FLAGS, *rule, "--epochs", 3)
+    assert run.vector().tobytes() == plain.vector().tobytes()
+    assert [stage["exchange"] for stage in run.result()["stages"]] == ["all-reduce"]
+    assert run.result()["rollbacks"] == 0
+
+
+@pytest.mark.full
+def test_the_rule_decides_on_real_processes_as_in_virtual_time(sets: dict[int, Path], tmp_path: Path) -> None:
+    """All-reduce has the same bits there, so that the losses and the epoch of the switch are the same."""
+    rule = ("--exchange", "strategy-switch", "--switch-window", 3, "--switch-threshold", 5)
+    run = train_here(sets[3], tmp_path / "run", *FLAGS, *rule, "--epochs", 8)
+    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "epochs": 8}
+    values |= {"exchange": "strategy-switch", "switch_window": 3, "switch_threshold": 5.0}
+    virtual = simulate(make_config(sets[3], tmp_path / "virtual", **values), SimulationSettings(), Options(silent=True))
+    assert run.result()["stages"] == virtual.stages
+    assert [stage["exchange"] for stage in virtual.stages] == ["all-reduce", "parameter-server"]
+    assert replay(tmp_path / "run").is_equal

@@ -1,0 +1,75 @@
+"""The stages of a run: which exchange and protocol train it until when. Pure.
+
+A stage ends with a checkpoint. The next stage begins with that checkpoint as a new generation, in which the version, the
+accepted gradients, the clocks and the schedule of the learning rate continue. A run that is killed at any moment
+therefore continues in the right stage: the stage follows from the checkpoint that is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainer.config import Config
+from trainer.exchange.strategy_switch import StrategySwitch
+
+START = "start of the run"
+
+
+class Stage(NamedTuple):
+    """A stage of a run.
+
+    Attributes:
+        number: its number, from 0.
+        config: the configuration of the run with the exchange and protocol of the stage, whose default rate and
+            momentum it has.
+        until: accepted gradients of the run at which the stage ends; None if it ends with the run.
+        reason: why the stage begins, in words.
+        by_rule: whether a rule may end the stage earlier, after the evaluation of an epoch. ``until`` is then the end of
+            the last epoch after which it may; without its decision the stage continues.
+    """
+
+    number: int
+    config: Config
+    until: int | None
+    reason: str
+    by_rule: bool = False
+
+
+def switches_by_rule(config: Config) -> bool:
+    """Return whether a rule decides when the run switches, rather than its configuration."""
+    return isinstance(config.exchange, StrategySwitch) and config.exchange.alpha is None
+
+
+def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ...]:
+    """Return the stages of a run. num_workers: n; rows: distinct training examples."""
+    steps = config.steps_per_worker(rows)
+    configs = config.stage_configs()
+    if len(configs) == 1:
+        return (Stage(0, configs[0], None, START),)
+    first, second = configs
+    per_epoch = config.steps_per_epoch(rows)
+    if switches_by_rule(config):
+        last = -(-steps // per_epoch) - 1  # a switch after the last epoch would leave nothing
+        return Stage(0, first, last * per_epoch * num_workers, START, by_rule=True), Stage(1, second, None, "")
+    switch = config.exchange.switch_step(steps, per_epoch)
+    # A switch at the end of the run is none, and one at its start leaves nothing for the first stage.
+    until = None if switch is None or switch >= steps else switch * num_workers
+    reason = START if switch == 0 else config.exchange.switch_reason()
+    return Stage(0, first, until, START), Stage(1, second, None, reason)
+
+
+def stage_after(stages: Sequence[Stage], index: int, accepted: int, reason: str | None = None) -> Stage:
+    """Return the stage that continues from a checkpoint. A stage never goes back to an earlier one.
+
+    Args:
+        stages: of the run.
+        index: number of the stage that made the checkpoint.
+        accepted: gradients in the checkpoint.
+        reason: why a rule ends the stage with this checkpoint; None if it does not.
+    """
+    stage = stages[index]
+    if stage.by_rule and reason is not None:
+        return stages[index + 1]._replace(reason=reason)
+    if stage.by_rule:
+        return stage if stage.until is not None and accepted < stage.until else stage._replace(until=None)
+    return next(stage for stage in stages[index:] if stage.until is None or accepted < stage.until)
