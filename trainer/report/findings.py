@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.core.reporting.page import plain
+from trainer.exchange.parameter_server import ParameterServer
 from trainer.report.history import Incident, select_kind
 from trainer.report.progress import number
 from trainer.report.terminal import duration, percent
@@ -225,5 +226,8 @@ def headline(summary: Mapping[str, Any]) -> list[Figure]:
 
 def title(summary: Mapping[str, Any], num_workers: int) -> str:
     workers = "1 worker" if num_workers == 1 else f"{num_workers} workers"
-    protocols = [stage["protocol"] for stage in summary["stages"]] or [summary["protocol"]]
-    return f"{summary['model']} by {', then '.join(str(name).upper() for name in protocols)}, {workers}"
+    # The protocol says nothing where workers exchange among themselves.
+    names = [
+        stage["protocol" if stage["exchange"] == ParameterServer.name else "exchange"] for stage in summary["stages"]
+    ]
+    return f"{summary['model']} by {', then '.join(str(name).upper() for name in names or [summary['protocol']])}, {workers}"

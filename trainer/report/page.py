@@ -125,8 +125,6 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
     happened = incidents(live)
     compute = (start.simulated or {}).get("compute", "real")
     trained = {} if compute == "real" else {"model": f"simulated computation ({compute})"}
-    plan = start.plan or {}
-    exchanged = {"protocol": plan["exchange"]} if plan.get("has_own_models") else {}
     with style():
         embedded_figures = draw_learning(live, happened)
         embedded_figures |= draw_consensus(live)
@@ -137,7 +135,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         accepted = {name: pushes[name].to_numpy()[is_accepted] for name in ("worker", "staleness")}
         embedded_figures |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
     page: str = template("trainer.report", "report.html").render(
-        title=title(summary | trained | exchanged, num_workers),
+        title=title(summary | trained, num_workers),
         begun=_start_sentences(events[0], start),
         origin=_origin(start),
         findings=findings(events, live, summary),

@@ -37,8 +37,8 @@ from trainer.simulation.engine import Engine
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.peers.checkpoints import describe_memory
 from trainer.simulation.peers.engine import PeerEngine
-from trainer.transport.status import RunStatus
 from trainer.stages import switches_by_rule
+from trainer.transport.status import RunStatus
 
 if TYPE_CHECKING:
     from trainer.evaluation.process import Evaluator
