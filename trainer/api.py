@@ -116,7 +116,7 @@ def _locked_start(
     record = RunRecord.from_config(config, shards)
     check = check or partial(_check, context, options)
     with settled(
-        output, record, resume=options.resume, overwrite=options.overwrite, check=check, lost=on_lost
+        output, record, resume=options.resume, overwrite=options.overwrite, check=check, on_lost=on_lost
     ) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume continues")

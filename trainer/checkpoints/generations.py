@@ -41,10 +41,10 @@ def read_generations(root: Place) -> Generations:
     """Read the generations of a run. Raises DataError if the file is damaged, OSError if it cannot be read."""
     path = root / GENERATIONS
     try:
-        begun = parse(path.read_bytes())
-        if not fits(begun, list[list[int]]):
+        pairs = parse(path.read_bytes())
+        if not fits(pairs, list[list[int]]):
             raise ValueError("it is no list of pairs")
-        return Generations(tuple((generation, version) for generation, version in begun))
+        return Generations(tuple((generation, version) for generation, version in pairs))
     except FileNotFoundError:
         return Generations()
     except ValueError:

@@ -93,7 +93,7 @@ def _best(measured: dict[int, EvaluationMark], recent: Iterable[RunState]) -> se
     measured: evaluations by version; recent: the recent checkpoints."""
     ranks = {version: rank(mark.accuracy, mark.loss) for version, mark in measured.items()}
     upto = [[version for version in ranks if version <= state.version] for state in recent]
-    return {max(found, key=lambda version: (ranks[version], -version)) for found in upto if found}
+    return {max(candidates, key=lambda version: (ranks[version], -version)) for candidates in upto if candidates}
 
 
 def _remove(folder: Place) -> bool:

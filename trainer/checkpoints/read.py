@@ -47,19 +47,19 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
     """
     try:
         header = header_of(place, _entry(place, names))
-        known = known_of(header)
+        numbers = known_of(header)
         length, parameters = (header.arrays[name][1] for name in ("values", "momentum"))
     except FileNotFoundError:
         raise DataError(f"{place} is missing: the checkpoint was never finished") from None
     except (ValueError, KeyError, TypeError) as error:
         raise broken(place, f"is torn or no slice of a checkpoint ({error})") from None
     # A renamed slice of another checkpoint is intact, but would mix parameters of two versions.
-    for name, wanted in (("version", version), ("generation", generation)):
-        if known[name] != wanted:
-            raise broken(place, f"is of {name} {known[name]}, not {wanted}")
-    if length != known["end"] - known["begin"]:
-        raise broken(place, f"holds {length} values, not {known['end'] - known['begin']}")
-    return StoredSlice(place, known["begin"], known["end"], known["total"], parameters, header)
+    for name, required in (("version", version), ("generation", generation)):
+        if numbers[name] != required:
+            raise broken(place, f"is of {name} {numbers[name]}, not {required}")
+    if length != numbers["end"] - numbers["begin"]:
+        raise broken(place, f"holds {length} values, not {numbers['end'] - numbers['begin']}")
+    return StoredSlice(place, numbers["begin"], numbers["end"], numbers["total"], parameters, header)
 
 
 def read_slices(root: Place, version: int) -> tuple[RunState, list[StoredSlice]]:
@@ -149,13 +149,13 @@ def whole_states(root: Place) -> list[RunState]:
 def states_and_names(root: Place) -> list[tuple[RunState, Listed]]:
     """Return the states of the complete versions, each with the entries of its folder. Costs as ``whole_states``."""
     names = listed(root)
-    found = []
+    result = []
     generations = _generations(root, names)
     for version in _versions(names):
         inside = listed(folder_of(root, version))
         if state := _whole_state(root, version, generations, inside):
-            found.append((state, inside))
-    return found
+            result.append((state, inside))
+    return result
 
 
 def newest(root: Place, *, verify: bool = False, warn: Callable[[str], None] | None = None) -> int | None:
@@ -198,19 +198,21 @@ def unevaluated(root: Place) -> list[RunState]:
     return waiting_of(marked_states(root))
 
 
-def waiting_of(marked: Iterable[tuple[RunState, EvaluationMark | None]]) -> list[RunState]:
-    """Return the states that wait for the evaluator. marked: states with their evaluations, None for those without."""
-    return [state for state, mark in marked if state.is_for_evaluation and not mark]
+def waiting_of(states_with_marks: Iterable[tuple[RunState, EvaluationMark | None]]) -> list[RunState]:
+    """Return the states that wait for the evaluator.
+
+    states_with_marks: states with their evaluations, None for those without."""
+    return [state for state, mark in states_with_marks if state.is_for_evaluation and not mark]
 
 
 def evaluation_of(root: Place, state: RunState, names: Listed | None = None) -> EvaluationMark | None:
     """Return the evaluation of the checkpoint with a given state, or None. names: entries of its folder, if known."""
     folder = folder_of(root, state.version)
     try:
-        found = EvaluationMark.from_bytes(_content(folder / EVALUATED, (names or listed(folder))[EVALUATED]))
+        evaluation = EvaluationMark.from_bytes(_content(folder / EVALUATED, (names or listed(folder))[EVALUATED]))
     except (FileNotFoundError, KeyError, ValueError):
         return None
-    return found if found.is_of(state) else None
+    return evaluation if evaluation.is_of(state) else None
 
 
 def _generations(root: Place, names: Listed) -> Generations:

@@ -166,7 +166,7 @@ def visible(devices: Sequence[str], now: str | None) -> str:
 
     devices: each a number, which is an index into the list ``now``, or a name, which stays as it is; now: the present
     value of the variable, None if it is not set."""
-    known = [device.strip() for device in now.split(",")] if now else []
+    available = [device.strip() for device in now.split(",")] if now else []
     return ",".join(
-        known[int(device)] if device.isdecimal() and int(device) < len(known) else device for device in devices
+        available[int(device)] if device.isdecimal() and int(device) < len(available) else device for device in devices
     )

@@ -52,11 +52,11 @@ def run_part(values: Mapping[str, Any], slot: PartExecution) -> tuple[int, str]:
     arguments = LaunchArguments.from_json(values)
     secret = Secret(arguments.token)
     raise_limit()
-    with _environment(arguments, slot), _listening(arguments) as held:
-        addresses = {index: address_of(listener) for index, listener in held.items()}
+    with _environment(arguments, slot), _listening(arguments) as listeners:
+        addresses = {index: address_of(listener) for index, listener in listeners.items()}
         line = Line(arguments.rendezvous, secret, arguments.part.index, slot.attempt, addresses, platform.node())
         try:
-            code, text = _outcome(_Host(arguments, slot, secret, held, line))
+            code, text = _outcome(_Host(arguments, slot, secret, listeners, line))
             line.tell(end=(code, text))
             # The starting process needs this report; a new attempt can repeat it.
             if not line.flush():
@@ -107,12 +107,12 @@ class _Host:
         arguments: LaunchArguments,
         slot: PartExecution,
         secret: Secret,
-        held: dict[int, sockets.socket],
+        listeners: dict[int, sockets.socket],
         line: Line,
     ) -> None:
         self.part = arguments.part
         self.slot = slot
-        self.held = held
+        self.held = listeners
         self.line = line
         self.config = arguments.config
         # The line to the rendezvous stays encrypted: its messages are small.
@@ -177,7 +177,7 @@ class _Host:
             self.secret,
             work,
             self.part.roles,
-            held=self.held,
+            listeners=self.held,
             overseer=_Caller(self.line, answer.edition),
         )
         try:
@@ -232,14 +232,14 @@ def _listening(arguments: LaunchArguments) -> Iterator[dict[int, sockets.socket]
 
     Each has a free port, which stays reserved while its server is restarted."""
     family, own = interface_towards(arguments.rendezvous)
-    held: dict[int, sockets.socket] = {}
+    listeners: dict[int, sockets.socket] = {}
     try:
         for role in arguments.part.roles:
             if role.kind == "server":
-                held[role.index] = sockets.create_server((own, 0), family=family, backlog=BACKLOG)
-        yield held
+                listeners[role.index] = sockets.create_server((own, 0), family=family, backlog=BACKLOG)
+        yield listeners
     finally:
-        for listener in held.values():
+        for listener in listeners.values():
             listener.close()
 
 

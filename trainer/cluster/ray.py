@@ -29,9 +29,9 @@ class RayLauncher(WatchingLauncher[Any]):
 
     def check(self, parts: Sequence[Part]) -> None:
         ray = self._connect()
-        found = problem(ray.cluster_resources(), len(parts), self.cores, self.gpus)
-        if found:
-            raise UsageError(found)
+        reason = problem(ray.cluster_resources(), len(parts), self.cores, self.gpus)
+        if reason:
+            raise UsageError(reason)
 
     def host(self) -> str:
         return str(self._connect().util.get_node_ip_address())

@@ -92,10 +92,10 @@ class Rendezvous:
         self._thread = threading.Thread(target=self._serve, name="rendezvous", daemon=True)
         self._thread.start()
 
-    def want(self, parts: Sequence[int], what: str) -> None:
-        """Change the command to some parts, which their next answers carry. what: one of the commands above."""
+    def want(self, parts: Sequence[int], command: str) -> None:
+        """Change the command to some parts, which their next answers carry. command: one of the commands above."""
         for part in parts:
-            self.wanted[part] = what
+            self.wanted[part] = command
 
     def present(self) -> int:
         """Return the number of parts that have arrived."""
@@ -169,9 +169,9 @@ class Rendezvous:
                 last = self._said_by[part, attempt] = int(number)
         if current:
             self._take(part, attempt, message)
-        wanted = self.wanted[part] if current else LEAVE
+        command = self.wanted[part] if current else LEAVE
         page = {"edition": book.edition, "addresses": book.addresses} if book else {"edition": 0, "addresses": ()}
-        return {"heard": message["number"], "said": last, "wanted": wanted, "facts": self.facts} | page
+        return {"heard": message["number"], "said": last, "wanted": command, "facts": self.facts} | page
 
     def _take(self, part: int, attempt: int, message: Mapping[str, Any]) -> None:
         """Take over the status, the facts and, once, the end that a current attempt's message may carry."""
@@ -308,11 +308,11 @@ class Line:
             values = unpack_json(data)
             answer = Answer(values["wanted"], values["edition"], tuple(values["addresses"]), values["facts"])
             number = int(values["heard"])
-            said = int(values["said"])
+            acknowledged = int(values["said"])
         except (MalformedMessageError, KeyError, TypeError, ValueError):
             return
         with self._lock:
-            self._said = [entry for entry in self._said if entry[0] > said]
+            self._said = [entry for entry in self._said if entry[0] > acknowledged]
         self._answer = answer
         self._heard_at = time.monotonic()
         self._acknowledged = max(self._acknowledged, number)

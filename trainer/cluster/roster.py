@@ -83,28 +83,28 @@ class Roster:
         False for further messages of the same attempt, and for an attempt that is older than the current one.
 
         addresses: tcp:// addresses of the part's servers, by server index; now: time of the message (seconds)."""
-        known = self.members.get(part)
-        if known and known.attempt >= attempt:
+        member = self.members.get(part)
+        if member and member.attempt >= attempt:
             self.heard(part, attempt, now)
             return False
-        if known:
-            self.replaced[part, known.attempt] = ReplacedAttempt(known.heard)
+        if member:
+            self.replaced[part, member.attempt] = ReplacedAttempt(member.heard)
         self.members[part] = RosterEntry(attempt, dict(addresses), now)
         return True
 
     def heard(self, part: int, attempt: int, now: float) -> None:
         """Note the time of a message of an attempt, current or replaced. Messages of unknown attempts are ignored."""
-        known = self.members.get(part)
-        if known and known.attempt == attempt:
-            known.heard = now
+        member = self.members.get(part)
+        if member and member.attempt == attempt:
+            member.heard = now
         elif (part, attempt) in self.replaced:
             self.replaced[part, attempt] = ReplacedAttempt(now)
 
     def cut(self, part: int, attempt: int, now: float) -> None:
         """Note that the connection of a replaced attempt is gone: its process has ended, or it will reconnect."""
-        found = self.replaced.get((part, attempt))
-        if found and found.cut is None:
-            found.cut = now
+        old_attempt = self.replaced.get((part, attempt))
+        if old_attempt and old_attempt.cut is None:
+            old_attempt.cut = now
 
     def waits_for(self, part: int) -> list[int]:
         """Return the replaced attempts of a part that may still live."""
@@ -115,8 +115,8 @@ class Roster:
         self.replaced.pop((part, attempt), None)
 
     def is_current(self, part: int, attempt: int) -> bool:
-        known = self.members.get(part)
-        return known is not None and known.attempt == attempt
+        member = self.members.get(part)
+        return member is not None and member.attempt == attempt
 
     def page(self, part: int, attempt: int, now: float) -> Book | None:
         """Return the address table for an attempt, or None while it must wait.
@@ -136,7 +136,7 @@ class Roster:
 
     def _is_fenced(self, part: int, now: float) -> bool:
         """Return whether a predecessor of a part's current attempt may still run. Forgets those that cannot."""
-        for key in [key for key, found in self.replaced.items() if found.is_gone(now, self.lease_s)]:
+        for key in [key for key, old_attempt in self.replaced.items() if old_attempt.is_gone(now, self.lease_s)]:
             del self.replaced[key]
         return bool(self.waits_for(part))
 
@@ -145,11 +145,11 @@ class Roster:
 
         It stays as it is while the current attempt of any part with servers is fenced off, because the predecessor's
         servers may still be in use."""
-        found: dict[int, str] = {}
+        addresses_by_index: dict[int, str] = {}
         for part, member in self.members.items():
             if member.addresses and self._is_fenced(part, now):
                 return
-            found |= member.addresses
-        addresses = tuple(found[index] for index in range(self.num_servers))
+            addresses_by_index |= member.addresses
+        addresses = tuple(addresses_by_index[index] for index in range(self.num_servers))
         if self.book is None or self.book.addresses != addresses:
             self.book = Book(self.book.edition + 1 if self.book else 1, addresses)

@@ -256,11 +256,11 @@ class ClusterRun:
         while time.monotonic() < end and not self.launcher.failure():
             time.sleep(POLL_S)
             self._show()
-            for found in drained(self.rendezvous.ends):
-                if found.part == head and not found.code:
+            for part_end in drained(self.rendezvous.ends):
+                if part_end.part == head and not part_end.code:
                     return  # the run has just ended
-                if found.part == head:
-                    raise RunInterruptedError(found.text)
+                if part_end.part == head:
+                    raise RunInterruptedError(part_end.text)
         raise RunInterruptedError(
             f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume continues from the last"
         )
@@ -283,9 +283,9 @@ class ClusterRun:
 
 def drained(queue: SimpleQueue[T]) -> list[T]:
     """Remove and return all items of a queue, without waiting."""
-    found = []
+    items = []
     while True:
         try:
-            found.append(queue.get_nowait())
+            items.append(queue.get_nowait())
         except Empty:
-            return found
+            return items

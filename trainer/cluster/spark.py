@@ -46,9 +46,9 @@ class SparkLauncher:
         """Open the Spark context. Raises UsageError if a setting prevents that all parts run at once."""
         self.context, self.settings = self.open_context()
         self._conf = dict(self.context.getConf().getAll())
-        found = problem(self._conf, len(parts), int(self.context.defaultParallelism))
-        if found:
-            raise UsageError(found)
+        reason = problem(self._conf, len(parts), int(self.context.defaultParallelism))
+        if reason:
+            raise UsageError(reason)
 
     def host(self) -> str:
         return self._conf["spark.driver.host"]
@@ -77,8 +77,8 @@ class SparkLauncher:
 
     def waiting_for(self) -> str:
         cores = _number(self._conf, "spark.task.cpus", 1)
-        taken = f"{cores} {'core' if cores == 1 else 'cores'} of an executor (spark.task.cpus)"
-        return f"each takes {taken}, and the cluster has too few that are free, or {_room(self._conf)}"
+        cores_per_task = f"{cores} {'core' if cores == 1 else 'cores'} of an executor (spark.task.cpus)"
+        return f"each takes {cores_per_task}, and the cluster has too few that are free, or {_room(self._conf)}"
 
     def is_over(self) -> bool:
         return self._thread is None or not self._thread.is_alive()
@@ -166,8 +166,8 @@ def problem(conf: Mapping[str, str], hosts: int, cores: int) -> str | None:
         room = int(executors[1]) * (int(executors[2]) // cpus)
         where = f"--master {master}"
     elif master.startswith("local"):
-        given = re.match(r"local(?:\[(\d+))?", master)
-        cores = int(given[1]) if given and given[1] else 1 if master == "local" else cores
+        match = re.match(r"local(?:\[(\d+))?", master)
+        cores = int(match[1]) if match and match[1] else 1 if master == "local" else cores
         room = cores // cpus
         where = f"--master {master}"
     elif "spark.executor.cores" in conf and _number(conf, "spark.executor.cores", 1) < cpus:

@@ -47,5 +47,5 @@ class Convergence:
         self._mini_batches = mini_batches
         if before is None:
             return False
-        moved = np.linalg.norm(self._before - before)
-        return bool(moved < self.tolerance * max(float(np.linalg.norm(self._before)), 1.0))
+        distance = np.linalg.norm(self._before - before)
+        return bool(distance < self.tolerance * max(float(np.linalg.norm(self._before)), 1.0))

@@ -291,17 +291,17 @@ class Coordinator:
         # before the last one that can still come has arrived.
         if self.weights.holds and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
             return []
-        taken: list[Entry] = []
-        while len(taken) < room and (entry := self.ledger.take(self._is_finished)):
+        entries: list[Entry] = []
+        while len(entries) < room and (entry := self.ledger.take(self._is_finished)):
             if not self.protocol.admit(entry[0], self.view):
                 self._refuse(entry)
                 continue
-            taken.append(entry)
+            entries.append(entry)
             self.ledger.add(entry)
             member = self.members[entry[0].worker]
             member.unapplied += 1
             self._done_with(member)
-        return taken
+        return entries
 
     def _shares(self, entries: list[Entry]) -> tuple[Share, ...]:
         """Return the factors of the gradients that are added to the sum now. entries: the result of ``_sum``."""

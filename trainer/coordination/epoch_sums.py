@@ -13,15 +13,15 @@ class EpochSums:
     held: the sums in plain JSON, empty at an epoch's beginning. Every checkpoint has them, so that after a roll-back or
     a resume the means of an epoch still count every gradient once."""
 
-    def __init__(self, held: dict[str, Any]) -> None:
-        self.held = held
+    def __init__(self, sums: dict[str, Any]) -> None:
+        self.held = sums
 
     def add(self, measured: StepMeasurements) -> None:
         """Count a gradient that goes into an update."""
-        held = self.held
-        held["examples"] = held.get("examples", 0) + measured.examples
-        held["loss"] = held.get("loss", 0.0) + measured.loss * measured.examples
-        held["correct"] = held.get("correct", 0) + measured.correct
+        sums = self.held
+        sums["examples"] = sums.get("examples", 0) + measured.examples
+        sums["loss"] = sums.get("loss", 0.0) + measured.loss * measured.examples
+        sums["correct"] = sums.get("correct", 0) + measured.correct
 
     def end(self) -> dict[str, float | None]:
         """Return the epoch's mean loss and accuracy, None where it had no examples, and begin the next epoch."""

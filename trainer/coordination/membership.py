@@ -99,12 +99,12 @@ class Membership:
 
     def silent(self, now: float, timeout_s: float) -> list[int]:
         """Return the workers that were not heard of for more than ``timeout_s`` seconds. O(their number)."""
-        found = []
+        workers = []
         for worker, heard in self._heard.items():
             if now - heard <= timeout_s:
                 break
-            found.append(worker)
-        return found
+            workers.append(worker)
+        return workers
 
     def all_are_here(self) -> bool:
         return not (self.in_phase[WorkerPhase.ABSENT] or self.in_phase[WorkerPhase.JOINING])

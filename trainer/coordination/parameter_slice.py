@@ -44,20 +44,20 @@ class ParameterSlice:
     def num_parameters(self) -> int:
         return len(self.momentum)
 
-    def accumulate(self, pushed: Sequence[Vector], weights: Sequence[float]) -> None:
+    def accumulate(self, gradients: Sequence[Vector], weights: Sequence[float]) -> None:
         """Add weighted gradients to the sum of the next update, in the given order. Reads each gradient once.
 
         Args:
-            pushed: a vector like ``values`` per gradient: the gradient of the parameters, then the pushed statistics.
+            gradients: a vector like ``values`` per gradient: the gradient of the parameters, then the pushed statistics.
             weights: one factor per gradient, which does not apply to statistics.
         """
-        if not pushed:
+        if not gradients:
             return
         if self._sum is None or self._sum.dtype != self.values.dtype:
             self._sum = np.empty_like(self.values)
         total = self._sum
-        add_pushed(total, pushed, weights, self.num_parameters, begun=self._summed > 0)
-        self._summed += len(pushed)
+        add_pushed(total, gradients, weights, self.num_parameters, begun=self._summed > 0)
+        self._summed += len(gradients)
 
     def apply_sum(self, total: Vector, rate: float, count: int) -> None:
         """Make an update from a sum of weighted gradients that ``add_pushed`` made elsewhere. Overwrites ``total``.
@@ -74,29 +74,29 @@ class ParameterSlice:
             self._step(span, total[span])
         self._merge_statistics(total[self._statistics], count)
 
-    def apply(self, pushed: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
+    def apply(self, gradients: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
         """Make an update: u = rate * sum of weighted gradients, applied by the momentum rule.
 
         Gradients of earlier calls of ``accumulate`` are part of the sum. If there are none, the update takes one pass
         over memory, with bit-identical results.
 
         Args:
-            pushed, weights: the last gradients of the update, as in ``accumulate``.
+            gradients, weights: the last gradients of the update, as in ``accumulate``.
             rate: the factor of the sum, a/n.
         """
         # Earlier orders have begun a sum, which costs a pass over memory of its own. Otherwise each chunk is summed,
         # scaled and applied while it is in the cache.
         if self._summed:
-            self.accumulate(pushed, weights)
+            self.accumulate(gradients, weights)
             assert self._sum is not None
             self.apply_sum(self._sum, rate, self._summed)
             self._summed = 0
             return
         for span in self._spans():
-            self._step(span, _scaled_sum([vector[span] for vector in pushed], weights, rate))
+            self._step(span, _scaled_sum([vector[span] for vector in gradients], weights, rate))
         # Neither the rate nor the factors apply to statistics, which are no gradients.
-        if pushed and self.num_parameters < len(self.values):
-            parts = [vector[self._statistics] for vector in pushed]
+        if gradients and self.num_parameters < len(self.values):
+            parts = [vector[self._statistics] for vector in gradients]
             self._merge_statistics(_scaled_sum(parts, [1.0] * len(parts), 1.0), len(parts))
 
     def _step(self, span: slice, update: Vector) -> None:
@@ -138,9 +138,9 @@ def add_pushed(
         begun: whether ``total`` holds a sum already, or else is overwritten.
     """
     for span in _chunks(num_parameters):
-        _add(total[span], [vector[span] for vector in pushed], weights, begun=begun)
+        _add(total[span], [vector[span] for vector in pushed], weights, is_begun=begun)
     rest = slice(num_parameters, len(total))
-    _add(total[rest], [vector[rest] for vector in pushed], [1.0] * len(pushed), begun=begun)
+    _add(total[rest], [vector[rest] for vector in pushed], [1.0] * len(pushed), is_begun=begun)
 
 
 def _chunks(length: int) -> Iterator[slice]:
@@ -153,18 +153,18 @@ def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float
     if len(vectors) == 1 and weights[0] == 1:
         return vectors[0] * rate
     total = np.empty_like(vectors[0])
-    _add(total, vectors, weights, begun=False)
+    _add(total, vectors, weights, is_begun=False)
     total *= rate
     return total
 
 
-def _add(total: Vector, vectors: Sequence[Vector], weights: Sequence[float], *, begun: bool) -> None:
-    """Add weighted vectors to ``total``, in order. begun: whether it holds a sum already, or else is overwritten."""
+def _add(total: Vector, vectors: Sequence[Vector], weights: Sequence[float], *, is_begun: bool) -> None:
+    """Add weighted vectors to ``total``, in order. is_begun: whether it holds a sum already, or else is overwritten."""
     for vector, weight in zip(vectors, weights, strict=True):
-        if begun:
+        if is_begun:
             total += vector * weight if weight != 1 else vector
         elif weight != 1:
             np.multiply(vector, weight, out=total)
         else:
             total[:] = vector
-        begun = True
+        is_begun = True

@@ -37,29 +37,29 @@ class Passes:
     pass, the sum over the workers that have ended it of their sums up to its end, and the number of these workers),
     last (number and sum of the last pass that all workers have ended)."""
 
-    def __init__(self, num_workers: int, held: dict[str, Any]) -> None:
+    def __init__(self, num_workers: int, state: dict[str, Any]) -> None:
         self.num_workers = num_workers
-        self.held = held
+        self.held = state
         self.whole: list[Whole] = []  # until take() returns them
         for name, empty in (("sums", {}), ("ended", {}), ("at", {}), ("last", [0, 0])):
-            held.setdefault(name, empty)
+            state.setdefault(name, empty)
 
-    def use(self, worker: int, seen: RowSums) -> None:
+    def use(self, worker: int, row_sums: RowSums) -> None:
         """Count a gradient that goes into an update."""
         name = str(worker)
-        held = self.held
-        total = held["sums"][name] = (held["sums"].get(name, 0) + seen.fingerprint) % WORD
-        if not seen.passes:
+        state = self.held
+        total = state["sums"][name] = (state["sums"].get(name, 0) + row_sums.fingerprint) % WORD
+        if not row_sums.passes:
             return
-        ended = held["ended"][name] = held["ended"].get(name, 0) + seen.passes
-        sum_, count = held["at"].get(str(ended), (0, 0))
-        held["at"][str(ended)] = [(sum_ + total - seen.begun) % WORD, count + 1]
+        passes = state["ended"][name] = state["ended"].get(name, 0) + row_sums.passes
+        sum_, count = state["at"].get(str(passes), (0, 0))
+        state["at"][str(passes)] = [(sum_ + total - row_sums.begun) % WORD, count + 1]
         if count + 1 == self.num_workers:
-            self._end(ended)
+            self._end(passes)
 
-    def miss(self, worker: int, seen: RowSums) -> None:
+    def miss(self, worker: int, row_sums: RowSums) -> None:
         """Count the ends of passes in a refused gradient, but not its rows, which are not trained in this pass."""
-        self.use(worker, RowSums(0, 0, seen.passes))
+        self.use(worker, RowSums(0, 0, row_sums.passes))
 
     def _end(self, number: int) -> None:
         """Note that all workers have ended pass ``number``, and with it any pass since the last such one."""
@@ -71,6 +71,6 @@ class Passes:
 
     def take(self) -> list[Whole]:
         """Return the passes that all workers have ended since the last call."""
-        taken = self.whole
+        whole_passes = self.whole
         self.whole = []
-        return taken
+        return whole_passes

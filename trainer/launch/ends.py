@@ -64,11 +64,11 @@ def interruptible(subject: Interruptible) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def log_start(config: Config, planned: RunPlan, folders: Folders, simulated: dict[str, Any] | None = None) -> None:
+def log_start(config: Config, run_plan: RunPlan, folders: Folders, simulated: dict[str, Any] | None = None) -> None:
     """Log the start of a run.
 
     Args:
-        config, planned: the run and its plan.
+        config, run_plan: the run and its plan.
         folders: the run's folders on this host.
         simulated: settings of the virtual cluster, for virtual-time runs.
     """
@@ -78,7 +78,7 @@ def log_start(config: Config, planned: RunPlan, folders: Folders, simulated: dic
         folders.work,
         "start",
         config=config.to_json(),
-        plan=asdict(planned),
+        plan=asdict(run_plan),
         versions=versions,
         made=provenance(),
         resumed_from=resumed or None,
@@ -114,9 +114,9 @@ def conclude(
     _withdraw_other_best(output, events)
     write_whole(output / RESULT, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
     report = try_report(output, (events, pushes)) if options.report else None
-    ended = Result(output=output, **result)
-    announce(ended, options, report)
-    return ended
+    outcome = Result(output=output, **result)
+    announce(outcome, options, report)
+    return outcome
 
 
 def one_line(error: BaseException) -> str:

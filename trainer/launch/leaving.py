@@ -30,10 +30,10 @@ class Patience:
         self.changed = now
         self._seen: Any = None
 
-    def is_over(self, seen: Any, now: float) -> bool:
-        """Return whether ``seen`` has not changed for longer than ``seconds``. now: time of the call (seconds)."""
-        if seen != self._seen:
-            self._seen = seen
+    def is_over(self, state: Any, now: float) -> bool:
+        """Return whether ``state`` has not changed for longer than ``seconds``. now: time of the call (seconds)."""
+        if state != self._seen:
+            self._seen = state
             self.changed = now
         return now - self.changed > self.seconds
 
@@ -91,8 +91,8 @@ def newest_in_words(root: Place) -> str:
 
 def sizes(root: Place) -> Sequence[tuple[str, int]]:
     """Return the path and size of every file below a folder, drafts too."""
-    found: list[tuple[str, int]] = []
+    entries_and_sizes: list[tuple[str, int]] = []
     for entry in entries(root):
         with suppress(OSError):  # it is being deleted
-            found += sizes(root / entry.name) if entry.is_dir else [(entry.path, entry.bytes)]
-    return sorted(found)
+            entries_and_sizes += sizes(root / entry.name) if entry.is_dir else [(entry.path, entry.bytes)]
+    return sorted(entries_and_sizes)

@@ -51,13 +51,15 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     answer.send_bytes(pack_json(facts.to_json()))
 
 
-def check_normalisation(config: Config, built: NetworkAndTask, shards: Shards, num_workers: int | None = None) -> None:
+def check_normalisation(
+    config: Config, network: NetworkAndTask, shards: Shards, num_workers: int | None = None
+) -> None:
     """Raise UsageError if a worker's smallest batch has too few values for BatchNorm.
 
     num_workers: number of workers (default: the number of shards)."""
     workers = num_workers or shards.num_workers
     examples = smallest_pass(config, workers, shards.ratios_of(workers))
-    if normalises(built.model, shards.shape, examples):
+    if normalises(network.model, shards.shape, examples):
         return
     instead = "--norm group" if hasattr(config.model, "norm") else "a model without BatchNorm"
     # Bernoulli sampling can draw a single example from any number of rows, so a larger --batch-size does not help.
@@ -68,10 +70,10 @@ def check_normalisation(config: Config, built: NetworkAndTask, shards: Shards, n
         )
     # Hence the factor 2 below: two examples have a variance even with one value per channel.
     parts = config.protocol.parts_of_a_step()
-    what = "micro-batch" if parts > 1 else "mini-batch"
+    batch_name = "micro-batch" if parts > 1 else "mini-batch"
     raise UsageError(
         f"--model {config.model.name} has BatchNorm, which cannot normalise the {examples} example of a worker's smallest"
-        f" {what}: give --batch-size {2 * parts * workers} or more, or {instead}"
+        f" {batch_name}: give --batch-size {2 * parts * workers} or more, or {instead}"
     )
 
 
@@ -90,15 +92,17 @@ def _check_identity(config: Config, root: Place, version: int) -> None:
     Options that only one of the two has are not compared: another version of the program may have written the
     checkpoint."""
     try:
-        theirs = dict(json.loads(read_state(root, version).identity))
+        stored_identity = dict(json.loads(read_state(root, version).identity))
     except (ValueError, TypeError):
-        theirs = {}
-    mine = json.loads(config.identity())
-    name = next((name for name in mine if name in theirs and mine[name] != theirs[name]), None)
+        stored_identity = {}
+    own_identity = json.loads(config.identity())
+    name = next(
+        (name for name in own_identity if name in stored_identity and own_identity[name] != stored_identity[name]), None
+    )
     if name:
         raise DataError(
-            f"{folder_of(root, version)} is of a run with {name} {theirs[name]}, not {mine[name]}: it was copied here from"
-            f" another --output; delete it, or start with --overwrite"
+            f"{folder_of(root, version)} is of a run with {name} {stored_identity[name]}, not {own_identity[name]}: it was"
+            " copied here from another --output; delete it, or start with --overwrite"
         )
 
 

@@ -72,11 +72,11 @@ class ForkServer:
         context()
         if self.pid is not None:
             try:
-                ended, status = os.waitpid(self.pid, os.WNOHANG)
+                ended_pid, status = os.waitpid(self.pid, os.WNOHANG)
             except ChildProcessError:  # this program inherited an ignored SIGCHLD
-                ended = self.pid
+                ended_pid = self.pid
                 status = 0
-            if not ended:
+            if not ended_pid:
                 return
             self.losses.append(_cause(os.waitstatus_to_exitcode(status)))
             self._forget()
@@ -237,8 +237,8 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
     for _ in range(STARTS):
         FORK_SERVER.ensure()
         forking = context()
-        mine, theirs = forking.Pipe()
-        process = forking.Process(target=_main, args=(theirs, *arguments), name=name, daemon=True)
+        own_end, child_end = forking.Pipe()
+        process = forking.Process(target=_main, args=(child_end, *arguments), name=name, daemon=True)
         # start() would wait forever for a frozen fork server; killing it turns that into an error and a retry.
         alarm = threading.Timer(START_S, FORK_SERVER.kill)
         alarm.daemon = True
@@ -246,15 +246,15 @@ def _start(name: str, arguments: tuple[Any, ...]) -> tuple[Connection, BaseProce
         try:
             with _hide_main(), _silence_warnings(), handed_on():
                 process.start()
-            return mine, process
+            return own_end, process
         except (OSError, EOFError) as error:
-            mine.close()
+            own_end.close()
             problem = error
             FORK_SERVER.settle()
         finally:
             alarm.cancel()
             alarm.join()  # if it has fired, wait until the fork server is dead
-            theirs.close()
+            child_end.close()
     raise ProcessKilledError(f"{name} could not be started, tried {STARTS} times: {problem}")
 
 
@@ -322,8 +322,8 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
         code = error.exit_code
     except BaseException as error:
         traceback.print_exc()
-        if hidden := hiding_file(error):
-            print(f"{type(error).__name__}: {hidden}", file=sys.stderr)
+        if message := hiding_file(error):
+            print(f"{type(error).__name__}: {message}", file=sys.stderr)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

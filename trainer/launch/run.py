@@ -144,15 +144,15 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
     Raises ProcessKilledError if it was killed, otherwise the error with which it ended. config, home, computes: see
     trainer.launch.prepare.main; log: file of its output, which is emptied before."""
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
-    mine, theirs = start_method().Pipe(duplex=False)
-    with mine:
-        with theirs:
-            child = Child("prepare", log, "trainer.launch.prepare", config, home, computes, theirs)
+    own_end, child_end = start_method().Pipe(duplex=False)
+    with own_end:
+        with child_end:
+            child = Child("prepare", log, "trainer.launch.prepare", config, home, computes, child_end)
         try:
-            while not mine.poll(POLL_S):
+            while not own_end.poll(POLL_S):
                 if child.hangs(config.heartbeat_timeout_s):
                     child.kill()
-            return RunFacts.from_json(unpack_json(mine.recv_bytes()))
+            return RunFacts.from_json(unpack_json(own_end.recv_bytes()))
         except EOFError:
             child.join()
         finally:

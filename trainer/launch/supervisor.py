@@ -74,7 +74,7 @@ class Supervisor:
         work: WorkFolder,
         roles: Sequence[Role],
         *,
-        held: Mapping[int, socket] | None = None,
+        listeners: Mapping[int, socket] | None = None,
         overseer: Overseer | None = None,
     ) -> None:
         self.work = work
@@ -86,8 +86,10 @@ class Supervisor:
         self.secret = secret
         # One per server, kept open so that nothing else takes the address while a server restarts. None for an address
         # that the server binds itself.
-        given = held or {}
-        self.held = [given[i].dup() if i in given else hold(address) for i, address in enumerate(addresses)]
+        given_listeners = listeners or {}
+        self.held = [
+            given_listeners[i].dup() if i in given_listeners else hold(address) for i, address in enumerate(addresses)
+        ]
         self.output = self.folders.work
         self.roles = list(roles)
         self.control = Control(addresses[0], secret, Agreement.from_config(config, facts))
@@ -127,8 +129,8 @@ class Supervisor:
         """Kill the roles that still run, and close all connections. ``run`` must have ended before."""
         for child in self.children.values():
             child.kill()
-        for held in filter(None, self.held):
-            held.close()
+        for listener in filter(None, self.held):
+            listener.close()
         self.control.close()
         self.overseer.close()
         if self.board:
@@ -176,11 +178,11 @@ class Supervisor:
         connection.wait([child.sentinel for child in self.children.values()], POLL_S)
         self._keep_fork_server()
         for role, child in list(self.children.items()):
-            ended = child.exit_code() is not None
+            has_ended = child.exit_code() is not None
             config = self.config
             # Of an exchange without servers, all workers wait for a frozen one, but not for the evaluator.
             timeout_s = config.worker_timeout_s if role.kind == "worker" else config.heartbeat_timeout_s
-            cause = child.cause() if ended else child.hangs(timeout_s, config.processes.stall_timeout_s)
+            cause = child.cause() if has_ended else child.hangs(timeout_s, config.processes.stall_timeout_s)
             if cause is not None:
                 child.kill()
                 self._ended(role, child, cause)
@@ -219,19 +221,19 @@ class Supervisor:
         self.overseer.message(f"{role}: {cause}; started again{f' in {pause:g} s' if pause else ''}")
         self.waiting[role] = time.monotonic() + pause
 
-    def _count(self, what: str, progress: int, cause: str, log: Path) -> int:
+    def _count(self, event: str, progress: int, cause: str, log: Path) -> int:
         """Count a failure and return how many there were in a row without progress. Raises JobError if too many.
 
         Args:
-            what: the subject and verb of the message, such as "worker-2 failed". Each text has its own count.
+            event: the subject and verb of the message, such as "worker-2 failed". Each text has its own count.
             progress: a number that grows with progress (see Restarts).
             cause: the cause of this failure, for the message.
             log: the file that the message refers to.
         """
-        failures = self.restarts.failed(what, progress)
+        failures = self.restarts.failed(event, progress)
         if failures > self.config.processes.max_restarts:
             where = self.folders.home_place(log)
-            raise JobError(f"{what} {failures} times in a row without progress, last: {cause}; see {where}")
+            raise JobError(f"{event} {failures} times in a row without progress, last: {cause}; see {where}")
         return failures
 
     def _progress_of(self, role: Role) -> int:
@@ -248,8 +250,8 @@ class Supervisor:
 
         The marks count as well as the events: without evaluation rows the evaluator only marks checkpoints."""
         root = self.folders.checkpoints
-        marked = [state.version for state in whole_states(root) if evaluation_of(root, state)]
-        self._last_evaluated = max(self._last_evaluated, *marked, -1)
+        evaluated_versions = [state.version for state in whole_states(root) if evaluation_of(root, state)]
+        self._last_evaluated = max(self._last_evaluated, *evaluated_versions, -1)
         return self._last_evaluated
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -322,10 +324,10 @@ class Supervisor:
         Raises SupersededError if another start leads the run, or the overseer does not want this part any more;
         JobError if the run rolls back too often or cannot be written for too long."""
         self.work.check()
-        wanted = self.overseer.wanted()
-        if wanted == "leave":
+        action = self.overseer.wanted()
+        if action == "leave":
             raise SupersededError("this part of the run is not wanted any more")
-        self.interrupted |= wanted == "checkpoint"
+        self.interrupted |= action == "checkpoint"
         fresh = self.control.ask()
         self._tell_of_silence()
         # The log has the clocks, evaluations and roll-backs by which restarts are judged.
@@ -384,8 +386,8 @@ class Supervisor:
             self._stuck = None
         elif self._stuck is None:
             self._stuck = now
-            what = "space on " if any(reason in trouble for reason in FULL) else ""
-            text = f"finished, waiting for {what}{self.folders.home}: {trouble}"
+            missing = "space on " if any(reason in trouble for reason in FULL) else ""
+            text = f"finished, waiting for {missing}{self.folders.home}: {trouble}"
             self.overseer.message(f"{text}; the run ends after {minutes:g} minutes of this")
         elif now - self._stuck > SPACE_WAIT_S:
             raise JobError(f"{minutes:g} minutes after its end {self._unwritten(trouble)}")

@@ -14,14 +14,14 @@ T = TypeVar("T")
 class CallQueue(Protocol):
     """Executes calls in order, and then calls done(result) in the owner's thread."""
 
-    def submit(self, work: Callable[[], T], done: Callable[[T], None]) -> None: ...
+    def submit(self, work: Callable[[], T], on_done: Callable[[T], None]) -> None: ...
 
 
 class AtOnce:
     """Executes calls immediately: for virtual time, in which they take no time."""
 
-    def submit(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
-        done(work())
+    def submit(self, work: Callable[[], T], on_done: Callable[[T], None]) -> None:
+        on_done(work())
 
 
 class Background:
@@ -33,8 +33,8 @@ class Background:
         self._bell, self._rings = os.pipe()
         threading.Thread(target=self._work, name="background", daemon=True).start()
 
-    def submit(self, work: Callable[[], T], done: Callable[[T], None]) -> None:
-        self._waiting.put((work, done))
+    def submit(self, work: Callable[[], T], on_done: Callable[[T], None]) -> None:
+        self._waiting.put((work, on_done))
 
     def fileno(self) -> int:
         return self._bell
@@ -47,18 +47,18 @@ class Background:
     def _work(self) -> None:
         """Execute the calls one after the other, and ring for the owner after each. Runs in the thread, for ever."""
         while True:
-            work, done = self._waiting.get()
+            work, on_done = self._waiting.get()
             try:
                 outcome = work()
             except BaseException as error:
                 self._done.put(_raising(error))
             else:
-                self._done.put(_handing_over(done, outcome))
+                self._done.put(_handing_over(on_done, outcome))
             os.write(self._rings, b".")
 
 
-def _handing_over(done: Callable[[T], None], outcome: T) -> Callable[[], None]:
-    return lambda: done(outcome)
+def _handing_over(on_done: Callable[[T], None], outcome: T) -> Callable[[], None]:
+    return lambda: on_done(outcome)
 
 
 def _raising(error: BaseException) -> Callable[[], None]:

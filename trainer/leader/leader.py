@@ -143,12 +143,12 @@ class Leader:
         A repeated hello changes nothing. A new session means that its process was restarted, a new identity that its
         connection broke, so that orders and messages about gradients may have been lost. Both roll the run back to the
         newest checkpoint."""
-        known = self.followers.get(index)
-        if known and (known.session, known.identity) == (session, identity):
+        follower = self.followers.get(index)
+        if follower and (follower.session, follower.identity) == (session, identity):
             return
         self.followers[index] = Follower(identity, session)
-        broken = known and known.session == session
-        self.gather(f"the connection to server {index} broke" if broken else f"server {index} was started again")
+        is_reconnect = follower and follower.session == session
+        self.gather(f"the connection to server {index} broke" if is_reconnect else f"server {index} was started again")
 
     def gather(self, cause: str = "") -> None:
         """Have all servers load the newest sound checkpoint, which begins a new generation.

@@ -148,7 +148,7 @@ class Snapshots:
 
     def trouble(self, now: float) -> str | None:
         """Return in words why the last checkpoint is late or failed, or None. now: as in ``begin``."""
-        slow = next((found for found in self.under_way.values() if now - found.begun > SLOW_S), None)
+        slow = next((pending for pending in self.under_way.values() if now - pending.begun > SLOW_S), None)
         if slow:
             return f"the checkpoint of version {slow.state.version} is not written after {SLOW_S:g} s"
         return self._trouble

@@ -125,9 +125,9 @@ class Journal:
         """Log the fingerprint of the trained rows and the expected one: equal if each pass trained every row once."""
         passes = whole.last - whole.first + 1
         expected = None if self.fingerprint is None else f"{passes * self.fingerprint % WORD:016x}"
-        found = f"{whole.fingerprint:016x}"
+        fingerprint = f"{whole.fingerprint:016x}"
         place = {"first": whole.first, "last": whole.last, "version": version, "seconds": seconds}
-        log_event(self.root, "pass", **place, fingerprint=found, expected=expected)
+        log_event(self.root, "pass", **place, fingerprint=fingerprint, expected=expected)
 
     def write_pushes(self) -> None:
         """Write the pushes taken over so far. A write per push would make up a fifth of the cost of a small push."""

@@ -82,10 +82,10 @@ class Surviving:
 
 def surviving(events: Iterable[LogEvent]) -> list[LogEvent]:
     """Return the events that no later roll-back or restart has made void (see ``Surviving``)."""
-    found = Surviving()
+    filter_ = Surviving()
     for event in events:
-        found.add(event)
-    return found.events
+        filter_.add(event)
+    return filter_.events
 
 
 def evaluations(events: Iterable[LogEvent]) -> list[EvaluationEvent]:
@@ -120,19 +120,19 @@ def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFra
     """
     import pandas as pd  # takes half a second, which the processes of a run save
 
-    wanted, types = (NAMES, PLAIN) if columns is None else (list(columns), SMALL)
-    parts = _Parts(path, {name: types[name] for name in (*wanted, "generation", "version", "accepted")})
+    names, types = (NAMES, PLAIN) if columns is None else (list(columns), SMALL)
+    parts = _Parts(path, {name: types[name] for name in (*names, "generation", "version", "accepted")})
     try:
-        damaged = parts.read(path)
+        num_damaged = parts.read(path)
     except FileNotFoundError:
-        damaged = 0
-    if damaged and (str(path), damaged) not in _told:
-        _told.add((str(path), damaged))
-        rows = "1 damaged row is" if damaged == 1 else f"{damaged:,} damaged rows are"
-        logger.warning(f"{path}: {rows} left out of its {parts.rows + damaged:,}")
+        num_damaged = 0
+    if num_damaged and (str(path), num_damaged) not in _told:
+        _told.add((str(path), num_damaged))
+        rows = "1 damaged row is" if num_damaged == 1 else f"{num_damaged:,} damaged rows are"
+        logger.warning(f"{path}: {rows} left out of its {parts.rows + num_damaged:,}")
     counts = parts.surviving(logged_generations(path.parent / METRICS))
-    arrays = {name: parts.take(name)[counts] for name in wanted}
-    return pd.DataFrame(arrays, columns=wanted, copy=False)
+    arrays = {name: parts.take(name)[counts] for name in names}
+    return pd.DataFrame(arrays, columns=names, copy=False)
 
 
 _told: set[tuple[str, int]] = set()  # (file, damaged rows) of which this process has warned
@@ -140,17 +140,17 @@ _told: set[tuple[str, int]] = set()  # (file, damaged rows) of which this proces
 
 def logged_generations(path: Place) -> Generations:
     """Return the generations that are logged in metrics.jsonl; none for an absent file."""
-    found = Generations()
+    result = Generations()
     mark = b'"event": "generation"'
     try:
         for block in line_blocks(blocks(path)):
             for line in block.split(b"\n") if mark in block else ():
                 event = parse_event(line.decode(errors="replace")) if mark in line else None
                 if isinstance(event, GenerationEvent):
-                    found = found.begin(event.generation, event.version)
+                    result = result.begin(event.generation, event.version)
     except FileNotFoundError:
         pass
-    return found
+    return result
 
 
 class _Parts:
@@ -166,7 +166,7 @@ class _Parts:
     def read(self, path: Place) -> int:
         """Read a file and return the number of its damaged rows. Raises DataError, FileNotFoundError and OSError."""
         header = ""
-        damaged = 0
+        num_damaged = 0
         for block in line_blocks(blocks(path)):
             if not header:
                 first, _, rest = block.partition(b"\n")
@@ -176,9 +176,9 @@ class _Parts:
                 continue
             empty = sum(not line for line in block.split(b"\n")) - 1 if b"\n\n" in block else 0
             lines = block.count(b"\n") - empty
-            kept = self._add(header, block)
-            damaged += lines - kept if block.endswith(b"\n") else 0  # a cut-off last line is not counted
-        return damaged
+            num_kept = self._add(header, block)
+            num_damaged += lines - num_kept if block.endswith(b"\n") else 0  # a cut-off last line is not counted
+        return num_damaged
 
     def _add(self, header: str, block: bytes) -> int:
         """Parse a block of rows, append the sound ones to the columns, and return their number. Raises DataError.
@@ -207,16 +207,16 @@ class _Parts:
                 with np.errstate(invalid="ignore"):  # infinity % 1
                     sound &= column % 1 == 0
         frame = frame[sound]
-        for name, held in self._held.items():
-            if self.rows + len(frame) > len(held):
+        for name, stored in self._held.items():
+            if self.rows + len(frame) > len(stored):
                 # Large arrays that grow by a quarter: memory of many small ones would not be returned to the system.
-                grown = np.empty(max(FEWEST_ROWS, (self.rows + len(frame)) * 5 // 4), held.dtype)
-                grown[: self.rows] = held[: self.rows]
-                self._held[name] = held = grown
+                grown = np.empty(max(FEWEST_ROWS, (self.rows + len(frame)) * 5 // 4), stored.dtype)
+                grown[: self.rows] = stored[: self.rows]
+                self._held[name] = stored = grown
             values: Any = np.nan
             if name in frame.columns:
                 values = frame[name].to_numpy()
-            held[self.rows : self.rows + len(frame)] = self._coded(values) if name == "generation" else values
+            stored[self.rows : self.rows + len(frame)] = self._coded(values) if name == "generation" else values
         self.rows += len(frame)
         return len(frame)
 
@@ -228,13 +228,13 @@ class _Parts:
 
     def take(self, name: str) -> npt.NDArray[Any]:
         """Return a column [rows]."""
-        held = self._held[name][: self.rows]
-        return np.array(list(self._codes), np.int64)[held] if name == "generation" else held
+        values = self._held[name][: self.rows]
+        return np.array(list(self._codes), np.int64)[values] if name == "generation" else values
 
-    def surviving(self, begun: Generations) -> npt.NDArray[np.bool_] | slice:
+    def surviving(self, generations: Generations) -> npt.NDArray[np.bool_] | slice:
         """Return a mask of the rows that count [rows], or a slice of all or none.
 
-        begun: the generations in the log. If a full disk kept one out of the log, it is assumed to have begun one
+        generations: the generations in the log. If a full disk kept one out of the log, it is assumed to have begun one
         version before its first accepted push."""
         if not self.rows:
             return slice(0)
@@ -247,7 +247,7 @@ class _Parts:
             is_used = accepted[rows]
             np.minimum.at(first, codes[rows][is_used], versions[rows][is_used])
         begins = {int(number): int(version) - 1 for number, version in zip(numbers, first, strict=True)}
-        for number, version in begun.begun:
+        for number, version in generations.begun:
             begins[number] = min(version, begins.get(number, version))
         # The last version of a generation that counts is the smallest version at which a later one began.
         last: dict[int, int] = {}

@@ -151,15 +151,15 @@ def resolve_output(output: str) -> Path:
 
 
 @contextmanager
-def locked(output: Place, lost: Callable[[], object] = lambda: None) -> Iterator[None]:
+def locked(output: Place, on_lost: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Lock the folder of a run, because two runs in one folder would mix their checkpoints.
 
     A local folder has a file lock, which the kernel releases however the process ends; a store has a lease.
     Raises JobError while another process holds it, OSError if the folder cannot be written.
 
-    lost: called by a thread if this process was frozen and another start has taken its lease."""
+    on_lost: called by a thread if this process was frozen and another start has taken its lease."""
     if not isinstance(output, Path):
-        with leased(output, lost):
+        with leased(output, on_lost):
             yield
         return
     output.mkdir(parents=True, exist_ok=True)
@@ -186,7 +186,7 @@ def settled(
     resume: bool,
     overwrite: bool,
     check: Callable[[RunRecord], RunRecord] = unchecked,
-    lost: Callable[[], object] = lambda: None,
+    on_lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
     """Decide the kind of a start in a folder, prepare the folder for it, and lock it meanwhile. Yields the kind.
 
@@ -199,7 +199,7 @@ def settled(
         check: called before anything in the folder is changed, unless the run is already finished. Gets the requested
             record, in a resume with the threads of the recorded one, and returns the record to write. Raises UsageError
             or DataError if the run cannot start; the folder is then left as it was.
-        lost: see ``locked``.
+        on_lost: see ``locked``.
     Raises:
         UsageError: the start would mix runs or lose results.
         DataError: config.json is damaged.
@@ -210,15 +210,15 @@ def settled(
         raise UsageError(f"--output {output} is not a folder; choose another")
     if overwrite or not (output / CONFIG).exists():
         _refuse_foreign(output, listing(output))
-    with _undo_refused_start(output), locked(output, lost):
+    with _undo_refused_start(output), locked(output, on_lost):
         names = listing(output)
         is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
         start = Start.NEW
-        saved = None if is_new else _saved(output)
+        saved_record = None if is_new else _saved(output)
         if not is_new:
-            start = decide(output, saved, requested, is_finished=_is_finished(output), resume=resume)
+            start = decide(output, saved_record, requested, is_finished=_is_finished(output), resume=resume)
         if start is not Start.FINISHED:
-            record = check(replace(requested, threads=saved.threads) if saved else requested)
+            record = check(replace(requested, threads=saved_record.threads) if saved_record else requested)
             if is_new:
                 _delete(output, names if overwrite else [name for name in names if not name.startswith("logs/")])
                 if not isinstance(output, Path):
@@ -239,7 +239,7 @@ def _undo_refused_start(output: Place) -> Iterator[None]:
     except (UsageError, DataError):
         left = listing(output)
         if all(re.fullmatch(_HELD, name) for name in left):
-            _delete(output, left, held=True)
+            _delete(output, left, with_locks=True)
         for folder in missing:
             remove_empty(folder)  # a no-op if others have written into it
         raise
@@ -251,19 +251,21 @@ def _with_parents(folder: Place) -> Iterator[Place]:
     yield from folder.parents if isinstance(folder, Path) else ()
 
 
-def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool) -> Start:
+def decide(
+    output: Place, saved_record: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool
+) -> Start:
     """Return the kind of a start without --overwrite in a folder that holds results. Raises UsageError. Pure.
 
     Args:
         output: the folder, for messages.
-        saved: the run in the folder, None if config.json is missing.
+        saved_record: the run in the folder, None if config.json is missing.
         requested: the run that the caller wants.
         is_finished: whether the run in the folder has finished.
         resume: whether --resume was given.
     """
-    if saved is None:
+    if saved_record is None:
         raise UsageError(f"{output} holds a run without its {CONFIG}; choose another --output, or --overwrite")
-    _refuse_other(output, saved, requested, resume)
+    _refuse_other(output, saved_record, requested, resume)
     if not is_finished and not resume:
         raise UsageError(
             f"{output} holds a run that has not ended; --resume continues with it, --overwrite starts anew"
@@ -271,29 +273,29 @@ def decide(output: Place, saved: RunRecord | None, requested: RunRecord, *, is_f
     if not is_finished:
         return Start.GO_ON
     # Training beyond the requested length cannot be undone.
-    if requested.steps < saved.steps:
+    if requested.steps < saved_record.steps:
         raise UsageError(
-            f"{output} holds a finished run of {saved.steps} steps a worker, more than the {requested.steps} asked for;"
-            f" choose another --output, or --overwrite"
+            f"{output} holds a finished run of {saved_record.steps} steps a worker, more than the {requested.steps} asked"
+            f" for; choose another --output, or --overwrite"
         )
     # Without --resume the longer run may be meant as a new one.
-    if requested.steps > saved.steps and not resume:
+    if requested.steps > saved_record.steps and not resume:
         raise UsageError(
-            f"{output} holds a finished run of {saved.steps} steps a worker; --resume continues to the {requested.steps}"
-            f" asked for, --overwrite starts anew"
+            f"{output} holds a finished run of {saved_record.steps} steps a worker; --resume continues to the"
+            f" {requested.steps} asked for, --overwrite starts anew"
         )
-    return Start.GO_ON if requested.steps > saved.steps else Start.FINISHED
+    return Start.GO_ON if requested.steps > saved_record.steps else Start.FINISHED
 
 
-def _refuse_other(output: Place, saved: RunRecord, requested: RunRecord, resume: bool) -> None:
+def _refuse_other(output: Place, saved_record: RunRecord, requested: RunRecord, resume: bool) -> None:
     """Raise UsageError with the first essential value in which the run in the folder differs from the requested one."""
-    before = saved.essentials()
+    before = saved_record.essentials()
     now = requested.essentials()
     for name in now | before:
         if before.get(name) != now.get(name):
             other = f"{name} {before.get(name)}, not {now.get(name)}"
-            what = "--resume cannot change it: " if resume else ""
-            raise UsageError(f"{output} holds a run with {other}; {what}choose another --output, or --overwrite")
+            advice = "--resume cannot change it: " if resume else ""
+            raise UsageError(f"{output} holds a run with {other}; {advice}choose another --output, or --overwrite")
 
 
 def _refuse_foreign(output: Place, names: list[str]) -> None:
@@ -303,12 +305,12 @@ def _refuse_foreign(output: Place, names: list[str]) -> None:
         raise UsageError(f"{output} holds {foreign[0]}, which no run wrote; choose a folder of its own for --output")
 
 
-def _delete(output: Place, names: list[str], *, held: bool = False) -> None:
+def _delete(output: Place, names: list[str], *, with_locks: bool = False) -> None:
     """Remove files, config.json first, and the folders that become empty.
 
-    held: whether to remove the lock or lease and the marks of starts too."""
+    with_locks: whether to remove the lock or lease and the marks of starts too."""
     for name in sorted(names, key=lambda name: name != CONFIG):
-        if held or not (re.fullmatch(_HELD, name) or segments.MARKS.fullmatch(name)):
+        if with_locks or not (re.fullmatch(_HELD, name) or segments.MARKS.fullmatch(name)):
             (output / name).unlink(missing_ok=True)
     folders = {str(folder) for name in names for folder in PurePath(name).parents} - {"."}
     for folder in sorted(folders, reverse=True):
@@ -336,8 +338,8 @@ def saved_generation(output: Place) -> int | None:
     """Return the generation of the growing set with which the run in a folder began; None if there is no such run.
 
     Raises DataError if its configuration is damaged."""
-    saved = _saved(output)
-    return saved.config.data.generation if saved else None
+    saved_record = _saved(output)
+    return saved_record.config.data.generation if saved_record else None
 
 
 def _is_finished(output: Place) -> bool:

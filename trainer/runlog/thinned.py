@@ -113,10 +113,10 @@ class ThinnedLog(Surviving):
 
 def thinned(events: Iterable[LogEvent], most: int = MOST) -> list[LogEvent]:
     """Return the events that count, with ``train`` events thinned to ``most``."""
-    found = ThinnedLog(most)
+    log = ThinnedLog(most)
     for event in events:
-        found.add(event)
-    return found.events
+        log.add(event)
+    return log.events
 
 
 def thinned_log(path: Place) -> list[LogEvent]:

@@ -89,7 +89,7 @@ class Server:
         index: int,
         addresses: Sequence[str],
         secret: Secret,
-        held: sockets.socket | None,
+        listener: sockets.socket | None,
         folders: Folders,
     ) -> None:
         self.folders = folders
@@ -98,7 +98,7 @@ class Server:
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
-        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), held)
+        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), listener)
         self.to_leader = connect(self.context, addresses[0], secret) if index else None
         self.background = Background()
         self.slice_server = SliceServer(
@@ -260,8 +260,8 @@ class Server:
                 if self.leader:
                     self.leader.joined(0, message.worker, message.session, now)
                 else:
-                    held = JoinReceipt(self.index, self.slice_server.generation, message.worker, message.session)
-                    self._tell_leader(held)
+                    receipt = JoinReceipt(self.index, self.slice_server.generation, message.worker, message.session)
+                    self._tell_leader(receipt)
             case Push():
                 report = unpack_report(first)
                 if self.slice_server.push(identity, message, last):
@@ -405,11 +405,11 @@ def main(
     index: int,
     addresses: Sequence[str],
     secret: Secret,
-    held: sockets.socket | None,
+    listener: sockets.socket | None,
     folders: Folders,
 ) -> None:
     """Run one server; never returns.
 
     Raises UsageError if the address is taken, or the host of server 0 has another configuration. See ``Server`` for the
     arguments."""
-    Server(config, facts, index, addresses, secret, held, folders).run()
+    Server(config, facts, index, addresses, secret, listener, folders).run()

@@ -125,16 +125,16 @@ class SliceServer:
         worker = message.worker
         if worker >= self.facts.num_workers:
             raise MalformedMessageError(f"worker {worker}")
-        known = self.peers.get(worker)
-        if known and message.session < known.session:  # started on a host whose clock is behind
-            answer = Rejoin(worker, message.session, later_session=known.session, joined=False)
+        peer = self.peers.get(worker)
+        if peer and message.session < peer.session:  # started on a host whose clock is behind
+            answer = Rejoin(worker, message.session, later_session=peer.session, joined=False)
             return self.send(identity, answer, None)
-        if known and message.session == known.session:
+        if peer and message.session == peer.session:
             return None
         handle = unpack_json(body)
         memory = open_memory(handle, self.facts.elements) if "pid" in handle else None
         # A gradient of the earlier session stays: if all servers have it, an order that uses it may be under way.
-        self.peers[worker] = Peer(identity, message.session, memory, known.pushed if known else None)
+        self.peers[worker] = Peer(identity, message.session, memory, peer.pushed if peer else None)
         return None
 
     def push(self, identity: bytes, message: Push, body: memoryview) -> bool:
@@ -189,18 +189,18 @@ class SliceServer:
         """Add the gradients of an order to the sum of the next update, and apply that update if the order says so.
 
         Each gradient is used in one order only."""
-        pushed = []
+        gradients = []
         for worker, clock, _ in order.shares:
             gradient = self.peers[worker].pushed
             assert gradient, "an order uses only gradients that every server holds"
             assert gradient[0] == clock, "an order names the gradient that this server holds"
-            pushed.append(gradient[1])
+            gradients.append(gradient[1])
             self.peers[worker].pushed = None
         weights = [share.weight for share in order.shares]
         if order.learning_rate is None:
-            self.slice.accumulate(pushed, weights)
+            self.slice.accumulate(gradients, weights)
         else:
-            self.slice.apply(pushed, order.learning_rate, weights)
+            self.slice.apply(gradients, order.learning_rate, weights)
 
     def _peer(self, reply: Reply) -> Peer | None:
         """Return the worker of a reply, or None if it has joined again meanwhile and gets a later answer."""
@@ -233,9 +233,9 @@ class SliceServer:
             partial(self._written, generation, version, values, momentum), partial(self._tell, generation, sequence)
         )
 
-    def _tell(self, generation: int, sequence: int, done: tuple[WriteOutcome, str | None]) -> None:
+    def _tell(self, generation: int, sequence: int, outcome_and_trouble: tuple[WriteOutcome, str | None]) -> None:
         """Note the outcome of a write, and report it to the owner of this slice server."""
-        outcome, self.trouble = done
+        outcome, self.trouble = outcome_and_trouble
         self.wrote(generation, sequence, outcome)
 
     def _written(

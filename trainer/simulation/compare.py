@@ -66,7 +66,7 @@ def parse_protocols(text: str) -> dict[str, Protocol]:
     """Parse a list such as ``asp,ssp:3,dssp:3:15`` and return the protocols by their text. Raises UsageError.
 
     Values after a colon are assigned to the protocol's parameters in the order of their definition."""
-    found: dict[str, Protocol] = {}
+    protocols: dict[str, Protocol] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, *values = part.split(":")
         kind = find(PROTOCOLS, "--compare", name)
@@ -74,10 +74,12 @@ def parse_protocols(text: str) -> dict[str, Protocol]:
         if len(values) > len(names):
             raise UsageError(f"--compare {part}: {name} takes {' and '.join(names) or 'no parameter'}")
         hints = get_type_hints(kind)
-        found[part] = kind(**{key: _value(part, value, hints[key]) for key, value in zip(names, values, strict=False)})
-    if not found:
+        protocols[part] = kind(
+            **{key: _value(part, value, hints[key]) for key, value in zip(names, values, strict=False)}
+        )
+    if not protocols:
         raise UsageError("--compare names no protocol: give a list such as asp,bsp,ssp:3")
-    return found
+    return protocols
 
 
 def _value(part: str, text: str, hint: Any) -> Any:
@@ -143,7 +145,7 @@ def _measure(label: str, result: Any) -> ProtocolMeasurements:
     pushes = result.pushes()
     used = pushes[pushes["accepted"] == 1]
     loss = used["loss"].rolling(result.num_workers).mean().to_numpy()
-    known = ~np.isnan(loss) & bool(np.nansum(loss))  # all False if no losses were computed: they are all 0 then
+    is_known = ~np.isnan(loss) & bool(np.nansum(loss))  # all False if no losses were computed: they are all 0 then
     return ProtocolMeasurements(
         label,
         result.images_per_second,
@@ -152,8 +154,8 @@ def _measure(label: str, result: Any) -> ProtocolMeasurements:
         result.staleness["mean"],
         result.staleness["max"],
         result.seconds,
-        used["seconds"].to_numpy()[known],
-        loss[known],
+        used["seconds"].to_numpy()[is_known],
+        loss[is_known],
     )
 
 
@@ -213,16 +215,16 @@ def _picture(runs: Sequence[ProtocolMeasurements], goal: float | None) -> bytes:
         colors = [f"C{at}" for at in range(len(runs))]
         for run, color in zip(runs, colors, strict=True):
             left.plot(thin(run.seconds), thin(run.loss), label=run.label, color=color)
-        known = np.concatenate([run.loss for run in runs])
+        losses = np.concatenate([run.loss for run in runs])
         # Without a loss (--compute none), or with a loss of 0, a log scale is impossible.
-        if len(known) and known.min() > 0:
+        if len(losses) and losses.min() > 0:
             left.set_yscale("log")
         if goal is not None:
             left.axhline(goal, color="#888", lw=0.8, ls=":")
             left.legend()
         if left.get_yscale() == "log":
             number_decades(left.yaxis)
-        title = "Loss" if len(known) else "No loss was computed"
+        title = "Loss" if len(losses) else "No loss was computed"
         left.set(xlabel="virtual seconds of training", ylabel="training loss", title=title)
         middle.barh(labels, [run.images_per_s or 0 for run in runs], color=colors)
         middle.set(xlabel="images per virtual second", title="Throughput")

@@ -121,8 +121,8 @@ class RealCompute(Compute):
         # Before any computation: the number of threads changes how sums are rounded.
         self.set_threads(config.processes.threads or 1)
         shards = context.shards
-        built = build(config.model, shards.inputs, config.model_seed)
-        flat = FlatModel(built.model)
+        network = build(config.model, shards.inputs, config.model_seed)
+        flat = FlatModel(network.model)
         self.config = config
         self._start = flat.read()
         self.fingerprint = shards.fingerprint
@@ -131,12 +131,12 @@ class RealCompute(Compute):
         self.pulled = np.zeros_like(self._start)
         self.pushed = np.zeros_like(self._start)
         device = pick_device(config.processes.device, 0)
-        self.model_step = Step(config, built, self.pulled, self.pushed, device, num_workers)
+        self.model_step = Step(config, network, self.pulled, self.pushed, device, num_workers)
         self.ratios = shards.ratios_of(num_workers)
-        self.classifies = not built.targets
+        self.classifies = not network.targets
         self.batches = [
             build_batches(config, shards, rows, worker, num_workers)
-            for worker, rows in enumerate(deal(shards, num_workers, targets=built.targets))
+            for worker, rows in enumerate(deal(shards, num_workers, targets=network.targets))
         ]
 
     def set_threads(self, count: int) -> None:

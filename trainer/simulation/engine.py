@@ -213,41 +213,41 @@ class Engine:
 
     def _join(self, worker: int) -> None:
         """Let a worker join at all servers with a new session; no-op while it is absent or the servers are down."""
-        mine = self.workers[worker]
-        if self.down or mine.back_at > self.now:
+        virtual = self.workers[worker]
+        if self.down or virtual.back_at > self.now:
             return  # _recover makes all workers join; a worker that died again joins at its own restart
-        mine.session += 1
-        mine.attempt += 1
+        virtual.session += 1
+        virtual.attempt += 1
         for server in self.servers:
-            server.join(b"", Join(worker, mine.session), NO_BODY)
+            server.join(b"", Join(worker, virtual.session), NO_BODY)
         for index in range(len(self.servers)):
-            self.leader.joined(index, worker, mine.session, self.now)
+            self.leader.joined(index, worker, virtual.session, self.now)
 
     def _push(self, worker: int) -> None:
         """Compute the gradient of a worker's step and give it to all servers at once.
 
         It is computed only now, when its virtual time is over, so that a cancelled step costs nothing."""
-        mine = self.workers[worker]
-        turn = mine.turn
-        vector, examples, loss, correct, seen = self.compute.step(worker, turn.clock, mine.parts)
-        measured = StepMeasurements(examples, loss, correct, mine.ends - mine.begun, seen=seen)
-        message = Push(worker, mine.session, turn.generation, turn.clock, in_memory=False)
-        mine.attempt += 1
+        virtual = self.workers[worker]
+        turn = virtual.turn
+        vector, examples, loss, correct, row_sums = self.compute.step(worker, turn.clock, virtual.parts)
+        measured = StepMeasurements(examples, loss, correct, virtual.ends - virtual.begun, seen=row_sums)
+        message = Push(worker, virtual.session, turn.generation, turn.clock, in_memory=False)
+        virtual.attempt += 1
         for server in self.servers:
             server.push(b"", message, vector[server.begin : server.end].data.cast("B"))
         for index in reversed(range(len(self.servers))):  # server 0 last: only its message has the measurements
-            self.leader.pushed(index, worker, mine.session, turn.clock, self.now, None if index else measured)
+            self.leader.pushed(index, worker, virtual.session, turn.clock, self.now, None if index else measured)
 
     def _give_up(self, worker: int) -> None:
         """End the step of a worker whose gradient would be refused, and tell the leader, which assigns the next step.
 
         The report has no examples and no loss, the virtual seconds so far, and the rows of the mini-batch. The leader
         needs the rows to know where the worker's pass over its shard ends."""
-        mine = self.workers[worker]
-        mine.attempt += 1
-        seen = self.compute.seen(worker, mine.turn.clock)
-        measured = StepMeasurements(0, 0.0, 0, self.now - mine.begun, seen=seen)
-        self.leader.gave_up(worker, mine.session, mine.turn.clock, self.now, measured)
+        virtual = self.workers[worker]
+        virtual.attempt += 1
+        row_sums = self.compute.seen(worker, virtual.turn.clock)
+        measured = StepMeasurements(0, 0.0, 0, self.now - virtual.begun, seen=row_sums)
+        self.leader.gave_up(worker, virtual.session, virtual.turn.clock, self.now, measured)
 
     def _die(self, worker: int, away_s: float) -> None:
         """Let a worker die and restart after ``away_s`` virtual seconds. Its current step is lost."""

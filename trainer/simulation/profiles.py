@@ -44,14 +44,14 @@ class Profile:
         if self.parameter:
             raise UsageError(f"--profile {self.name} takes no parameter after a colon, got {self.parameter}")
 
-    def number(self, what: str) -> float:
+    def number(self, meaning: str) -> float:
         """Return the parameter as a positive number. Raises UsageError."""
         try:
             value = float(self.parameter)
         except ValueError:
             value = 0.0
         if not 0 < value < float("inf"):
-            raise UsageError(f"--profile {self.form}: {what} must be a positive number, got {self.parameter!r}")
+            raise UsageError(f"--profile {self.form}: {meaning} must be a positive number, got {self.parameter!r}")
         return value
 
 
@@ -111,8 +111,8 @@ class LogNormal(Profile):
 
     def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
         sigma = self.number("SIGMA")
-        drawn = generator(seed, Purpose.STEP_TIME, worker, clock).normal(-sigma * sigma / 2, sigma)
-        return step_s * float(np.exp(drawn))
+        exponent = generator(seed, Purpose.STEP_TIME, worker, clock).normal(-sigma * sigma / 2, sigma)
+        return step_s * float(np.exp(exponent))
 
 
 class Trace(Profile):

@@ -74,13 +74,13 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
 
 def main(run: Place, *, quiet: bool = False) -> int:
     """Replay a run, print the result and return 0. Raises JobError if the parameters differ."""
-    done = replay(run, quiet=quiet)
-    if done.is_equal:
-        print(f"{run}: {done.pushes:,} gradients in {done.version:,} updates, the same parameters bit for bit")
+    result = replay(run, quiet=quiet)
+    if result.is_equal:
+        print(f"{run}: {result.pushes:,} gradients in {result.version:,} updates, the same parameters bit for bit")
         return 0
-    gap = float(np.max(np.abs(done.replayed - done.logged)))
+    gap = float(np.max(np.abs(result.replayed - result.logged)))
     raise JobError(
-        f"{run}: at version {done.version} the replayed parameters differ from the run's by {gap:.3g} at most"
+        f"{run}: at version {result.version} the replayed parameters differ from the run's by {gap:.3g} at most"
     )
 
 

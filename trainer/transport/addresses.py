@@ -29,9 +29,9 @@ def local_addresses(run: str, servers: int) -> list[str]:
 
 def _free_ports(count: int) -> list[int]:
     """Return TCP ports that are free now. All are bound before any is closed, so that they differ."""
-    held = [sockets.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in held]
-    for server in held:
+    servers = [sockets.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
         server.close()
     return ports
 
@@ -42,10 +42,10 @@ def hold(address: str) -> sockets.socket | None:
     The supervisor keeps it, so that no other process can bind the address while a server restarts."""
     if not PRIVATE.fullmatch(address):
         return None
-    held = sockets.socket(sockets.AF_UNIX)
-    held.bind("\0" + address.removeprefix("ipc://@"))
-    held.listen(_WAITING)
-    return held
+    listener = sockets.socket(sockets.AF_UNIX)
+    listener.bind("\0" + address.removeprefix("ipc://@"))
+    listener.listen(_WAITING)
+    return listener
 
 
 def check_addresses(addresses: Sequence[str], servers: int) -> None:
@@ -68,9 +68,9 @@ def _is_valid(address: str) -> bool:
 
 def parts_of(address: str) -> tuple[str | None, str, str]:
     """Return (IPv6 address or None, host name or IPv4 address, port) of a TCP address."""
-    found = _TCP.fullmatch(address)
-    assert found, address
-    return found[1], found[2] or "", found[3]
+    match = _TCP.fullmatch(address)
+    assert match, address
+    return match[1], match[2] or "", match[3]
 
 
 def listening(address: str) -> tuple[str, bool]:
@@ -82,10 +82,10 @@ def listening(address: str) -> tuple[str, bool]:
     number, name, port = parts_of(address)
     if number or _is_number(name):
         return address, bool(number)
-    found = _lookup(name)
-    if not found:
+    numbers = _lookup(name)
+    if not numbers:
         raise UsageError(f"--addresses: the host {name!r} is not known here")
-    at = _plain(found)[0] if _is_localhost(name) else interface(found)
+    at = _plain(numbers)[0] if _is_localhost(name) else interface(numbers)
     return f"tcp://{at}:{port}", at.startswith("[")
 
 
@@ -121,14 +121,14 @@ def all_interfaces(host: str) -> str:
     return "[::]" if is_ipv6(at) else "0.0.0.0"
 
 
-def interface(found: Sequence[str]) -> str:
+def interface(addresses: Sequence[str]) -> str:
     """Return the IP address at which to listen, given the addresses of a host's name: the first that is not loopback.
 
     If all are loopback, it stands for all interfaces: the name may still lead other hosts here, because Debian's
     /etc/hosts maps a host's own name to a loopback address."""
-    numbers = _plain(found)
-    reached = [number for number in numbers if not ip_address(number.strip("[]")).is_loopback]
-    return reached[0] if reached else "[::]" if numbers[0].startswith("[") else "0.0.0.0"
+    numbers = _plain(addresses)
+    reachable = [number for number in numbers if not ip_address(number.strip("[]")).is_loopback]
+    return reachable[0] if reachable else "[::]" if numbers[0].startswith("[") else "0.0.0.0"
 
 
 def is_ipv6(address: str) -> bool:
@@ -136,13 +136,13 @@ def is_ipv6(address: str) -> bool:
     if not address.startswith("tcp://"):
         return False
     number, name, _ = parts_of(address)
-    found = [] if number else _lookup(name)
-    return bool(number) or (bool(found) and all(":" in each for each in found))
+    addresses = [] if number else _lookup(name)
+    return bool(number) or (bool(addresses) and all(":" in each for each in addresses))
 
 
-def _plain(found: Sequence[str]) -> list[str]:
+def _plain(addresses: Sequence[str]) -> list[str]:
     """Return the IPv4 addresses if there are any, otherwise the IPv6 addresses in brackets."""
-    return [number for number in found if ":" not in number] or [f"[{number}]" for number in found]
+    return [number for number in addresses if ":" not in number] or [f"[{number}]" for number in addresses]
 
 
 def _is_localhost(name: str) -> bool:

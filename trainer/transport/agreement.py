@@ -55,14 +55,14 @@ class Agreement:
         """Return the error for server 0's refusal of this host, with the first value that differs.
 
         Raises MalformedMessageError."""
-        theirs = unpack_json(refusal)
-        mine = json.loads(json.dumps(self.essentials))
-        name = next((name for name in mine | theirs if mine.get(name) != theirs.get(name)), None)
+        leaders = unpack_json(refusal)
+        own = json.loads(json.dumps(self.essentials))
+        name = next((name for name in own | leaders if own.get(name) != leaders.get(name)), None)
         if name is None:
             return UsageError("the host of server 0 has another version of the trainer: give every host the same")
         remedy = "shards" if name in SHARDS else "command"
         return UsageError(
-            f"{name} is {_shown(mine, name)} here and {_shown(theirs, name)} on the host of server 0:"
+            f"{name} is {_shown(own, name)} here and {_shown(leaders, name)} on the host of server 0:"
             f" give every host the same {remedy}"
         )
 

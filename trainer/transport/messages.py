@@ -489,8 +489,8 @@ def unpack_report(body: bytes | memoryview) -> StepMeasurements:
     if len(body) != _REPORT.size:
         raise MalformedMessageError(f"a report of {len(body)} bytes")
     examples, correct, loss, seconds, read_s, *hashes = _REPORT.unpack(body)
-    seen = RowSums(*hashes)
-    return StepMeasurements(examples, loss, correct, seconds, read_s, seen if seen.passes >= 0 else None)
+    row_sums = RowSums(*hashes)
+    return StepMeasurements(examples, loss, correct, seconds, read_s, row_sums if row_sums.passes >= 0 else None)
 
 
 def pack_reports(reports: Sequence[StepMeasurements]) -> bytes:

@@ -67,18 +67,18 @@ def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
     try:
         # A handle from another host may lead to a terminal or a device of this one. The flags prevent that the open
         # blocks, or makes it the controlling terminal.
-        opened = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return None
     try:
-        sealed = fcntl.fcntl(opened, fcntl.F_GET_SEALS) & SEALS == SEALS
-        if not sealed or os.fstat(opened).st_size != size:
+        sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & SEALS == SEALS
+        if not sealed or os.fstat(file).st_size != size:
             return None
-        memory = mmap.mmap(opened, size)
+        memory = mmap.mmap(file, size)
     except OSError:
         return None  # not an anonymous file
     finally:
-        os.close(opened)
+        os.close(file)
     if not secrets.compare_digest(memory[:NONCE_BYTES], nonce):
         memory.close()
         return None

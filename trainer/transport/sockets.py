@@ -89,7 +89,7 @@ def serve(
     address: str,
     secret: Secret,
     body_bytes: int,
-    held: sockets.socket | None = None,
+    listener: sockets.socket | None = None,
 ) -> zmq.Socket[bytes]:
     """Return a listening ROUTER socket for peers with the token. Raises UsageError if it cannot listen.
 
@@ -98,7 +98,7 @@ def serve(
         address: a private or tcp:// address.
         secret: the token of the run.
         body_bytes: size of the largest body; peers that send much more are disconnected.
-        held: a socket that already listens at the address (see ``addresses.hold``); None to bind the address here.
+        listener: a socket that already listens at the address (see ``addresses.hold``); None to bind the address here.
     """
     bound, ipv6 = listening(address)
     authenticator = _AUTHENTICATORS[context] = ThreadAuthenticator(context)
@@ -113,8 +113,8 @@ def serve(
         authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=_OneClient(secret.keys("client")[0]))
         socket.curve_publickey, socket.curve_secretkey = secret.keys("server")
         socket.curve_server = True
-    if held:
-        socket.use_fd = held.detach()  # libzmq owns the descriptor from here on
+    if listener:
+        socket.use_fd = listener.detach()  # libzmq owns the descriptor from here on
     try:
         socket.bind(bound)
     except zmq.ZMQError as error:
@@ -171,7 +171,7 @@ class Watch:
 
     def has_broken(self) -> bool:
         """Return whether the connection broke since the last call. Raises UsageError if the server rejects us."""
-        broken = False
+        is_broken = False
         while self.monitor.poll(0):
             seen = recv_monitor_message(self.monitor)
             event = seen["event"]
@@ -179,7 +179,7 @@ class Watch:
                 self._bad_handshakes.clear()
                 self.down_since = None
                 continue
-            broken = True
+            is_broken = True
             self.down_since = time.monotonic() if self.down_since is None else self.down_since
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise UsageError(f"the servers refuse the token of this host: {SAME_TOKEN}")
@@ -192,7 +192,7 @@ class Watch:
                     raise UsageError(
                         f"the servers end every connection of this host, for {self._lasted():.0f} s: {SAME_TOKEN}"
                     )
-        return broken
+        return is_broken
 
     def _lasted(self) -> float:
         return self._bad_handshakes[-1] - self._bad_handshakes[0]

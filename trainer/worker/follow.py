@@ -34,8 +34,8 @@ def name_of(worker: int, position: int) -> str:
 def recorded(home: Place, worker: int) -> list[Stretch]:
     """Return the recorded decisions of a worker, ordered by position."""
     folder = home / FOLLOWED
-    mine = re.compile(rf"worker-{worker:03d}-\d+\.json")
-    places = [folder / entry.name for entry in entries(folder) if mine.fullmatch(entry.name)]
+    pattern = re.compile(rf"worker-{worker:03d}-\d+\.json")
+    places = [folder / entry.name for entry in entries(folder) if pattern.fullmatch(entry.name)]
     return sorted(_parse(place, place.read_bytes()) for place in places)
 
 
@@ -46,8 +46,8 @@ def record(home: Place, worker: int, stretch: Stretch) -> Stretch:
     place = home / FOLLOWED / name_of(worker, stretch.position)
     store = Store() if isinstance(place, Path) else place.store
     # A different record was written by an earlier start of this worker that was presumed dead.
-    stored = with_retries(claim)(store, str(place), json.dumps(stretch._asdict()).encode())
-    return _parse(place, stored or b"")
+    content = with_retries(claim)(store, str(place), json.dumps(stretch._asdict()).encode())
+    return _parse(place, content or b"")
 
 
 def _parse(place: Place, text: bytes) -> Stretch:
@@ -107,13 +107,13 @@ class GrowingRows:
         if generation <= now.generation or rows == now.rows:
             return None
         # Recorded before the rows are used. The record of an earlier start counts, if it has chosen another generation.
-        found = record(self.home, self.worker, Stretch(position, turn, rows, generation))
-        begun = time.monotonic()
-        self.rows(found.generation)
-        spent = time.monotonic() - begun
+        stretch = record(self.home, self.worker, Stretch(position, turn, rows, generation))
+        start = time.monotonic()
+        self.rows(stretch.generation)
+        spent = time.monotonic() - start
         about = {"turn": turn, "position": position, "rows": rows, "set_generation": generation, "load_s": spent}
         log_event(self.work, "appended", worker=self.worker, **about)
-        return found
+        return stretch
 
     def rows(self, generation: int) -> Rows:
         """Return the worker's rows up to a generation or later; files that are not loaded yet are read now."""
@@ -129,11 +129,11 @@ class GrowingRows:
 
     def _look(self) -> None:
         """Read the newest version of the set. A set of another stream, which replaced it, is ignored."""
-        found = with_retries(read_committed)(self.shards.store, self.shards.uri)
-        mine = self.shards.manifest.stream
-        theirs = found.manifest.stream if found else None
-        if found and theirs and mine and theirs.query == mine.query:
-            self.newest = Shards(found.store, found.uri, found.manifest)
+        shards = with_retries(read_committed)(self.shards.store, self.shards.uri)
+        own_stream = self.shards.manifest.stream
+        stored_stream = shards.manifest.stream if shards else None
+        if shards and stored_stream and own_stream and stored_stream.query == own_stream.query:
+            self.newest = Shards(shards.store, shards.uri, shards.manifest)
 
 
 def last_generation(shards: Shards) -> int:
@@ -155,5 +155,5 @@ def follow(
             " followed; give all hosts one folder, hdfs:// or s3://"
         )
     source = GrowingRows(home, work, worker, shards, rows, targets=targets, looks=looks)
-    made = source.following()
-    return made if looks or len(made.stretches) > 1 else None
+    following = source.following()
+    return following if looks or len(following.stretches) > 1 else None

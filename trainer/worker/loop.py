@@ -26,10 +26,10 @@ def train(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: i
     turn = client.join()
     while turn:
         kick()
-        begun = time.monotonic()
+        start = time.monotonic()
         batch, draw, read_s = mini_batches.get(turn.clock)
         outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.is_cancelled, turn))
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - start
         if outcome:
             report = StepMeasurements(len(batch.labels), *outcome, seconds, read_s, draw.seen())
         else:  # cancelled between two micro-batches: no example counts

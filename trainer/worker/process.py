@@ -88,11 +88,11 @@ def _train_stage(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, 
     return None
 
 
-def _load(work: Path, shards: Shards, worker: int, built: NetworkAndTask) -> Rows:
+def _load(work: Path, shards: Shards, worker: int, network: NetworkAndTask) -> Rows:
     """Load the worker's rows, and log how long that took."""
-    begun = time.monotonic()
-    rows = load_worker(shards, worker, targets=built.targets)
-    seconds = time.monotonic() - begun
+    start = time.monotonic()
+    rows = load_worker(shards, worker, targets=network.targets)
+    seconds = time.monotonic() - start
     size = rows.images_NCHW.nbytes
     log_event(work, "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
     return rows

@@ -33,16 +33,16 @@ class Step:
     def __init__(
         self,
         config: Config,
-        built: NetworkAndTask,
+        network: NetworkAndTask,
         pulled: np.ndarray,
         pushed: np.ndarray,
         device: torch.device,
         num_workers: int,
     ) -> None:
         self.config = config
-        self.model = built.model
-        self.task = built.task
-        self.flat = FlatModel(built.model)
+        self.model = network.model
+        self.task = network.task
+        self.flat = FlatModel(network.model)
         self.pushes_changes = config.pushed_statistics(num_workers) == "changes"
         self.pulled = torch.from_numpy(pulled)
         self.pushed = torch.from_numpy(pushed)
@@ -56,19 +56,19 @@ class Step:
     ) -> tuple[float, int] | None:
         """Compute a gradient and return (mean loss with the L2 term, correct predictions), or None if it was cancelled.
 
-        Gradient and statistics are left in ``pushed``. For an empty mini-batch, which Bernoulli sampling can draw, both
+        Gradient and statistics are left in ``statistics``. For an empty mini-batch, which Bernoulli sampling can draw, both
         results and the gradient are 0, and the statistics do not change. If the protocol divides a step into
         micro-batches, their gradients are summed, and is_cancelled is called between them."""
         self._seed(dropout_seed)
         self._copy(self.values, self.pulled)
         self.gradients.zero_()
         running = self.values[self.flat.num_parameters :]
-        pushed = self.gradients[self.flat.num_parameters :]
+        statistics = self.gradients[self.flat.num_parameters :]
         # BatchNorm updates ``running`` in the forward pass; "changes" pushes the new statistics minus the old ones.
         if self.pushes_changes:
-            pushed -= running
+            statistics -= running
         outcome = self._backward(batch, is_cancelled) if len(batch.labels) else (0.0, 0)
-        pushed += running
+        statistics += running
         self._copy(self.pushed, self.gradients)
         return outcome
 

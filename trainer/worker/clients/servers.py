@@ -120,10 +120,10 @@ class ServerClient:
             in_memory = self.in_memory[index]
             head = pack(Push(self.worker, self.session, turn.generation, turn.clock, in_memory))
             if in_memory:
-                sent = offer(socket, head, measured, b"")
+                is_sent = offer(socket, head, measured, b"")
             else:
-                sent = offer(socket, head, measured, self.pushed[begin:end].data.cast("B"), copy=False)
-            if not sent:
+                is_sent = offer(socket, head, measured, self.pushed[begin:end].data.cast("B"), copy=False)
+            if not is_sent:
                 raise MustRejoin
         return self._wait(None)
 
@@ -180,8 +180,8 @@ class ServerClient:
                 if socket in ready and (answer := self._receive(index)):
                     answers[index] = answer
             # An answer may be lost with a broken connection, and servers see the next connection as another peer.
-            broken = [watch.has_broken() for watch in self.watches]
-            if not resend and (any(broken) or self._outdated.is_set()):
+            connections_broken = [watch.has_broken() for watch in self.watches]
+            if not resend and (any(connections_broken) or self._outdated.is_set()):
                 raise MustRejoin
         return self._turn(list(answers.values()))
 
