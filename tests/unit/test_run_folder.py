@@ -82,7 +82,7 @@ def test_a_finished_run_is_found_finished_and_untouched(finished: Path, resume: 
     assert start(finished, resume=resume) is Start.FINISHED
     moved = replace(asking(device="cpu", shards="elsewhere", steps=None, epochs=1), rows=10 * 128)
     assert start(finished, moved, resume=resume) is Start.FINISHED  # an epoch of ten steps
-    with pytest.raises(UsageError, match="10 steps a worker, more than the 9 asked for"):
+    with pytest.raises(UsageError, match="10 steps per worker, more than the 9 asked for"):
         start(finished, asking(steps=9), resume=resume)
     assert content(finished) == before
 

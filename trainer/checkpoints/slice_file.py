@@ -121,7 +121,7 @@ class StoredSlice:
 
 def broken(place: Place, fact: str) -> DataError:
     """Return the error for a damaged file of a checkpoint. fact: what is wrong with it."""
-    return DataError(f"{place} {fact}; delete {place.parent} to go on from an older checkpoint")
+    return DataError(f"{place} {fact}; delete {place.parent} to resume from an older checkpoint")
 
 
 def known_of(header: SliceHeader) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def main() -> int:
     try:
         run_part(arguments, PartExecution(**slot))
     except JobError as error:
-        print(f"a host's part ends: {error}", file=sys.stderr)
+        print(f"this host's part of the run ends: {error}", file=sys.stderr)
         return 1
     return 0
 

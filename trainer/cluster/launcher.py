@@ -151,7 +151,7 @@ def share_roles(num_servers: int, num_workers: int, hosts: int) -> list[Part]:
     Servers are assigned round-robin, workers in blocks whose sizes differ by at most one, the smaller blocks first, so
     that host 0, with server 0 and the evaluator, has the fewest workers."""
     if not 1 <= hosts <= num_workers:
-        raise UsageError(f"--hosts {hosts}: give 1 to {num_workers}, a host a worker at the most")
+        raise UsageError(f"--hosts {hosts}: give 1 to {num_workers}, at most one host per worker")
     bounds = [num_workers * host // hosts for host in range(hosts + 1)]
     parts = []
     for host in range(hosts):

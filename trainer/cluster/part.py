@@ -152,7 +152,7 @@ class _Host:
         home: the run's folder; answer: the answer with the table; facts: the facts of the run."""
         if isinstance(home, Path) and not (home / CONFIG).exists():
             raise UsageError(
-                f"--output {home} is no folder that {platform.node()} shares with the host that started the run: give"
+                f"--output {home} is not a folder that {platform.node()} shares with the host that started the run: give"
                 " hdfs:// or s3://, or a folder that all hosts mount"
             )
         scratch = Path(self.slot.scratch) if self.slot.scratch else None

@@ -233,15 +233,15 @@ class ClusterRun:
         limit = self.config.processes.stall_timeout_s
         # Only changes are reported, because this is called in every round of the loop.
         for part in sorted(silent.keys() - self._silent):
-            self.progress.message(f"host {part} is not heard of; waiting until it is, or is started again")
+            self.progress.message(f"host {part} does not answer; waiting until it answers or is restarted")
         for part in sorted(self._silent - silent.keys()):
-            self.progress.message(f"host {part} is heard of again")
+            self.progress.message(f"host {part} answers again")
         self._silent = set(silent)
         # The cluster usually starts a lost host again. Without the limit the run would wait for ever if it does not.
         for part, seconds in silent.items():
             if limit and seconds > limit:
                 raise JobError(
-                    f"host {part} was not heard of for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume continues"
+                    f"host {part} did not answer for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume continues"
                     " from the last checkpoint"
                 )
 

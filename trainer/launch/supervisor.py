@@ -363,7 +363,7 @@ class Supervisor:
 
         A full disk may have no room for a log entry. trouble: the present one, None if there is none."""
         if trouble and trouble != self._trouble:
-            self.overseer.message(f"{trouble}; training goes on, and tries again")
+            self.overseer.message(f"{trouble}; training continues and tries again")
         self._trouble = trouble
 
     def _disk_trouble(self) -> str | None:

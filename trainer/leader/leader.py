@@ -440,8 +440,8 @@ class Leader:
         bad = training.coordinator.diverged
         if bad and not bad.version_pulled:  # it was computed with the initial parameters
             return (
-                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check how the model begins and"
-                " what its rows hold"
+                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check the model's"
+                " initial parameters and the rows of this worker"
             )
         if bad:
             return f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}; lower --learning-rate"

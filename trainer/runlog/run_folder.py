@@ -275,7 +275,7 @@ def decide(
     # Training beyond the requested length cannot be undone.
     if requested.steps < saved_record.steps:
         raise UsageError(
-            f"{output} holds a finished run of {saved_record.steps} steps a worker, more than the {requested.steps} asked"
+            f"{output} holds a finished run of {saved_record.steps} steps per worker, more than the {requested.steps} asked"
             f" for; choose another --output, or --overwrite"
         )
     # Without --resume the longer run may be meant as a new one.
@@ -302,7 +302,7 @@ def _refuse_foreign(output: Place, names: list[str]) -> None:
     """Raise UsageError if the folder has a file that no run writes, and so serves another purpose."""
     foreign = [name for name in names if not OWNED.fullmatch(name)]
     if foreign:
-        raise UsageError(f"{output} holds {foreign[0]}, which no run wrote; choose a folder of its own for --output")
+        raise UsageError(f"{output} holds {foreign[0]}, which no run wrote; choose another folder for --output")
 
 
 def _delete(output: Place, names: list[str], *, with_locks: bool = False) -> None:

@@ -61,7 +61,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     facts = facts_of(compute, num_workers, rows)
     version = newest(run / CHECKPOINTS)
     if version is None:
-        raise DataError(f"{run} has no whole checkpoint, so there is nothing to hold a replay against")
+        raise DataError(f"{run} has no complete checkpoint with which a replay could be compared")
     pushes = read_pushes(run / PUSHES, ["accepted", *USED])
     used = pushes[(pushes["accepted"] == 1) & (pushes["version"] <= version)]
     # Without every version from 1 on, the replay would silently compute something else.
@@ -134,12 +134,12 @@ def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
         spans = configurations(iter_events(run / METRICS))
         threads = spans[-1][1].processes.threads
     except FileNotFoundError:
-        raise DataError(f"{run} holds no run: {run / CONFIG} is not there") from None
+        raise DataError(f"{run} holds no run: {run / CONFIG} does not exist") from None
     except (ValueError, KeyError, TypeError, IndexError, UsageError):
         raise DataError(f"{run} is damaged, or of another version: its configuration cannot be read") from None
     if record.config.data.follow:
         raise UsageError(
-            f"{run} followed a stream, whose rows a replay has not in its order; a run without --follow has"
+            f"{run} followed a stream, whose order of rows a replay cannot reproduce; replay a run without --follow"
         )
     if not record.config.exchange.in_virtual_time or isinstance(record.config.exchange, NeighbourExchange):
         raise UsageError(f"{run} exchanged gradients by {record.config.exchange.name}, which a replay cannot compute")

@@ -51,7 +51,9 @@ def hold(address: str) -> sockets.socket | None:
 def check_addresses(addresses: Sequence[str], servers: int) -> None:
     """Raise UsageError unless there is one valid tcp:// address per server."""
     if len(addresses) != servers:
-        raise UsageError(f"--addresses names {len(addresses)} servers, --servers {servers}: give one address a server")
+        raise UsageError(
+            f"--addresses names {len(addresses)} servers, --servers {servers}: give one address per server"
+        )
     for address in addresses:
         if not _TCP.fullmatch(address) or not _is_valid(address):
             raise UsageError(f"--addresses: {address!r} is not tcp://HOST:PORT")

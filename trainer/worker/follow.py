@@ -151,7 +151,7 @@ def follow(
         return None
     if looks and isinstance(home, Path) and not (home / CONFIG).exists():
         raise UsageError(
-            f"--follow: {home} is no folder that this host shares with server 0, where a run keeps what its workers have"
+            f"--follow: {home} is not a folder that this host shares with server 0, where a run keeps what its workers have"
             " followed; give all hosts one folder, hdfs:// or s3://"
         )
     source = GrowingRows(home, work, worker, shards, rows, targets=targets, looks=looks)
