@@ -284,7 +284,7 @@ class Elsewhere(LocalLauncher):
 
 def test_an_output_that_hosts_do_not_share_is_refused(shards: Path, tmp_path: Path) -> None:
     config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=10)
-    with pytest.raises(UsageError, match=r"host 1: --output .* is no folder that .* shares with") as refused:
+    with pytest.raises(UsageError, match=r"host 1: --output .* is not a folder that .* shares with") as refused:
         train(config, Options(silent=True), launcher=Elsewhere(), hosts=2)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run-of-another-disk").exists()

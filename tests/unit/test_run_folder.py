@@ -88,7 +88,7 @@ def test_a_finished_run_is_found_finished_and_untouched(finished: Path, resume: 
 
 
 def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finished_itself(finished: Path) -> None:
-    with pytest.raises(UsageError, match=r"10 steps a worker; --resume continues to the 30"):
+    with pytest.raises(UsageError, match=r"10 steps per worker; --resume continues to the 30"):
         start(finished, asking(steps=30))
     assert start(finished, asking(steps=30), resume=True) is Start.GO_ON
     assert not (finished / "result.json").exists()

@@ -281,7 +281,7 @@ def decide(
     # Without --resume the longer run may be meant as a new one.
     if requested.steps > saved_record.steps and not resume:
         raise UsageError(
-            f"{output} holds a finished run of {saved_record.steps} steps a worker; --resume continues to the"
+            f"{output} holds a finished run of {saved_record.steps} steps per worker; --resume continues to the"
             f" {requested.steps} asked for, --overwrite starts anew"
         )
     return Start.GO_ON if requested.steps > saved_record.steps else Start.FINISHED
