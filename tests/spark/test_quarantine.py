@@ -76,7 +76,11 @@ def test_broken_records_and_files_are_put_aside_with_their_reason(
     ]
     assert [entry["records"] for entry in entries] == [1, 0, 2, 1]
     reasons = "\n".join(entry["reason"] for entry in entries)
-    for words in ("record, 150, has 7 of 193 bytes", "was gone", "offset 1351 (record 7): label 77 is not in 0..9"):
+    for words in (
+        "record, 150, has 7 of 193 bytes",
+        "no longer existed",
+        "offset 1351 (record 7): label 77 is not in 0..9",
+    ):
         assert words in reasons
     assert generations(open_committed(STORE, str(tmp_path / "set")))[-1].quarantined == 5
 

@@ -143,7 +143,7 @@ def test_files_with_wrong_row_counts_are_not_committed(
         seen.extend(file for chunk in written for file in chunk.files)
         verify([fault(written[0]), *written[1:]], *expected)
 
-    monkeypatch.setattr(write, "verify", faulty)
+    monkeypatch.setattr(write, "verify_chunks", faulty)
     with pytest.raises(JobError, match=rf"rows with \d+ copies were written, not {ROWS} \+ 9; nothing was committed"):
         sharded(spark, source, tmp_path / "out")
     assert sum(file.rows for file in seen) == ROWS + 9

@@ -90,9 +90,10 @@ class LaunchArguments:
             return build(cls, _pop_object(rest, "options") | rest | {"part": part, "config": config})
         # A configuration of another version has other keys and other ranges.
         except (KeyError, TypeError, ValueError, UsageError) as fault:
-            what = f"it lacks {fault}" if isinstance(fault, KeyError) else str(fault)
+            reason = f"it lacks {fault}" if isinstance(fault, KeyError) else str(fault)
             raise DataError(
-                f"the launch arguments of a host are not read here: {what}; install one version of the program on all hosts"
+                f"the launch arguments of a host are not read here: {reason}; install one version of the program on all"
+                " hosts"
             ) from None
 
 

@@ -112,7 +112,7 @@ class _Host:
     ) -> None:
         self.part = arguments.part
         self.slot = slot
-        self.held = listeners
+        self.listeners = listeners
         self.line = line
         self.config = arguments.config
         # The line to the rendezvous stays encrypted: its messages are small.
@@ -177,7 +177,7 @@ class _Host:
             self.secret,
             work,
             self.part.roles,
-            listeners=self.held,
+            listeners=self.listeners,
             overseer=_Caller(self.line, answer.edition),
         )
         try:

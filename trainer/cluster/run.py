@@ -68,7 +68,7 @@ class ClusterRun:
         self.restarts = Restarts()
         self._came: set[int] = set()  # parts that have arrived at least once
         self._silent: set[int] = set()  # parts that were silent at the last look
-        self._began = 0.0  # when the parts were started (monotonic seconds), 0 before
+        self._start_time = 0.0  # when the parts were started (monotonic seconds), 0 before
         self._has_told = self._is_lost = False  # missing parts are reported; another start has taken the folder
         self._over_since = math.inf  # since when no part runs (monotonic seconds)
         self._stopping = False
@@ -96,7 +96,7 @@ class ClusterRun:
         self.config = replace(self.config, processes=replace(self.config.processes, threads=threads))
         bind = all_interfaces(self.launcher.host())
         self.rendezvous = Rendezvous(len(self.parts), self.config.processes.servers, Secret(self.token), bind)
-        self._began = time.monotonic()
+        self._start_time = time.monotonic()
         self.launcher.start([self._arguments(part) for part in self.parts])
         while self.rendezvous.facts is None or self.rendezvous.present() < len(self.parts):
             self._watch()
@@ -156,12 +156,12 @@ class ClusterRun:
             return
         self._stopping = True
         try:
-            if self._began and not self.launcher.is_over():
+            if self._start_time and not self.launcher.is_over():
                 self.rendezvous.want([part.index for part in self.parts], LEAVE)
                 self._wait_for_ends()
         finally:
             self.launcher.stop()
-            if self._began:
+            if self._start_time:
                 self.rendezvous.close()
             self.progress.close()
 
@@ -217,7 +217,7 @@ class ClusterRun:
         The cluster may have no room for all parts at once."""
         present = self.rendezvous.present()
         count = len(self.parts)
-        waited = time.monotonic() - self._began
+        waited = time.monotonic() - self._start_time
         if present == count or waited < SLOW_S:
             return
         line = f"{present} of {count} hosts have started after {waited:.0f} s: {self.launcher.waiting_for()}"

@@ -56,7 +56,7 @@ class ParameterSlice:
         if self._sum is None or self._sum.dtype != self.values.dtype:
             self._sum = np.empty_like(self.values)
         total = self._sum
-        add_pushed(total, gradients, weights, self.num_parameters, begun=self._summed > 0)
+        add_pushed(total, gradients, weights, self.num_parameters, is_begun=self._summed > 0)
         self._summed += len(gradients)
 
     def apply_sum(self, total: Vector, rate: float, count: int) -> None:
@@ -126,7 +126,7 @@ class ParameterSlice:
 
 
 def add_pushed(
-    total: Vector, pushed: Sequence[Vector], weights: Sequence[float], num_parameters: int, *, begun: bool = False
+    total: Vector, pushed: Sequence[Vector], weights: Sequence[float], num_parameters: int, *, is_begun: bool = False
 ) -> None:
     """Add weighted gradients to ``total``, in the given order. Reads each gradient once.
 
@@ -135,12 +135,12 @@ def add_pushed(
         pushed: the same range of each gradient: of the parameters, then the pushed statistics.
         weights: one factor per gradient, which does not apply to statistics.
         num_parameters: elements of the range that are parameters.
-        begun: whether ``total`` holds a sum already, or else is overwritten.
+        is_begun: whether ``total`` holds a sum already, or else is overwritten.
     """
     for span in _chunks(num_parameters):
-        _add(total[span], [vector[span] for vector in pushed], weights, is_begun=begun)
+        _add(total[span], [vector[span] for vector in pushed], weights, is_begun=is_begun)
     rest = slice(num_parameters, len(total))
-    _add(total[rest], [vector[rest] for vector in pushed], [1.0] * len(pushed), is_begun=begun)
+    _add(total[rest], [vector[rest] for vector in pushed], [1.0] * len(pushed), is_begun=is_begun)
 
 
 def _chunks(length: int) -> Iterator[slice]:

@@ -108,8 +108,8 @@ class SampledGraph:
         }
         limits = [(0.0, 1.0)] * self.num_matchings
         options = {"ftol": 1e-12, "maxiter": 500}
-        found = minimize(loss, equal, jac=True, method="SLSQP", bounds=limits, constraints=[spare], options=options).x
-        better = np.round(np.clip(found, 0, 1), DIGITS)
+        optimum = minimize(loss, equal, jac=True, method="SLSQP", bounds=limits, constraints=[spare], options=options).x
+        better = np.round(np.clip(optimum, 0, 1), DIGITS)
         # Where lambda_2 is a multiple eigenvalue, SLSQP may end beside the start without having gained anything.
         gained = self.connectivity(better)[0] > (1 + GAIN) * self.connectivity(equal)[0]
         return better if gained else equal
@@ -146,8 +146,8 @@ class SampledGraph:
             return float(eigenvalues(rest - 2 * weight * mean + weight**2 * square)[-1])
 
         # Along an eigenvector of the mean, the best weight is at most 1 / eigenvalue.
-        found = minimize_scalar(s, bounds=(0, 1 / values[1]), method="bounded", options={"xatol": 1e-9 / values[1]})
-        weight = float(f"{found.x:.{DIGITS}g}")
+        optimum = minimize_scalar(s, bounds=(0, 1 / values[1]), method="bounded", options={"xatol": 1e-9 / values[1]})
+        weight = float(f"{optimum.x:.{DIGITS}g}")
         return weight, s(weight)
 
 
@@ -172,6 +172,6 @@ def equal_weight(share: float, lambda_2: float, lambda_max: float) -> tuple[floa
         )
 
     limit = 1 / (share * lambda_2)
-    found = minimize_scalar(s, bounds=(0, limit), method="bounded", options={"xatol": 1e-9 * limit})
-    weight = float(f"{found.x:.{DIGITS}g}")
+    optimum = minimize_scalar(s, bounds=(0, limit), method="bounded", options={"xatol": 1e-9 * limit})
+    weight = float(f"{optimum.x:.{DIGITS}g}")
     return weight, s(weight)

@@ -23,9 +23,9 @@ def find_matchings(topology: str, num_workers: int, links: Sequence[Link]) -> tu
         links: the links of the topology, ascending.
     """
     explicit = EXPLICIT.get(topology)
-    made = explicit(num_workers) if explicit else None
-    found = color_links(links) if made is None else made
-    return tuple(tuple(sorted(matching)) for matching in found)
+    explicit_matchings = explicit(num_workers) if explicit else None
+    matchings = color_links(links) if explicit_matchings is None else explicit_matchings
+    return tuple(tuple(sorted(matching)) for matching in matchings)
 
 
 def are_interchangeable(topology: str, num_workers: int) -> bool:
@@ -47,11 +47,11 @@ def ring_matchings(num_workers: int) -> list[list[Link]]:
         return [links]
     closing = (0, num_workers - 1)
     path = [link for link in links if link != closing]
-    made = [path[::2], path[1::2]]
+    halves = [path[::2], path[1::2]]
     # On an even ring, the closing link continues the alternation: both its ends have a link of the first matching only.
     if num_workers % 2:
-        return [*made, [closing]] if num_workers > 1 else []
-    return [made[0], [*made[1], closing]]
+        return [*halves, [closing]] if num_workers > 1 else []
+    return [halves[0], [*halves[1], closing]]
 
 
 def tournament(num_workers: int) -> list[list[Link]]:

@@ -162,8 +162,8 @@ class SampledMatchings:
         """Return the edges of the matchings that are drawn for a round with an exchange."""
         if round % self.every:
             return ()
-        drawn = generator(self.seed, Purpose.LINKS, number=round).random(len(self.matchings)) < self.probabilities
-        links = [link for matching, use in zip(self.matchings, drawn, strict=True) if use for link in matching]
+        is_used = generator(self.seed, Purpose.LINKS, number=round).random(len(self.matchings)) < self.probabilities
+        links = [link for matching, use in zip(self.matchings, is_used, strict=True) if use for link in matching]
         return tuple((i, j, self.weight) for i, j in sorted(links))
 
     def shares(self) -> tuple[Edge, ...]:

@@ -36,8 +36,8 @@ class Control:
         self.at_end: RunStatus | None = None
         self.heard = time.monotonic()
         self.is_admitted = False
-        self._broken: float | None = None  # since when the connection is broken, if nothing was received since
-        self._asked = 0.0
+        self._broken_since: float | None = None  # since when the connection is broken, if nothing was received since
+        self._last_request = 0.0
 
     def tell(self, message: AskStatus | WorkerLoss | End) -> None:
         """Send a message to server 0, without waiting. It is lost if server 0 cannot be reached for long."""
@@ -48,10 +48,10 @@ class Control:
 
         Raises UsageError if server 0 does not admit this host, or has another configuration, and DataError if its
         status cannot be read."""
-        if self.watch.has_broken() and self._broken is None:
-            self._broken = time.monotonic()
-        if time.monotonic() - self._asked >= STATUS_S:
-            self._asked = time.monotonic()
+        if self.watch.has_broken() and self._broken_since is None:
+            self._broken_since = time.monotonic()
+        if time.monotonic() - self._last_request >= STATUS_S:
+            self._last_request = time.monotonic()
             self.tell(AskStatus())
         fresh = False
         while self.socket.poll(0):
@@ -64,7 +64,7 @@ class Control:
             if isinstance(reply, EndReply):
                 self.at_end = self.status
             self.heard = time.monotonic()
-            self._broken = None
+            self._broken_since = None
             fresh = self.is_admitted = True
         return fresh
 
@@ -75,7 +75,7 @@ class Control:
         """Return whether server 0 has ended and not returned within GONE_S.
 
         If it is only busy, for example with a long write, it is silent but not gone."""
-        return self._broken is not None and time.monotonic() - self._broken > GONE_S
+        return self._broken_since is not None and time.monotonic() - self._broken_since > GONE_S
 
     def is_silent(self) -> bool:
         return time.monotonic() - self.heard > SILENT_S

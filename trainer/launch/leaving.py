@@ -28,12 +28,12 @@ class Patience:
     def __init__(self, seconds: float, now: float) -> None:
         self.seconds = seconds
         self.changed = now
-        self._seen: Any = None
+        self._last_state: Any = None
 
     def is_over(self, state: Any, now: float) -> bool:
         """Return whether ``state`` has not changed for longer than ``seconds``. now: time of the call (seconds)."""
-        if state != self._seen:
-            self._seen = state
+        if state != self._last_state:
+            self._last_state = state
             self.changed = now
         return now - self.changed > self.seconds
 

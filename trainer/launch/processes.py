@@ -154,7 +154,7 @@ class Child:
         self.heartbeat = time.monotonic()
         self.stalled_s = 0.0
         self.trouble = ""
-        self._told: int | None = None  # the exit code that it announced, None before
+        self._announced_code: int | None = None  # the exit code that it announced, None before
         self._is_cut = False  # whether the lifeline is closed at its end
 
     def hangs(self, heartbeat_s: float, stall_s: float = 0) -> str | None:
@@ -175,7 +175,7 @@ class Child:
                 word = self.lifeline.recv_bytes()
                 self.heartbeat = time.monotonic()
                 if word.startswith(EXIT):
-                    self._told = int(word.removeprefix(EXIT))
+                    self._announced_code = int(word.removeprefix(EXIT))
                 else:
                     seconds, _, self.trouble = word.decode().partition(" ")
                     self.stalled_s = float(seconds)
@@ -193,7 +193,7 @@ class Child:
         self._hear()
         if not self._is_cut:
             return None
-        return UNKNOWN if self._told is None else self._told
+        return UNKNOWN if self._announced_code is None else self._announced_code
 
     @property
     def sentinel(self) -> Any:

@@ -87,7 +87,7 @@ class Supervisor:
         # One per server, kept open so that nothing else takes the address while a server restarts. None for an address
         # that the server binds itself.
         given_listeners = listeners or {}
-        self.held = [
+        self.listeners = [
             given_listeners[i].dup() if i in given_listeners else hold(address) for i, address in enumerate(addresses)
         ]
         self.output = self.folders.work
@@ -107,8 +107,8 @@ class Supervisor:
         self.board = _board(options, self.folders)
         self._evaluated: dict[str, Any] = {}  # the last evaluation, as the progress line shows it
         self._last_evaluated = -1
-        self._told = False  # whether server 0 was silent at the last look, which is reported once
-        self._looked = 0.0  # when a remote home was last checked for the end of the run (monotonic seconds)
+        self._was_silent = False  # whether server 0 was silent at the last look, which is reported once
+        self._last_check = 0.0  # when a remote home was last checked for the end of the run (monotonic seconds)
         self._trouble: str | None = None  # the disk trouble at the last look, which is reported once
         self._stuck: float | None = None  # since when the trained run cannot be written (monotonic seconds)
 
@@ -129,7 +129,7 @@ class Supervisor:
         """Kill the roles that still run, and close all connections. ``run`` must have ended before."""
         for child in self.children.values():
             child.kill()
-        for listener in filter(None, self.held):
+        for listener in filter(None, self.listeners):
             listener.close()
         self.control.close()
         self.overseer.close()
@@ -166,7 +166,7 @@ class Supervisor:
         addresses = self.addresses
         secret = self.secret
         if role.kind == "server":
-            listening = addresses, secret, self.held[role.index], self.folders
+            listening = addresses, secret, self.listeners[role.index], self.folders
             return Child(str(role), log, config.exchange.server, config, facts, role.index, *listening)
         if role.kind == "worker":
             share = self.plan.threads_per_worker, self.workers.index(role.index), self.folders
@@ -278,9 +278,9 @@ class Supervisor:
         remote home, which are FAR_LOOK_S apart."""
         root = self.folders.checkpoints
         now = time.monotonic()
-        if not self.folders.is_local and now - self._looked < FAR_LOOK_S:
+        if not self.folders.is_local and now - self._last_check < FAR_LOOK_S:
             return False
-        self._looked = now
+        self._last_check = now
         version = newest(root)
         return version is not None and is_end(read_state(root, version), self.config, self.facts)
 
@@ -401,9 +401,9 @@ class Supervisor:
     def _tell_of_silence(self) -> None:
         """Report once that server 0 does not answer; again only after it has answered in between."""
         silent = self.control.is_silent()
-        if silent and not self._told and LEADER not in self.roles:
+        if silent and not self._was_silent and LEADER not in self.roles:
             self.overseer.message(f"server 0 does not answer at {self.addresses[0]}; waiting for it")
-        self._told = silent
+        self._was_silent = silent
 
 
 def is_end(state: RunState, config: Config, facts: RunFacts) -> bool:

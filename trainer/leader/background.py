@@ -29,7 +29,7 @@ class Background:
 
     def __init__(self) -> None:
         self._waiting: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]]] = SimpleQueue()
-        self._done: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._results: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._bell, self._rings = os.pipe()
         threading.Thread(target=self._work, name="background", daemon=True).start()
 
@@ -42,7 +42,7 @@ class Background:
     def collect(self) -> None:
         """Call ``done`` of the calls that have ended; blocks if there are none. Raises the exception of a call."""
         for _ in os.read(self._bell, 64):
-            self._done.get()()
+            self._results.get()()
 
     def _work(self) -> None:
         """Execute the calls one after the other, and ring for the owner after each. Runs in the thread, for ever."""
@@ -51,9 +51,9 @@ class Background:
             try:
                 outcome = work()
             except BaseException as error:
-                self._done.put(_raising(error))
+                self._results.put(_raising(error))
             else:
-                self._done.put(_handing_over(on_done, outcome))
+                self._results.put(_handing_over(on_done, outcome))
             os.write(self._rings, b".")
 
 

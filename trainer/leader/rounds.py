@@ -140,9 +140,9 @@ class RoundsLeader(Leader):
         A process that speaks for the first time is the later one."""
         if process in self._replaced:
             return True
-        known = self.processes.get(worker)
-        if known is not None and known != process:
-            self._replaced.add(known)
+        current = self.processes.get(worker)
+        if current is not None and current != process:
+            self._replaced.add(current)
         self.processes[worker] = process
         return False
 
@@ -254,10 +254,10 @@ class RoundsLeader(Leader):
 
     def _all_copies_are_held(self) -> bool:
         """Return whether each snapshot that is not written yet is held by a worker that has joined."""
-        held = {version for member in self.requests.values() for version in member.copies}
+        copied_versions = {version for member in self.requests.values() for version in member.copies}
         if self.training and self._is_trained(self.training):  # the model itself is the last snapshot
-            held |= {member.version for member in self.requests.values()}
-        return set(self._orders) <= held
+            copied_versions |= {member.version for member in self.requests.values()}
+        return set(self._orders) <= copied_versions
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -265,8 +265,10 @@ class RoundsLeader(Leader):
         """Take over reports of completed rounds. version: the number of rounds up to the last of them."""
         self._now = now
         first = version - len(rounds)
-        known = self._rounds[-1][0] + 1 if self._rounds else self.training.coordinator.version if self.training else 0
-        self._rounds += [(first + index, each) for index, each in enumerate(rounds) if first + index >= known]
+        next_round = (
+            self._rounds[-1][0] + 1 if self._rounds else self.training.coordinator.version if self.training else 0
+        )
+        self._rounds += [(first + index, each) for index, each in enumerate(rounds) if first + index >= next_round]
         self._pass_on(now)
 
     def _pass_on(self, now: float) -> None:

@@ -46,15 +46,15 @@ class HomeTail:
     def __init__(self, folders: Folders) -> None:
         self.home = folders.home
         self.own = EventTail(folders.work / METRICS, from_beginning=True)
-        self._taken: dict[str, int] | None = None
+        self._offsets: dict[str, int] | None = None
 
     def new(self) -> Iterator[LogEvent]:
         """Yield the new events. Raises OSError."""
         log = look(self.home)
-        if self._taken is None:
-            self._taken = {}
+        if self._offsets is None:
+            self._offsets = {}
             yield from iter_events(self.home / METRICS)
-        for data in unread(self.home, log.leader_segments(METRICS), self._taken):
+        for data in unread(self.home, log.leader_segments(METRICS), self._offsets):
             lines = data.decode(errors="replace").split("\n")
             yield from (event for line in lines if (event := parse_event(line)) is not None)
         yield from self.own.new()

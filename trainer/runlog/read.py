@@ -126,8 +126,8 @@ def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFra
         num_damaged = parts.read(path)
     except FileNotFoundError:
         num_damaged = 0
-    if num_damaged and (str(path), num_damaged) not in _told:
-        _told.add((str(path), num_damaged))
+    if num_damaged and (str(path), num_damaged) not in _warned_of:
+        _warned_of.add((str(path), num_damaged))
         rows = "1 damaged row is" if num_damaged == 1 else f"{num_damaged:,} damaged rows are"
         logger.warning(f"{path}: {rows} left out of its {parts.rows + num_damaged:,}")
     counts = parts.surviving(logged_generations(path.parent / METRICS))
@@ -135,7 +135,7 @@ def read_pushes(path: Place, columns: Sequence[str] | None = None) -> pd.DataFra
     return pd.DataFrame(arrays, columns=names, copy=False)
 
 
-_told: set[tuple[str, int]] = set()  # (file, damaged rows) of which this process has warned
+_warned_of: set[tuple[str, int]] = set()  # (file, damaged rows) of which this process has warned
 
 
 def logged_generations(path: Place) -> Generations:
@@ -159,8 +159,8 @@ class _Parts:
     def __init__(self, path: Place, types: dict[str, str]) -> None:
         self.path = path
         self.rows = 0
-        self._held: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, kind in types.items()}
-        self._held["generation"] = np.empty(0, np.int32)  # codes of generations
+        self._columns: dict[str, npt.NDArray[Any]] = {name: np.empty(0, kind) for name, kind in types.items()}
+        self._columns["generation"] = np.empty(0, np.int32)  # codes of generations
         self._codes: dict[int, int] = {}  # a code per generation: 0, 1, ... in the order of their appearance
 
     def read(self, path: Place) -> int:
@@ -207,12 +207,12 @@ class _Parts:
                 with np.errstate(invalid="ignore"):  # infinity % 1
                     sound &= column % 1 == 0
         frame = frame[sound]
-        for name, stored in self._held.items():
+        for name, stored in self._columns.items():
             if self.rows + len(frame) > len(stored):
                 # Large arrays that grow by a quarter: memory of many small ones would not be returned to the system.
                 grown = np.empty(max(FEWEST_ROWS, (self.rows + len(frame)) * 5 // 4), stored.dtype)
                 grown[: self.rows] = stored[: self.rows]
-                self._held[name] = stored = grown
+                self._columns[name] = stored = grown
             values: Any = np.nan
             if name in frame.columns:
                 values = frame[name].to_numpy()
@@ -228,7 +228,7 @@ class _Parts:
 
     def take(self, name: str) -> npt.NDArray[Any]:
         """Return a column [rows]."""
-        values = self._held[name][: self.rows]
+        values = self._columns[name][: self.rows]
         return np.array(list(self._codes), np.int64)[values] if name == "generation" else values
 
     def surviving(self, generations: Generations) -> npt.NDArray[np.bool_] | slice:
@@ -238,7 +238,7 @@ class _Parts:
         version before its first accepted push."""
         if not self.rows:
             return slice(0)
-        codes = self._held["generation"][: self.rows]
+        codes = self._columns["generation"][: self.rows]
         versions = self.take("version")
         accepted = self.take("accepted") == 1
         numbers = np.array(list(self._codes), np.int64)

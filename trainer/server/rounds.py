@@ -70,13 +70,13 @@ class RoundsServer:
         facts: RunFacts,
         address: str,
         secret: Secret,
-        held: sockets.socket | None,
+        listener: sockets.socket | None,
         folders: Folders,
     ) -> None:
         self.facts = facts
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = serve(self.context, address, secret, BODY_BYTES, held)
+        self.socket = serve(self.context, address, secret, BODY_BYTES, listener)
         self.background = Background()
         self.identities: dict[int, bytes] = {}  # connections of workers, as addresses of messages
         self.leader = RoundsLeader(
@@ -207,10 +207,10 @@ def main(
     index: int,
     addresses: Sequence[str],
     secret: Secret,
-    held: sockets.socket | None,
+    listener: sockets.socket | None,
     folders: Folders,
 ) -> None:
     """Run server 0; never returns. index: 0, as there is one server. See ``RoundsServer`` for the others.
 
     Raises UsageError if the address is taken."""
-    RoundsServer(config, facts, addresses[index], secret, held, folders).run()
+    RoundsServer(config, facts, addresses[index], secret, listener, folders).run()

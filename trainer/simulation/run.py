@@ -223,7 +223,7 @@ class _Watcher:
         self.has_board = options.tensorboard
         self.events = EventTail(self.output / METRICS)
         self.interrupted = False
-        self._shown = 0.0
+        self._last_shown = 0.0
 
     def __call__(self, engine: World) -> None:
         """Evaluate new checkpoints and show progress. Called by the engine after every event.
@@ -233,8 +233,8 @@ class _Watcher:
             raise RunInterruptedError
         if engine.has_snapshot:
             self.evaluate(engine)
-        if time.monotonic() - self._shown >= SHOW_S:
-            self._shown = time.monotonic()
+        if time.monotonic() - self._last_shown >= SHOW_S:
+            self._last_shown = time.monotonic()
             status = engine.status()
             if status.ready:
                 self.progress.update(status)

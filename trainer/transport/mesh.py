@@ -119,11 +119,11 @@ class Mesh:
             if worker == self.worker:
                 continue
             process = member["process"]
-            known = self._sockets.get(worker)
-            if known and known[0] == process:
+            existing = self._sockets.get(worker)
+            if existing and existing[0] == process:
                 continue
-            if known:
-                known[1].close(linger=0)
+            if existing:
+                existing[1].close(linger=0)
             socket = dealer(self.context, member["address"], self.secret)
             watch = Watch(socket)
             socket.connect(member["address"])

@@ -173,8 +173,8 @@ class Watch:
         """Return whether the connection broke since the last call. Raises UsageError if the server rejects us."""
         is_broken = False
         while self.monitor.poll(0):
-            seen = recv_monitor_message(self.monitor)
-            event = seen["event"]
+            notice = recv_monitor_message(self.monitor)
+            event = notice["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._bad_handshakes.clear()
                 self.down_since = None
@@ -184,7 +184,7 @@ class Watch:
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise UsageError(f"the servers refuse the token of this host: {SAME_TOKEN}")
             # At once, because libzmq does not connect again after such an answer.
-            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and seen["value"] == OTHER_MECHANISM:
+            if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and notice["value"] == OTHER_MECHANISM:
                 raise UsageError("the servers have another --encryption than this host: give every host the same")
             if event & BAD_HANDSHAKE:  # only a long series of them shows a wrong token (see REFUSED_AFTER)
                 self._bad_handshakes.append(time.monotonic())

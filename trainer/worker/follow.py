@@ -86,7 +86,7 @@ class GrowingRows:
         self.newest = shards
         self._rows = rows
         self.loaded = last_generation(shards)
-        self._looked = -LOOK_S
+        self._last_look = -LOOK_S
 
     def following(self) -> Following:
         """Return the passes over the rows, with all decisions that are recorded so far."""
@@ -97,10 +97,10 @@ class GrowingRows:
         """Return the stretch from pass ``turn`` on if a newer generation has rows for this worker, otherwise None.
 
         The decision is recorded and logged, and its rows are loaded. See RowSource for the arguments."""
-        if not self.looks or time.monotonic() - self._looked < LOOK_S:
+        if not self.looks or time.monotonic() - self._last_look < LOOK_S:
             return None
         self._look()
-        self._looked = time.monotonic()
+        self._last_look = time.monotonic()
         generation = last_generation(self.newest)
         rows = self.newest.worker_rows(self.worker)
         # A generation without rows for this worker changes none of its mini-batches, so it needs no record.

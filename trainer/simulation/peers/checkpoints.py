@@ -188,9 +188,9 @@ class PeerCheckpoints:
 def describe_memory(facts: RunFacts) -> str:
     """Return a line about the memory and the disk that the models of all workers take."""
     model = FLOAT_BYTES * facts.elements
-    held = MODELS_HELD * facts.num_workers * model
+    model_bytes = MODELS_HELD * facts.num_workers * model
     stored = FLOAT_BYTES * facts.num_workers * (facts.elements + facts.num_parameters)
     return (
-        f"{facts.num_workers:,} models of {model / 1e6:.3g} MB: up to {held / 1e9:.3g} GB of memory, and"
+        f"{facts.num_workers:,} models of {model / 1e6:.3g} MB: up to {model_bytes / 1e9:.3g} GB of memory, and"
         f" {stored / 1e9:.3g} GB of disk per checkpoint"
     )
