@@ -94,7 +94,7 @@ def _check_identity(config: Config, root: Place, version: int) -> None:
     try:
         stored_identity = dict(json.loads(read_state(root, version).identity))
     except (ValueError, TypeError):
-        stored_identity = {}
+        stored_identity = {}  # an unreadable identity does not prove that the checkpoint is another run's
     own_identity = json.loads(config.identity())
     name = next(
         (name for name in own_identity if name in stored_identity and own_identity[name] != stored_identity[name]), None

@@ -74,6 +74,7 @@ def parse_protocols(text: str) -> dict[str, Protocol]:
         if len(values) > len(names):
             raise UsageError(f"--compare {part}: {name} takes {' and '.join(names) or 'no parameter'}")
         hints = get_type_hints(kind)
+        # Parameters without a value keep their defaults.
         protocols[part] = kind(
             **{key: _value(part, value, hints[key]) for key, value in zip(names, values, strict=False)}
         )
