@@ -203,7 +203,7 @@ def test_a_model_that_begins_as_nan_is_not_told_to_learn_slower(
         return step(self, worker, clock, parameters)._replace(loss=float("nan"))
 
     monkeypatch.setattr(Quadratic, "step", broken)
-    with pytest.raises(JobError, match="before any update: check how the model begins") as caught:
+    with pytest.raises(JobError, match="before any update: check the model's initial parameters") as caught:
         virtual(tmp_path / "run")
     assert "--learning-rate" not in str(caught.value)
 
