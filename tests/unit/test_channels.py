@@ -20,6 +20,7 @@ from pipeline.runs.request import Request, difference, identity
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.stratified import Stratified
 
+EMPTY_SHARDS: list[dict[str, Any]] = [{"index": 0, "files": []}, {"index": 1, "files": []}]
 GREY = np.random.default_rng(1).integers(0, 256, (6, 5)).astype(np.uint8)
 RGB = np.random.default_rng(2).integers(0, 256, (6, 5, 3)).astype(np.uint8)
 
@@ -125,7 +126,7 @@ def test_a_converted_set_is_another_one() -> None:
         "seed": 0,
         "num_workers": 2,
         "image": {"shape": [3, 8, 8], "dtype": "uint8", "layout": "CHW", "mean": [1.0, 2.0, 3.0]},
-        "workers": [],
+        "workers": EMPTY_SHARDS,
     }
     assert difference(ShardSet(Store(), "b", Manifest.from_json(held)), grey, Stratified()) == "channels 3, not 1"
 
@@ -133,7 +134,7 @@ def test_a_converted_set_is_another_one() -> None:
 def test_a_number_of_components_is_written_as_a_count() -> None:
     """The flag is a number or a share of the variance, so the set and the request hold a float."""
     held = DistributionAware(components=50.0)
-    manifest = {"workers": [], "num_workers": 2, "strategy": held.name, "seed": 0, "asked": held.params()}
+    manifest = {"workers": EMPTY_SHARDS, "num_workers": 2, "strategy": held.name, "seed": 0, "asked": held.params()}
     committed = ShardSet(Store(), "b", Manifest.from_json(manifest))
     wanted = Request("a", "b", 2)
     assert difference(committed, wanted, DistributionAware(components=160.0)) == "components 50, not 160"
