@@ -242,6 +242,7 @@ def test_a_run_is_summed_up() -> None:
         "seed": 4,
         "num_workers": 3,
         "num_servers": 2,
+        "stages": [{"exchange": "parameter-server", "protocol": "asp", "first_epoch": 0, "reason": "start of the run"}],
         "converged": False,
         "cause": "finished",
         "updates": 4,
