@@ -274,13 +274,13 @@ class Config:
         if self.protocol.synchronous:
             rate = self.model.learning_rate
             coefficient = FRESH_MOMENTUM
-        given = self.optimiser
-        filled = replace(
-            given,
-            learning_rate=rate if given.learning_rate is None else given.learning_rate,
-            momentum=coefficient if given.momentum is None else given.momentum,
+        optimiser = self.optimiser
+        complete = replace(
+            optimiser,
+            learning_rate=rate if optimiser.learning_rate is None else optimiser.learning_rate,
+            momentum=coefficient if optimiser.momentum is None else optimiser.momentum,
         )
-        object.__setattr__(self, "optimiser", filled)  # the dataclass is frozen
+        object.__setattr__(self, "optimiser", complete)  # the dataclass is frozen
 
     def _check_pairs(self) -> None:
         """Raise UsageError for options that exclude each other."""

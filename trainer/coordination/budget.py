@@ -66,13 +66,13 @@ class Budget:
         """The number of global epochs, None within an epoch."""
         return int(self.epoch) if self.epoch == int(self.epoch) else None
 
-    def room(self, wanted: int) -> int:
-        """Return the number of gradients of the next update: ``wanted``, or the rest of the budget if that is less.
+    def room(self, update_size: int) -> int:
+        """Return the number of gradients of the next update: ``update_size``, or the rest of the budget if that is less.
 
         Under stop="local" each worker has its own budget, so that only the rest of the stage counts."""
         accepted = self.position.accepted
-        rest = wanted if self.stop == "local" else self.total - accepted
-        return max(0, min(wanted, rest, rest if self.until is None else self.until - accepted))
+        rest = update_size if self.stop == "local" else self.total - accepted
+        return max(0, min(update_size, rest, rest if self.until is None else self.until - accepted))
 
     def is_stage_spent(self) -> bool:
         """Return whether the present stage ends here, and the run goes on with another one."""

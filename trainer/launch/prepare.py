@@ -38,14 +38,14 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
         answer: the connection to which the facts are sent.
     """
     shards = open_pinned(config.data)
-    built = build(config.model, shards.inputs, config.model_seed)
+    network = build(config.model, shards.inputs, config.model_seed)
     if computes:
         pick_device(config.processes.device, 0)
-    check_normalisation(config, built, shards)
+    check_normalisation(config, network, shards)
     check_evaluation(config, shards)
-    flat = FlatModel(built.model)
+    flat = FlatModel(network.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
-    facts = RunFacts(*sizes, digest(shards), shards.fingerprint, shards.ratios, classifies=not built.targets)
+    facts = RunFacts(*sizes, digest(shards), shards.fingerprint, shards.ratios, classifies=not network.targets)
     if home:
         first_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(pack_json(facts.to_json()))

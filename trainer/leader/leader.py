@@ -166,14 +166,14 @@ class Leader:
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             at_least = max(self.generation + 1, self.microseconds())
-            found = go_back(self.checkpoints, at_least, by_rule=self.stages[0].by_rule)
+            restored = go_back(self.checkpoints, at_least, by_rule=self.stages[0].by_rule)
         except OSError as error:
             logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
             self._gather_again = cause
             return
-        if not found:
+        if not restored:
             raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
-        self.version, self.generation = found
+        self.version, self.generation = restored
         state = read_state(self.checkpoints, self.version)
         if state.stage >= len(self.stages):
             raise broken(folder_of(self.checkpoints, self.version) / STATE, f"is of stage {state.stage}")

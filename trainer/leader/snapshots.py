@@ -123,17 +123,17 @@ class Snapshots:
 
         A failure of any server ends the attempt at this checkpoint. sequence: number of the order to write the
         slice."""
-        found = self.under_way.get(sequence)
+        pending = self.under_way.get(sequence)
         # The checkpoint has already failed on another server.
-        if not found:
+        if not pending:
             return
-        version = found.state.version
+        version = pending.state.version
         if outcome is WriteOutcome.WRITTEN:
-            found.missing.discard(server)
-            if not found.missing:
+            pending.missing.discard(server)
+            if not pending.missing:
                 # Before the state, so that the log of a run that resumes from this checkpoint has all earlier pushes.
                 self.log()
-                self.work.submit(partial(self._complete, found.state), partial(self._completed, sequence))
+                self.work.submit(partial(self._complete, pending.state), partial(self._completed, sequence))
             return
         del self.under_way[sequence]
         if outcome is WriteOutcome.NOT_FINITE:
@@ -143,7 +143,7 @@ class Snapshots:
         else:
             self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
             # The usual cause is a full disk. The run stands still without this checkpoint, which is then tried again.
-            if found.is_needed:
+            if pending.is_needed:
                 self.work.submit(self._make_room, self._made_room)
 
     def trouble(self, now: float) -> str | None:

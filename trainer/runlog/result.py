@@ -164,7 +164,7 @@ def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any
     pushes. images_per_second: over all training time. cause: null until the run has ended."""
     live = surviving(events)
     last = next((event for event in reversed(live) if isinstance(event, StartEvent | EndEvent)), None)
-    ended = last if isinstance(last, EndEvent) else EndEvent()
+    last_event = last if isinstance(last, EndEvent) else EndEvent()
     is_accepted = pushes["accepted"].to_numpy() == 1
     # The version of the last accepted push is the number of updates.
     updates = pushes["version"].to_numpy().max(initial=0, where=is_accepted)
@@ -174,7 +174,7 @@ def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any
     return {
         **_run(live, pushes),
         "converged": any(isinstance(event, ConvergedEvent) for event in live),
-        "cause": ended.cause,
+        "cause": last_event.cause,
         "updates": int(updates),
         "examples": examples,
         "seconds": _finite(seconds),
@@ -188,7 +188,7 @@ def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any
         "evaluations_given_up": sum(isinstance(event, GivenUpEvent) for event in live),
         "stages": stages(live),
         "simulated": _last(live, StartEvent()).simulated,
-        "error": ended.error,
+        "error": last_event.error,
     }
 
 

@@ -132,8 +132,8 @@ class Server:
         Raises UsageError if server 0 refuses this host, RuntimeError if an order was lost, DataError for a damaged
         checkpoint, and JobError if there is no complete one."""
         poller = zmq.Poller()
-        mine = [socket for socket in (self.socket, self.to_leader) if socket]
-        for socket in mine:
+        sockets = [socket for socket in (self.socket, self.to_leader) if socket]
+        for socket in sockets:
             poller.register(socket, zmq.POLLIN)
         poller.register(self.background, zmq.POLLIN)
         # With a single server there is no follower whose hello would start the run.

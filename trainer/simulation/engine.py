@@ -274,8 +274,8 @@ class Engine:
         if not first or len(self.servers) == 1:
             self.leader.gather("server 0 was started again")
         self.down = False
-        for worker, mine in enumerate(self.workers):
-            if mine.back_at <= self.now:
+        for worker, virtual in enumerate(self.workers):
+            if virtual.back_at <= self.now:
                 self._join(worker)
 
     # --- messages of servers ------------------------------------------------------------------------------------------
@@ -302,10 +302,10 @@ class Engine:
         Stop is ignored: a worker without a step has no event. So is Rejoin after a crash, as ``_recover`` lets workers
         join; otherwise it means that the next stage begins, to which the worker's step does not belong."""
         if isinstance(message, Parameters):
-            mine = self.workers[message.worker]
-            mine.parts[index] = np.frombuffer(body or b"", np.float32)
+            virtual = self.workers[message.worker]
+            virtual.parts[index] = np.frombuffer(body or b"", np.float32)
             if index == len(self.servers) - 1:
-                self._begin(mine, message)
+                self._begin(virtual, message)
         elif isinstance(message, Cancel):
             self._cancel(self.workers[message.worker], message.worker)
         elif isinstance(message, Rejoin) and index == 0 and not self.down:
@@ -320,14 +320,16 @@ class Engine:
         mine.ends = mine.begun + self.step_times.seconds(turn.worker, turn.clock)
         self._schedule(mine.ends, turn.worker, Kind.FINISH)
 
-    def _cancel(self, mine: VirtualWorker, worker: int) -> None:
+    def _cancel(self, virtual: VirtualWorker, worker: int) -> None:
         """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
-        part_s = (mine.ends - mine.begun) / self.leader.stage.config.protocol.parts_of_a_step()
+        part_s = (virtual.ends - virtual.begun) / self.leader.stage.config.protocol.parts_of_a_step()
         # The message takes the latency of the network, and cannot stop a step before its parameters have arrived.
-        told = max(self.now + (self.network.latency_s if self.network else 0.0), mine.begun)
+        cancel_arrival = max(self.now + (self.network.latency_s if self.network else 0.0), virtual.begun)
         # The worker only notices between two micro-batches. Half a part of slack absorbs rounding errors.
-        stops = mine.begun + part_s * math.ceil((told - mine.begun) / part_s) if part_s else mine.ends
-        if stops < mine.ends - part_s / 2:
+        stops = (
+            virtual.begun + part_s * math.ceil((cancel_arrival - virtual.begun) / part_s) if part_s else virtual.ends
+        )
+        if stops < virtual.ends - part_s / 2:
             self._schedule(max(stops, self.now), worker, Kind.GIVE_UP)
 
 

@@ -185,8 +185,8 @@ def _replay(
     momentum = np.zeros(facts.num_parameters, np.float32)
     part = build_slice(config, facts.num_workers, compute.start().copy(), momentum)
     weights = build_weights(config, facts)
-    wanted = Counter(used["version_pulled"].tolist())  # by version: gradients still to be computed at it
-    held = {0: part.values.copy()}
+    uses_left = Counter(used["version_pulled"].tolist())  # by version: gradients still to be computed at it
+    parameters_by_version = {0: part.values.copy()}
     accepted = 0
     per_epoch = facts.num_workers * config.steps_per_epoch(facts.rows)
     later = list(spans)
@@ -204,19 +204,19 @@ def _replay(
             entered = enter_stage(run, before, config, facts.num_workers, part.values, part.momentum)
             part = build_slice(config, facts.num_workers, *entered)
             weights = build_weights(config, facts)
-            held[version - 1] = part.values.copy()
+            parameters_by_version[version - 1] = part.values.copy()
         vectors = []
         for _, worker, clock, pulled, _ in update:
-            vectors.append(compute.step(worker, clock, [held[pulled]]).vector)
+            vectors.append(compute.step(worker, clock, [parameters_by_version[pulled]]).vector)
             # Free the parameters of a version after their last use.
-            wanted[pulled] -= 1
-            if not wanted[pulled]:
-                del held[pulled]
+            uses_left[pulled] -= 1
+            if not uses_left[pulled]:
+                del parameters_by_version[pulled]
         examples = [row[4] for row in update]
         rate = worker_rate(config, facts, accepted / per_epoch) * weights.correction(examples)
         part.apply(vectors, rate, weights.factors([version - 1 - row[3] for row in update], examples))
         accepted += len(update)
-        if wanted[version]:
-            held[version] = part.values.copy()
+        if uses_left[version]:
+            parameters_by_version[version] = part.values.copy()
     values: Floats = part.values
     return values

@@ -47,8 +47,8 @@ def main(
     """
     torch.set_num_threads(threads)
     shards = open_pinned(config.data, num_workers=facts.num_workers)
-    built = build(config.model, shards.inputs, config.model_seed)
-    rows = _load(folders.work, shards, worker, built)
+    network = build(config.model, shards.inputs, config.model_seed)
+    rows = _load(folders.work, shards, worker, network)
     device = pick_device(config.processes.device, place)
     followed = follow(
         folders.home,
@@ -56,7 +56,7 @@ def main(
         worker,
         shards,
         rows,
-        targets=built.targets,
+        targets=network.targets,
         looks=config.data.follow,
     )
     batches = build_batches(config, shards, rows, worker, facts.num_workers, follow=followed)
@@ -70,8 +70,8 @@ def main(
             client: Client = module.open_client(config, facts, worker, addresses, secret, folders)
             # After the client, because the model computes in the client's vectors. The model of an earlier stage
             # computes in vectors that are gone.
-            built = built if number == 0 else build(config.model, shards.inputs, config.model_seed)
-            step = Step(stage, built, client.pulled, client.pushed, device, facts.num_workers)
+            network = network if number == 0 else build(config.model, shards.inputs, config.model_seed)
+            step = Step(stage, network, client.pulled, client.pushed, device, facts.num_workers)
             number = _train_stage(client, mini_batches, step, config.run.seed, worker)
 
 
