@@ -19,9 +19,11 @@ from tests.support.references import RUNS, undocumented_below, unlisted
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.two_stages import TwoHalves
 from trainer import Options, Result
-from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector
-from trainer.checkpoints.state import folder_of
-from trainer.checkpoints.write import write_slice, write_state
+from trainer.checkpoints.prune import go_back, prune
+from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, whole
+from trainer.checkpoints.state import RunState, folder_of
+from trainer.checkpoints.switch_file import SwitchDecision, read_switch, write_switch
+from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
 from trainer.config import Config
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.switch import carry_momentum
@@ -250,6 +252,43 @@ def by_rule(shards: Path, output: Path, options: Options = QUIET, **values: Any)
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("stages"), [rows_of(60, 2), rows_of(50, 3, 2000)], EVAL_ROWS)
+
+
+def checkpoint(root: Path, version: int, stage: int = 0) -> None:
+    """An evaluated checkpoint of two parameters."""
+    values = np.zeros(2, np.float32)
+    write_slice(folder_of(root, version), 0, 1, version, 0, 2, 2, values, values, 1)
+    state = RunState(version, version, 0, 1, version / 10, version // 10, False, {0: version}, 0.0, 1, 2, 0, "")
+    write_state(folder_of(root, version), replace(state, stage=stage))
+    mark_evaluated(root, state, version / 100, 1.0)
+
+
+def test_a_late_decision_takes_the_run_back_once(tmp_path: Path) -> None:
+    """Four epochs were trained and evaluated since the one that the rule chooses."""
+    for version in (10, 20, 30, 40, 50):
+        checkpoint(tmp_path, version)
+    write_switch(tmp_path, SwitchDecision(10, 1, 1, 0.5))
+    prune(tmp_path, by_rule=True)
+    assert whole(tmp_path) == [10, 40, 50]
+    assert go_back(tmp_path, 2, by_rule=True) == (10, 2)
+    assert whole(tmp_path) == [10]
+    checkpoint(tmp_path, 20, stage=1)
+    (tmp_path / "generations.json").write_text("[[1, 0]]")
+    assert go_back(tmp_path, 3, by_rule=True) == (20, 3)
+    prune(tmp_path, keep=1)
+    assert whole(tmp_path) == [20]
+
+
+def test_a_void_or_damaged_decision_counts_for_nothing(tmp_path: Path) -> None:
+    for version in (10, 20):
+        checkpoint(tmp_path, version)
+    write_switch(tmp_path, SwitchDecision(10, 7, 1, 0.5))
+    assert read_switch(tmp_path) is None, "of another generation"
+    write_switch(tmp_path, SwitchDecision(15, 1, 1, 0.5))
+    assert read_switch(tmp_path) is None, "of a checkpoint that is not there"
+    (tmp_path / "switch.json").write_text('{"version": ')
+    assert read_switch(tmp_path) is None
+    assert go_back(tmp_path, 2, by_rule=True) == (20, 2)
 
 
 def epoch_by_the_rule(done: Result, window: int, threshold: float) -> int:

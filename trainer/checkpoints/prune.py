@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.read import evaluation_of, is_sound, listed, newest, read_state, states_and_names, versions
@@ -37,11 +37,8 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool =
         version: mark for version, mark in evaluated.items() if mark and (mark.accuracy, mark.loss) != (None, None)
     }
     kept = {state.version for state in recent} | set(wait[-waiting:]) | _best(measured, recent)
-    # A rule needs every evaluation, and the run goes back to the checkpoint that it chooses.
     if by_rule:
-        kept |= set(wait)
-        switch = read_switch(root)
-        kept |= {switch.version} if switch else set()
+        kept.update(_needed_by_rule(root, wait))
     # Versions after the newest sound one stay, because servers may still be writing their slices.
     old = [version for version in versions(root) if version < newest and version not in kept]
     deleted = [version for version in old if _remove(folder_of(root, version))]
@@ -82,6 +79,15 @@ def discard_after(root: Place, version: int) -> None:
     for later in versions(root):
         if later > version:
             _remove(folder_of(root, later))
+
+
+def _needed_by_rule(root: Place, wait: Iterable[int]) -> Iterator[int]:
+    """Yield the checkpoints that a rule needs: it reads every evaluation, and the run goes back to the one it chooses.
+
+    wait: the versions that wait for the evaluator."""
+    yield from wait
+    if switch := read_switch(root):
+        yield switch.version
 
 
 def _best(measured: dict[int, EvaluationMark], recent: Iterable[RunState]) -> set[int]:
