@@ -105,11 +105,14 @@ def replica_rate(config: Config, facts: RunFacts, round: int) -> float:
     return _rate(config, facts, round / config.steps_per_epoch(facts.rows))
 
 
-def example_weight(config: Config, facts: RunFacts, examples: int) -> float:
-    """Return the factor of a worker's gradient of a mini-batch of ``examples``, so that all examples count the same."""
-    bernoulli = config.data.sampling == "bernoulli"
-    usual = config.data.batch_size / facts.num_workers if bernoulli else usual_batch(config, facts)
-    return 1.0 if usual is None else examples / usual
+def weighted_batch(config: Config, facts: RunFacts) -> float | None:
+    """Return the size of a mini-batch whose gradient has the weight 1, for exchanges in which workers keep own models.
+
+    The weight of another mini-batch is its size divided by this one, so that all examples count the same. None if all
+    mini-batches have the same size. O(N)."""
+    if config.data.sampling == "bernoulli":
+        return config.data.batch_size / facts.num_workers
+    return usual_batch(config, facts)
 
 
 def worker_rate(config: Config, facts: RunFacts, epoch: float) -> float:

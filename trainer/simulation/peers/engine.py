@@ -26,7 +26,7 @@ from trainer.coordination.peer_progress import PeerProgress, RoundBudget
 from trainer.exchange.mixing import Edge, mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
-from trainer.rules import build_replica, example_weight, replica_rate, worker_rate
+from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
 from trainer.runlog.journal import Journal
@@ -79,6 +79,7 @@ class PeerEngine:
         self.plan = exchange.plan(facts.num_workers, config.run.seed)
         self.step_times = StepTimes(config, facts, simulated)
         self.steps = config.steps_per_worker(facts.rows)
+        self.usual_batch = weighted_batch(config, facts) if exchange.weigh_by == "examples" else None
         self.steps_per_epoch = config.steps_per_epoch(facts.rows)
         self.has_snapshot = False  # True after a checkpoint, until the observer resets it
         self.down = False  # whether the leader is dead
@@ -300,9 +301,7 @@ class PeerEngine:
         round = self.progress.members[worker].clock
         vector, examples, loss, correct, rows = self.compute.step(worker, round, [peer.replica.values])
         peer.replica.values = values
-        weight = 1.0
-        if self.exchange.weigh_by == "examples":
-            weight = example_weight(self.config, self.facts, examples)
+        weight = examples / self.usual_batch if self.usual_batch else 1.0
         with np.errstate(over="ignore", invalid="ignore"):  # a model that is not finite ends the run
             peer.replica.apply([vector], replica_rate(self.config, self.facts, round), [weight])
         self._measured[worker] = StepMeasurements(examples, loss, correct, peer.step_end - peer.step_start, seen=rows)
