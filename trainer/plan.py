@@ -245,7 +245,7 @@ def _messages(plan: RunPlan) -> tuple[str, str]:
     """Return the line about the messages of a step."""
     if plan.has_own_models:
         parameters_mb = plan.num_parameters * FLOAT_BYTES / 1e6
-        return plan.exchange, f"{parameters_mb:.2f} MB from each worker to each of its neighbours in a round"
+        return plan.exchange, f"{parameters_mb:.3g} MB from each worker to each of its neighbours in a round"
     if plan.exchange == AllReduce.name:
         sent_mb = 2 * (plan.num_workers - 1) / plan.num_workers * plan.push_mb
         return plan.exchange, f"{sent_mb:.2f} MB from each worker in a step, and as much to it"

@@ -143,7 +143,7 @@ def _run(
         shown = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
         print(describe(shown), flush=True)
         if planned.has_own_models:
-            print(f"{'memory':<15}{describe_memory(facts)}", flush=True)
+            print(f"  {'memory':<15}{describe_memory(facts)}", flush=True)
     evaluator = _evaluator(context, folders) if simulated.compute == "real" else None  # toy losses have no model
     watcher = _Watcher(folders.work, evaluator, options)
     world: type[PeerEngine] | type[Engine] = PeerEngine if planned.has_own_models else Engine
