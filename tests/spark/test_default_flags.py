@@ -278,6 +278,10 @@ def test_plan() -> None:
     assert "time" in last_line(run_command("plan", "--rows", ROWS, "--workers", WORKERS))
 
 
+def test_topology() -> None:
+    assert "lambda_2" in run_command("topology", "ring", "--workers", WORKERS).out
+
+
 def test_inspect(shards: Path) -> None:
     result = run_command("inspect", shards)
     assert last_line(result).split()[0] == str(WORKERS - 1)
@@ -362,6 +366,7 @@ CASES: dict[str, Callable[..., None]] = {
     "shard": test_shard_starts_a_spark_of_its_own,
     "plan": test_plan,
     "inspect": test_inspect,
+    "topology": test_topology,
     "verify": test_verify,
     "clean": test_clean,
     "doctor": test_doctor,

@@ -196,7 +196,7 @@ def test_a_worker_that_the_set_does_not_have_is_a_usage_error(made: Made, index:
         (lambda m: m["image"].update(layout="HWC"), "holds uint8 images in HWC order; the trainer reads .* in CHW"),
         (lambda m: m.pop("image"), r"manifest\.json is damaged \(it lacks 'image'\)"),
         (lambda m: m["image"].update(mean=[1.0]), r"manifest\.json is damaged"),
-        (lambda m: m.update(workers=m["workers"][:1]), r"it lists 1 workers, but num_workers is 2"),
+        (lambda m: m.update(workers=m["workers"][:1]), r"manifest\.json is damaged: num_workers is 2, with 1 workers"),
         (lambda m: m["workers"][0]["files"][0].pop("sha256"), r"manifest\.json is damaged: .*sha256"),
     ],
 )

@@ -235,8 +235,8 @@ def test_a_growing_set_without_a_part_is_damaged(part: str, tmp_path: Path) -> N
         "input": {},
         "image": {"shape": [], "dtype": "uint8", "layout": "CHW", "mean": []},
         "assignment": {"files": []},
-        "num_workers": 0,
-        "workers": [],
+        "num_workers": 1,
+        "workers": [{"files": []}],
         "generations": [entry],
     }
     assert len(generations(ShardSet(STORE, "set", Manifest.from_json(manifest)))) == 1

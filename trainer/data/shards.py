@@ -266,11 +266,8 @@ def _check_layout(shards: Shards) -> None:
 def _check_workers(shards: Shards, required: int | None) -> None:
     """Check the number of workers and that each has rows. required: the number that the caller needs, None for any.
 
-    Raises ValueError for a manifest that contradicts itself, UsageError for another number than ``required``, DataError
-    for a worker without rows."""
+    Raises UsageError for another number than ``required``, DataError for a worker without rows."""
     count = len(shards.manifest.workers)
-    if count != shards.num_workers or count < 1:
-        raise ValueError(f"it lists {count} workers, but num_workers is {shards.num_workers}")
     # A worker reads one shard, so another number of workers needs another set.
     if required not in (None, count):
         raise UsageError(
