@@ -66,12 +66,13 @@ def chunk_bounds(rows: int, num_workers: int, record_bytes: int) -> list[tuple[i
 def piece_bounds(parts: list[tuple[int, int]], record_bytes: int) -> list[tuple[int, int]]:
     """Return the id ranges (first, end) that tasks read, in order, each within one chunk.
 
-    With many workers there are few chunks, so they are divided, in proportion to their rows, to make enough tasks. At
-    least one range is made per chunk, and at least one per 20,000 rows up to 16; for larger data one per 64 MiB up to
-    256, and beyond that one per 1 GiB. The ranges depend only on the data and on N.
+    With many workers there are few chunks, because each worker gets one file per chunk. To make enough tasks, chunks
+    are divided in proportion to their rows. A chunk has at least one range. In all there is at least one range per
+    20,000 rows, up to 16; for larger data one per 64 MiB, up to 256; beyond that one per 1 GiB. The ranges depend on
+    the data and on the chunks, not on the cluster.
 
     Args:
-        parts: the chunks (see ``chunk_bounds``).
+        parts: the chunks, as consecutive id ranges (see ``chunk_bounds``).
         record_bytes: bytes of a row's image.
     """
     rows = parts[-1][1]

@@ -100,14 +100,16 @@ def gram_of_blocks(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram
     """Return the Gram sums of uint8 [rows, pixels] blocks of any number of rows, in one task."""
     exact = np.zeros((pixels, pixels), np.int64)  # C order; syrk's Fortran lower triangle is its upper one
     single = np.zeros((pixels, pixels), np.float32)
-    diagonal = np.zeros(pixels, np.float32)
+    diagonal = np.zeros(pixels, np.float32)  # of ``single``; its maximum bounds all products
     total = np.zeros(pixels, np.int64)
     count = 0
 
     def flush() -> None:
-        """Add the float32 products to the exact sums and clear them, before they could exceed 2^24."""
+        """Add the float32 products to the exact sums, and clear them and ``diagonal``.
+
+        Called before a product could exceed 2^24, beyond which float32 does not hold every integer."""
         nonlocal single
-        for row in range(0, pixels, 256):  # only the upper triangle moves
+        for row in range(0, pixels, 256):  # the result holds only the upper triangle
             exact[row : row + 256, row:] += single[row : row + 256, row:].astype(np.int64)
         single[:] = 0
         diagonal[:] = 0

@@ -17,6 +17,7 @@ class HashingFile:
     closed: bool = False
 
     def write(self, data: Any) -> int:
+        """Hash and write a buffer, and return its length in bytes. ``raw`` must write the whole buffer."""
         view = memoryview(data)
         self.digest.update(view)
         self.raw.write(view)

@@ -100,7 +100,10 @@ class PhaseLog:
             pause = min(2 * pause, LONGEST_SILENCE_S)
 
     def _tasks(self) -> tuple[frozenset[int], str]:
-        """Return the active stages if none of their tasks is known to have begun, and the progress as text."""
+        """Return the idle stages and the progress as text.
+
+        The set contains all active stages if none of their tasks is known to have begun, and is empty otherwise. On a
+        cluster without a free core it stays the same, of which ``_watch`` warns."""
         if self.context is None:
             return frozenset(), ""
         tracker = self.context.statusTracker()

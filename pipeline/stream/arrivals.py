@@ -191,7 +191,16 @@ def survey(
 def _survey_file(
     store: Store, entry: FileInfo, read_options: ReadOptions
 ) -> tuple[str, DataFile | None, Layout | None, list[BadRecord]]:
-    """Return the format, rows, layout and problems of one file. Rows and layout are None if it is left out."""
+    """Return the format, rows, layout and problems of one file.
+
+    Rows and layout are None if the file is left out; the format is then not used and may be empty. A file without rows
+    is left out without a problem of its own.
+
+    Args:
+        store: the file system of the file.
+        entry: the file as it was listed; its size is read again here.
+        read_options: format, shape, channels and labels that the user has set.
+    """
     bad_records: list[BadRecord] = []
     shape = read_options.shape
     try:

@@ -83,7 +83,11 @@ class SomeBuckets(CommittedDataset):
         return cls(**{item.name: getattr(dataset, item.name) for item in fields(dataset)}, is_selected=is_selected)
 
     def read(self, start: int, stop: int, *, images: bool = True) -> Iterator[Block]:
-        """Read the wanted rows. Images are read only from the first to the last wanted row of a block."""
+        """Yield the rows of the selected buckets whose ids are in [start, stop).
+
+        Rows are first read without images; then images, only from the first to the last selected row of each block.
+
+        images: whether the blocks contain images."""
         for narrow in super().read(start, stop, images=False):
             matching = np.flatnonzero(self.is_selected[groups_of(narrow)])
             if not len(matching):

@@ -69,7 +69,10 @@ class Budget:
     def room(self, update_size: int) -> int:
         """Return the number of gradients of the next update: ``update_size``, or the rest of the budget if that is less.
 
-        Under stop="local" each worker has its own budget, so that only the rest of the stage counts."""
+        Under stop="local" the run has no common budget, because every worker ends after its own steps. An update never
+        crosses ``until``, the end of a stage. 0 if nothing is left.
+
+        update_size: gradients that the protocol wants in an update."""
         accepted = self.position.accepted
         rest = update_size if self.stop == "local" else self.total - accepted
         return max(0, min(update_size, rest, rest if self.until is None else self.until - accepted))

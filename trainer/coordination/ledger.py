@@ -26,7 +26,7 @@ class GradientLedger:
     def __init__(self, num_workers: int, *, in_worker_order: bool) -> None:
         self.num_workers = num_workers
         self.in_worker_order = in_worker_order
-        self.waiting: dict[int, Entry] = {}
+        self.waiting: dict[int, Entry] = {}  # by worker, which has at most one that is not in the sum
         self.summed: list[Entry] = []
         self._contributors: Counter[int] = Counter()  # gradients in the sum by worker
         self._turn = 0  # in the order of workers: the worker whose gradient comes next

@@ -459,8 +459,13 @@ class Leader:
     def _decide(self, training: Training, now: float) -> None:
         """Send the orders that can be decided now, and begin the checkpoints that belong to them.
 
-        Nothing is decided while too many checkpoints are being written, so that no end of an epoch is skipped; workers
-        wait."""
+        While as many checkpoints as allowed are being written, nothing is decided and the workers wait. Otherwise the
+        run could pass the end of an epoch without the checkpoint that belongs to it.
+
+        Args:
+            training: the state of the present generation.
+            now: seconds on the leader's clock.
+        """
         coordinator = training.coordinator
         journal = training.journal
         snapshots = training.snapshots
@@ -473,6 +478,7 @@ class Leader:
                 snapshots.begin(order.sequence, state, now, is_needed=state.final or coordinator.has_ended_stage)
             journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before the checkpoint can be complete
             self.send_order(list(self.followers.values()), order)
+            # An order has a learning rate if it makes an update, and --tolerance is tested after updates alone.
             if order.learning_rate is not None and training.convergence.is_reached(
                 coordinator.budget.position.accepted
             ):

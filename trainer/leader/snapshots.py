@@ -147,7 +147,9 @@ class Snapshots:
                 self.work.submit(self._make_room, self._made_room)
 
     def trouble(self, now: float) -> str | None:
-        """Return in words why the last checkpoint is late or failed, or None. now: as in ``begin``."""
+        """Return in words why the last checkpoint is late or failed, or None.
+
+        now: seconds on the caller's clock."""
         slow = next((pending for pending in self.under_way.values() if now - pending.begun > SLOW_S), None)
         if slow:
             return f"the checkpoint of version {slow.state.version} is not written after {SLOW_S:g} s"

@@ -58,7 +58,9 @@ def draw_learning(live: Sequence[LogEvent], happened: Sequence[Incident]) -> dic
 
 
 def draw_consensus(live: Sequence[LogEvent]) -> dict[str, EmbeddedFigure]:
-    """Return the figure of an exchange in which every worker has a model of its own; none for other exchanges."""
+    """Return the figure of an exchange in which every worker has a model of its own; none for other exchanges.
+
+    live: the events that no roll-back has made void."""
     events = select_kind(live, ConsensusEvent)
     if len(events) < 2:
         return {}

@@ -53,7 +53,7 @@ class TensorBoardWriter:
         require("tensorboard", "--tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        self._open: Any = SummaryWriter
+        self._open: Any = SummaryWriter  # kept, because ``add`` opens a new writer after a roll-back
         self._folder = output / TENSORBOARD
         self._writer = self._open(self._folder)
 

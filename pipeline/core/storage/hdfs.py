@@ -90,8 +90,9 @@ class HdfsFiles:
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:
-        """Convert errors of the client in a ``with`` block to the errors of a store, in one line that names the
-        path."""
+        """Convert errors of the client in a ``with`` block to the errors of a store.
+
+        The message becomes one line, which begins with the path."""
         try:
             yield
         except (FileNotFoundError, PermissionError, FileExistsError):
@@ -110,6 +111,7 @@ class HdfsFiles:
                     raise kind(f"{path}: {JAVA_CLASS.sub('', first)}") from error
             if "QuotaExceeded" in first:  # a permanent error, which must not be retried
                 raise OSError(errno.EDQUOT, f"{path}: {first}") from error
+            # The client, written in Rust, ends the text of a failed connection with "(os error N)".
             advice = f"; check that HDFS is up and reachable at {self.root}" if "(os error" in text else ""
             raise OSError(f"{path}: {first}{advice}") from error
 

@@ -27,7 +27,10 @@ def write_findings(summaries: Sequence[SystemSummary]) -> list[str]:
 
 
 def _describe_start(summaries: Sequence[SystemSummary]) -> str:
-    """Return a sentence on the average and the least speedup of the better server, including the start."""
+    """Return a sentence on the mean and the smallest speedup over MLlib, with the start of both systems included.
+
+    Each configuration counts once, with the faster of the synchronous and the asynchronous parameter server. Empty if
+    MLlib and a server have not both converged in any of them."""
     best = best_server_speedups(summaries, "speedup_with_start")
     if not best:
         return ""

@@ -100,6 +100,7 @@ def poll_server_cpu() -> Iterator[list[float]]:
     stop_event = threading.Event()
 
     def poll() -> None:
+        """Append the server's CPU seconds so far, until the block ends: they cannot be read once it has exited."""
         server = None
         while not stop_event.wait(POLL_S):
             # Processes may end while their status is read.

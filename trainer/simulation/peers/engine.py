@@ -406,7 +406,9 @@ class PeerEngine:
         return set()
 
     def _crash(self, away_s: float) -> None:
-        """Let the leader die and restart after ``away_s`` virtual seconds, which rolls all workers back."""
+        """Let the leader die and restart after ``away_s`` virtual seconds, which rolls all workers back.
+
+        The leader stands for server 0 of a real run, as which its restart is logged."""
         self.down = True
         log_event(self.root, "restart", role="server", index=0, cause=SCRIPTED)
         for worker in range(self.facts.num_workers):

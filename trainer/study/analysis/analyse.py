@@ -374,9 +374,12 @@ def _quality_tests(setting: StudySetting) -> list[QualityTest]:
 
 
 def _with_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats]:
-    """Return a measure of each run's shards, and the distance of its accuracy from its member's median, [runs] each.
+    """Return the points of a correlation between shards and accuracy, as two arrays [runs].
 
-    Runs without a final accuracy or without the measure are left out."""
+    The first is a measure of each run's shards, the second the absolute difference between the run's final accuracy and
+    the median over all runs of the member. Runs without a final accuracy or without the measure are left out.
+
+    member: one row of a comparison, such as a strategy, with its runs; quality: the measure, one of QUALITIES."""
     pairs = [
         (record["sharding"][quality], record[PRIMARY])
         for record in member.records

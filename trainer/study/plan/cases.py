@@ -182,16 +182,19 @@ def derivation(plan: StudyPlan, name: str, order: str) -> Any:
 def _check_dataset(plan: StudyPlan, name: str) -> None:
     """Raise UsageError if a data set lacks an input, labels, evaluation rows, or enough rows for the workers.
 
-    Nothing is checked if every way of sharding it is a ready set."""
+    The study makes its shard sets from the data set, except for the ready sets that the plan names. If all shardings of
+    the data set are ready sets, it is never read, and nothing is checked.
+
+    name: the name of the data set in the plan."""
     from pipeline.datasets.derive import Derivation, check_derivation, train_and_test
 
     keys = plan.datasets[name]
     used = {cell.sharding for cell in plan.cells() if cell.dataset == name}
-    # Ready sets contain their rows, so the data set is not read.
     if used and all(READY in plan.shardings[sharding] for sharding in used):
         return
     if "input" not in keys:
         raise UsageError('input is missing: name the images, such as input = "data/cifar10/cifar-10-batches-bin"')
+    # An order such as class-blocks is a derivation of its own, which the data set must allow.
     orders = {
         str(plan.shardings[sharding].get(ORDER, "given")) for sharding in used if READY not in plan.shardings[sharding]
     }

@@ -160,9 +160,10 @@ def _quality(setting: StudySetting) -> Table:
 
 
 def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
-    """Return the table of correlations between the evenness of shards and the spread of runs, or nothing without tests.
+    """Return the table of correlations between the evenness of shards and the spread of runs, one row per measure.
 
-    Spread is the distance of a run's final accuracy from the median of its member. The columns follow QualityTest."""
+    The spread of a run is the distance of its final accuracy from the median over all runs of its strategy. The list is
+    empty if the analysis has no test for this setting. QualityTest defines the columns."""
     header = (
         "measure",
         "over all runs",

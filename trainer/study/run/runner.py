@@ -62,7 +62,8 @@ class Runner:
         """Do the given runs that are not in the ledger, in their order.
 
         The other runs continue after one fails. Its error is raised when they are finished, or as soon as MAX_FAILURES
-        have failed. Raises DataError before the first run if a ready set contains other images than the rest."""
+        have failed. Raises DataError before the first run if a ready set, named with ``shards`` in the plan, contains
+        other images than the sets of the other runs."""
         waiting = [run for run in runs if run not in self.ledger]
         self._check_ready(waiting)
         total = len(runs)
@@ -82,13 +83,13 @@ class Runner:
         self._drop({self.sets.key(run) for run in runs})
         if not self.keep_sets:
             self.sets.drop_datasets()
-        # A study that was killed after it wrote a run's line leaves its folder.
+        # A study that is killed between a run's line in the ledger and the deletion of its folder leaves the folder.
         shutil.rmtree(self.root / RUNS, ignore_errors=True)
         with suppress(OSError):  # missing, or not empty
             (self.root / SETS).rmdir()
 
     def _check_ready(self, waiting: Sequence[Run]) -> None:
-        """Raise DataError if a ready set was made from other images.
+        """Raise DataError if a ready set, which the plan names with ``shards``, was made from other images.
 
         The sets that the study makes are known to share one data set."""
         for cell in dict.fromkeys(run.cell for run in waiting):
