@@ -66,17 +66,18 @@ def group_table(
     sparse_if: SparseIf = "never",
     ratios: Ratios | None = None,
 ) -> GroupTable:
-    """Return the start of each group and whether it is broadcast.
+    """Decide for each group of rows which worker gets its first row, and whether all workers get all of it.
 
     Args:
-        sizes: int64 [groups].
+        sizes: rows of each group, int64 [groups].
         num_workers: n.
-        start: "zero" as in the papers (low workers get all remainders); "carry": each group starts where the previous
-            one ended, separately for dense and sparse groups, which keeps the totals of workers within one of each
-            other.
-        sparse_if: a group is sparse if its size is <= n ("le", the pseudo-code), < n ("lt", the prose), or never; with
-            one worker no group is sparse.
-        ratios: shares of the workers, in lowest terms; "carry" then passes on each worker's rounding error.
+        start: the worker of a group's first row. "zero": worker 0, as in the papers, which gives all remainders to low
+            workers. "carry": the worker after the last one of the previous group, separately for dense and sparse
+            groups, which keeps the totals of workers within one of each other.
+        sparse_if: a group is sparse, and copied to all workers, if its size is <= n ("le", as in the papers'
+            pseudo-code), < n ("lt", as in their prose), or never; with one worker no group is sparse.
+        ratios: shares of the workers, in lowest terms; None: equal. With ratios, "carry" adds each worker's rounding
+            error in a group to its share of the next one.
     """
     sizes = np.asarray(sizes, np.int64)
     limit = {"le": num_workers, "lt": num_workers - 1, "never": -1}[sparse_if]
@@ -90,8 +91,11 @@ def group_table(
 
 
 def _uneven(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry: bool) -> RatioDeal:
-    """Return the deal in ratios. Sparse groups, which every worker has in full, carry no rounding error to dense
-    ones."""
+    """Return the dealing of every group in shares of the workers' ratios; see ``group_table`` for the arguments.
+
+    Rounding errors are carried separately among sparse and among dense groups. Every worker gets all rows of a sparse
+    group, so the division of that group must not change a worker's share of a dense one."""
+    # True if a worker's share of a group is rounded up, bool [groups, workers].
     up = np.zeros((len(sizes), len(ratios)), np.bool_)
     for kind in (sparse, ~sparse):
         up[kind] = rounded_up(sizes[kind], ratios, carry=carry)

@@ -77,6 +77,7 @@ class SampleSpec:
     def __post_init__(self) -> None:
         if not 1 <= self.classes <= 100:
             raise ValueError(f"--classes must be from 1 to 100, got {self.classes}")
+        # With 20 rows per class, even the smallest scene (8 percent in SHARES) has at least one row.
         if self.rows < 20 * self.classes:
             raise ValueError(f"--rows must be at least 20 per class ({20 * self.classes} in total), got {self.rows}")
         if self.test_rows < 0:

@@ -121,9 +121,10 @@ def facts_of_executor(_: int) -> ProcessFacts:
 
 
 def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> ExecutorAccess:
-    """Return the access of an executor.
+    """Return which local paths this executor sees, and whether it may use HDFS. Runs in a Spark task.
 
-    paths: local paths. kerberos: whether a ticket or tokens are needed. The last argument is the task's number."""
+    paths: the local paths to look for. kerberos: whether HDFS requires a Kerberos ticket or delegation tokens. The last
+    argument is the element that ``RDD.map`` passes, the task's number; it is not used."""
     exists = tuple(os.path.exists(path) for path in paths)
     return ExecutorAccess(socket.gethostname(), exists, not kerberos or has_tokens() or has_ticket())
 

@@ -68,16 +68,20 @@ class Request:
 
 
 def preflight(request: Request, *strategies: Strategy) -> None:
-    """Check everything that can be refused before Spark starts, because its start takes seconds."""
+    """Check everything that can be checked without Spark, so that a mistake does not wait for the seconds of its start.
+
+    Raises UsageError or DataError. strategies: all ways of sharding that are requested, several in a comparison."""
     if request.read_options.unlabelled:
         for strategy in strategies:
             strategy.check_without_labels()
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
+    # The tables of embeddings that strategies read beside the input.
     beside = [uri for strategy in strategies for uri in strategy.sources()]
     store = Store()
+    # Of an object store, only the form of an address can be checked here.
     for uri in filter(is_object, uris + beside):
         store.resolve(uri)
-    # The remaining checks need file systems that only Spark can open here.
+    # The remaining checks open the file systems, and some can only be opened with Spark's settings.
     if any(only_spark_knows(uri) for uri in uris + beside):
         return
     absolute = resolve_places(store, request)

@@ -205,10 +205,14 @@ def images_or_vectors(context: Context, embedding: str | None) -> Images:
 
 
 def feature_grid(context: Context, images: Images) -> Grid:
-    """Return the grid that turns real-valued features into integers. Costs one pass over the features."""
+    """Return the grid of integers to which float32 features are rounded, as fine as their largest values allow.
+
+    From there on all arithmetic is exact (see ``projection``), so no result depends on the order of partitions. Costs
+    one pass over the features."""
     layout = images.dataset.layout
     with context.phase("bounds"):
         largest = images.blocks().map(lambda block: np.abs(block.numbers(layout)).max(axis=0).ravel())
+        # A feature is a float32 of four bytes. Images would go through a PCA; features keep all their dimensions.
         grid = Grid(layout.record_bytes // 4, grid_exponent(tree_reduce(largest, np.maximum).astype(np.float64)))
         context.report(f"{grid.dimensions} numbers per row, unchanged")
     return grid

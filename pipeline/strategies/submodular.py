@@ -126,7 +126,9 @@ class GroupTask:
     scratch: str
 
     def split_by_group(self, blocks: Iterable[LabelledPoints]) -> Iterator[tuple[int, Points]]:
-        """Yield the rows of each group in some blocks, with the group's position in the order."""
+        """Yield (key, rows) for each group in each block, for the shuffle that brings a group into one task.
+
+        The key is the group's position in ``order``, so that the tasks that start first place the largest groups."""
         places = {group: place for place, group in enumerate(self.order)}
         for block in blocks:
             ids = block.points.ids

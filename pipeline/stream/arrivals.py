@@ -314,7 +314,10 @@ def _with_labels(block: Block, dataset: Arrivals, num_classes: int) -> Iterator[
 
 
 def merge_ranges(dataset: Arrivals, entries: Iterable[SkippedRows]) -> list[SkippedRows]:
-    """Merge adjacent ranges of one file in which only the labels are wrong. entries: in ascending order."""
+    """Merge adjacent ranges of one file whose rows were decoded and left out only for their labels.
+
+    A range that the boundary of two tasks had cut is whole again. Each record that cannot be decoded keeps an entry of
+    its own, because they are counted per file. entries: in ascending order."""
     result: list[SkippedRows] = []
     for entry in entries:
         last = result[-1] if result else None

@@ -147,7 +147,10 @@ def whole_states(root: Place) -> list[RunState]:
 
 
 def states_and_names(root: Place) -> list[tuple[RunState, Listed]]:
-    """Return the states of the complete versions, each with the entries of its folder. Costs as ``whole_states``."""
+    """Return the states of the complete versions in ascending order, each with the entries of its folder by name.
+
+    Checkpoints that a roll-back made void, or whose state is damaged, are left out. Raises OSError if the folder cannot
+    be read. On a remote store it costs a listing, one more per checkpoint, and a read per new state."""
     names = listed(root)
     result = []
     generations = _generations(root, names)

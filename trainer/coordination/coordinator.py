@@ -236,6 +236,7 @@ class Coordinator:
 
         One decision can make the next one possible, for example an update that leaves gradients for another one. The
         caller may stop after any of them; the next call continues. now: time (seconds)."""
+        # Protocols read ``view.time`` to measure the pace of workers: seconds of training over all starts of the run.
         if self._started_at is not None:
             self.view.time = self._seconds + now - self._started_at
         while decision := self._next(now):

@@ -95,7 +95,7 @@ class Sampler(Protocol):
     """Draws the mini-batches of one worker."""
 
     def draw(self, clock: int) -> Draw:
-        """Return the draw at a clock. Clocks may come in any order, and from any one thread."""
+        """Return the mini-batch at a clock. Clocks may come in any order, and from any one thread."""
         ...
 
 
@@ -120,11 +120,12 @@ class ShuffleSampler:
         self._order = lru_cache(maxsize=2)(partial(permutation, len(rows), seed, worker))
 
     def draw(self, clock: int) -> Draw:
-        """Return the draw at a clock, with the ends of passes in it."""
+        """Return the mini-batch at a clock, with the number of passes over the rows that end in it."""
         rows = len(self.rows)
         stop = (clock + 1) * self.batch_size
         passes = stop // rows - (stop - self.batch_size) // rows
         places = indices(rows, self.batch_size, clock, self.seed, self.worker, self._order)
+        # After an end of a pass, the last ``stop % rows`` rows of the mini-batch belong to the next pass.
         return Draw(self.rows, places, passes, stop % rows if passes else 0)
 
 

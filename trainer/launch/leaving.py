@@ -45,7 +45,10 @@ def patience(facts: RunFacts) -> Patience:
 
 
 def wait_for_checkpoint(control: Control, root: Place, facts: RunFacts) -> None:
-    """Have all servers write a checkpoint now, and wait while they do. For server 0's host."""
+    """Announce the end of the run, at which all servers write a checkpoint, and wait until it is complete.
+
+    For server 0's host. Stops waiting if the files below ``root``, the folder of checkpoints, have not changed for as
+    long as a slow disk takes for one; see ``patience``."""
     control.tell(End())
     waits = patience(facts)
     while not _is_written(control, root) and not waits.is_over(sizes(root), time.monotonic()):

@@ -80,10 +80,10 @@ class DSSP(SSP):
         most = self.staleness_upper_bound - self.staleness_bound
 
         def gap(extra: int) -> float:
-            """Return the seconds from this push, after ``extra`` more steps, to the closest push of the slowest."""
+            """Return the seconds from this worker's push after ``extra`` steps to the slowest worker's nearest push."""
             after = last + extra * interval - slow_last
-            # The last push of the slowest worker is past, so only its next pushes count. Two of its pushes at one time,
-            # as in virtual time, give no pace.
+            # The last push of the slowest worker is past, so only its next ``most + 1`` pushes count. Two of its pushes
+            # at one time, as in virtual time, give no pace.
             pushes = min(max(after / slow_interval, 1), most + 1) if slow_interval > 0 else 1
             return abs(after - round(pushes) * slow_interval)
 

@@ -208,7 +208,10 @@ def draw_histogram(ax: Any, histogram: Ints) -> None:
 
 
 def draw_spread(ax: Any, spread: Floats) -> None:
-    """Draw a box per worker, or bands for many workers. A worker without updates, a row of NaN, has no box."""
+    """Draw the distribution of each worker's staleness: a box per worker, or bands for more than LINES workers.
+
+    spread: the quantiles ``SPREAD`` of the staleness in updates, [W, 5]. A worker without updates, a row of NaN, has no
+    box."""
     if len(spread) > LINES:
         draw_bands(ax, spread)
     else:

@@ -58,8 +58,10 @@ class ThinnedLog(Surviving):
     def add(self, event: LogEvent) -> None:
         """Add the next event of the log.
 
-        A ``train`` event may cause earlier ones to be thinned; an incident keeps the last ``train`` event before it."""
+        A ``train`` event may cause earlier ones to be thinned. An event in INCIDENTS, such as a roll-back, exempts the
+        last ``train`` event before it from thinning."""
         super().add(event)
+        # ``Surviving`` does not keep an event that is void already, because a roll-back was logged before it.
         if isinstance(event, TrainEvent) and self.events and self.events[-1] is event:
             self._number += 1
             self._trains[id(event)] = NumberedEvent(self._number, event)

@@ -143,7 +143,12 @@ class RoundsServer:
     def _receive(self, identity: bytes, message: Message, first: memoryview, last: memoryview) -> None:
         """Handle a message of a worker or a supervisor. Raises MalformedMessageError.
 
-        identity: the sender's connection; first, last: the first and the last body."""
+        Args:
+            identity: the sender's connection, to which the reply goes.
+            message: the unpacked head.
+            first: the first body; an introduction if the message is of a type in INTRODUCED.
+            last: the last body; the same as ``first`` if the message has only one.
+        """
         # Before anything else: a host of another configuration would train another model.
         if isinstance(message, INTRODUCED) and not self.agreement.admits(unpack_json(first)):
             return self._answer(identity, Refusal(0), self.agreement.refusal())

@@ -125,10 +125,12 @@ def _config_of(start: StartEvent) -> Config:
 
 
 def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
-    """Return (configuration, kind of compute, workers, rows, ``configurations``) of the run in a folder.
+    """Return the facts of a run that its replay needs: (configuration, compute, workers, rows, spans).
 
-    The configuration has the threads of the last start. The kind of compute is a key of ``COMPUTES``. Raises DataError
-    if there is no run or it is damaged, UsageError if a replay cannot compute its gradients."""
+    The configuration has the threads per worker of the last start. ``compute`` is the key in ``COMPUTES`` of the way in
+    which the gradients were computed. ``spans`` has an entry for every start that counts: (first version computed with
+    it, its configuration), ascending; see ``configurations``. Raises DataError if there is no run or it is damaged,
+    UsageError if a replay cannot compute its gradients."""
     try:
         record = read_record(run)
         spans = configurations(iter_events(run / METRICS))

@@ -75,17 +75,17 @@ def run_server(
     meter: CpuMeter,
     executors: Executors | None,
 ) -> RunTimings:
-    """Train once. Raises JobError.
+    """Train a configuration once with this project's parameter server, and return its timings. Raises JobError.
 
     Args:
-        configuration: of the run.
+        configuration: the model, its data and hyperparameters, equal for all systems of the benchmark.
         system: "ps-sync" or "ps-async".
         shards: URI of the shard set.
-        output: a folder for the trainer, deleted at the end.
-        seed: of the sampling and the initial weights.
-        features: d.
+        output: the run folder, deleted at the end.
+        seed: seed of the sampling and the initial weights.
+        features: number of features of a row, for the order of the weights.
         meter: measures the CPU use.
-        executors: see train_once.
+        executors: hosts of the servers and their workers; None for this host.
     """
     run = train_once(make_config(configuration, system, seed, shards, output), executors)
     # A global mini-batch is one push per worker.
@@ -96,6 +96,7 @@ def run_server(
         examples=int(run.pushes.examples.sum()),
         converged=run.converged,
         seconds=run.seconds,
+        # The mean over the whole run if it was too short to leave out each worker's first step.
         compute_s=_time_mini_batch(run.pushes, run.num_workers) or run.seconds / mini_batches,
         read_s=float(run.pushes.read_s.mean()),
         cpu=meter.share_between(run.end_time - run.seconds, run.end_time),

@@ -202,11 +202,12 @@ def analyse(
 
     Args:
         plan: the plan of the study.
-        records: its runs.
-        beside: the same runs in another study.
+        records: the runs in its ledger that the plan contains.
+        beside: runs of another study, in which each run of this one is looked up by name for ``twins``.
         initial_tests: the baseline, the margin and the number of seeds at the start of the study; None for the plan's.
-        left_out: see Analysis.
+        left_out: number of runs in the ledger that the plan does not contain.
     """
+    # Members without a run yet, and settings without such members, are left out.
     settings: dict[str, StudySetting] = {}
     for name, cells in _settings(plan).items():
         by_cell = {cell: [record for record in records if run_of(record).cell == cell] for cell in cells.values()}
@@ -218,9 +219,10 @@ def analyse(
                 for member, of_member in some.items()
             }
             settings[name] = StudySetting(name, dataset, members)
+    # Only now, because the adjustment needs the p-values of all settings.
     adjusted_settings = _adjust_p_values(list(settings.values()))
     comparisons = [c for s in adjusted_settings for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
-    # Power matters where nothing was found, and the comparison with the fewest pairs is the weakest.
+    # The power of the tests is reported for the weakest one: the fewest pairs among those that show no difference.
     seeds = min((c.n for c in comparisons if not c.adjusted_spread_p < LEVEL), default=0)
     seeds = seeds or min((c.n for c in comparisons), default=0)
     return Analysis(

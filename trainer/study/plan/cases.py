@@ -264,12 +264,13 @@ def _shard_flags(plan: StudyPlan, name: str) -> Namespace:
 
 
 def _check_cell(plan: StudyPlan, cell: Cell) -> None:
-    """Raise UsageError if the flags of a cell are invalid, do not suit the workers, or avoid training on the shards."""
+    """Raise UsageError if a cell has invalid flags, flags that do not suit the workers, or does not train on shards."""
+    # No shard set exists yet. Only the flags are checked, so any seed, shard set and folder stand for those of a run.
     case = case_of(plan, Run(cell, plan.seeds[0]), "shards", Path("run"))
     if case.simulated and (case.simulated.compute != "real" or case.simulated.workers is not None):
         raise UsageError("a study trains on its shards: leave out compute and workers")
     if isinstance(case.config.model, OwnModel):
-        case.config.model.function()
+        case.config.model.function()  # imports the user's module; raises UsageError if it or the function is missing
     check_shares(case.config, plan.workers)
     if case.simulated:
         case.simulated.check(plan.workers)

@@ -128,11 +128,15 @@ class ServerClient:
         return self._wait(None)
 
     def is_cancelled(self, turn: Turn) -> bool:
-        """Return whether server 0 has cancelled this turn or ended the session. Cheap if there is no message."""
+        """Return whether server 0 has cancelled the step of this turn, or ended the worker's session.
+
+        Called between two micro-batches, so it reads only the messages that have arrived, and never waits. No answer is
+        due while the worker computes, so all other messages are dropped."""
         while self.sockets[0].poll(0):
             message = unpack(self.sockets[0].recv_multipart(copy=False)[0].buffer)
             match message:
                 case Rejoin(session=self.session):
+                    # The message is consumed here; this event lets ``give_up`` raise MustRejoin.
                     self._outdated.set()
                     return True
                 case Cancel(session=self.session, clock=turn.clock):
