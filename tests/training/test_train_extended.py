@@ -109,7 +109,10 @@ def test_a_new_protocol_and_a_new_model_train_by_their_own_flags(shards: Path, t
     [
         (("--protocol", "pairs", "--pair-size", 0), "--pair-size must be at least 1, got 0"),
         (("--protocol", "asp", "--pair-size", 2), "--protocol asp has no --pair-size 2: leave it out, or use pairs"),
-        (("--model", "cnn", "--width", 3), "--model cnn has no --width 3: leave it out, or use wrn16_4, wrn28_10, tiny"),
+        (
+            ("--model", "cnn", "--width", 3),
+            "--model cnn has no --width 3: leave it out, or use wrn16_4, wrn28_10, tiny",
+        ),
     ],
 )
 def test_its_flags_are_checked_like_all_others(tmp_path: Path, flags: tuple[object, ...], line: str) -> None:
