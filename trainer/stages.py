@@ -20,12 +20,12 @@ class Stage(NamedTuple):
 
     Attributes:
         number: its number, from 0.
-        config: the configuration of the run with the exchange and protocol of the stage, whose default rate and
-            momentum it has.
+        config: the configuration of the run with the exchange and protocol of the stage. Learning rate and momentum
+            default to those of that protocol.
         until: accepted gradients of the run at which the stage ends; None if it ends with the run.
-        reason: why the stage begins, in words.
+        reason: why the stage begins, in words; "" until a rule has decided that it does.
         by_rule: whether a rule may end the stage earlier, after the evaluation of an epoch. ``until`` is then the end of
-            the last epoch after which it may; without its decision the stage continues.
+            the last epoch after which it may; if it has not decided by then, the stage lasts until the end of the run.
     """
 
     number: int
@@ -49,17 +49,17 @@ def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ..
     first, second = configs
     per_epoch = config.steps_per_epoch(rows)
     if switches_by_rule(config):
-        last = -(-steps // per_epoch) - 1  # a switch after the last epoch would leave nothing
+        last = -(-steps // per_epoch) - 1  # a switch after the last epoch would leave nothing for the second stage
         return Stage(0, first, last * per_epoch * num_workers, START, by_rule=True), Stage(1, second, None, "")
     switch = config.exchange.switch_step(steps, per_epoch)
-    # A switch at the end of the run is none, and one at its start leaves nothing for the first stage.
+    # With a switch at the end of the run there is no second stage, and with one at the start no first stage.
     until = None if switch is None or switch >= steps else switch * num_workers
     reason = START if switch == 0 else config.exchange.switch_reason()
     return Stage(0, first, until, START), Stage(1, second, None, reason)
 
 
 def stage_after(stages: Sequence[Stage], index: int, accepted: int, reason: str | None = None) -> Stage:
-    """Return the stage that continues from a checkpoint. A stage never goes back to an earlier one.
+    """Return the stage that continues from a checkpoint. It is never earlier than the stage of the checkpoint.
 
     Args:
         stages: of the run.

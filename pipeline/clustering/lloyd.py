@@ -123,7 +123,7 @@ def block_rows(k: int) -> int:
 
 
 def one_pass(points: npt.NDArray[np.int32], centres: Ints) -> Sums:
-    """Assign every row to its nearest centre. For repeated passes see passes.py."""
+    """Assign every row to its nearest centre, and return the sums over each centre's rows. passes.py repeats this."""
     index, distance = nearest(points, centres)
     sums = np.zeros(centres.shape, np.int64)
     add_rows(sums, points, np.arange(len(points)), index, 1)

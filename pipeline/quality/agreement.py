@@ -27,7 +27,7 @@ class Cells:
 
     @classmethod
     def total(cls, parts: Iterable[Cells]) -> Cells:
-        """Return the cells of all parts together. O(cells log cells)."""
+        """Return the cells of all parts of the rows, with their counts added. O(cells log cells)."""
         parts = list(parts)
         keys, places = np.unique(np.concatenate([part.keys for part in parts]), return_inverse=True)
         counts = np.zeros(len(keys), np.int64)

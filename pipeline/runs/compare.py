@@ -94,7 +94,7 @@ def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
 
 
 def split_variants(text: str) -> list[list[str]]:
-    """Return the words of each variant, with quotes as in a shell. Raises UsageError."""
+    """Return the words of each variant, which ; separates, with quotes as in a shell. Raises UsageError."""
     words = shlex.shlex(text, posix=True, punctuation_chars=";")
     words.whitespace_split = True
     # shlex takes # for the start of a comment, but it may be part of a path.

@@ -287,7 +287,7 @@ class Evaluator:
             self._best_key = (state.version, state.generation)
 
     def _evaluations(self) -> list[EvaluationEvent]:
-        """Return the evaluations that count. Reads only events that are new since the last call."""
+        """Return the logged evaluations that no later roll-back has made void. Reads only events that are new."""
         for event in self.tail.new():
             if isinstance(event, WarningEvent):
                 self.warned.add(event.message)

@@ -13,13 +13,13 @@ class AllReduce(Exchange):
     """The exchange in which every worker gets the sum of all gradients, without parameter servers.
 
     Worker j adds up range j of N: it receives N-1 pieces, adds them in the order of workers, and sends the sum to the
-    N-1 others. Each worker thus sends 2(N-1)/N of the vector per step, as in a ring, in two steps rather than 2(N-1).
-    The additions have the order of bsp on servers, so that the result has the same bits."""
+    N-1 others. Each worker thus sends 2(N-1)/N of the vector per training step, as in a ring, but in two rounds of
+    messages instead of 2(N-1). The additions have the order of bsp on servers, so that the result has the same bits."""
 
     name: ClassVar[str] = "all-reduce"
     summary: ClassVar[str] = "workers add up their gradients among themselves, in the order of bsp"
     client: ClassVar[str] = "trainer.worker.clients.all_reduce"
     server: ClassVar[str] = "trainer.server.rounds"
     protocol: ClassVar[str | None] = "bsp"
-    worker_timeout_s: ClassVar[float] = 3.0  # two heartbeats are missing; all others wait for a frozen worker
+    worker_timeout_s: ClassVar[float] = 3.0  # short, because all others wait for a frozen worker
     in_virtual_time: ClassVar[bool] = True

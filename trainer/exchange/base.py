@@ -14,7 +14,7 @@ class Exchange(Spec):
     """An exchange. Its fields are its parameters, and each exchange has its own file.
 
     An exchange decides who sends what to whom; the protocol decides when. This part is pure, as it belongs to the
-    configuration, which a command line reads without sockets and torch. What runs in a worker is a module of its own.
+    configuration, which a command line reads without sockets and torch. The code of workers is in ``client``.
     An exchange can also be a sequence of stages, each of which is another exchange with a protocol.
 
     Attributes:
@@ -23,7 +23,7 @@ class Exchange(Spec):
         server: the module of server 0, and of any other server.
         protocol: the protocol whose updates the exchange makes; None if it works with any protocol.
         worker_timeout_s: default of --heartbeat-timeout-s for workers: seconds without a heartbeat before a restart.
-        in_virtual_time: whether virtual time and replay compute it.
+        in_virtual_time: whether runs in virtual time and replays support it.
     """
 
     client: ClassVar[str]
@@ -37,7 +37,7 @@ class Exchange(Spec):
         return ()
 
     def switch_step(self, steps: int, steps_per_epoch: int) -> int | None:
-        """Return the step of each worker at which the second stage begins, 0 for no first stage.
+        """Return the step of each worker at which the second stage begins; 0 if there is no first stage.
 
         None if no step is known beforehand. steps: steps per worker in the run; steps_per_epoch: in an epoch."""
         return None

@@ -10,9 +10,9 @@ from trainer.exchange.neighbours import NeighbourExchange
 
 @dataclass(frozen=True)
 class DPSGD(NeighbourExchange):
-    """Decentralised parallel SGD. The weights of a graph's links are its fastest constant weights (Xiao and Boyd 2004).
+    """Decentralised parallel SGD. All links have the weight that averages fastest (Xiao and Boyd 2004).
 
-    With ``--every 2`` and learning-rate drops of its own it is the training of RCD-SGD (He and Dube 2023, algorithm 3)."""
+    With ``--every 2`` and the learning-rate drops of He and Dube (2023) it is their RCD-SGD (algorithm 3)."""
 
     name: ClassVar[str] = "d-psgd"
     summary: ClassVar[str] = "each worker averages its own model with those of its neighbours"

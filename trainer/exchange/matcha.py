@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MATCHA(NeighbourExchange):
-    """D-PSGD whose links of a round are drawn: matching by matching, with probabilities that keep the graph connected.
+    """D-PSGD over links drawn for each round: each matching has a probability that keeps the graph well connected.
 
     The seed of the run draws them, so that all workers know the links of a round without a message. With ``--every F``
     they are drawn in every F-th round only."""

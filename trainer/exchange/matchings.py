@@ -29,9 +29,10 @@ def find_matchings(topology: str, num_workers: int, links: Sequence[Link]) -> tu
 
 
 def are_interchangeable(topology: str, num_workers: int) -> bool:
-    """True if a renumbering of the workers that keeps the graph can turn each matching of a topology into each other.
+    """Return whether symmetries of a topology, which keep its graph, can turn any of its matchings into any other.
 
-    lambda_2 is concave, so equal probabilities of such matchings are the best ones: their mean over the renumberings."""
+    lambda_2 is concave, so equal probabilities of such matchings are the best ones: the mean of any other probabilities
+    over all symmetries."""
     if topology == "ring":
         return num_workers % 2 == 0
     if topology == "torus":

@@ -29,7 +29,7 @@ from trainer.exchange.topologies import EXPONENTIAL, ONE_PEER, RANDOM_PAIR, Link
 Edge = tuple[int, int, float]
 Vector = npt.NDArray[np.float32]
 
-PAIR_WEIGHT = 0.5  # a pair's models meet in their mean
+PAIR_WEIGHT = 0.5  # both models of a pair become their mean
 ROUNDING = 1e-12  # smaller eigenvalues are 0
 CHUNK = 1 << 16  # elements that mix() computes at once, so that they stay in the cache
 
@@ -59,7 +59,7 @@ class TopologyPlan(MixingPlan, Protocol):
         ...
 
     def shares(self) -> tuple[Edge, ...]:
-        """Return each link (i, j) with the share of all exchanges that use it, in the mean."""
+        """Return each link (i, j) with the mean share of exchanges that use it, as (i, j, share)."""
         ...
 
     def contraction(self) -> float:
@@ -203,9 +203,9 @@ class MatchingCycle:
         return tuple(sorted((i, j, 1 / len(self.matchings)) for matching in self.matchings for i, j in matching))
 
     def contraction(self) -> float:
-        """Return the geometric mean per exchange of the cycle's; 0 for a power of two, whose cycle is a full average.
+        """Return s as the geometric mean per exchange over a cycle. O(N^3).
 
-        O(N^3)."""
+        0 for a power of two, because a cycle then leaves all models equal to their mean."""
         product: Floats = np.eye(self.num_workers) - 1 / self.num_workers
         for matching in self.matchings:
             low, high = np.transpose(matching)
@@ -242,7 +242,7 @@ class RandomPairs:
         return tuple((i, j, self._share) for i, j in complete(self.num_workers))
 
     def contraction(self) -> float:
-        """Return the value from W'W = W, whose mean is I - share/2 * Laplacian of the complete graph."""
+        """Return s. Here W'W = W, and the mean of W is I - share/2 * Laplacian of the complete graph."""
         return 1 - self._share * self.num_workers / 2 if self.num_workers > 1 else 0.0
 
     @property

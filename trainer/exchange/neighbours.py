@@ -1,4 +1,4 @@
-"""The common part of the exchanges in which every worker keeps a model of its own and averages it with neighbours'."""
+"""The base of exchanges in which every worker keeps its own model and averages it with its neighbours' models."""
 
 from __future__ import annotations
 

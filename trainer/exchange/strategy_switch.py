@@ -27,10 +27,10 @@ def parse_alpha(text: str) -> float | None:
 
 @dataclass(frozen=True)
 class StrategySwitch(Switching):
-    """All-reduce for the first epochs of a run, then ASP on servers, which are idle before.
+    """All-reduce for the first epochs of a run, then ASP on servers, which are idle until then.
 
-    alpha is the share of the epochs by all-reduce, rounded down. Without it the empirical rule of the thesis decides
-    (trainer.coordination.switch_rule), from the evaluations of the ends of epochs."""
+    alpha is the share of the epochs by all-reduce, rounded down to whole epochs. If it is None, the empirical rule of
+    the thesis decides (trainer.coordination.switch_rule), from the evaluations at the ends of epochs."""
 
     name: ClassVar[str] = "strategy-switch"
     server: ClassVar[str] = "trainer.server.stages"

@@ -19,8 +19,8 @@ from trainer.protocols.bsp import BSP
 class SyncSwitch(Switching):
     """BSP on the servers for a fraction of every worker's steps, then ASP on the same servers.
 
-    The paper uses 0.0625, 0.125 and 0.5 for its three setups. The default is the last one, of its largest cluster, on
-    which ASP alone fails."""
+    The paper uses 0.0625, 0.125 and 0.5 for its three setups. The default is that of the largest cluster, on which ASP
+    alone fails."""
 
     name: ClassVar[str] = "sync-switch"
     summary: ClassVar[str] = "bsp on the servers for a fraction of the run, then asp"

@@ -1,9 +1,9 @@
 """The leader of an exchange without servers: decides which workers take part, and keeps the run's log and checkpoints.
 
 Workers exchange among themselves and report completed rounds. The leader passes their reports to a coordinator of the
-exchange's protocol, so that log, epochs and checkpoints are like in a run with servers. When a worker is lost, or comes,
-all workers leave their view; once all are back, they begin with the model of one that has the highest version. If
-nobody has a model, or a snapshot that must be written is lost, they begin with the newest checkpoint."""
+exchange's protocol, so that log, epochs and checkpoints are as in a run with servers. When a worker is lost or started
+again, all workers leave their view. Once all have asked to join the next one, they begin with the model of the highest
+version. If no worker has a model, or a snapshot that must be written is lost, they begin with the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class JoinRequest:
     """A worker's join request for the next view.
 
     Attributes:
-        process: of the worker.
-        version: of its model, -1 if it has none that counts.
+        process: a random number that identifies the worker's process.
+        version: of its model, -1 if it has none of the present generation.
         introduction: address, host and memory, as other workers need them.
         copies: versions of which it keeps a snapshot.
-        rounds: the last rounds up to its version that are not settled.
+        rounds: its last rounds, up to its version, that the leader has not settled.
     """
 
     process: int
@@ -75,8 +75,9 @@ class RoundsLeader(Leader):
         work, microseconds: as in Leader.
 
     Attributes:
-        number: of the newest view or Regroup. It is at least a clock's reading, so that a later leader never repeats it.
-        members: the workers' requests of the present view; None while workers gather.
+        number: of the newest view or Regroup. Each Regroup raises it to at least ``microseconds``, so that a later
+            leader does not repeat it.
+        members: the join requests of the present view, by worker; None while workers ask to join the next one.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class RoundsLeader(Leader):
         self.members: list[JoinRequest] | None = None
         self.view: tuple[PeerView, bytes] | None = None
         self.requests: dict[int, JoinRequest] = {}
-        self.processes: dict[int, int] = {}  # by worker, the one that spoke last
+        self.processes: dict[int, int] = {}  # by worker, the process that counts as its current one
         self._replaced: set[int] = set()
         self._rounds: list[tuple[int, Round]] = []  # reported and not yet passed on, with their versions
         self._orders: dict[int, int] = {}  # sequence number of the order for a snapshot, by version
@@ -116,7 +117,7 @@ class RoundsLeader(Leader):
     # --- views --------------------------------------------------------------------------------------------------------
 
     def regroup(self, now: float) -> None:
-        """Have all workers leave their view and ask to join the next."""
+        """Have all workers leave their view and ask to join the next one."""
         self._now = now
         self.number = max(self.number + 1, self.microseconds())
         self.members = None
@@ -129,15 +130,15 @@ class RoundsLeader(Leader):
             self.send(worker, Regroup(self.number), b"")
 
     def _keep_ahead_of(self, number: int, now: float) -> None:
-        """Take a number after one that an earlier leader, whose clock was ahead, has given."""
+        """Regroup under a later number if ``number`` is from an earlier leader whose clock was ahead."""
         if number > self.number:
             self.number = number
             self.regroup(now)
 
     def is_replaced(self, worker: int, process: int) -> bool:
-        """Note which process of a worker speaks, and return whether a later one has replaced it.
+        """Note that a process of a worker has sent a message, and return whether a later process has replaced it.
 
-        A process that speaks for the first time is the later one."""
+        A process whose first message this is counts as the later one."""
         if process in self._replaced:
             return True
         current = self.processes.get(worker)
@@ -177,32 +178,35 @@ class RoundsLeader(Leader):
             return
         if self.members is not None:
             if join.number == self.number and self.members[worker].process == join.process and self.view:
-                self.send(worker, *self.view)  # the first was lost
+                self.send(worker, *self.view)  # it was lost
             else:
                 self.regroup(now)
             return
         if join.number != self.number:
             self.send(worker, Regroup(self.number), b"")
             return
-        # A model of another generation belongs to a history that a roll-back has ended.
+        # A roll-back has made models of other generations void.
         holds = join.holds - 1 if join.generation == self.generation else -1
         copies = frozenset(introduction["copies"]) if holds >= 0 else frozenset()
         self.requests[worker] = JoinRequest(join.process, holds, introduction, copies, rounds if holds >= 0 else [])
         self._open_view(now)
 
     def lose(self, worker: int, now: float) -> None:
-        """Note that a worker's process has ended, or is silent. Its join request no longer counts."""
+        """Note that a worker's process has ended or is silent, which makes its join request void."""
         self._now = now
         self.requests.pop(worker, None)
         if self.members is not None:
             self.regroup(now)
 
     def broken(self, number: int, now: float) -> None:
+        """Note that a connection between two workers broke. number: of the view, in which messages may be lost."""
         if self.members is not None and number == self.number:
             self.regroup(now)
 
     def _open_view(self, now: float) -> None:
-        """Begin a view if all workers have asked for it, and the log is as far as the model with which it begins."""
+        """Begin a view once all workers have asked for it and the coordinator has all rounds of the newest model.
+
+        If it cannot have them, the view begins with the newest checkpoint."""
         if len(self.requests) < self.facts.num_workers or not self.training:
             return
         coordinator = self.training.coordinator
@@ -228,12 +232,12 @@ class RoundsLeader(Leader):
             self._have_written(snapshot)
 
     def _send_view(self, source: int | None, now: float) -> None:
-        """Send all members the view. source: the worker whose model all begin with; None for the newest checkpoint."""
+        """Send the view to all members. source: the worker that has the model to begin with; None: the checkpoint's."""
         assert self.training
         position = self.training.coordinator.budget.position
         version = position.version
         self.members = [self.requests[worker] for worker in range(self.facts.num_workers)]
-        # All that a member needs to continue from this version, so that it need not read the checkpoint's state.
+        # Everything that a member needs to continue from this version, so that no worker reads a checkpoint's state.
         clocks = [self.training.coordinator.members[worker].clock for worker in range(self.facts.num_workers)]
         copies = [
             worker for worker, member in self.requests.items() if source is not None and member.version != version
@@ -262,7 +266,7 @@ class RoundsLeader(Leader):
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     def report(self, version: int, rounds: list[Round], now: float) -> None:
-        """Take over reports of completed rounds. version: the number of rounds up to the last of them."""
+        """Queue the reports of completed rounds that are new. version: of the model after the last of them."""
         self._now = now
         first = version - len(rounds)
         next_round = (
@@ -274,7 +278,7 @@ class RoundsLeader(Leader):
     def _pass_on(self, now: float) -> None:
         """Pass reported rounds to the coordinator as pushes, in the order of workers.
 
-        It waits while too many checkpoints are being written, like a leader of servers."""
+        Passes on nothing while too many checkpoints are being written, as in Leader."""
         while self._rounds and self.training and not self.training.snapshots.is_full:
             version, each = self._rounds[0]
             coordinator = self.training.coordinator
@@ -282,7 +286,7 @@ class RoundsLeader(Leader):
                 self._rounds = []
                 return
             del self._rounds[0]
-            if self.members is None:  # a report with a join request: the workers are members for this round
+            if self.members is None:  # a report with a join request: the coordinator accepts it from members only
                 for worker in range(self.facts.num_workers):
                     coordinator.join(0, worker, self.number, now)
                 self._advance(self.training, now)
@@ -296,19 +300,19 @@ class RoundsLeader(Leader):
             self._advance(self.training, now)
 
     def _note_order(self, followers: object, order: Order) -> None:
-        """Have a worker write its copy of the snapshot of an order. The updates are made by the workers."""
+        """Have a worker write the snapshot of an order, if it has one. Workers make the updates without orders."""
         if order.snapshot:
             self._orders[order.version] = order.sequence
             self._have_written(order.version)
 
     def _have_written(self, version: int) -> None:
-        """Tell a worker that keeps a snapshot to write it: of those that joined with it, or completed its round since."""
+        """Tell a worker that has a copy of a snapshot to write it: it joined with one, or made one in a round since."""
         if self.members is None or not self.view:
             writers = [worker for worker, request in self.requests.items() if version in request.copies]
         else:
             joined_at = self.view[0].version
             writers = [w for w, member in enumerate(self.members) if version > joined_at or version in member.copies]
-            # Without a round left, the model of every member is the last snapshot.
+            # If no round is left, the model of every member is the last snapshot.
             writers = writers or [0]
         if writers:
             self.send(writers[0], WriteCopy(self.generation, version), b"")
@@ -339,13 +343,13 @@ class RoundsLeader(Leader):
             self.regroup(self._now)
 
     def loaded(self, index: int, generation: int, now: float) -> None:
-        """Continue the run from its checkpoint. If that is the end of the run, no worker is needed to write it again."""
+        """Continue the run from its checkpoint. A final checkpoint counts as written, so no worker writes it again."""
         super().loaded(index, generation, now)
         if self.training and self.training.coordinator.finished and read_state(self.checkpoints, self.version).final:
             self.training.snapshots.is_final_whole = True
 
     def tick(self, now: float) -> None:
-        """Handle all that is due by time: silent workers, checkpoints, log lines, and messages that may be lost."""
+        """Handle everything that is due by time: silent workers, checkpoints, log lines, and messages to repeat."""
         self._now = now
         super().tick(now)
         # Each of these messages may have been lost with a connection, and repeating it does no harm.
@@ -369,7 +373,7 @@ class RoundsLeader(Leader):
                 self.send(worker, Settlement(self.generation, self.training.coordinator.version), pending)
 
     def keep(self, now: float) -> None:
-        """Write the checkpoints and log lines that are due. A checkpoint in between is a snapshot of a coming round."""
+        """Write the log lines that are due, and request the checkpoint if one is: the snapshot of a coming round."""
         training = self.training
         if not training:
             return
@@ -394,6 +398,9 @@ class RoundsLeader(Leader):
         return training.coordinator.finished or training.coordinator.has_ended_stage
 
     def _want_snapshot(self, now: float) -> None:
+        """Ask worker 0 to end its next round with a snapshot. The wish stands until a round with one is reported.
+
+        ``_wish`` numbers the wishes, so that worker 0 makes one snapshot however often it gets the message."""
         self._snapshot_at = now
         if not self._is_wanted:
             self._is_wanted = True
@@ -402,7 +409,7 @@ class RoundsLeader(Leader):
             self.send(0, WantSnapshot(self.number, self._wish), b"")
 
     def silent(self, now: float, timeout_s: float) -> list[int]:
-        """Return the members that were not heard of for ``timeout_s`` seconds."""
+        """Return the members from which no message came for ``timeout_s`` seconds."""
         if not self.training or self.members is None:
             return []
         return self.training.coordinator.membership.silent(now, timeout_s)
@@ -416,9 +423,9 @@ class RoundsLeader(Leader):
         self.lose(worker, now)
 
     def beat(self, worker: int, number: int, now: float) -> tuple[Message, bytes] | None:
-        """Note a heartbeat and return the answer, if the worker lacks a newer message. Its process is the current one.
+        """Note a heartbeat of a worker's current process, and return the message that it should already have, or None.
 
-        A lost message is made good in this way."""
+        The answer makes up for a Regroup, a view or a RunEnd that was lost. number: of the worker's view."""
         self._keep_ahead_of(number, now)
         if self.training and self.members is not None:
             self.training.coordinator.alive(worker, self.number, now)
@@ -447,8 +454,10 @@ def _introduction(body: Body) -> dict[str, Any]:
 
 
 def replaced(process: int) -> tuple[Message, bytes]:
+    """Return the answer to a process that a later one has replaced."""
     return Replacement(process), b""
 
 
 def _reach(introduction: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of an introduction that other workers need to connect."""
     return {name: introduction[name] for name in ("address", "host", "memory")}

@@ -75,8 +75,8 @@ class Server:
         index: number of this server.
         addresses: one per server. This server listens at ``addresses[index]``; all others connect to ``addresses[0]``.
         secret: the token of the run, which authenticates connections.
-        held: a socket of the supervisor that already listens at this server's address; None if this server must bind
-            it.
+        listener: a socket of the supervisor that already listens at this server's address; None if this server must
+            bind it.
         folders: the run's folders on this host.
     Raises:
         UsageError: the address is taken.

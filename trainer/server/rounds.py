@@ -58,7 +58,7 @@ class RoundsServer:
         config, facts: the run.
         address: where it listens.
         secret: the token of the run.
-        held: a socket of the supervisor that already listens there; None if this process must bind the address.
+        listener: a socket of the supervisor that already listens there; None if this process must bind the address.
         folders: the run's folders on this host.
     Raises:
         UsageError: the address is taken.
@@ -107,7 +107,7 @@ class RoundsServer:
             if now >= due:
                 due = now + TICK_S
                 self.leader.tick(now)
-        for worker in self.identities:  # one that does not get it is told by the next server
+        for worker in self.identities:  # a worker that misses it gets it from the next server
             self.send(worker, ChangeStage(self.leader.stage.number), b"")
         return self.leader.stage.config.exchange.server
 
@@ -161,7 +161,7 @@ class RoundsServer:
             case Join() | Heartbeat():  # a worker of another stage, which has servers of parameters
                 self._answer(identity, ChangeStage(self.leader.stage.number))
             case Hello():
-                pass  # a server without a part in this stage
+                pass  # from another server, which has no part in this stage
             case WorkerLoss():
                 self.leader.lost(self._worker(message.worker), now)
             case End():
@@ -202,7 +202,9 @@ def open_server(
     held: sockets.socket | None,
     folders: Folders,
 ) -> RoundsServer:
-    """Return server 0. index: 0, as there is one server. Raises UsageError if the address is taken."""
+    """Return server 0; see ``RoundsServer`` for the arguments. Raises UsageError if the address is taken.
+
+    index: 0, because other servers have no part in the exchange. held: as ``listener`` there."""
     return RoundsServer(config, facts, addresses[index], secret, held, folders)
 
 
@@ -215,7 +217,7 @@ def main(
     listener: sockets.socket | None,
     folders: Folders,
 ) -> None:
-    """Run server 0; never returns. index: 0, as there is one server. See ``RoundsServer`` for the others.
+    """Run server 0; never returns. See ``RoundsServer`` for the arguments. Raises UsageError if the address is taken.
 
-    Raises UsageError if the address is taken."""
+    index: 0, because the exchange has no other servers."""
     RoundsServer(config, facts, addresses[index], secret, listener, folders).run()

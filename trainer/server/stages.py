@@ -36,8 +36,10 @@ def main(
 ) -> None:
     """Run one server through all stages; never returns. See trainer.server.process.Server for the arguments.
 
-    Server 0 begins with the first stage, whose server hands over at once if the newest checkpoint is of another. The
-    other servers have a part in stages with parameter servers only, and wait for server 0 meanwhile."""
+    Server 0 begins as the server of the first stage, which hands over at once if the newest checkpoint continues in
+    another one. The other servers only take part in stages with parameter servers; in other stages they are idle.
+
+    held: as ``listener`` there."""
     module = config.stage_configs()[0].exchange.server if index == 0 else ParameterServer.server
     while True:
         server = _open_server(module, config, facts, index, addresses, secret, held, folders)
@@ -55,7 +57,7 @@ def _open_server(
     held: sockets.socket | None,
     folders: Folders,
 ) -> StageServer:
-    """Return a server of a module. Raises UsageError if the address is taken, and not free again within REBIND_S."""
+    """Return the server that a module opens. Raises UsageError if the address is still taken after REBIND_S seconds."""
     deadline = time.monotonic() + REBIND_S
     while True:
         try:

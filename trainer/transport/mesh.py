@@ -1,8 +1,8 @@
-"""The connections among workers that exchange without servers: a ROUTER per worker, and a DEALER to each other one.
+"""The connections among workers that exchange without servers: a ROUTER per worker, and a DEALER to every other worker.
 
 Workers of one host also share memory. A worker writes only memory of its own: its gradient, and the sum of its range.
 Each has a mark, the number of the view and the version of the parameters, which the worker clears before it writes. A
-reader checks the mark before and after it reads, so that a worker that was suspended cannot use what it finds there."""
+reader checks the mark before and after it reads, so that after a suspension it cannot use data of another round."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Mesh:
     Attributes:
         inbox: the ROUTER, which receives what other workers send.
         memory: the memory of this worker, or None.
-        address: where other workers reach this one.
+        address: the address of ``inbox``, to which other workers connect.
     """
 
     def __init__(
@@ -112,9 +112,12 @@ class Mesh:
         }
 
     def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
-        """Connect to the members of a view, and drop the connections to other processes.
+        """Connect to the members of a view, and drop the connections to processes that they have replaced.
 
-        Raises MalformedMessageError for an invalid handle to memory, UsageError for one that cannot be opened."""
+        Raises MalformedMessageError for an invalid handle to memory, and UsageError for memory that cannot be opened,
+        which can also mean that its worker has just died.
+
+        number: of the view."""
         for worker, member in enumerate(members):
             if worker == self.worker:
                 continue
@@ -129,7 +132,7 @@ class Mesh:
             socket.connect(member["address"])
             self._sockets[worker] = (process, socket, watch)
             self._addresses[worker] = member["address"]
-            # Both decide by the same facts whether they share memory, so that no message about it is needed.
+            # Both workers decide from the same data whether they share memory, so that no message about it is needed.
             shares = bool(member["host"]) and member["host"] == self.host and self.memory is not None
             opened = open_memory(member["memory"], padded(self.elements)) if shares else None
             if shares and opened is None:
@@ -139,7 +142,7 @@ class Mesh:
             self._memories[worker] = (process, MarkedMemory(opened, self.elements) if opened else None)
 
     def send(self, worker: int, message: Message, *bodies: Body) -> None:
-        """Send a message. It is lost if the other worker is gone, which ``has_broken`` tells."""
+        """Send a message. It may be lost if the connection breaks, which ``has_broken`` reports."""
         offer(self._sockets[worker][1], pack(message), *bodies, copy=False)
 
     def receive(self) -> Iterator[tuple[Message, tuple[Body, ...]]]:
@@ -174,10 +177,13 @@ class Mesh:
 
     def has_broken(self) -> bool:
         """Return whether a connection to a member broke since the last call."""
+        # A list, not a generator: every watch must read its events.
         return any([watch.has_broken() for _, _, watch in self._sockets.values()])
 
     def unreachable(self, after_s: float) -> str | None:
-        """Return the address of a member that could not be reached for ``after_s`` seconds, as of ``has_broken``."""
+        """Return the worker and address of a member without a connection for ``after_s`` seconds, or None.
+
+        As of the last call of ``has_broken``."""
         due = time.monotonic() - after_s
         for worker, (_, _, watch) in self._sockets.items():
             if watch.down_since is not None and watch.down_since < due:
@@ -186,7 +192,7 @@ class Mesh:
 
 
 def _own_address(leader: str) -> str:
-    """Return the address at which this worker listens: reached like server 0, on this host alone or by a network."""
+    """Return the address at which this worker listens: private if server 0's is, or else on the network to it."""
     if PRIVATE.fullmatch(leader):
         return f"ipc://@trainer-worker-{secrets.token_hex(8)}"
     if leader.startswith("ipc://"):
@@ -195,7 +201,7 @@ def _own_address(leader: str) -> str:
 
 
 def _host() -> str:
-    """Return a text that is equal for processes that can open each other's memory: of one boot, user and PID space."""
+    """Return a text that is equal for processes of one boot, user and PID namespace, which can share memory."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"

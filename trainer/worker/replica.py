@@ -1,6 +1,6 @@
 """A worker's part in rounds without servers: its copy of the model, and the pieces and sums of the current round.
 
-In a round worker j receives every worker's gradient in range j of the flat vector, adds them up, and sends the sum to
+In a round, worker j receives every worker's gradient in range j of the flat vector, adds them up, and sends the sum to
 all. A worker completes a round once it has all sums, which needs all N workers, so that the versions of two workers
 differ by at most 1. Server 0 decides who takes part: a view has a number, and messages of lower numbers are void. The
 replica has neither sockets nor a clock, so that tests can deliver its messages in any order."""
@@ -43,12 +43,16 @@ from trainer.transport.messages import (
 
 Vector = npt.NDArray[np.float32]
 Body = bytes | memoryview
-MOST_COPIES = 2  # snapshots that may be unwritten before the next one waits
+MOST_COPIES = 2  # unwritten snapshots of a worker; with more, its next step waits
 MOST_UNSETTLED = 200_000  # reports that a worker keeps for server 0 before it waits
 
 
 class Phase(Enum):
-    """The state of a replica. COPYING: it waits for the model of its view. TRAINED: all rounds of the stage are done."""
+    """The state of a replica.
+
+    OUTSIDE: it is in no view. COPYING: it waits for the model of its view. TURN: its worker can compute a gradient.
+    ROUND: it has sent that gradient and waits for pieces and sums. TRAINED: no round of the stage is left, or a loss
+    was not finite."""
 
     OUTSIDE = "outside"
     COPYING = "copying"
@@ -68,7 +72,7 @@ class Links(Protocol):
     """The connections of a worker, and the memory that it shares with workers of its host."""
 
     def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
-        """Connect to the members of a view, and drop the connections to others."""
+        """Connect to the members of a view, and drop the connections to processes that they have replaced."""
         ...
 
     def send(self, worker: int, message: Message, *bodies: Body) -> None: ...
@@ -97,11 +101,11 @@ class _RoundData:
     """The data of the current round that have arrived.
 
     Attributes:
-        pieces: each worker's report and gradient in this worker's range; None for a gradient in its worker's memory.
-        sums: the owners of the ranges whose sum has been copied.
-        total: the sums, a vector like the gradient.
-        reports: of all workers, from any owner; empty before.
-        snapshot: whether the round ends with a snapshot on request.
+        total: the sums of the ranges in ``sums``, a vector like the gradient.
+        pieces: by worker, its report and its gradient in this worker's range; None for a gradient in shared memory.
+        sums: workers whose sums are in ``total``.
+        reports: the reports of all workers, which come with every sum; empty before the first one.
+        snapshot: whether the round ends with a snapshot that server 0 has asked for.
     """
 
     total: Vector
@@ -122,20 +126,21 @@ class Replica:
 
     Args:
         config, facts: the run.
-        worker, process: number of the worker; a random number of its process.
+        worker: number of the worker.
+        process: a random number that identifies its process.
         values: float32 [P + Q], the model, at which the worker computes. A step may change the statistics, its last Q
             elements, which the replica then restores.
         pushed: float32 [P + Q], where the worker leaves its gradient.
-        own_sum: float32 [P + Q], where this worker puts the sum of its range, for workers of its host.
+        own_sum: float32 [P + Q], where this worker writes the sum of its range, and workers of its host read it.
         links: sends messages.
         load: load(version) returns values and momentum of a checkpoint.
         write: write(generation, version, values, momentum) writes a checkpoint, in the background.
 
     Attributes:
         phase: see Phase.
-        number: of the view, or of the Regroup that this worker has answered.
+        number: of its view, or of a later Regroup for which it has left that view.
         generation: of its model.
-        version: of its model; -1 without one.
+        version: of its model; -1 if it has none.
         clock: number of its next mini-batch.
     """
 
@@ -173,13 +178,13 @@ class Replica:
         self.generation = 0
         self.version = -1
         self.clock = 0
-        self.rounds: list[Round] = []  # not settled by server 0; the last one led to ``version``
+        self.rounds: list[Round] = []  # that server 0 has not settled; the last one is number ``reached``
         self.snapshots: dict[int, ModelSnapshot] = {}
         self._joined = 0  # the number of the view that it has adopted
         self._view_generation = 0
         self.has_diverged = False
-        self._wish = 0  # the last snapshot that server 0 wants
-        self._granted = 0  # the last of them that was made
+        self._wish = 0  # number of the last snapshot that server 0 has asked for
+        self._granted = 0  # number of the last one that was made; only worker 0 uses it
         self._round = _RoundData(np.empty(facts.elements, np.float32))
         self._early: list[tuple[Message, tuple[Body, ...]]] = []
 
@@ -222,7 +227,9 @@ class Replica:
         return RoundReport(self.worker, self.process, self.number, self.reached), pack_rounds(self.rounds)
 
     def leave(self, number: int) -> bool:
-        """Leave the view, if ``number`` is later, to answer with ``joining``. Returns False for an outdated number."""
+        """Leave the view if ``number`` is later, so that the worker asks to join the next one.
+
+        Returns False for an outdated number."""
         if number < self.number or number <= self._joined:
             return False
         self.number = number
@@ -244,8 +251,8 @@ class Replica:
     def adopt(self, view: PeerView, body: Body) -> None:
         """Enter a view with this worker's model, a checkpoint's, or another member's. Raises DataError.
 
-        Whoever does not hold exactly the view's generation and version takes a copy, even if its own version is
-        higher: it belongs to a history that is void. Raises MalformedMessageError."""
+        A worker whose model does not have exactly the view's generation and version takes a copy, even if its own
+        version is higher: that model belongs to rounds that are void. Raises MalformedMessageError."""
         details = unpack_json(body)
         members = details["members"]
         if view.number < self.number or view.number <= self._joined:
@@ -276,7 +283,7 @@ class Replica:
         self._replay()
 
     def _take(self, version: int, values: Vector, momentum: Vector) -> None:
-        """Replace the model. Both arrays are whole before, so that a copy cut short leaves the old model."""
+        """Replace the model. Both arrays are complete, so an incomplete copy never overwrites part of the old model."""
         np.copyto(self.values, values)
         np.copyto(self.slice.momentum, momentum)
         self.version = version
@@ -284,7 +291,7 @@ class Replica:
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a turn at the present version, or end if no round is left."""
+        """Begin a turn at the present version, or enter TRAINED if no round is left."""
         np.copyto(self._statistics, self.values[self.facts.num_parameters :])
         is_over = self.budget.is_spent() or self.budget.is_stage_spent()
         self.phase = Phase.TRAINED if is_over else Phase.TURN
@@ -305,7 +312,8 @@ class Replica:
         self.phase = Phase.ROUND
         self.links.offer_piece(self.number, self.version)
         body = pack_reports([report])
-        # The report travels with the gradient and returns with the sums, so that no line of the log is lost with a worker.
+        # The report travels with the gradient and returns with the sums, so that all workers have all reports for the
+        # log, and no line is lost with a worker.
         for owner, (begin, end) in enumerate(self.bounds):
             part = self.pushed[begin:end]
             if owner == self.worker:
@@ -320,7 +328,7 @@ class Replica:
     def handle(self, message: Message, bodies: tuple[Body, ...]) -> None:
         """Handle a message of another worker. Raises MalformedMessageError.
 
-        What is of a later view or round is kept until it is due; what is of an earlier one is void."""
+        A message of a later view or round is kept until it is due; a message of an earlier one is dropped."""
         if not isinstance(message, GradientPiece | RangeSum | ModelCopy):
             raise MalformedMessageError(f"{type(message).__name__} from a worker")
         if self._is_early(message):
@@ -333,7 +341,7 @@ class Replica:
             return message.number >= self.number
         if isinstance(message, ModelCopy):
             return False
-        # A member that has the model of this view already can be a round ahead of one that still copies it.
+        # The sender can be ahead: this worker may still copy the model, compute its gradient, or lack sums of a round.
         is_behind = message.version == self.version and self.phase is Phase.TURN
         return self.phase is Phase.COPYING or is_behind or message.version > self.version
 
@@ -369,7 +377,7 @@ class Replica:
         else:
             begin, end = self.bounds[message.worker]
             if message.in_memory:
-                # Without its mark, before or after the copy, the owner has left this view, and a Regroup is under way.
+                # If its mark is missing before or after the copy, the owner has left this view, and a Regroup follows.
                 memory = self.links.memory_of(message.worker)
                 part = memory.range_sum(message.number, message.version, begin, end)
                 if part is None:
@@ -382,7 +390,7 @@ class Replica:
             self._note_sum(message.worker, unpack_reports(first), snapshot=message.snapshot)
 
     def _add_up(self) -> None:
-        """Add up this worker's range once all pieces are there, in the order of workers, and send the sum to all."""
+        """Once all pieces have arrived, add up this worker's range in the order of workers, and send the sum to all."""
         pieces = self._round.pieces
         if len(pieces) < self.num_workers or self.worker in self._round.sums:
             return
@@ -392,7 +400,7 @@ class Replica:
             part = pieces[worker][1]
             if part is None:
                 part = self.links.memory_of(worker).piece(self.number, self.version, begin, end)
-            if part is None:
+            if part is None:  # the worker has left this view, and a Regroup follows
                 return
             vectors.append(part)
         reports = tuple(pieces[worker][0] for worker in range(self.num_workers))
@@ -400,11 +408,11 @@ class Replica:
         total = self.own_sum[begin:end]
         self.links.offer_sum(0, 0)
         add_pushed(total, vectors, factors, min(max(self.facts.num_parameters - begin, 0), end - begin))
-        # A piece that its worker changed meanwhile is of a view that it has left, and so is this sum.
+        # A worker that has changed its piece meanwhile has left this view, which makes this sum void.
         if not all(self._still_there(worker, begin, end) for worker in range(self.num_workers)):
             return
         self.links.offer_sum(self.number, self.version)
-        # Worker 0 decides for all: whoever completes the round has its sum, so that nobody passes a snapshot.
+        # Worker 0 decides for all. No worker can complete the round without its sum, so none misses the snapshot.
         snapshot = self.worker == 0 and self._wish > self._granted
         body = pack_reports(reports)
         for other in range(self.num_workers):
@@ -416,12 +424,13 @@ class Replica:
         self._note_sum(self.worker, reports, snapshot=snapshot)
 
     def _still_there(self, worker: int, begin: int, end: int) -> bool:
+        """Return whether a worker's piece was received, or is unchanged in its shared memory."""
         if self._round.pieces[worker][1] is not None:
             return True
         return self.links.memory_of(worker).piece(self.number, self.version, begin, end) is not None
 
     def _note_sum(self, owner: int, reports: tuple[StepMeasurements, ...], *, snapshot: bool) -> None:
-        """Note the sum of a range, and complete the round with the last one."""
+        """Note that the sum of a range is in ``total``. The last one completes the round."""
         if len(reports) != self.num_workers:
             raise MalformedMessageError(f"{len(reports)} reports")
         self._round.sums.add(owner)
@@ -431,7 +440,7 @@ class Replica:
             self._complete()
 
     def _complete(self) -> None:
-        """Make the update of a round whose sums are all there. A loss that is not finite ends the run before it."""
+        """Make the update of a round whose sums have all arrived. A loss that is not finite ends the run without it."""
         reports = self._round.reports
         snapshot = self._round.snapshot
         self._round.clear()
@@ -458,7 +467,7 @@ class Replica:
             )
 
     def _write(self, version: int) -> None:
-        """Write the snapshot of a version: this worker's copy, or after the last round the model itself."""
+        """Write the snapshot of a version: this worker's copy or, after the last round, the model itself."""
         copy = self.snapshots.get(version)
         if copy:
             self.write(copy.generation, version, copy.values, copy.momentum)

@@ -56,7 +56,7 @@ class Step:
     ) -> tuple[float, int] | None:
         """Compute a gradient and return (mean loss with the L2 term, correct predictions), or None if it was cancelled.
 
-        Gradient and statistics are left in ``statistics``. For an empty mini-batch, which Bernoulli sampling can draw, both
+        Gradient and statistics are left in ``pushed``. For an empty mini-batch, which Bernoulli sampling can draw, both
         results and the gradient are 0, and the statistics do not change. If the protocol divides a step into
         micro-batches, their gradients are summed, and is_cancelled is called between them."""
         self._seed(dropout_seed)

@@ -1,7 +1,7 @@
 """Checkpoints of runs whose workers keep models of their own: the mean of all models, and each model with its times.
 
-A checkpoint of version V has the models with which the workers begin round V. They reach it at different times, and the last
-one completes it. The mean is a slice, which the evaluator reads as it reads the slices of servers."""
+A checkpoint of version V has the models with which the workers begin round V. Workers begin it at different times, and
+the last one completes the checkpoint. The mean is a slice, which the evaluator reads like a slice of servers."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class PeerTimes(NamedTuple):
     """The times at a checkpoint, from which a resumed run repeats all events that follow.
 
     Attributes:
-        begun: virtual time at which each worker began its round, by worker; without workers that were absent.
+        begun: virtual time at which each worker began round V, by worker; absent workers are missing.
         link_free: virtual time at which its link had sent all earlier messages.
-        seconds: training time at the first of ``begun``.
+        seconds: training time at the earliest time in ``begun``.
         sent_bytes: bytes that all workers had sent in earlier rounds.
     """
 
@@ -66,7 +66,7 @@ class PeerTimes(NamedTuple):
 
 @dataclass
 class PendingReplicas:
-    """A checkpoint that some workers have not reached yet. begun, link_free: as in PeerTimes, of the others."""
+    """A checkpoint that some workers have not reached yet. begun, link_free: as in PeerTimes, of workers that have."""
 
     file: ReplicaFile
     begun: dict[int, float] = field(default_factory=dict)
@@ -117,8 +117,8 @@ class PeerCheckpoints:
     def complete(self, progress: PeerProgress, *, origin: float, now: float, sent_bytes: int) -> bool | None:
         """Complete the checkpoint of the version that all members have just reached, and return whether it is kept.
 
-        Returns None, and writes nothing, if the mean of the models is not finite. Logs how far the models are apart.
-        Raises OSError. The caller has written the log up to this version.
+        Returns None, and writes nothing, if the mean of the models is not finite. At the end of an epoch it also logs
+        the distance of the models from their mean. Raises OSError. The caller has written the log up to this version.
 
         Args:
             progress: of the run.
@@ -139,7 +139,7 @@ class PeerCheckpoints:
             log_event(self.work, "consensus", epoch=boundary, version=version, seconds=seconds, **details)
         final = version >= self._steps
         folder = folder_of(self.root, version)
-        # The models at the ends of epochs are always needed for the log.
+        # At the end of an epoch the models are needed for the log even if no checkpoint is kept.
         if not (final or version in self.extra or (boundary is not None and self.config.run.epoch_checkpoints)):
             pending.file.path.unlink()
             remove_empty(folder)

@@ -1,7 +1,7 @@
 """The event loop of a run in virtual time whose workers keep models of their own and exchange them with neighbours.
 
-Each worker has a link of its own, on which its messages wait for each other; what it receives does not. A worker waits for
-its neighbours of a round only. Everything follows from the seed, the settings and the scripted failures: also a resumed
+Each worker sends its messages one after the other on a link of its own; receiving takes no time. A worker waits only
+for its neighbours of a round. Everything follows from the seed, the settings and the scripted failures, so a resumed
 run repeats every event after its checkpoint at the same virtual time."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from trainer.simulation.peers.events import Newcomer, PeerEvent, PeerEventKind, 
 from trainer.simulation.step_times import StepTimes
 from trainer.transport.status import RunStatus
 
-SEARCHED_ROUNDS = 64  # in which a newcomer looks for neighbours
+SEARCHED_ROUNDS = 64  # that are searched for a newcomer's next neighbours
 LEADER_RESTARTED = "the leader was started again"
 NO_MODEL = "all workers were lost at the same time"
 
@@ -131,7 +131,7 @@ class PeerEngine:
         """Return the status that a leader reports to a supervisor."""
         progress = self.progress
         position = progress.budget.position
-        # Worlds without processes have no supervisor to wait for: what is trained is finished.
+        # No supervisor waits for a final checkpoint here, so a run that is trained is finished.
         present = sum(member.is_in for member in progress.members)
         keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
         measured: dict[str, Any] = {key: self.journal.summary.get(key) for key in keys}
@@ -171,7 +171,7 @@ class PeerEngine:
         return self.divergence
 
     def _seconds(self, time: float) -> float:
-        """Return the training time of the run at a virtual time, without rounds that a roll-back undid."""
+        """Return the training time of the run at a virtual time; the time of undone rounds does not count."""
         return time - self.origin
 
     def _want_checkpoint(self) -> None:
@@ -225,7 +225,7 @@ class PeerEngine:
         return event.lives != (self.peers[event.worker].life, sender)
 
     def _begin(self, worker: int) -> None:
-        """Begin a worker's round with the model that it holds now."""
+        """Begin a worker's round with its present model."""
         peer = self.peers[worker]
         round = self.progress.members[worker].clock
         self.progress.start_round(worker)
@@ -260,7 +260,7 @@ class PeerEngine:
             self._try_to_complete(worker)
 
     def _try_to_complete(self, worker: int) -> None:
-        """Complete a worker's round if the models of all its neighbours are there, and begin its next one.
+        """Complete a worker's round if the models of all its neighbours have arrived, and begin its next one.
 
         Neighbours that died are left out, unless their models of this round arrived before. The weights of the other
         links stay as they are, so that both ends of a link use the same one."""
@@ -349,12 +349,14 @@ class PeerEngine:
     # --- failures -----------------------------------------------------------------------------------------------------
 
     def _die(self, worker: int, away_s: float) -> None:
-        """Let a worker die and restart after ``away_s`` virtual seconds; its model and unsent messages are lost."""
+        """Let a worker die and restart after ``away_s`` virtual seconds.
+
+        Its model is lost, and so are its messages that have not arrived, except a model on its way to a newcomer."""
         peer = self.peers[worker]
         peer.back_at = max(peer.back_at, self.now + away_s)
         log_event(self.root, "restart", role="worker", index=worker, cause=SCRIPTED)
         self._schedule(self.now + away_s, worker, PeerEventKind.JOIN)
-        if peer.phase in (PeerPhase.DONE, PeerPhase.ABSENT):  # one that is done has sent all
+        if peer.phase in (PeerPhase.DONE, PeerPhase.ABSENT):  # a worker that is done has sent everything
             return
         self._forget(worker)
         self.newcomers.pop(worker, None)
@@ -368,7 +370,7 @@ class PeerEngine:
             if self.newcomers:
                 self._roll_back(NO_MODEL)
             return
-        # Neighbours that wait for its model go on without it.
+        # Neighbours that wait for its model continue without it.
         for other, waiting in enumerate(self.peers):
             if waiting.phase is PeerPhase.WAITING:
                 self._try_to_complete(other)
@@ -385,7 +387,7 @@ class PeerEngine:
         return any(peer.phase >= PeerPhase.BEGINNING for peer in self.peers)
 
     def _join(self, worker: int) -> None:
-        """Let a worker come back. It begins with a neighbour's model, in the first round that nobody has begun."""
+        """Let a worker rejoin, with a neighbour's model, in the first round that no member has begun."""
         peer = self.peers[worker]
         if self.down or peer.back_at > self.now or peer.phase is not PeerPhase.ABSENT:
             return
@@ -393,7 +395,7 @@ class PeerEngine:
             self._roll_back(NO_MODEL)
             return
         first = self.progress.admit(worker)
-        if first is None:  # the others do their last steps
+        if first is None:  # the others have begun the last round, or none is left
             return
         peer.phase = PeerPhase.JOINING
         self.newcomers[worker] = Newcomer(first, self._sources(worker, first))
@@ -416,7 +418,7 @@ class PeerEngine:
         self._schedule(self.now + away_s, -1, PeerEventKind.RECOVER)
 
     def _roll_back(self, cause: str) -> None:
-        """Begin again at the newest checkpoint, with the workers that are there now."""
+        """Restart from the newest checkpoint, with the workers that are present now."""
         for worker in range(self.facts.num_workers):
             self._forget(worker)
         before = self.progress.version
@@ -432,9 +434,9 @@ class PeerEngine:
     def _load(self, at: float | None = None) -> None:
         """Begin a generation at the newest checkpoint. Raises JobError if there is none.
 
-        The workers begin at the times at which they had reached it, so that a resumed run repeats what followed.
+        The workers begin at the times at which they had reached it, so that a resumed run repeats all later events.
 
-        at: the time of a roll-back, at which all workers that are there begin instead."""
+        at: the time of a roll-back, at which all present workers begin instead; None at the start of the program."""
         root = self.root / CHECKPOINTS
         version_and_generation = go_back(root, at_least=self.generation + 1)
         if not version_and_generation:
@@ -459,9 +461,9 @@ class PeerEngine:
         self.journal.seconds(self.now)  # the training time runs from here
 
     def _begin_all(self, state: RunState, times: PeerTimes, at: float | None) -> None:
-        """Let the workers begin that are in a checkpoint and, after a roll-back, are there now.
+        """Let every worker begin that is in a checkpoint and, after a roll-back, present.
 
-        If none of the present workers is in it, all of them begin with the mean of its models.
+        If no present worker is in the checkpoint, all present ones begin with the mean of its models.
 
         Args:
             state: of the checkpoint.
@@ -489,9 +491,11 @@ class PeerEngine:
                 self._restore_absence(worker, times.start)
 
     def _restore_absence(self, worker: int, start: float) -> None:
-        """Restore a worker that is not in the checkpoint: it had died before, or dies before it could have reached it.
+        """Restore a worker that is not in the checkpoint: it is still away, or dies before it would have reached it.
 
-        In the second case its neighbours wait for it until then, as they did before. start: of the first worker."""
+        In the second case its neighbours wait until its death, as in the first run.
+
+        start: virtual time at which the first worker begins."""
         peer = self.peers[worker]
         died = [failure for failure in self.simulated.failures if failure.worker == worker and failure.at_s < start]
         peer.back_at = max((failure.at_s + failure.away_s for failure in died), default=0.0)

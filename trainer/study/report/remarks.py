@@ -132,9 +132,9 @@ def evenness(analysis: Analysis, setting: StudySetting) -> list[str]:
 
 
 def twins(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return sentences on the same runs in the study ``beside``: their differences, and what else differs.
+    """Return sentences that compare a setting's members with the same runs of another study, ``analysis.beside``.
 
-    Empty if the plan names no such study."""
+    They also name differences of the environments. Empty if the plan names no other study."""
     other = analysis.beside
     of_setting = [twins for twins in analysis.twins if twins.setting == setting.name]
     if not other:

@@ -1,4 +1,4 @@
-"""The client of all-reduce: runs a worker's replica on sockets, and answers server 0."""
+"""The client of all-reduce: connects a worker's replica to the other workers and to server 0."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 RESEND_S = 1.0
 HEARTBEAT_S = 1.0
 REPORT_S = 0.2  # between two reports of rounds to server 0
-UNREACHABLE_S = 30.0  # after which a connection to another worker counts as impossible
+UNREACHABLE_S = 30.0  # without a connection, after which another worker counts as unreachable
 WATCH_S = 0.2  # between two looks at the connections
 
 
@@ -59,7 +59,7 @@ class ReplacedError(JobError):
 def open_client(
     config: Config, facts: RunFacts, worker: int, addresses: Sequence[str], secret: Secret, folders: Folders
 ) -> AllReduceClient:
-    """Return the client of a worker. addresses: of server 0 alone; folders: the run's folders on this host."""
+    """Return the client of a worker. addresses: of the servers; only server 0's is used."""
     return AllReduceClient(config, facts, worker, addresses[0], secret, folders.checkpoints)
 
 
@@ -123,7 +123,7 @@ class AllReduceClient:
     # --- the interface of the worker's loop ---------------------------------------------------------------------------
 
     def join(self) -> Turn | None:
-        """Take part in the next view; blocks until all workers do. Returns None if there is nothing left to do.
+        """Join the next view; blocks until all workers have. Returns None if there is nothing left to do.
 
         Raises UsageError if the token or the configuration is not the run's."""
         return self._wait(resend=self._send_join)
@@ -136,7 +136,7 @@ class AllReduceClient:
         return self._wait()
 
     def is_cancelled(self, turn: Turn) -> bool:
-        """Return False: no step of all-reduce is given up."""
+        """Return False: all-reduce uses every gradient, so no step is cancelled."""
         return False
 
     def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
@@ -224,7 +224,9 @@ class AllReduceClient:
         offer(self.to_leader, pack(message), introduction, rounds)
 
     def _report(self, now: float) -> None:
-        """Report completed rounds to server 0, as worker 0 for all: every REPORT_S seconds, and at the end at once."""
+        """Report completed rounds to server 0, every REPORT_S seconds and at once at the end.
+
+        Only worker 0 reports, because its rounds have the reports of all workers."""
         replica = self.replica
         is_due = now - self._reported_at >= REPORT_S or (replica.phase is Phase.TRAINED and not self._has_reported_end)
         if self.worker == 0 and is_due and (report := replica.report()):
@@ -240,7 +242,7 @@ class AllReduceClient:
         self.watch.has_broken()  # raises UsageError for a wrong token
         is_member = self.replica.phase is not Phase.OUTSIDE
         has_broken = self.mesh.has_broken()
-        # Without this a firewall between hosts would let the run wait for ever.
+        # Otherwise the run would wait for ever if a firewall separates two hosts.
         if is_member and (other := self.mesh.unreachable(UNREACHABLE_S)):
             raise JobError(
                 f"cannot reach {other} for {UNREACHABLE_S:g} s: let workers reach each other at any port, or use"
@@ -252,7 +254,7 @@ class AllReduceClient:
     def _beat(self, leader: str, secret: Secret) -> None:
         """Send heartbeats from a separate thread, because a step may take longer than the timeout of server 0.
 
-        Each says which view and version this worker has, so that the answer makes good for a message that was lost."""
+        Each contains this worker's view and version, so that server 0 can repeat a message that was lost."""
         socket = dealer(self.context, leader, secret)
         socket.connect(leader)
         while not self._closing.wait(HEARTBEAT_S):
@@ -266,7 +268,9 @@ class AllReduceClient:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _write(self, generation: int, version: int, values: Vector, momentum: Vector) -> None:
-        """Write a checkpoint in the background, as the only slice, and report it to server 0, which asks repeatedly."""
+        """Write a checkpoint, with a single slice, in the background, and report that to server 0.
+
+        Server 0 repeats its request until the report arrives, so a write that is under way is not started again."""
         if (generation, version) in self._writing:
             return
         self._writing.add((generation, version))
