@@ -113,8 +113,10 @@ def test_memory_that_cannot_be_opened_ends_with_a_remedy(make: Make) -> None:
     one, two = pair(make, use_memory=True)
     wrong = members([one, two])
     wrong[1] |= {"process": 99, "memory": wrong[1]["memory"] | {"nonce": "0" * 64}}
+    one.connect(2, wrong)
+    assert one.has_broken()  # its worker may have died
     with pytest.raises(UsageError, match="memory of worker 1 cannot be opened on this host: give --same-host socket"):
-        one.connect(2, wrong)
+        one.memory_of(1)
 
 
 @pytest.mark.parametrize("frames", [[b""], [pack(GradientPiece(1, 1, 1, in_memory=False)), b""]])

@@ -26,13 +26,14 @@ from trainer.runlog.read import read_pushes
 from trainer.transport.messages import (
     CopyReceipt,
     GradientPiece,
+    LinkLoss,
     Message,
     PeerBeat,
-    PeerJoin,
     PeerView,
     RangeSum,
     Replacement,
     RunEnd,
+    WantSnapshot,
     pack_json,
 )
 from trainer.worker.replica import Body, Phase, Replica
@@ -232,7 +233,7 @@ class Network:
         if self.leader.is_replaced(message.worker, message.process):
             self.post(LEADER, source, *replaced(message.process))
             return
-        if isinstance(message, PeerJoin):
+        if not isinstance(message, PeerBeat):
             self.identities[message.worker] = source
         if answer := self.leader.hear(message, bodies[0], bodies[-1], self.now):
             self.post(LEADER, source, *answer)
@@ -252,6 +253,16 @@ class Network:
     def suspect(self) -> None:
         """Start another process for a worker whose first one still runs, as if it had been frozen."""
         self.start(self.random.choice(list(self.hosts.values())).worker)
+
+    def cut(self) -> None:
+        """Cut a worker's connection to server 0, which loses messages and the address of the worker."""
+        host = self.random.choice(list(self.hosts.values()))
+        for channel in [(host.process, LEADER), (LEADER, host.process)]:
+            self.channels.pop(channel, None)
+        if self.identities.get(host.worker) == host.process:
+            del self.identities[host.worker]
+        if host.replica.phase is not Phase.OUTSIDE:
+            self.post(host.process, LEADER, LinkLoss(host.worker, host.process, host.replica.number), b"")
 
     def crash_leader(self) -> None:
         """Kill server 0, with all messages from and to it."""
@@ -283,14 +294,14 @@ class Network:
         return f"{phases}, {self.leader.status(self.now)}, view {self.leader.number} of {self.leader.members and 'all'}"
 
 
-FAULTS = ("crash", "suspect", "crash_leader")
+FAULTS = ("crash", "suspect", "cut", "crash_leader")
 
 
 def walks(count: int) -> Iterator[tuple[int, int, list[str]]]:
     """Yield (seed, workers, faults)."""
     for seed in range(count):
         draw = random.Random(seed)
-        yield seed, draw.randint(1, 4), draw.choices(FAULTS, weights=(4, 1, 1), k=draw.randint(0, 6))
+        yield seed, draw.randint(1, 4), draw.choices(FAULTS, weights=(4, 1, 1, 1), k=draw.randint(0, 6))
 
 
 def check(network: Network) -> None:
@@ -341,6 +352,20 @@ def test_a_loss_that_is_not_finite_ends_all_workers(tmp_path: Path) -> None:
     status = network.leader.status(network.now)
     assert status.version == 3
     assert "worker 1" in str(status.diverged)
+
+
+def test_a_later_server_0_gets_the_snapshots_that_it_wants(tmp_path: Path) -> None:
+    """It counts its wishes from the start again."""
+    network = Network(1, tmp_path, 1)
+    replica = next(iter(network.hosts.values())).replica
+    member = {"process": replica.process, "address": "", "host": "", "memory": {}}
+    progress = {"accepted": 0, "examples": 0, "clocks": [0], "until": None}
+    for number, wish in ((1, 3), (9, 1)):
+        body = pack_json({"members": [member], "source": None, "copies": [], **progress})
+        replica.obey(PeerView(number, number, 0), body)
+        replica.obey(WantSnapshot(number, wish), b"")
+        replica.submit(StepMeasurements(2, 1.0, 1, 0.1))
+        assert list(replica.snapshots) == [1]
 
 
 def test_a_view_of_another_process_changes_nothing(tmp_path: Path) -> None:

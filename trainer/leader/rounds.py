@@ -227,6 +227,7 @@ class RoundsLeader(Leader):
         self._send_view(None if version < 0 else source, now)
         for worker in range(self.facts.num_workers):
             coordinator.join(0, worker, self.number, now)
+            coordinator.alive(worker, self.number, now)  # it may have joined long ago, and waited for a checkpoint
         self._advance(self.training, now)
         for snapshot in self._orders:
             self._have_written(snapshot)

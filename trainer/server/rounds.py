@@ -176,7 +176,7 @@ class RoundsServer:
         worker = self._worker(message.worker)
         if self.leader.is_replaced(worker, message.process):
             return self._answer(identity, *replaced(message.process))
-        if isinstance(message, PeerJoin):
+        if not isinstance(message, PeerBeat):  # heartbeats have a connection of their own
             self.identities[worker] = identity
         if answer := self.leader.hear(message, first, last, now):
             self._answer(identity, *answer)

@@ -101,6 +101,7 @@ class Mesh:
         self.host = _host()
         self._sockets: dict[int, tuple[int, zmq.Socket[bytes], Watch]] = {}  # by worker, with its process
         self._addresses: dict[int, str] = {}
+        self._has_lost = False  # whether the memory of a member could not be opened
         self._memories: dict[int, tuple[int, MarkedMemory | None]] = {}
 
     def introduction(self) -> dict[str, Any]:
@@ -114,8 +115,7 @@ class Mesh:
     def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
         """Connect to the members of a view, and drop the connections to processes that they have replaced.
 
-        Raises MalformedMessageError for an invalid handle to memory, and UsageError for memory that cannot be opened,
-        which can also mean that its worker has just died.
+        Raises MalformedMessageError for an invalid handle to memory.
 
         number: of the view."""
         for worker, member in enumerate(members):
@@ -126,6 +126,7 @@ class Mesh:
             if existing and existing[0] == process:
                 continue
             if existing:
+                existing[2].monitor.close()
                 existing[1].close(linger=0)
             socket = dealer(self.context, member["address"], self.secret)
             watch = Watch(socket)
@@ -135,10 +136,8 @@ class Mesh:
             # Both workers decide from the same data whether they share memory, so that no message about it is needed.
             shares = bool(member["host"]) and member["host"] == self.host and self.memory is not None
             opened = open_memory(member["memory"], padded(self.elements)) if shares else None
-            if shares and opened is None:
-                raise UsageError(
-                    f"the memory of worker {worker} cannot be opened on this host: give --same-host socket"
-                )
+            # Usually because the worker has just died. If it lives, its first message says so (see ``memory_of``).
+            self._has_lost |= shares and opened is None
             self._memories[worker] = (process, MarkedMemory(opened, self.elements) if opened else None)
 
     def send(self, worker: int, message: Message, *bodies: Body) -> None:
@@ -163,8 +162,10 @@ class Mesh:
         return self._memories[worker][1] is not None
 
     def memory_of(self, worker: int) -> MarkedMemory:
+        """Return the memory of a member that says that it shares it. Raises UsageError if it could not be opened."""
         memory = self.memory if worker == self.worker else self._memories[worker][1]
-        assert memory, "a message says in_memory only if both share it"
+        if not memory:
+            raise UsageError(f"the memory of worker {worker} cannot be opened on this host: give --same-host socket")
         return memory
 
     def offer_piece(self, number: int, version: int) -> None:
@@ -176,9 +177,11 @@ class Mesh:
             self.memory.offer_sum(number, version)
 
     def has_broken(self) -> bool:
-        """Return whether a connection to a member broke since the last call."""
+        """Return whether a connection to a member broke since the last call, or its memory could not be opened."""
+        has_lost = self._has_lost
+        self._has_lost = False
         # A list, not a generator: every watch must read its events.
-        return any([watch.has_broken() for _, _, watch in self._sockets.values()])
+        return has_lost | any([watch.has_broken() for _, _, watch in self._sockets.values()])
 
     def unreachable(self, after_s: float) -> str | None:
         """Return the worker and address of a member without a connection for ``after_s`` seconds, or None.

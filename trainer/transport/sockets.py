@@ -118,6 +118,7 @@ def serve(
     try:
         socket.bind(bound)
     except zmq.ZMQError as error:
+        close(context)  # the caller may try again
         raise UsageError(
             f"cannot listen at {address}: {os.strerror(error.errno or 0)}; choose other --addresses"
         ) from None

@@ -271,6 +271,7 @@ class Replica:
         source = details["source"]
         if source is None:
             self.snapshots = {}
+            self._wish = self._granted = 0  # a later server 0 counts its wishes from 0
             self._take(view.version, *self.load(view.version))
         elif (self.generation, self.version) == (view.generation, view.version):
             if source == self.worker:

@@ -113,7 +113,7 @@ class AllReduceClient:
         self._has_finished = False
         self._writing: set[tuple[int, int]] = set()  # (generation, version) of the checkpoints that are being written
         self._has_reported_end = False
-        self._reported_at = self._watched_at = 0.0
+        self._reported_at = self._watched_at = self._heard_at = 0.0
         self._from_beats: SimpleQueue[tuple[Message, Body]] = SimpleQueue()
         self._closing = threading.Event()
         # Last, because the thread reads the fields above.
@@ -160,6 +160,9 @@ class AllReduceClient:
         while not self._has_finished:
             kick()
             now = time.monotonic()
+            # A single worker completes its rounds alone, and must still hear server 0.
+            if now - self._heard_at >= WATCH_S:
+                self._hear(0, now)
             if replica.phase is Phase.TURN and not replica.must_wait:
                 self._report(now)
                 replica.links.offer_piece(0, 0)  # the next step writes the gradient
@@ -173,18 +176,23 @@ class AllReduceClient:
             self._report(now)
             self._look_at_connections(now)
             before = replica.number
-            ready = dict(self._poller.poll(50))
-            if self.mesh.inbox in ready:
-                self._drain_mesh()
-            if self.to_leader in ready:
-                self._drain_leader()
-            if self.background.fileno() in ready:
-                self.background.collect()
-            while not self._from_beats.empty():
-                self._obey(*self._from_beats.get())
+            self._hear(50, now)
             if replica.number > before:
                 due = 0.0  # answer a Regroup at once
         return None
+
+    def _hear(self, wait_ms: int, now: float) -> None:
+        """Handle the messages that arrive within ``wait_ms``, and the checkpoints that have been written."""
+        self._heard_at = now
+        ready = dict(self._poller.poll(wait_ms))
+        if self.mesh.inbox in ready:
+            self._drain_mesh()
+        if self.to_leader in ready:
+            self._drain_leader()
+        if self.background.fileno() in ready:
+            self.background.collect()
+        while not self._from_beats.empty():
+            self._obey(*self._from_beats.get())
 
     def _drain_mesh(self) -> None:
         for message, bodies in self.mesh.receive():
@@ -235,11 +243,12 @@ class AllReduceClient:
             offer(self.to_leader, pack(report[0]), b"", report[1])
 
     def _look_at_connections(self, now: float) -> None:
-        """Report a broken connection to another worker, because messages of this view may be lost."""
+        """Report a broken connection to a worker or to server 0, because messages of this view may be lost."""
         if now - self._watched_at < WATCH_S:
             return
         self._watched_at = now
-        self.watch.has_broken()  # raises UsageError for a wrong token
+        # A new connection has a new identity, which server 0 learns from the first message on it.
+        has_left = self.watch.has_broken()  # raises UsageError for a wrong token
         is_member = self.replica.phase is not Phase.OUTSIDE
         has_broken = self.mesh.has_broken()
         # Otherwise the run would wait for ever if a firewall separates two hosts.
@@ -248,7 +257,7 @@ class AllReduceClient:
                 f"cannot reach {other} for {UNREACHABLE_S:g} s: let workers reach each other at any port, or use"
                 " --exchange parameter-server"
             )
-        if has_broken and is_member:
+        if (has_broken or has_left) and is_member:
             offer(self.to_leader, pack(LinkLoss(self.worker, self.process, self.replica.number)), b"")
 
     def _beat(self, leader: str, secret: Secret) -> None:
