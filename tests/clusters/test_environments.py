@@ -43,6 +43,7 @@ SUBCOMMANDS: Mapping[str, Command] = {
     "derive": ("--input", "sample", "--to", "derived", "--shrink", 2),
     "fetch": ("cifar10", "--to", "cifar10", "--cache", "archives", "--base-url"),
     "plan": ("--rows", 400, "--workers", 2),
+    "topology": ("ring", "--workers", 4),
     "shard": (*BOTH, "--output", "shards", "--strategy", "stratified"),
     "inspect": ("shards",),
     "verify": ("shards",),

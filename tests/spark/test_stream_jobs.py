@@ -82,7 +82,7 @@ def test_a_stream_stops_after_the_current_batch(tmp_path: Path) -> None:
         assert job.wait(180) == 0, log.read_text()
     finally:
         end_tree([job])
-    assert "asked to end" in log.read_text()
+    assert "stopping after the current batch" in log.read_text()
     assert "Traceback" not in log.read_text()
     last = start_stream(source.folder, output, "once", log)
     assert last.wait(120) == 0, log.read_text()
@@ -156,8 +156,8 @@ def test_what_is_not_read_of_a_source_folder_is_reported(tmp_path: Path) -> None
     assert done.code == 0, done.err
     at_start, changed, in_batch = [line for line in done.err.splitlines() if "warning: " in line]
     assert f"warning: not read: {source.folder}/more/; " in at_start
-    assert f"warning: {file} was replaced or appended to after it was taken" in changed
-    assert f"warning: batch 1: {file} was replaced or appended to after it was taken" in in_batch
+    assert f"warning: {file} was replaced or appended to after a batch took it" in changed
+    assert f"warning: batch 1: {file} was replaced or appended to after a batch took it" in in_batch
 
 
 def test_another_checkpoint_is_refused_before_a_row_is_doubled(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_another_ready_set_under_the_same_name_is_refused(shards: Path, spark: A
     assert main([str(plan), "--output", str(study), "--quiet"]) == 0
     other = make_sets(spark, tmp_path / "other", 3, seed=9)[3]
     plan.write_text(plan.read_text().replace(str(shards), str(other)))
-    with pytest.raises(DataError, match=r"is of other (evaluation images|training images|shards) than small/one/"):
+    with pytest.raises(DataError, match=r"has other (evaluation images|training images|shards) than small/one/"):
         main([str(plan), "--output", str(study), "--quiet", "--seeds", "2"])
     assert len(lines(study)) == 2
 

@@ -194,7 +194,7 @@ def test_a_run_goes_on_with_a_host_that_was_frozen(start: Start) -> None:
     run.wait_for_updates(10)
     host = part_of(run, "worker-2")
     host.suspend()
-    until(lambda: "is not heard of" in run.said(), "its silence is told of")
+    until(lambda: "does not answer" in run.said(), "its silence is told of")
     host.resume()
     until(lambda: re.search("answers again|is started again", run.said()), "it is back")
     before = run.updates()
