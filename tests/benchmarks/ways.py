@@ -93,7 +93,7 @@ def start_tcp(case: Case, folder: Path, counts: Counts, secret: Secret = SECRET)
 
 
 def start_clear_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    """With --encryption off."""
+    """Test a run with --encryption off."""
     return start_tcp(case, folder, counts, replace(SECRET, encryption="off"))
 
 

@@ -75,5 +75,5 @@ class Tap(Cable):
         self._carried.setdefault(source, bytearray()).extend(data)
 
     def carried(self, data: bytes) -> bool:
-        """Whether some end has sent these bytes, in the clear and in one piece."""
+        """Return whether one end has sent these bytes, in clear text and in one piece."""
         return any(data in sent for sent in list(self._carried.values()))

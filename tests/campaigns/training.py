@@ -202,7 +202,7 @@ def check(run: Disturbed, expected: np.ndarray) -> None:
 def campaign(
     shards: Path, root: Path, kills: int, seed: int, say: Any = print, exchange: str | None = None
 ) -> Counter[str]:
-    """As many acts as asked for, on runs of all ways in turns, or those of one exchange.
+    """Carry out ``kills`` acts, on runs of all kinds in turn, or of one exchange.
 
     Raises Failed; the folder of that run stays."""
     expected = train_here(shards, root / "undisturbed", *RUN, "--protocol", "bsp", "--servers", 2).vector()

@@ -102,7 +102,7 @@ def test_three_hosts_end_with_the_bits_of_one_and_the_token_is_nowhere_to_be_rea
 
 
 def mechanisms(pid: int) -> list[bytes]:
-    """How a process's ZeroMQ servers want peers to prove themselves, as their greetings say."""
+    """Return the security mechanisms that the greetings of a process's ZeroMQ servers name."""
     named = []
     for found in psutil.Process(pid).net_connections("tcp"):
         if found.status == psutil.CONN_LISTEN:

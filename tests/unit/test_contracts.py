@@ -1,4 +1,4 @@
-"""What passes between parts and versions of the program: one rule for missing and unknown keys, and one line for each
+"""Test the data that parts and versions of the program exchange: one rule for missing and unknown keys, one line for each
 refusal. The rule is written down in pipeline.core.json_values."""
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_edges_are_ascending_and_all_weights_alike() -> None:
 
 
 def test_one_peer_exponential_averages_exactly() -> None:
-    """With 2^k workers, k exchanges are a full average; --every must not skip bits of the numbers."""
+    """Check that k exchanges of 2^k workers give the exact mean, also with --every."""
     for every in (1, 2, 3):
         plan = build_plan("exponential", 8, seed=0, every=every)
         product = np.eye(8)

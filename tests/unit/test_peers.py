@@ -124,7 +124,7 @@ def test_a_complete_graph_equals_all_reduce(tmp_path: Path) -> None:
 
 
 def test_rounds_without_an_exchange_send_nothing(tmp_path: Path) -> None:
-    """Of ten rounds an epoch, four have the four links of the ring in both directions."""
+    """Count the bytes of an epoch: four of ten rounds use the four links of the ring, in both directions."""
     done = decentralised(tmp_path, every=3, steps=20)
     sent = [event.sent_bytes for event in consensus_of(done)]
     assert sent == [4 * 2 * 4 * ELEMENTS * 4, 7 * 2 * 4 * ELEMENTS * 4]
@@ -237,7 +237,7 @@ TIMELINES = [
 
 @pytest.mark.parametrize("failures", TIMELINES)
 def test_a_run_resumed_at_any_checkpoint_has_the_same_bits(tmp_path: Path, keep_all: None, failures: str) -> None:
-    """As if it had been killed right after that checkpoint: parameters, pushes and times."""
+    """Compare parameters, pushes and times with a run that is killed right after a checkpoint."""
     values = HARD | {"failures": parse_failures(failures) if failures else (), "epoch_checkpoints": True}
     values |= {"momentum": 0.9, "rows": 200, "checkpoint_every_s": 0.7, "steps": 20}
     whole = decentralised(tmp_path / "whole", **values)

@@ -448,7 +448,7 @@ def test_a_switch_between_equal_stages_changes_no_bit(tmp_path: Path) -> None:
 # A step takes 0.1 s, so that the switch is at 1.5 s.
 @pytest.mark.parametrize("crash_s", [0.05, 1.35, 1.45, 1.5, 1.55, 2.9])
 def test_a_crash_near_the_switch_changes_no_bit(tmp_path: Path, crash_s: float) -> None:
-    """Of a run whose stages are both reproducible. A worker dies, too, and is away during the switch."""
+    """Resume a run whose stages are both reproducible, while a worker is away during the switch."""
     calm = virtual(tmp_path / "calm", exchange="two-halves", servers=2)
     failures = parse_failures(f"server@{crash_s}+0.3,worker:1@1.42+0.5")
     hit = virtual(tmp_path / "hit", exchange="two-halves", servers=2, failures=failures, checkpoint_every_s=0.4)

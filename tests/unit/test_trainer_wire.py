@@ -275,7 +275,7 @@ def pair(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture(params=["on", "off"])
 def networked(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Served]:
-    """One server that is reached through TCP, as by other hosts, with --encryption on or off."""
+    """A server reached over TCP, as from other hosts, with --encryption on or off."""
     served = Served(tmp_path, 1, [f"tcp://127.0.0.1:{free_ports(1)[0]}"], encryption=request.param)
     yield served
     served.end()

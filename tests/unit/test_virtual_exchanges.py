@@ -39,7 +39,7 @@ def digest_of(result: Result) -> str:
 
 
 def test_all_reduce_has_the_bits_of_bsp(shards: Path, tmp_path: Path) -> None:
-    """With another timing, and a worker that dies."""
+    """Repeat the run with another timing, and with a worker that dies."""
     real: dict[str, Any] = {"compute": "real", "model": "cnn", "shards": str(shards), "workers": 3, "batch_size": 12}
     real |= {"steps": 4, "profile": parse_profile("lognormal:0.5")}
     expected = virtual(tmp_path / "bsp", "bsp", **real)

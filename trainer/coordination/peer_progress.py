@@ -93,7 +93,7 @@ class PeerProgress:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are complete, or the run has diverged."""
+        """Return whether all rounds are complete or the run has diverged."""
         return self.budget.is_spent() or self.diverged is not None
 
     def begin(self, worker: int) -> None:

@@ -155,12 +155,11 @@ def learning_rate(epoch: Floats, rate: Floats) -> Figure:
 def consensus(epoch: Floats, distance: Floats, sent_bytes: Floats) -> Figure:
     """Draw the distance of the workers' models from their mean, and the data that they have sent, over epochs, all [E]."""
     figure, (left, right) = canvas(1.9, 2)
-    left.plot(
-        thin(epoch), thin(finite(distance)), color=BLUE, lw=1.6, marker="o", ms=4, markevery=max(1, len(epoch) // 40)
-    )
+    dots: dict[str, Any] = {"lw": 1.6, "marker": "o", "ms": 4, "markevery": max(1, len(epoch) // 40)}
+    left.plot(thin(epoch), thin(finite(distance)), color=BLUE, **dots)
     left.set(xlabel="epoch", ylabel="distance", xlim=(0, None), ylim=(0, None))
-    right.plot(thin(epoch), thin(sent_bytes / 1e6), color=GREEN, lw=1.6)
-    right.set(xlabel="epoch", ylabel="MB sent by all workers", xlim=(0, None), ylim=(0, None))
+    right.plot(thin(epoch), thin(sent_bytes / 1e6), color=GREEN, **dots)
+    right.set(xlabel="epoch", ylabel="MB sent", xlim=(0, None), ylim=(0, None))
     for ax in (left, right):
         few_ticks(ax.xaxis)
     return figure

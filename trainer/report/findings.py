@@ -15,6 +15,7 @@ from trainer.report.progress import number
 from trainer.report.terminal import duration, percent
 from trainer.runlog.kinds import (
     ConsensusEvent,
+    EpochEvent,
     EvaluationEvent,
     LogEvent,
     RestartEvent,
@@ -69,7 +70,10 @@ def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapp
     """
     level, ending = ENDINGS.get(summary["cause"], ("worse", f"Ended: {summary['cause']}"))
     trains = select_kind(live, TrainEvent)
-    stands = f" at epoch {trains[-1].epoch:.2f}" if trains else ""
+    # The last summary of a short run can be older than the end of its last epoch.
+    ends = [event.epoch for event in select_kind(live, EpochEvent) if event.epoch is not None]
+    epochs = [*ends, trains[-1].epoch] if trains else ends
+    stands = f" at epoch {max(epochs):.2f}" if epochs else ""
     result = [
         *_result(summary),
         RunFinding(level, f"{ending}{stands} after {duration(summary['seconds'])} of training."),

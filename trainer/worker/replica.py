@@ -195,7 +195,7 @@ class Replica:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next step must wait for server 0, which has too many rounds or snapshots of this worker to settle."""
+        """True if server 0 has so many rounds or snapshots to settle that the next step must wait."""
         pending = sum(version <= self.version for version in self.snapshots)
         return pending > MOST_COPIES or len(self.rounds) * self.num_workers > MOST_UNSETTLED
 
