@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.benchmarks.trainer import _print_machine
+from tests.benchmarks.machine import print_machine
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, Data, Optimiser, Processes, RunFacts, RunSpec
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
         args.workers = (2,)
         args.elements = (270_000,)
         args.repeat = 1
-    _print_machine()
+    print_machine()
     print(f"{'elements':>10} {'workers':>7} {'contender':>9} {'wall ms':>8} {'cpu ms':>8} {'wall / gloo':>11}")
     for elements in args.elements:
         for workers in args.workers:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +36,37 @@ GOAL, GOAL_WORKERS = 0.95, 4
 Sets = Callable[[int], Path]
 
 
-def ours(shards: Path, model: str, steps: int) -> tuple[float, int]:
+@dataclass(frozen=True)
+class Training:
+    """What is trained.
+
+    Attributes:
+        model: name of the model.
+        steps: of each worker.
+        batch: mini-batch of all workers together, or of each.
+        per_worker: whether the mini-batch is that of each worker.
+        device: cpu or cuda.
+    """
+
+    model: str
+    steps: int
+    batch: int = BATCH
+    per_worker: bool = False
+    device: str = "cpu"
+
+    def worker_batch(self, workers: int) -> int:
+        """Return the mini-batch of one of so many workers."""
+        return self.batch if self.per_worker else self.batch // workers
+
+
+def ours(shards: Path, training: Training, workers: int) -> tuple[float, int]:
     """Images a second of a run as users start it, ASP in shared memory; and the numbers of a push."""
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         output = Path(scratch) / "run"
-        flags = ["--shards", shards, "--output", output, "--model", model, "--steps", steps, "--quiet", "--no-report"]
-        flags += ["--learning-rate", RATE]
+        batch = training.batch * workers if training.per_worker else training.batch
+        flags = ["--shards", shards, "--output", output, "--model", training.model, "--steps", training.steps]
+        flags += ["--batch-size", batch, "--device", training.device, "--learning-rate", RATE]
+        flags += ["--quiet", "--no-report"]
         _run([sys.executable, "-m", "trainer", *flags])
         version = newest(output / CHECKPOINTS)
         assert version is not None, "a finished run has its final checkpoint"
@@ -55,13 +81,14 @@ def images_per_s(pushes: pd.DataFrame) -> float:
     return float(counted.examples.sum() / (counted.seconds.iloc[-1] - accepted.seconds.iloc[first]))
 
 
-def alone(shards: Path, model: str, steps: int, processes: int, threads: int) -> float:
+def alone(shards: Path, training: Training, processes: int, threads: int) -> float:
     """Images a second, in all, of plain loops over these shards that start together and exchange nothing.
 
     One process has all rows and the whole mini-batch; several have a shard and a share of it each."""
-    numbers = [str(value) for value in (model, BATCH // processes, steps, threads)]
+    numbers = [str(value) for value in (training.worker_batch(processes), training.steps, threads)]
     workers = range(processes) if processes > 1 else [-1]
-    command = [sys.executable, "-m", "tests.benchmarks.throughput", str(shards), *numbers]
+    names = [str(shards), training.model, training.device]
+    command = [sys.executable, "-m", "tests.benchmarks.throughput", *names, *numbers]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     running = [subprocess.Popen([*command, str(worker)], **pipes) for worker in workers]
     try:
@@ -78,7 +105,7 @@ def alone(shards: Path, model: str, steps: int, processes: int, threads: int) ->
             process.kill()
 
 
-def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worker: int) -> None:
+def plain_loop(uri: str, model: str, device: str, batch: int, steps: int, threads: int, worker: int) -> None:
     """Model, augmentation and arithmetic of a run, with torch's own optimiser. worker: -1 for all shards' rows."""
     import torch
 
@@ -94,14 +121,22 @@ def plain_loop(uri: str, model: str, batch: int, steps: int, threads: int, worke
     chosen = [load_worker(shards, index) for index in ([worker] if worker >= 0 else range(shards.num_workers))]
     rows = Rows(*(np.concatenate(column) for column in zip(*map(_columns, chosen), strict=True)))
     built = build(model_from_json({"name": model}), shards.inputs, seed=0)
+    built.model.to(device)
     number = max(0, worker)
     sampler = ShuffleSampler(rows, batch, seed=0, worker=number)
     with Prefetch(Batches(sampler, shards.mean, seed=0, worker=number, augment=True).make) as ahead:
         print("ready", flush=True)
         input()
-        ended = train_plainly(built, lambda clock: ahead.get(clock).tensors, steps)
+        ended = train_plainly(built, lambda clock: to_device(ahead.get(clock).tensors, device), steps)
     first = int(SKIP * steps)
     print(batch * (steps - 1 - first) / (ended[-1] - ended[first]))
+
+
+def to_device(batch: Batch, device: str) -> Batch:
+    """Return a mini-batch on the device; on a GPU by way of pinned memory, as with torch's DataLoader."""
+    if device == "cpu":
+        return batch
+    return type(batch)(*(tensor.pin_memory().to(device, non_blocking=True) for tensor in batch))
 
 
 def train_plainly(built: NetworkAndTask, batch_at: Callable[[int], Batch], steps: int) -> list[float]:
@@ -134,53 +169,80 @@ def _run(command: Sequence[object]) -> None:
 
 
 def make_sets(folder: Path, rows: int) -> Sets:
-    """Shard sets of the generated sample by number of workers, each dealt by the pipeline when it is first asked for."""
-    made: dict[int, Path] = {}
+    """Return shard sets of the generated sample by number of workers, which the pipeline makes when they are needed.
+
+    Sets that are in the folder already are used."""
 
     def get(workers: int) -> Path:
-        if not made:
+        shards = folder / f"shards-{workers}"
+        if shards.exists():
+            return shards
+        if not (folder / "sample").exists():
             _run([sys.executable, "-m", "pipeline", "sample", "--to", folder / "sample", "--rows", rows])
-        if workers not in made:
-            made[workers] = folder / f"shards-{workers}"
-            source = ["--input", folder / "sample", "--eval-input", folder / "sample", "--output", made[workers]]
-            job = ["spark-submit", "--master", f"local[{usable_cores()}]", ROOT / "jobs" / "baseline.py"]
-            _run([*job, *source, "--strategy", "round_robin", "--workers", workers, "--no-report"])
-        return made[workers]
+        source = ["--input", folder / "sample", "--eval-input", folder / "sample", "--output", shards]
+        job = ["spark-submit", "--master", f"local[{usable_cores()}]", ROOT / "jobs" / "baseline.py"]
+        _run([*job, *source, "--strategy", "round_robin", "--workers", workers, "--no-report"])
+        return shards
 
     return get
 
 
 def run(sets: Sets, workers: Sequence[int], models: Sequence[str], repeat: int, steps: int, copy_gb_s: float) -> None:
-    cores = usable_cores()
-    print(
-        f"\n2. Images/s of training (ASP, shared memory, 1 server, mini-batch {BATCH} in all, {steps} steps a worker)"
-    )
-    print(
-        f"  {repeat} interleaved repeats; ratios are medians of the repeats' own. plain: one torch process, {cores} threads;"
-    )
-    print("  no exchange: N of them with their share of rows, threads and mini-batch, the limit of N processes here")
-    print(f"  {'model':<10}{'N':>3}{'ours':>9}   {'range':<18}{'plain':>8}{'ratio':>8}{'no exchange':>14}{'ratio':>8}")
+    """Print the table of several models on the CPU, as the second part of ``make bench-trainer``."""
+    print("\n2. Images/s of training on the CPU")
+    print_heading(repeat, Training("", steps))
     for model in models:
-        plain: list[float] = []
-        single: list[float] = []
-        mine: dict[int, list[float]] = {n: [] for n in workers}
-        apart: dict[int, list[float]] = {n: [] for n in workers}
-        numbers = 0
-        for _ in range(repeat):
-            plain.append(alone(sets(workers[0]), model, steps, 1, cores))
-            single.append(alone(sets(workers[0]), model, steps, 1, 1))
-            for n in workers:
-                rate, numbers = ours(sets(n), model, steps)
-                mine[n].append(rate)
-                apart[n].append(alone(sets(n), model, steps, n, max(1, cores // n)) if n > 1 else plain[-1])
-        for n in workers:
-            print(_line(model, n, mine[n], plain, apart[n]), flush=True)
-        print(on_one_thread(plain, single))
-        busiest = max(workers)
-        moved = 8 * numbers * statistics.median(mine[busiest]) / (BATCH // busiest) / 1e9
-        print(f"  {'':<10}N{busiest}: {moved:.2f} GB/s pushed and pulled, {moved / copy_gb_s:.1%} of a memcpy's rate")
+        compare(sets, workers, Training(model, steps), repeat, copy_gb_s)
     if GOAL_WORKERS in workers:
         print(f"  goal: ours / plain >= {GOAL} at N = {GOAL_WORKERS}")
+
+
+def print_heading(repeat: int, training: Training) -> None:
+    """Print what is compared, and the names of the columns."""
+    whose = "a worker" if training.per_worker else "in all"
+    print(f"  ASP, shared memory, 1 server, mini-batch {training.batch} {whose}, {training.steps} steps a worker;")
+    print(f"  {repeat} interleaved repeats; ratios are medians of the repeats' own. plain: one torch process,")
+    print(
+        f"  {usable_cores()} threads; no exchange: N of them with their share of rows, threads and mini-batch, the limit"
+    )
+    print("  of N processes here")
+    print(f"  {'model':<10}{'N':>3}{'ours':>9}   {'range':<18}{'plain':>8}{'ratio':>8}{'no exchange':>14}{'ratio':>8}")
+
+
+def compare(
+    sets: Sets, workers: Sequence[int], training: Training, repeat: int, copy_gb_s: float | None = None
+) -> None:
+    """Measure one model with several numbers of workers, and print a line for each.
+
+    Args:
+        sets: shard sets by number of workers.
+        workers: numbers of workers.
+        training: what is trained.
+        repeat: measurements of each.
+        copy_gb_s: the rate of a copy in memory, beside which the pushed and pulled bytes are printed, if given.
+    """
+    cores = usable_cores()
+    plain: list[float] = []
+    single: list[float] = []
+    mine: dict[int, list[float]] = {n: [] for n in workers}
+    apart: dict[int, list[float]] = {n: [] for n in workers}
+    numbers = 0
+    for _ in range(repeat):
+        plain.append(alone(sets(workers[0]), training, 1, cores))
+        if training.device == "cpu":
+            single.append(alone(sets(workers[0]), training, 1, 1))
+        for n in workers:
+            rate, numbers = ours(sets(n), training, n)
+            mine[n].append(rate)
+            apart[n].append(alone(sets(n), training, n, max(1, cores // n)) if n > 1 else plain[-1])
+    for n in workers:
+        print(_line(training.model, n, mine[n], plain, apart[n]), flush=True)
+    if single:
+        print(on_one_thread(plain, single))
+    if copy_gb_s is not None:
+        busiest = max(workers)
+        moved = 8 * numbers * statistics.median(mine[busiest]) / training.worker_batch(busiest) / 1e9
+        print(f"  {'':<10}N{busiest}: {moved:.2f} GB/s pushed and pulled, {moved / copy_gb_s:.1%} of a memcpy's rate")
 
 
 def on_one_thread(plain: list[float], single: list[float]) -> str:
@@ -205,5 +267,5 @@ def _ratio(mine: list[float], theirs: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    uri, name, *numbers = sys.argv[1:]
-    plain_loop(uri, name, *map(int, numbers))
+    uri, name, place, *numbers = sys.argv[1:]
+    plain_loop(uri, name, place, *map(int, numbers))

@@ -16,19 +16,14 @@ ratios hold where seconds do not. Each part ends with its physical limit: bytes 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
-
-import psutil
 
 from tests.benchmarks import coordination as bench_coordination
 from tests.benchmarks import memory as bench_memory
 from tests.benchmarks import throughput as bench_throughput
 from tests.benchmarks import transport as bench_transport
-from trainer.plan import usable_cores
+from tests.benchmarks.machine import print_machine
 
 PARTS = ("transport", "throughput", "memory", "coordinator", "virtual")
 WORKERS = (1, 2, 4, 12)
@@ -41,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     parts = args.part or PARTS
     steps = 10 if args.quick else args.steps
     repeat = 1 if args.quick else args.repeat
-    _print_machine()
+    print_machine()
     if "transport" in parts:
         cases = bench_transport.QUICK if args.quick else bench_transport.CASES
         bench_transport.run(cases, repeat, 0.5 if args.quick else args.seconds)
@@ -49,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         sets, workers = _sets(args, Path(scratch), steps)
         if "throughput" in parts:
             models = args.model or (MODELS[1:] if args.quick else MODELS)
-            bench_throughput.run(sets, workers, models, repeat, steps, _copy_gb_s())
+            bench_throughput.run(sets, workers, models, repeat, steps, copy_gb_s())
         if "memory" in parts:
             bench_memory.run(sets(workers[-1]), MODELS[0], workers[-1], bench_throughput.BATCH)
         if "coordinator" in parts:
@@ -80,24 +75,8 @@ def _sets(args: argparse.Namespace, scratch: Path, steps: int) -> tuple[bench_th
     return (lambda _: args.shards), (open_shards(str(args.shards)).num_workers,)
 
 
-def _copy_gb_s() -> float:
+def copy_gb_s() -> float:
     return 4 * COPIED / 1e6 / bench_transport.limits(COPIED).copy_ms
-
-
-def _print_machine() -> None:
-    memory = psutil.virtual_memory().total / 2**30
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "pyzmq"))
-    print(f"{_processor()}, {usable_cores()} of {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}", end=" ")
-    print(f"{platform.release()}, Python {platform.python_version()}, {versions}")
-    load = os.getloadavg()[0]
-    print(f"load average before the run: {load:.1f}" + (" (not a quiet machine)" if load > 0.5 else ""))
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 if __name__ == "__main__":

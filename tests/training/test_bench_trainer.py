@@ -92,10 +92,11 @@ def test_images_per_second_leave_out_the_slow_start_and_what_was_rejected() -> N
 
 @pytest.mark.full
 def test_a_run_and_plain_loops_are_timed_on_the_same_shards(shards: Path) -> None:
-    rate, numbers = bench_throughput.ours(shards, "logistic", STEPS)
+    training = bench_throughput.Training("logistic", STEPS)
+    rate, numbers = bench_throughput.ours(shards, training, workers=3)
     assert rate > 0
     assert numbers == 3 * 8 * 8 * 4 + 4
-    assert bench_throughput.alone(shards, "logistic", STEPS, processes=1, threads=1) > 0
+    assert bench_throughput.alone(shards, training, processes=1, threads=1) > 0
 
 
 def test_a_plain_process_that_its_own_threads_slow_down_is_called_no_measure() -> None:

@@ -19,6 +19,7 @@ from trainer.data.augment import Floats, normalise
 from trainer.data.sampling import indices, permutation
 from trainer.embed.options import Embedding
 from trainer.embed.rows import Images
+from trainer.models.devices import compute_reproducibly
 from trainer.models.networks.autoencoder import AutoEncoder
 
 STEP = "step"
@@ -50,6 +51,7 @@ class Fitting:
     def __init__(self, embedding: Embedding, images: Images, device: torch.device) -> None:
         self.embedding = embedding
         self.images = images
+        compute_reproducibly(device)
         self.device = device
         # Integer sums are the same on every machine.
         self.mean: Floats = (images.sum(axis=(0, 2, 3), dtype=np.int64) / images[:, 0].size).astype(np.float32)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 from safetensors.numpy import save
-from torch import Tensor, nn
+from torch import nn
 
 from pipeline.core.errors import DataError
 from trainer.checkpoints import read as checkpoint
@@ -34,7 +34,7 @@ from trainer.home.folders import Folders
 from trainer.home.place import write_whole
 from trainer.home.segments import copy
 from trainer.models.build import build
-from trainer.models.devices import EVALUATOR, pick_device
+from trainer.models.devices import EVALUATOR, compute_reproducibly, pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.tasks import Task
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, NEWS
@@ -114,6 +114,8 @@ class Evaluator:
         self.rows = load_eval(shards, targets=built_model.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built_model.targets)
         self.device = pick_device(config.processes.device, EVALUATOR)
+        compute_reproducibly(self.device)
+        self.flat.model.to(self.device)
         self.tail = tail_of(folders)
         self.log = Surviving()
         self.warned: set[str] = set()
@@ -143,7 +145,7 @@ class Evaluator:
 
         Returns False if it is no longer a checkpoint of the run."""
         try:
-            values = self._load(state)
+            self._load(state)
         except DataError as error:
             if not checkpoint.is_whole(self.root, state):
                 return False  # discarded or deleted meanwhile
@@ -152,7 +154,7 @@ class Evaluator:
             self._warn(f"not evaluated: {error}")
         else:
             self._measure(state)
-            self._keep_if_best(state, values)
+            self._keep_if_best(state)
             self._decide_switch(state)
         evaluation = self._evaluation(state)
         if not self.folders.is_local:
@@ -175,19 +177,18 @@ class Evaluator:
         state = next((state for state in checkpoint.whole_states(self.root) if _is_of(top, state)), None)
         try:
             if state:
-                return self._save(BEST, state, self._load(state))
+                self._load(state)
+                return self._save(BEST, state)
         except DataError as error:
             self._warn(f"{path} is deleted: {error}")
         for name in (BEST_OF, BEST):
             (self.home / name).unlink(missing_ok=True)
 
-    def _load(self, state: RunState) -> Tensor:
-        """Load a checkpoint into the model and return its vector [P+Q], which shares memory with the model."""
-        values = torch.from_numpy(checkpoint.vector_of(self.root, state)).to(self.device)
-        self.flat.attach(values)
+    def _load(self, state: RunState) -> None:
+        """Load a checkpoint into the model, and recalibrate BatchNorm if the run says so."""
+        self.flat.load(torch.from_numpy(checkpoint.vector_of(self.root, state)).to(self.device))
         if self.config.optimiser.batch_norm == "recalibrate":
             recalibrate(self.flat.model, self._batches(self.train_rows))
-        return values
 
     def _measure(self, state: RunState) -> None:
         """Evaluate the loaded model on training and evaluation rows, and log the result, unless it is logged already.
@@ -261,15 +262,15 @@ class Evaluator:
             kick()
             yield Batch(images.to(self.device), labels.to(self.device))
 
-    def _keep_if_best(self, state: RunState, values: Tensor) -> None:
+    def _keep_if_best(self, state: RunState) -> None:
         """Write the loaded model if it is the best one so far, and if it is the final one."""
         top = best(self._evaluations())
         if top and _is_of(top, state):
-            self._save(BEST, state, values)
+            self._save(BEST, state)
         if state.final:
-            self._save(MODEL, state, values)
+            self._save(MODEL, state)
 
-    def _save(self, name: str, state: RunState, values: Tensor) -> None:
+    def _save(self, name: str, state: RunState) -> None:
         """Write the loaded model to the home as safetensors, with the names of its state_dict() for other tools.
 
         Runs with equal parameters write equal bytes. For best.safetensors, best.json then records the checkpoint.
@@ -277,10 +278,9 @@ class Evaluator:
         Args:
             name: BEST or MODEL.
             state: the checkpoint of the model.
-            values: its vector [P+Q].
         """
         metadata = {"model": json.dumps(self.about)}  # a single entry, because safetensors does not order several
-        data = save(self.flat.named(values.cpu().numpy()), metadata=metadata)
+        data = save(self.flat.named(self.flat.read()), metadata=metadata)
         write_whole(self.home / name, data)
         if name == BEST:
             write_whole(self.home / BEST_OF, best_of(state, data))

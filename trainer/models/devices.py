@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from pipeline.core.errors import UsageError
@@ -28,3 +30,16 @@ def pick_device(device: str, place: int) -> torch.device:
     """Return the device of a process of this host. Raises UsageError."""
     cards = torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0
     return torch.device(device_of(device, place, cards))
+
+
+def compute_reproducibly(device: torch.device) -> None:
+    """Make this process add numbers on a GPU in a fixed order, so that a repeated step has the same bits.
+
+    An operation of a user's model that has no reproducible implementation warns once. Convolutions keep torch's default
+    precision (TF32). A no-op for a CPU."""
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it, cuBLAS may choose other sums
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Otherwise a kernel fills every new tensor with NaN, although nothing reads them before they are written.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -12,14 +12,45 @@ from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.models.build import NetworkAndTask
-from trainer.models.flat_vector import FlatModel
+from trainer.models.devices import compute_reproducibly
+from trainer.models.flat_vector import ALIGNMENT, FlatModel
 from trainer.watchdog import kick
+
+
+class DeviceCopies:
+    """A model's vectors on a device, with gaps that align its tensors, and the copies from and to the host's.
+
+    Args:
+        flat: the aligned layout of the model.
+        device: where the vectors are.
+    """
+
+    def __init__(self, flat: FlatModel, device: torch.device) -> None:
+        places = flat.positions()
+        self.values = torch.zeros(flat.length, device=device)
+        self.gradients = torch.zeros(flat.length, device=device)
+        self._packed = torch.zeros(len(places), device=device)
+        self._places = places.to(device)
+        sources = torch.zeros(flat.length, dtype=torch.int64)  # gaps get the first element, which nobody reads
+        sources[places] = torch.arange(len(places))
+        self._sources = sources.to(device)
+
+    def load(self, pulled: torch.Tensor) -> None:
+        """Copy the host's vector, float32 [P + Q], into ``values``: one transfer and one kernel."""
+        self._packed.copy_(pulled)
+        torch.index_select(self._packed, 0, self._sources, out=self.values)
+
+    def store(self, pushed: torch.Tensor) -> None:
+        """Copy ``gradients`` into the host's vector, float32 [P + Q]; returns when it is there."""
+        torch.index_select(self.gradients, 0, self._places, out=self._packed)
+        pushed.copy_(self._packed)
 
 
 class Step:
     """Computes the gradient of a mini-batch, from the parameters in ``pulled`` into ``pushed``.
 
-    On a CPU the model computes in these vectors without a copy; on a GPU each is copied once per step.
+    On a CPU the model computes in these vectors without a copy. A GPU has vectors with gaps, so that every tensor is
+    aligned; each step copies the parameters there and the gradient back.
 
     Args:
         config: the run.
@@ -42,14 +73,17 @@ class Step:
         self.config = config
         self.model = network.model
         self.task = network.task
-        self.flat = FlatModel(network.model)
+        compute_reproducibly(device)
+        on_host = device.type == "cpu"
+        # Where tensors begin at any element, cuDNN's kernels fail with a misaligned address.
+        self.flat = FlatModel(network.model, alignment=1 if on_host else ALIGNMENT)
         self.pushes_changes = config.pushed_statistics(num_workers) == "changes"
         self.pulled = torch.from_numpy(pulled)
         self.pushed = torch.from_numpy(pushed)
-        on_host = device.type == "cpu"
-        self.values = self.pulled if on_host else torch.zeros_like(self.pulled, device=device)
-        self.gradients = self.pushed if on_host else torch.zeros_like(self.pushed, device=device)
-        self.flat.attach(self.values, self.gradients[: self.flat.num_parameters])
+        self.copies = None if on_host else DeviceCopies(self.flat, device)
+        self.values = self.copies.values if self.copies else self.pulled
+        self.gradients = self.copies.gradients if self.copies else self.pushed
+        self.flat.attach(self.values, self.gradients[: self.flat.buffers_begin])
 
     def __call__(
         self, batch: Batch, dropout_seed: int, is_cancelled: Callable[[], bool] = lambda: False
@@ -60,16 +94,18 @@ class Step:
         results and the gradient are 0, and the statistics do not change. If the protocol divides a step into
         micro-batches, their gradients are summed, and is_cancelled is called between them."""
         self._seed(dropout_seed)
-        self._copy(self.values, self.pulled)
+        if self.copies:
+            self.copies.load(self.pulled)
         self.gradients.zero_()
-        running = self.values[self.flat.num_parameters :]
-        statistics = self.gradients[self.flat.num_parameters :]
+        running = self.values[self.flat.buffers_begin :]
+        statistics = self.gradients[self.flat.buffers_begin :]
         # BatchNorm updates ``running`` in the forward pass; "changes" pushes the new statistics minus the old ones.
         if self.pushes_changes:
             statistics -= running
         outcome = self._backward(batch, is_cancelled) if len(batch.labels) else (0.0, 0)
         statistics += running
-        self._copy(self.pushed, self.gradients)
+        if self.copies:
+            self.copies.store(self.pushed)
         return outcome
 
     def _backward(self, batch: Batch, is_cancelled: Callable[[], bool]) -> tuple[float, int] | None:
@@ -109,10 +145,6 @@ class Step:
         torch.default_generator.manual_seed(seed)
         if self.values.is_cuda:
             torch.cuda.manual_seed_all(seed)
-
-    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if target is not source:
-            target.copy_(source)
 
 
 def step_seed(seed: int, worker: int, clock: int) -> int:
