@@ -1,4 +1,4 @@
-"""``python -m trainer.simulate``: training in virtual time, the replay of a run, or a comparison of protocols."""
+"""``python -m trainer.simulate``: training in virtual time, the replay of a run, or a comparison of exchanges."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, add_flags, descriptions, from_flags
 from trainer.config import Config, Optimiser
+from trainer.exchange.parameter_server import ParameterServer
 from trainer.flags import config_of, flags, options_of
 from trainer.home.place import place_of
 from trainer.options import Options
@@ -33,7 +34,7 @@ examples: python -m trainer.simulate --shards build/shards --model cnn \\
               --learning-rate 0.01 --output build/virtual
           python -m trainer.simulate --compute quadratic --workers 1000 \\
               --batch-size 1000 --steps 50 --output build/toy \\
-              --compare asp,bsp,ssp:3,k-batch-asp:100 --profile lognormal:0.5
+              --compare asp,ssp:3,all-reduce,d-psgd --profile lognormal:0.5
 
 All options of the trainer are accepted; those of real processes, such as
 --device and --same-host, have no effect. The run's folder and report have the
@@ -74,15 +75,19 @@ def parser() -> Parser:
     )
     group.add_argument(
         "--compare",
+        nargs="?",
+        const="all",
         metavar="LIST",
-        help="compare several protocols, such as asp,bsp,ssp:3, each in a folder of its own below --output",
+        help="compare protocols and exchanges, such as asp,ssp:3,all-reduce,matcha, each in a folder of its own below"
+        " --output; protocols, exchanges or all (without a list) stand for all of a kind",
     )
-    group.add_argument(
-        "--loss",
-        type=float,
-        metavar="FLOAT",
-        help=AdvancedHelp("target loss of --compare (default: the lowest loss that all protocols reach)"),
-    )
+    for name, best in (("loss", "lowest training"), ("accuracy", "highest evaluation")):
+        group.add_argument(
+            f"--{name}",
+            type=float,
+            metavar="FLOAT",
+            help=AdvancedHelp(f"target {name} of --compare (default: the {best} {name} that all of them reach)"),
+        )
     return result
 
 
@@ -98,27 +103,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"--output is required: the folder of the run; see {as_typed(PROG)} --help")
     config = config_of(args)
     simulated = from_flags(SimulationSettings, args)
-    if args.loss is not None and not args.compare:
-        raise UsageError(f"--loss {args.loss:g} is the target loss of --compare: give --compare LIST too")
-    # Also refuses NaN, which no loss can reach.
-    if args.loss is not None and not abs(args.loss) < float("inf"):
-        raise UsageError(f"--loss must be a finite number, got {args.loss}")
-    if args.compare:
+    # Before the comparison, which may take long.
+    for goal in ("loss", "accuracy"):
+        _check_goal(goal, getattr(args, goal), args.compare)
+    if args.compare is not None:
         return _compare(args, config, simulated)
     simulate(config, simulated, options_of(args))
     return 0
 
 
-def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSettings) -> int:
-    """Compare the protocols of --compare, and return the exit code. Raises as ``main``."""
-    from trainer.simulation.compare import compare, parse_protocols
+def _check_goal(name: str, value: float | None, compare: str | None) -> None:
+    """Raise UsageError for a goal of --compare that no run can reach, or without --compare."""
+    if value is None:
+        return
+    if compare is None:
+        raise UsageError(f"--{name} {value:g} is the target {name} of --compare: give --compare LIST too")
+    # Also refuses NaN.
+    if not abs(value) < float("inf"):
+        raise UsageError(f"--{name} must be a finite number, got {value}")
 
-    if config.exchange.stages():
-        raise UsageError(f"--compare runs one protocol after the other: leave out --exchange {config.exchange.name}")
-    optimiser_flags = from_flags(Optimiser, args)  # the configuration contains the defaults of --protocol already
-    compare(
-        config, simulated, parse_protocols(args.compare), options_of(args), optimiser=optimiser_flags, loss=args.loss
-    )
+
+def _compare(args: argparse.Namespace, config: Config, simulated: SimulationSettings) -> int:
+    """Compare the contenders of --compare, and return the exit code. Raises as ``main``."""
+    from trainer.simulation.comparison.compare import compare
+    from trainer.simulation.comparison.contenders import parse_contenders
+
+    if config.exchange != ParameterServer():
+        raise UsageError(f"--compare names the exchanges itself: leave out --exchange {config.exchange.name}")
+    contenders = parse_contenders(args.compare, config.protocol, evaluates=simulated.compute == "real")
+    # The optimiser as given: the configuration contains the defaults of --protocol already.
+    optimiser = from_flags(Optimiser, args)
+    goals = {"loss": args.loss, "accuracy": args.accuracy}
+    compare(config, simulated, contenders, options_of(args), optimiser=optimiser, **goals)
     return 0
 
 

@@ -166,7 +166,8 @@ FILES_PRINT = {
     "trainer/embed": {"run.py"},
     "trainer/launch": {"ends.py", "processes.py", "run.py"},
     "trainer/report": {"progress.py"},
-    "trainer/simulation": {"compare.py", "replay.py", "run.py"},
+    "trainer/simulation": {"replay.py", "run.py"},
+    "trainer/simulation/comparison": {"compare.py"},
     "trainer/study/run": {"make_sets.py", "measure.py"},
 }
 # The files that use private members of a library, which has no public ones for that.

@@ -29,7 +29,7 @@ from trainer.plan import RunPlan
 from trainer.runlog.events import COLUMNS
 from trainer.runlog.result import Result
 from trainer.simulate import simulate
-from trainer.simulation.compare import ProtocolMeasurements
+from trainer.simulation.comparison.measurements import Measurements
 from trainer.simulation.options import SimulationSettings
 
 LEDGERS = ROOT / "conf" / "study" / "results"
@@ -71,7 +71,7 @@ def test_every_key_of_a_comparison_is_documented() -> None:
         (RunState, RUNS, "checkpoints", set()),
         (EvaluationMark, RUNS, "checkpoints", set()),
         (Stretch, RUNS, "followed", set()),
-        (ProtocolMeasurements, RUNS, "Virtual time: comparison.json", {"seconds"}),
+        (Measurements, RUNS, "Virtual time: comparison.json", {"seconds", "evaluated_s"}),
     ],
 )
 def test_every_field_of_a_written_class_is_documented(kind: Any, document: str, heading: str, hidden: set[str]) -> None:

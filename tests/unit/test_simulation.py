@@ -19,7 +19,7 @@ from pipeline.core.seeds import Purpose, generator
 from tests.support.configs import make_config
 from tests.support.trainer_runs import ROOT, lines_of, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
-from tests.support.virtual_runs import QUIET, RESUME, TOY, final, virtual
+from tests.support.virtual_runs import QUIET, RESUME, final, virtual
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
@@ -28,7 +28,6 @@ from trainer.runlog.kinds import EpochEvent, GenerationEvent, LogEvent, Rollback
 from trainer.runlog.read import read_events, surviving
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
-from trainer.simulation.compare import compare, parse_protocols
 from trainer.simulation.compute import MiniBatchResult, Quadratic
 from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
@@ -354,66 +353,7 @@ def test_each_start_tells_the_configuration_of_its_updates() -> None:
     assert configurations([*events[:1], start(30, 1, 0)])[0][1].run.steps == 30
 
 
-# --- comparison and the command line --------------------------------------------------------------------------------------
-
-
-def test_protocols_of_a_comparison_are_written_with_their_parameters() -> None:
-    found = parse_protocols("asp, ssp:3,dssp:2:9,k-bsp:4:preempt")
-    assert [repr(protocol.to_json()) for protocol in found.values()] == [
-        "{'name': 'asp'}",
-        "{'name': 'ssp', 'staleness_bound': 3}",
-        "{'name': 'dssp', 'staleness_bound': 2, 'staleness_upper_bound': 9}",
-        "{'name': 'k-bsp', 'k': 4, 'cancel': 'preempt', 'micro_batches': 4}",
-    ]
-    for wrong in ("nope", "asp:1", "ssp:x", "", "ssp:-1"):
-        with pytest.raises(UsageError):
-            parse_protocols(wrong)
-
-
-def test_a_comparison_has_a_table_and_a_picture_and_says_who_reaches_the_loss_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = make_config("", tmp_path / "all", **TOY | {"steps": 100, "momentum": 0.0})
-    machines = SimulationSettings(compute="quadratic", workers=4, rows=400, profile=parse_profile("one-slow:8"))
-    protocols = parse_protocols("bsp,asp,k-bsp:3")
-    runs = {run.label: run for run in compare(config, machines, protocols, QUIET)}
-    assert (tmp_path / "all" / "comparison.png").stat().st_size > 10_000
-    table = json.loads((tmp_path / "all" / "comparison.json").read_text())
-    for label, run in runs.items():
-        assert run.to_loss is not None
-        below = run.seconds[run.loss <= table["loss"]]
-        assert run.to_loss == below[0]
-        assert (tmp_path / "all" / label.replace(":", "-") / "result.json").exists()
-    assert runs["asp"].to_loss < runs["bsp"].to_loss  # type: ignore[operator]
-    before = (tmp_path / "all" / "asp" / "result.json").stat().st_mtime_ns
-    compare(config, machines, protocols, Options(quiet=True, report=False), loss=-1.0)
-    assert (tmp_path / "all" / "asp" / "result.json").stat().st_mtime_ns == before, "what is finished is not done again"
-    said = capsys.readouterr().out
-    assert "k-bsp:3" in said
-    assert "s to loss -1" in said
-
-
-def test_each_protocol_of_a_comparison_has_the_rate_that_it_has_alone(tmp_path: Path) -> None:
-    """Or the one that was given, for all of them."""
-    toy = ["--compute", "none", "--workers", "4", "--batch-size", "8", "--steps", "2", "--no-report", "--quiet"]
-
-    def rates(*argv: str) -> tuple[float, float]:
-        folder = tmp_path / "-".join(argv)
-        assert main([*toy, *argv, "--output", str(folder)]) == 0
-        optimisers = [
-            json.loads(path.read_text())["config"]["optimiser"] for path in sorted(folder.glob("**/config.json"))
-        ]
-        return optimisers[-1]["learning_rate"], optimisers[-1]["momentum"]
-
-    assert rates("--compare", "asp,bsp") == rates("--protocol", "bsp") != rates("--protocol", "asp")
-    assert rates("--compare", "asp,bsp", "--learning-rate", "0.5")[0] == 0.5
-
-
-def test_where_nothing_is_computed_no_loss_is_compared(tmp_path: Path) -> None:
-    config = make_config("", tmp_path / "all", **TOY)
-    runs = compare(config, SimulationSettings(compute="none", workers=4, rows=400), parse_protocols("asp,bsp"), QUIET)
-    assert [(len(run.loss), run.to_loss) for run in runs] == [(0, None)] * 2
-    assert json.loads((tmp_path / "all" / "comparison.json").read_text())["loss"] is None
+# --- the command line ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

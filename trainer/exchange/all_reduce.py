@@ -23,3 +23,6 @@ class AllReduce(Exchange):
     protocol: ClassVar[str | None] = "bsp"
     worker_timeout_s: ClassVar[float] = 3.0  # short, because all others wait for a frozen worker
     in_virtual_time: ClassVar[bool] = True
+
+    def vectors_per_gradient(self, num_workers: int) -> float:
+        return 2 * (num_workers - 1) / num_workers

@@ -45,3 +45,9 @@ class Exchange(Spec):
     def switch_reason(self) -> str:
         """Return in words why the second stage begins at ``switch_step``."""
         return ""
+
+    def vectors_per_gradient(self, num_workers: int) -> float:
+        """Return the elements that all processes send per gradient, as a multiple of the model's size.
+
+        On servers it is 2: the gradient, and the parameters that answer it."""
+        return 2.0

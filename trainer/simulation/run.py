@@ -62,19 +62,10 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     num_workers, rows, shards_digest = size_of(context, simulated)
     check_shares(config, num_workers, drawn_ratios(context, simulated, num_workers))
     simulated.check(num_workers)
-    if not config.exchange.in_virtual_time:
-        raise UsageError(
-            f"--exchange {config.exchange.name} has no virtual time: leave it out, or train with python -m trainer"
-        )
+    check_exchange(config, num_workers, simulated.compute)
     if config.data.sampling == "bernoulli" and simulated.compute != "real":
         raise UsageError(
             f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"
-        )
-    if isinstance(config.exchange, NeighbourExchange):
-        config.exchange.plan(num_workers, config.run.seed)  # before the folder is changed: it raises if it does not fit
-    if switches_by_rule(config) and simulated.compute != "real":
-        raise UsageError(
-            f"--alpha auto reads the loss of evaluations, --compute {simulated.compute} has none: give --alpha SHARE"
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
     # Toy computations have no model to check.
@@ -96,6 +87,23 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     check_normalisation(config, build(config.model, shards.inputs, config.model_seed), shards, num_workers)
     check_evaluation(config, shards)
     return record
+
+
+def check_exchange(config: Config, num_workers: int, compute: str) -> None:
+    """Raise UsageError if the exchange of a run cannot be simulated, before its folder is changed.
+
+    compute: the kind of gradients, as in SimulationSettings."""
+    exchange = config.exchange
+    if not exchange.in_virtual_time:
+        raise UsageError(
+            f"--exchange {exchange.name} has no virtual time: leave it out, or train with python -m trainer"
+        )
+    if isinstance(exchange, NeighbourExchange):
+        exchange.plan(num_workers, config.run.seed)  # raises for a topology that does not fit
+    if switches_by_rule(config) and compute != "real":
+        raise UsageError(
+            f"--alpha auto reads the loss of evaluations, --compute {compute} has none: give --alpha SHARE"
+        )
 
 
 def drawn_ratios(context: RunContext, simulated: SimulationSettings, num_workers: int) -> Ratios:

@@ -1,0 +1,1 @@
+"""A comparison of exchanges and protocols on one virtual cluster."""

@@ -1,0 +1,104 @@
+"""A comparison of exchanges and protocols on one virtual cluster: seconds, bytes and accuracy, in a table and a figure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.core.atomic import write_durably
+from trainer.config import Config, Optimiser
+from trainer.context import RunContext
+from trainer.options import Options
+from trainer.plan import check_shares
+from trainer.runlog.run_folder import resolve_output
+from trainer.simulation.comparison.contenders import Contender
+from trainer.simulation.comparison.measurements import (
+    Measurements,
+    highest_common_accuracy,
+    lowest_common_loss,
+    measure,
+    time_to,
+)
+from trainer.simulation.comparison.presentation import Goals, describe, draw
+from trainer.simulation.options import SimulationSettings
+from trainer.simulation.run import check_exchange, drawn_ratios, run_in, size_of
+
+PICTURE = "comparison.png"
+TABLE = "comparison.json"
+
+
+def compare(
+    config: Config,
+    simulated: SimulationSettings,
+    contenders: Mapping[str, Contender],
+    options: Options,
+    *,
+    optimiser: Optimiser | None = None,
+    loss: float | None = None,
+    accuracy: float | None = None,
+) -> list[Measurements]:
+    """Simulate each contender in its own subfolder of the output, and write a table and a figure beside them.
+
+    A finished run in a subfolder is not simulated again. Raises UsageError and JobError.
+
+    Args:
+        config: the configuration of all runs, except for the exchange, the protocol and the folder.
+        simulated: the virtual cluster.
+        contenders: by label.
+        options: quiet and silent apply to the comparison as a whole; the runs themselves print nothing.
+        optimiser: as given by the user, without defaults, so that each contender gets its own default rate and momentum;
+            the configuration's if None.
+        loss: the goal of "time to loss"; default: the lowest loss that all runs reach.
+        accuracy: the goal of "time to accuracy"; default: the highest evaluation accuracy that all runs reach.
+    """
+    output = resolve_output(config.run.output)
+    context = RunContext.from_config(config, output)
+    num_workers = size_of(context, simulated)[0]
+    configs = {}
+    for label, contender in contenders.items():  # all of them before the first run, which may take long
+        own = contender.configure(config, optimiser or config.optimiser)
+        folder = output / re.sub(r"[^\w.-]", "-", label)
+        configs[label] = replace(own, run=replace(config.run, output=str(folder)))
+        check_shares(own, num_workers, drawn_ratios(context, simulated, num_workers))
+        check_exchange(own, num_workers, simulated.compute)
+    quiet = replace(options, silent=True, quiet=True)
+    runs = []
+    for label, own in configs.items():
+        if not (options.quiet or options.silent):
+            print(f"{label} ...", flush=True)
+        home = Path(own.run.output)
+        runs.append(measure(label, own, run_in(replace(context, config=own, home=home), simulated, quiet)))
+    # The default goals depend on all runs, so the times to them are only known now.
+    goals = Goals(
+        lowest_common_loss(runs) if loss is None else loss,
+        highest_common_accuracy(runs) if accuracy is None else accuracy,
+    )
+    runs = [_timed(run, goals) for run in runs]
+    _write(output, runs, goals)
+    if not options.silent:
+        print(describe(runs, goals))
+        print(f"picture: {output / PICTURE}")
+    return runs
+
+
+def _timed(run: Measurements, goals: Goals) -> Measurements:
+    """Return a run with the times to the goals."""
+    falling = None if goals.accuracy is None else -goals.accuracy
+    return replace(
+        run,
+        to_loss=time_to(run.loss, run.seconds, goals.loss),
+        to_accuracy=time_to(-run.accuracy, run.evaluated_s, falling),
+    )
+
+
+def _write(output: Path, runs: Sequence[Measurements], goals: Goals) -> None:
+    """Write the table as JSON and the figure."""
+    output.mkdir(parents=True, exist_ok=True)
+    plain = [{name: value for name, value in vars(run).items() if not isinstance(value, np.ndarray)} for run in runs]
+    write_durably(output / TABLE, (json.dumps({**goals._asdict(), "runs": plain}, indent=1) + "\n").encode())
+    write_durably(output / PICTURE, draw(runs, goals))

@@ -1,0 +1,144 @@
+"""The measurements of the run of one contender."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.checkpoints.read import newest, read_state
+from trainer.config import Config
+from trainer.exchange import EXCHANGES
+from trainer.run_files import CHECKPOINTS
+from trainer.runlog.kinds import ConsensusEvent, LogEvent, StageEvent
+from trainer.runlog.read import evaluations
+from trainer.runlog.result import Result
+from trainer.simulation.peers.checkpoints import FLOAT_BYTES, PeerTimes
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The measurements of one contender's simulated run. All times are virtual.
+
+    Attributes:
+        label: the contender, as written after --compare.
+        images_per_s: training images per second.
+        updates: number of updates.
+        refused: number of refused gradients.
+        staleness_mean: in versions.
+        staleness_max: in versions.
+        sent_bytes: bytes of gradients, parameters and models that all processes have sent.
+        total_s: seconds of training.
+        final_loss: of the last evaluation; without evaluations the end of ``loss``.
+        final_accuracy: of the last evaluation; None without evaluations.
+        consensus: root of the mean squared distance of the workers' models from their mean, at the end of the last
+            epoch; None if they have one model.
+        seconds: float64 [G], times of accepted gradients.
+        loss: float64 [G], mean loss of the last N accepted gradients at these times, for N workers.
+        evaluated_s: float64 [E], times of the evaluated checkpoints.
+        accuracy: float64 [E], evaluation accuracy at these times.
+        to_loss: seconds until ``loss`` is as low as the goal, None if never.
+        to_accuracy: seconds until ``accuracy`` is as high as the goal, None if never.
+    """
+
+    label: str
+    images_per_s: float | None
+    updates: int
+    refused: int
+    staleness_mean: float | None
+    staleness_max: int | None
+    sent_bytes: int
+    total_s: float | None
+    final_loss: float | None
+    final_accuracy: float | None
+    consensus: float | None
+    seconds: Floats
+    loss: Floats
+    evaluated_s: Floats
+    accuracy: Floats
+    to_loss: float | None = None
+    to_accuracy: float | None = None
+
+
+def measure(label: str, config: Config, result: Result) -> Measurements:
+    """Return the measurements of a finished run, without the times to a goal.
+
+    Its loss curve is the moving average over as many accepted pushes as there are workers."""
+    pushes = result.pushes()
+    events = result.events()
+    used = pushes[pushes["accepted"] == 1]
+    loss = used["loss"].rolling(result.num_workers).mean().to_numpy()
+    is_known = ~np.isnan(loss) & bool(np.nansum(loss))  # all False if no losses were computed: they are all 0 then
+    loss = loss[is_known]
+    evaluated = [event for event in evaluations(events) if event.accuracy is not None and event.seconds is not None]
+    distances = [event.distance for event in events if isinstance(event, ConsensusEvent)]
+    return Measurements(
+        label=label,
+        images_per_s=result.images_per_second,
+        updates=result.updates,
+        refused=result.rejected,
+        staleness_mean=result.staleness["mean"],
+        staleness_max=result.staleness["max"],
+        sent_bytes=_sent_bytes(config, result, events, pushes["version"].to_numpy()),
+        total_s=result.seconds,
+        final_loss=float(loss[-1]) if result.final_loss is None and len(loss) else result.final_loss,
+        final_accuracy=result.final_accuracy,
+        consensus=distances[-1] if distances else None,
+        seconds=used["seconds"].to_numpy()[is_known],
+        loss=loss,
+        evaluated_s=np.array([event.seconds for event in evaluated], np.float64),
+        accuracy=np.array([event.accuracy for event in evaluated], np.float64),
+    )
+
+
+def _sent_bytes(config: Config, result: Result, events: Sequence[LogEvent], versions: Ints) -> int:
+    """Return the bytes that all processes have sent for the gradients of a run, headers apart.
+
+    Args:
+        config: the configuration of the run.
+        result: its result.
+        events: its events that count.
+        versions: of every push that counts, refused ones included.
+    """
+    root = result.output / CHECKPOINTS
+    version = newest(root)
+    assert version is not None, "a finished run has a last checkpoint"
+    state = read_state(root, version)
+    times = PeerTimes.from_state(state)
+    if times.begun:  # workers with models of their own, whose links the engine counts
+        return times.sent_bytes
+    stages = [event for event in events if isinstance(event, StageEvent)]
+    exchanges = [EXCHANGES[event.exchange]() for event in stages] or [config.exchange]
+    # A stage made the updates of the versions after the one that it began with.
+    begins = [event.version for event in stages] or [0]
+    pushes = [int((versions > begin).sum()) for begin in begins]
+    sizes = [exchange.vectors_per_gradient(result.num_workers) for exchange in exchanges]
+    gradients = [more - fewer for more, fewer in zip(pushes, [*pushes[1:], 0], strict=True)]
+    gradients[0] += len(versions) - pushes[0]
+    vectors = sum(count * size for count, size in zip(gradients, sizes, strict=True))
+    return round(vectors * FLOAT_BYTES * (state.num_parameters + state.num_buffers))
+
+
+def lowest_common_loss(runs: Sequence[Measurements]) -> float | None:
+    """Return the lowest loss that every run reaches; None if a run has no losses."""
+    if any(not len(run.loss) for run in runs):
+        return None
+    return float(max(run.loss.min() for run in runs))
+
+
+def highest_common_accuracy(runs: Sequence[Measurements]) -> float | None:
+    """Return the highest evaluation accuracy that every run reaches; None if a run has no evaluations."""
+    if any(not len(run.accuracy) for run in runs):
+        return None
+    return float(min(run.accuracy.max() for run in runs))
+
+
+def time_to(values: Floats, seconds: Floats, goal: float | None) -> float | None:
+    """Return the seconds until a value is first at most ``goal``; None if it never is, or without a goal."""
+    reached = np.flatnonzero(values <= (np.nan if goal is None else goal))
+    return float(seconds[reached[0]]) if len(reached) else None
