@@ -145,6 +145,18 @@ def test_a_worker_that_is_dead_stays_so_when_the_servers_come_back(tmp_path: Pat
     assert end["time"] == pytest.approx(20.5 + 30 * 0.1)
 
 
+@pytest.mark.parametrize("exchange", ["parameter-server", "d-psgd"])
+def test_overlapping_crashes_roll_back_once(tmp_path: Path, exchange: str) -> None:
+    """The servers return when the last absence is over, and the run loses the time of one absence of 3.5 s."""
+    failures = parse_failures("server@1.25+2,server@2.25+2.5,server@3+0.5")
+    hit = virtual(tmp_path / "hit", "bsp", exchange=exchange, failures=failures, epoch_checkpoints=True)
+    calm = virtual(tmp_path / "calm", "bsp", exchange=exchange, epoch_checkpoints=True)
+    assert (hit.rollbacks, hit.restarts["server"], hit.cause) == (1, 3, "finished")
+    np.testing.assert_array_equal(final(hit), final(calm))
+    events = [json.loads(line) for line in (hit.output / "metrics.jsonl").read_bytes().splitlines()]
+    assert next(event["time"] for event in events if event["event"] == "rollback") == pytest.approx(4.75)
+
+
 def test_a_finished_run_goes_on_to_more_steps_and_is_not_one_of_other_machines(tmp_path: Path) -> None:
     whole, part = (
         virtual(tmp_path / name, "bsp", steps=steps, recipe="constant") for name, steps in (("whole", 20), ("part", 8))

@@ -126,6 +126,7 @@ class Engine:
         self.workers = [VirtualWorker([nothing] * count) for _ in range(facts.num_workers)]
         self.has_snapshot = False  # True after an order for a snapshot, until the observer resets it
         self.down = False
+        self.back_at = 0.0  # end of the latest scripted absence of the servers
         checkpoints = self.folders.checkpoints
         self.servers = [
             SliceServer(
@@ -261,14 +262,19 @@ class Engine:
     def _crash(self, away_s: float) -> None:
         """Let all servers die and restart after ``away_s`` virtual seconds. They then load the newest checkpoint."""
         self.down = True
+        self.back_at = max(self.back_at, self.now + away_s)
         log_event(self.root, "restart", role="server", index=0, cause=SCRIPTED)
         self._schedule(self.now + away_s, -1, Kind.RECOVER)
 
     def _recover(self, *, first: bool = False) -> None:
         """Let all servers load the newest checkpoint, and all workers join that are not absent.
 
+        No-op after a crash if the servers have crashed again meanwhile: they return when the last absence is over.
+
         first: True at the start of the run. The other servers then register at the leader, which makes all of them load
         after the last one has. Otherwise, or if there is only one server, ``gather`` makes them load."""
+        if not first and (not self.down or self.now < self.back_at):
+            return
         for index in range(1, len(self.servers)) if first else ():
             self.leader.hello(b"", index, 1)
         if not first or len(self.servers) == 1:

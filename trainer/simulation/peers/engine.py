@@ -83,6 +83,7 @@ class PeerEngine:
         self.steps_per_epoch = config.steps_per_epoch(facts.rows)
         self.has_snapshot = False  # True after a checkpoint, until the observer resets it
         self.down = False  # whether the leader is dead
+        self.back_at = 0.0  # end of its latest scripted absence
         self.divergence: str | None = None  # why the run has diverged
         self.queue: list[PeerEvent] = []
         self.generation = begin_at(self.root)[1]
@@ -202,8 +203,7 @@ class PeerEngine:
         if kind is PeerEventKind.CRASH:
             self._crash(event.away_s)
         elif kind is PeerEventKind.RECOVER:
-            self.down = False
-            self._roll_back(LEADER_RESTARTED)
+            self._recover()
         elif kind is PeerEventKind.DIE:
             self._die(worker, event.away_s)
         elif kind is PeerEventKind.JOIN:
@@ -412,10 +412,17 @@ class PeerEngine:
 
         The leader stands for server 0 of a real run, as which its restart is logged."""
         self.down = True
+        self.back_at = max(self.back_at, self.now + away_s)
         log_event(self.root, "restart", role="server", index=0, cause=SCRIPTED)
         for worker in range(self.facts.num_workers):
             self._forget(worker)
         self._schedule(self.now + away_s, -1, PeerEventKind.RECOVER)
+
+    def _recover(self) -> None:
+        """Restart the leader, unless it has crashed again meanwhile: it returns when the last absence is over."""
+        if self.down and self.now >= self.back_at:
+            self.down = False
+            self._roll_back(LEADER_RESTARTED)
 
     def _roll_back(self, cause: str) -> None:
         """Restart from the newest checkpoint, with the workers that are present now."""
