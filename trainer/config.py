@@ -18,6 +18,7 @@ from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import AUTO, RECIPES, are_drops, parse_drops
 from trainer.exchange import EXCHANGES, Exchange
 from trainer.exchange.all_reduce import AllReduce
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.models import ModelSpec, model_from_json
@@ -295,6 +296,11 @@ class Config:
         A run without a switch is one stage. Raises UsageError for options that a stage does not support."""
         stages = []
         for exchange, protocol in self.exchange.stages():
+            if isinstance(exchange, NeighbourExchange):
+                raise UsageError(
+                    f"--exchange {self.exchange.name} cannot have a stage of {exchange.name}: a stage begins with one model,"
+                    f" and {exchange.name} has one per worker"
+                )
             # Servers that have no part in a stage are idle.
             servers = 1 if exchange.protocol else self.processes.servers
             processes = replace(self.processes, servers=servers)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from trainer.exchange import Exchange
 from trainer.exchange.all_reduce import AllReduce
+from trainer.exchange.d_psgd import DPSGD
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.exchange.switching import Switching
 from trainer.protocols import Protocol
@@ -40,3 +41,14 @@ class AllReduceThenServers(TwoHalves):
 
     def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
         return (AllReduce(), BSP()), (ParameterServer(), BSP())
+
+
+@dataclass(frozen=True)
+class NeighboursThenServers(TwoHalves):
+    """D-PSGD for the first half of a run, which no run can have."""
+
+    name: ClassVar[str] = "neighbours-then-servers"
+    summary: ClassVar[str] = "d-psgd, then bsp"
+
+    def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
+        return (DPSGD(), BSP()), (ParameterServer(), BSP())

@@ -17,14 +17,14 @@ from pipeline.core.seeds import Purpose, generator
 from tests.support.configs import make_config
 from tests.support.references import RUNS, undocumented_below, unlisted
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
-from tests.support.two_stages import TwoHalves
+from tests.support.two_stages import NeighboursThenServers, TwoHalves
 from trainer import Options, Result
 from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, whole
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.switch_file import SwitchDecision, read_switch, write_switch
 from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
-from trainer.config import Config
+from trainer.config import Config, Data, RunSpec
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.switch import carry_momentum
 from trainer.exchange import EXCHANGES
@@ -202,6 +202,12 @@ def test_a_switch_that_cannot_be_is_refused_in_one_line(words: list[str], line: 
     with pytest.raises(UsageError) as refused:
         config_from("--exchange", "strategy-switch", *words)
     assert str(refused.value) == line
+
+
+def test_a_stage_with_models_of_the_workers_is_refused() -> None:
+    line = "--exchange neighbours-then-servers cannot have a stage of d-psgd: a stage begins with one model"
+    with pytest.raises(UsageError, match=line):
+        Config(data=Data(shards="s"), run=RunSpec(output="o", steps=20), exchange=NeighboursThenServers())
 
 
 def test_alpha_auto_needs_evaluations(tmp_path: Path) -> None:
