@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
 from trainer.config import Config, Data, RunSpec
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.switch import carry_momentum
+from trainer.coordination.switch_rule import mean_change
 from trainer.exchange import EXCHANGES
 from trainer.flags import config_of, flags
 from trainer.runlog.kinds import EvaluationEvent
@@ -297,17 +299,21 @@ def test_a_void_or_damaged_decision_counts_for_nothing(tmp_path: Path) -> None:
     assert go_back(tmp_path, 2, by_rule=True) == (20, 2)
 
 
-def epoch_by_the_rule(done: Result, window: int, threshold: float) -> int:
-    """The oracle: the formula over the losses in the log."""
-    losses = np.array([event.loss for event in done.events() if isinstance(event, EvaluationEvent)])
-    changes = 100 * np.abs(np.diff(losses)) / losses[:-1]
+def epoch_by_the_rule(losses: Sequence[float | None], window: int, threshold: float) -> int:
+    """The oracle: the formula over the losses of all epochs."""
+    values = np.array(losses, np.float64)
+    changes = 100 * np.abs(np.diff(values)) / values[:-1]
     means = np.convolve(changes, np.ones(window) / window, "valid")
     return window + 1 + int(np.flatnonzero(means < threshold)[0])
 
 
+def evaluated(done: Result) -> list[EvaluationEvent]:
+    return [event for event in done.events() if isinstance(event, EvaluationEvent)]
+
+
 def test_the_rule_switches_by_the_losses_in_the_log(tmp_path: Path, shards: Path) -> None:
     done = by_rule(shards, tmp_path / "run")
-    epoch = epoch_by_the_rule(done, 3, 3.0)
+    epoch = epoch_by_the_rule([event.loss_alone() for event in evaluated(done)], 3, 3.0)
     assert 4 <= epoch < 6
     assert [(stage["protocol"], stage["first_epoch"]) for stage in done.stages] == [("bsp", 0), ("asp", epoch)]
     assert "less than 3 %" in done.stages[1]["reason"]
@@ -317,6 +323,17 @@ def test_the_rule_switches_by_the_losses_in_the_log(tmp_path: Path, shards: Path
     assert replay(done.output).is_equal
     assert unlisted(tmp_path / "run", RUNS) == set()
     assert undocumented_below(tmp_path) == {}
+
+
+def test_the_rule_reads_the_loss_without_its_l2_term(tmp_path: Path, shards: Path) -> None:
+    """With a large penalty the sum of both changes so much that it would not decide yet."""
+    done = by_rule(shards, tmp_path / "run", weight_decay=0.3, epochs=6, switch_threshold=0.5)
+    events = evaluated(done)
+    matrices = [array for array in done.weights().values() if array.ndim > 1]
+    assert events[-1].l2 == pytest.approx(0.15 * sum(float((array**2).sum()) for array in matrices), rel=1e-5)
+    epoch = epoch_by_the_rule([event.loss_alone() for event in events], 3, 0.5)
+    assert [stage["first_epoch"] for stage in done.stages] == [0, epoch]
+    assert mean_change([event.loss or 0 for event in events[:epoch]], 3) > 0.5
 
 
 def test_a_run_whose_rule_never_decides_is_all_reduce(tmp_path: Path, shards: Path) -> None:

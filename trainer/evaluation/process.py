@@ -210,6 +210,7 @@ class Evaluator:
             epoch=state.epoch if state.epoch_boundary is None else state.epoch_boundary,
             seconds=state.seconds,
             loss=evaluation.loss + l2,
+            l2=l2,
             accuracy=evaluation.accuracy,
             rows=len(self.rows),
             train_loss=train.loss + l2,
@@ -229,9 +230,8 @@ class Evaluator:
         if state.stage or epoch is None:
             return
         # From the log, which has the losses of an evaluator that was restarted, too.
-        loss_by_epoch = {event.epoch: event.loss for event in self._evaluations()}
-        logged = [loss_by_epoch.get(number) for number in range(1, epoch + 1)]
-        losses = [math.nan if loss is None else loss for loss in logged]
+        loss_by_epoch = {event.epoch: event.loss_alone() for event in self._evaluations()}
+        losses = [loss_by_epoch.get(number, math.nan) for number in range(1, epoch + 1)]
         if not has_relative_change(losses):
             self._warn(NO_CHANGE)
         epochs = self.config.steps_per_worker(self.num_rows) / self.config.steps_per_epoch(self.num_rows)
