@@ -190,6 +190,14 @@ def test_neighbours_go_on_without_a_dead_worker(tmp_path: Path, starts: dict[tup
     assert (len(pushes), done.restarts["worker"], done.updates) == (75, 1, 20)
 
 
+@pytest.mark.parametrize("latency_ms", [0.0, 20.0])
+def test_a_worker_that_returns_in_the_last_round_ends_the_run(tmp_path: Path, latency_ms: float) -> None:
+    """It gets a model when all others are done."""
+    failures = parse_failures("worker:2@0.35+0.12")
+    done = decentralised(tmp_path, failures=failures, steps=5, latency_ms=latency_ms, bandwidth_mbps=1.0)
+    assert (done.cause, done.updates, done.restarts["worker"]) == ("finished", 5, 1)
+
+
 def test_survivors_keep_their_mean(tmp_path: Path) -> None:
     failures = parse_failures("worker:2@0.35+100")
     done = {

@@ -214,6 +214,8 @@ class PeerEngine:
             if event.model is not None:
                 self.peers[worker].replica = self._replica(event.model)
             self._begin(worker)
+            # A newcomer that begins after the last round is the last one that the round before waits for.
+            self._complete_rounds()
         elif kind is PeerEventKind.FINISH:
             self._finish(worker)
         else:
