@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -51,14 +50,6 @@ def config_from(*words: str) -> Config:
 # The configuration
 
 
-@pytest.mark.parametrize("name", EXCHANGES)
-def test_every_exchange_names_a_module_with_a_client(name: str) -> None:
-    """Or has no real processes."""
-    assert EXCHANGES[name].summary
-    assert EXCHANGES[name].in_virtual_time or EXCHANGES[name].client
-    assert not EXCHANGES[name].client or callable(import_module(EXCHANGES[name].client).open_client)
-
-
 def test_an_exchange_is_chosen_by_name_with_flags_of_its_own() -> None:
     config = config_from("--exchange", "local", "--own-share", "0.5")
     assert config.exchange == Local(own_share=0.5)
@@ -73,7 +64,6 @@ def test_all_reduce_has_the_rate_and_the_momentum_of_bsp() -> None:
     assert config.optimiser == config_from("--protocol", "bsp").optimiser
     assert (config.worker_timeout_s, config.heartbeat_timeout_s) == (3, 15)
     assert config_from("--exchange", "all-reduce", "--heartbeat-timeout-s", "9").worker_timeout_s == 9
-    assert Config.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize(
@@ -81,10 +71,6 @@ def test_all_reduce_has_the_rate_and_the_momentum_of_bsp() -> None:
     [
         (["--own-share", "0.5"], "--exchange parameter-server has no --own-share 0.5: leave it out, or use local"),
         (["--exchange", "local", "--own-share", "2"], "--own-share must be at least 0 and at most 1, got 2.0"),
-        (
-            ["--exchange", "all-reduce", "--protocol", "asp"],
-            "--exchange all-reduce has no protocols: leave out --protocol asp",
-        ),
         (
             ["--exchange", "all-reduce", "--servers", "2"],
             "--exchange all-reduce keeps the model on the workers: leave out --servers 2",

@@ -167,13 +167,6 @@ def test_the_log_has_a_fresh_gradient_per_worker_and_round(tmp_path: Path) -> No
 # Failures
 
 
-def test_the_same_command_gives_the_same_bits(tmp_path: Path) -> None:
-    first, second = (decentralised(tmp_path / name, **HARD) for name in "ab")
-    assert models_of(first)[0].tobytes() == models_of(second)[0].tobytes()
-    assert (first.output / "pushes.csv").read_bytes() == (second.output / "pushes.csv").read_bytes()
-    assert first.restarts["worker"] == 2
-
-
 def test_without_failures_times_do_not_change_the_bits(tmp_path: Path) -> None:
     calm = decentralised(tmp_path / "calm")
     hard = decentralised(tmp_path / "hard", **HARD | {"failures": ()})
@@ -372,7 +365,6 @@ def test_real_processes_of_neighbours_are_refused(tmp_path: Path, exchange: str)
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--protocol", "asp"], "--exchange matcha has no protocols: leave out --protocol asp"),
         (["--topology", "graph0"], "graph0"),
         (["--budget", "0"], "--budget must be"),
         (["--topology", "random-pair"], "leave out --budget"),

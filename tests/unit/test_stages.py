@@ -149,18 +149,8 @@ def test_a_stage_never_goes_back_to_an_earlier_one() -> None:
     assert stage_after(stages, 0, 80).number == 1
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp"])
-def test_a_protocol_beside_stages_is_refused_in_one_line(protocol: str) -> None:
-    line = f"--exchange sync-switch has protocols of its own: leave out --protocol {protocol}"
-    with pytest.raises(UsageError) as refused:
-        config_from("--exchange", "sync-switch", "--protocol", protocol)
-    assert str(refused.value) == line
-    assert config_from("--exchange", "sync-switch").exchange == EXCHANGES["sync-switch"]()
-
-
 def test_a_configuration_with_stages_is_saved_without_defaults() -> None:
     config = config_from("--exchange", "sync-switch", "--fraction", "0.25")
-    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
     assert config.optimiser.learning_rate is None
     assert config.essentials()["--fraction"] == 0.25
 
@@ -189,7 +179,6 @@ def test_alpha_of_the_whole_epochs_is_all_reduce(alpha: float, steps: int, switc
     [
         (["--alpha", "2"], "--alpha must be at least 0 and at most 1, got 2.0"),
         (["--alpha", "some"], "--alpha must be auto or a number from 0 to 1, got 'some'"),
-        (["--protocol", "ssp"], "--exchange strategy-switch has protocols of its own: leave out --protocol ssp"),
         (
             ["--no-epoch-checkpoints"],
             "--alpha auto evaluates every epoch: leave out --no-epoch-checkpoints, or give --alpha SHARE",

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from pipeline.core import command_line
-from pipeline.core.errors import UsageError
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import virtual
 from trainer import Result
 from trainer.config import Config
 from trainer.flags import config_of, flags
-from trainer.simulate import main
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.network import CollectiveNetwork
 from trainer.simulation.profiles import parse_profile
@@ -58,27 +56,3 @@ def test_all_reduce_sends_most_of_the_vector_twice_per_step(tmp_path: Path) -> N
 def test_a_single_worker_of_all_reduce_sends_nothing() -> None:
     network = CollectiveNetwork(latency_s=0.5, megabits_per_s=1, vector_bytes=1e6, num_workers=1)
     assert network.reply(network.push(3.0)) == 3.0
-
-
-def test_a_command_line_of_all_reduce_has_the_defaults_of_bsp() -> None:
-    config = config_from("--exchange", "all-reduce")
-    assert config.protocol.name == "bsp"
-    assert config.optimiser == config_from("--protocol", "bsp").optimiser
-
-
-def test_a_protocol_beside_all_reduce_is_refused(tmp_path: Path) -> None:
-    words = [
-        "--exchange",
-        "all-reduce",
-        "--protocol",
-        "bsp",
-        "--compute",
-        "quadratic",
-        "--workers",
-        "2",
-        "--steps",
-        "1",
-    ]
-    with pytest.raises(UsageError, match="--exchange all-reduce has no protocols: leave out --protocol bsp"):
-        main([*words, "--output", str(tmp_path / "run")])
-    assert not (tmp_path / "run").exists()

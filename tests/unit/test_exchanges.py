@@ -1,0 +1,208 @@
+"""Every exchange of the registry in virtual time: what all of them promise, under deaths, restarts and resumption."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from pipeline.core import command_line
+from pipeline.core.errors import UsageError
+from tests.clusters.machine import ROOT
+from tests.support.virtual_runs import QUIET, RESUME, final, virtual
+from trainer import Options, Result
+from trainer.checkpoints.prune import WAITING, prune
+from trainer.checkpoints.read import versions
+from trainer.checkpoints.state import folder_of
+from trainer.config import Config
+from trainer.exchange import EXCHANGES, Exchange
+from trainer.flags import config_of, flags
+from trainer.protocols import PROTOCOLS
+from trainer.simulation.failures import parse_failures
+from trainer.simulation.profiles import parse_profile
+from trainer.simulation.replay import replay
+
+WORKERS, STEPS = 3, 8
+# Two epochs of four steps, and times that differ by worker and step.
+VALUES: dict[str, Any] = {"workers": WORKERS, "steps": STEPS, "batch_size": 30, "rows": 120, "momentum": 0.9}
+VALUES |= {"profile": parse_profile("lognormal:0.5"), "latency_ms": 5.0, "bandwidth_mbps": 0.5, "learning_rate": 0.02}
+# Parameters of exchanges whose defaults need evaluations, which the toy loss has not.
+OWN_VALUES: dict[str, dict[str, Any]] = {"strategy-switch": {"alpha": 0.5}}
+
+
+class Case(NamedTuple):
+    """An exchange, and the protocol of its run."""
+
+    exchange: str
+    protocol: str
+
+    @property
+    def kind(self) -> type[Exchange]:
+        return EXCHANGES[self.exchange]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether neither times nor failures that only delay gradients change a bit."""
+        stages = [protocol for _, protocol in self.kind().stages()] or [PROTOCOLS[self.protocol]()]
+        return all(protocol.reproducible for protocol in stages)
+
+    @property
+    def chooses_protocol(self) -> bool:
+        return self.kind.protocol is None and not self.kind().stages()
+
+
+def find_cases() -> Iterator[Case]:
+    """Yield every exchange with its own protocol, or with an asynchronous and a synchronous one."""
+    for name, kind in EXCHANGES.items():
+        if kind.in_virtual_time:
+            default = Case(name, kind.protocol or "asp")
+            yield from (default, Case(name, "bsp")) if default.chooses_protocol else (default,)
+
+
+CASES = list(find_cases())
+every_exchange = pytest.mark.parametrize("case", CASES, ids="-".join)
+
+
+def train(output: Path, case: Case, options: Options = QUIET, **values: Any) -> Result:
+    own = OWN_VALUES.get(case.exchange, {})
+    return virtual(output, case.protocol, options, exchange=case.exchange, **VALUES | own | values)
+
+
+def bits_of(result: Result) -> tuple[bytes, bytes]:
+    """All that happened, and the parameters that came of it."""
+    assert isinstance(result.output, Path)
+    return (result.output / "pushes.csv").read_bytes(), final(result).tobytes()
+
+
+def assert_every_gradient_counts_once(done: Result, calm: Result) -> None:
+    """Check a run against one without failures: it ends, with as many updates and with no gradient twice."""
+    pushes = done.pushes()
+    accepted = pushes[pushes["accepted"] == 1]
+    assert (done.cause, done.updates) == ("finished", calm.updates)
+    assert not accepted.duplicated(["worker", "clock"]).any()
+    assert done.examples == accepted["examples"].sum()
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Result]:
+    """A run of every exchange without failures."""
+    return {case: train(tmp_path_factory.mktemp("calm") / "run", case) for case in CASES}
+
+
+@every_exchange
+def test_every_gradient_of_a_calm_run_is_used_once(case: Case, calm: dict[Case, Result]) -> None:
+    done = calm[case]
+    assert_every_gradient_counts_once(done, done)
+    assert done.pushes().groupby("worker").size().sum() == WORKERS * STEPS
+    assert done.examples == 30 * STEPS
+    assert (done.restarts, done.rollbacks) == ({"worker": 0, "server": 0, "evaluator": 0}, 0)
+
+
+@every_exchange
+def test_the_same_command_repeats_its_bits(case: Case, calm: dict[Case, Result], tmp_path: Path) -> None:
+    """With and without failures; another seed has other bits."""
+    failures = parse_failures("worker:2@0.4+0.3,server@0.7+0.2")
+    one, two = (train(tmp_path / name, case, failures=failures) for name in ("one", "two"))
+    assert bits_of(one) == bits_of(two)
+    assert one.seconds == two.seconds
+    assert bits_of(train(tmp_path / "calm", case)) == bits_of(calm[case])
+    assert bits_of(train(tmp_path / "other", case, seed=1)) != bits_of(calm[case])
+
+
+@every_exchange
+@pytest.mark.parametrize("victim", ["worker:0", "worker:2", "server"])
+def test_a_death_at_any_event_ends_no_run(case: Case, victim: str, calm: dict[Case, Result], tmp_path: Path) -> None:
+    """Right before or after arrivals of gradients: the first, one in the middle and a late one."""
+    arrivals = calm[case].pushes()["seconds"].to_numpy()
+    rng = np.random.default_rng([CASES.index(case), len(victim)])
+    for place, shift in ((0, 1e-4), (int(rng.integers(2, 16)), -1e-4), (17, 1e-4)):
+        failures = parse_failures(f"{victim}@{arrivals[place] + shift:.4f}+{rng.uniform(0.05, 0.4):.3f}")
+        done = train(tmp_path / str(place), case, failures=failures, checkpoint_every_s=0.3)
+        assert_every_gradient_counts_once(done, calm[case])
+        assert done.restarts[victim.partition(":")[0]] == 1
+        assert done.rollbacks >= (victim == "server")
+        # An exchange that goes on without a dead worker has fewer gradients.
+        if case.is_exact and len(done.pushes()) == WORKERS * STEPS:
+            assert final(done).tobytes() == final(calm[case]).tobytes(), failures
+
+
+def cut_after(run: Path, version: int) -> None:
+    """Leave of a run what a kill right after a checkpoint leaves."""
+    (run / "result.json").unlink()
+    for later in versions(run / "checkpoints"):
+        if later > version:
+            shutil.rmtree(folder_of(run / "checkpoints", later))
+
+
+@every_exchange
+def test_a_run_resumes_from_every_checkpoint(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exact ones end with the same bits and the same log, also through a death."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    values: dict[str, Any] = {"failures": parse_failures("worker:1@0.45+0.2"), "checkpoint_every_s": 0.25}
+    whole = train(tmp_path / "whole", case, **values)
+    found = versions(tmp_path / "whole" / "checkpoints")
+    assert len(found) >= 4
+    for version in found[:-1]:
+        part = tmp_path / f"part-{version}"
+        shutil.copytree(tmp_path / "whole", part)
+        cut_after(part, version)
+        again = train(part, case, RESUME, **values)
+        assert_every_gradient_counts_once(again, whole)
+        if case.is_exact:
+            assert final(again).tobytes() == final(whole).tobytes(), version
+            assert again.pushes()[["version", "worker", "clock"]].equals(whole.pushes()[["version", "worker", "clock"]])
+
+
+@every_exchange
+def test_a_replay_has_the_bits_or_refuses_in_one_line(case: Case, tmp_path: Path) -> None:
+    done = train(tmp_path / "run", case, failures=parse_failures("worker:1@0.6+0.2,server@0.9+0.1"))
+    try:
+        assert replay(done.output).is_equal
+    except UsageError as refusal:
+        assert f"by {case.exchange}, which a replay cannot compute" in str(refusal)  # noqa: PT017  the other outcome
+        assert "\n" not in str(refusal)  # noqa: PT017
+
+
+# The command line and the documents
+
+
+def config_from(*words: str) -> Config:
+    common = ["--shards", "s", "--output", "o", "--steps", "3"]
+    return config_of(command_line.parse(flags(), [*common, *words]))
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_an_exchange_has_code_flags_and_a_row_of_its_readme(name: str) -> None:
+    kind = EXCHANGES[name]
+    assert kind.in_virtual_time or kind.client
+    assert not kind.client or callable(import_module(kind.client).open_client)
+    assert callable(import_module(kind.server).main)
+    assert kind.summary
+    known = {word for action in flags()._actions for word in action.option_strings}
+    assert {f"--{item.name.replace('_', '-')}" for item in fields(kind)} <= known
+    assert f"\n| `{name}` | " in (ROOT / "trainer" / "exchange" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_a_configuration_keeps_its_exchange_when_saved(name: str) -> None:
+    config = config_from("--exchange", name)
+    assert config.exchange == EXCHANGES[name]()
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("case", "protocol"), [pair for pair in product(CASES, ("asp", "bsp")) if not pair[0].chooses_protocol]
+)
+def test_a_protocol_beside_an_exchange_that_has_its_own_is_refused(case: Case, protocol: str) -> None:
+    has = "no protocols" if case.kind.protocol else "protocols of its own"
+    with pytest.raises(UsageError) as refused:
+        config_from("--exchange", case.exchange, "--protocol", protocol)
+    assert str(refused.value) == f"--exchange {case.exchange} has {has}: leave out --protocol {protocol}"
