@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from tests.clusters.machine import HOST, ROOT, cache_folder, locked
 OWN = ("PYTHON", "PYSPARK_", "SPARK_", "VIRTUAL_ENV")
 # The files of the checkout that its set-up reads, or that the installed package is made of.
 CHECKOUT = ("pipeline", "jobs", "trainer", "conf", "pyproject.toml", "README.md", "LICENSE", "Makefile")
-SETUP = ("pyproject.toml", "conf/constraints.txt", "conf/setup.sh")
+INSTALLERS = [ROOT / "conf" / "constraints.txt", ROOT / "conf" / "setup.sh"]
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class DemoEnvironment:
 
     @functools.cached_property
     def folder(self) -> Path:
-        """The copy's folder, which depends on the files that the set-up read when this process asked first."""
-        return cache_folder() / f"{self.name}-{digest([ROOT / file for file in SETUP])}"
+        """The copy's folder, which depends on what the set-up installed when this process asked first."""
+        return cache_folder() / f"{self.name}-{digest(INSTALLERS, describe_package())}"
 
     @property
     def venv(self) -> Path:
@@ -198,9 +200,15 @@ def install_wheel(folder: Path) -> Wheel:
     return wheel
 
 
-def digest(files: Sequence[Path]) -> str:
-    """Twelve hex digits that stand for the files' content."""
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+def digest(files: Sequence[Path], text: str = "") -> str:
+    """Twelve hex digits that stand for the files' content and a text."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files) + text.encode()).hexdigest()[:12]
+
+
+def describe_package() -> str:
+    """What pyproject.toml says to installers. Settings of the linters change no environment."""
+    tables = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    return json.dumps([tables["build-system"], tables["project"]], sort_keys=True)
 
 
 def copy_checkout(folder: Path, *names: str) -> None:
