@@ -7,9 +7,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -22,7 +20,7 @@ from tests.clusters.cluster_runs import QUIET
 from tests.clusters.kafka import LOGIN_MODULE, PASSWORD, USER
 from tests.clusters.submit import start_submit
 from tests.conftest import make_rows
-from tests.support.application import run_job
+from tests.support.application import run_application, run_job
 from tests.support.places import STORE, elsewhere
 from tests.support.stream_runs import check_set, rows_of, take
 from tests.support.trainer_runs import until
@@ -184,6 +182,7 @@ rows.insert(5, (0, bytearray(b"broken")))
 rows.insert(8, (1, None))
 table = SparkSession.builder.getOrCreate().createDataFrame(rows, "partition int, value binary").coalesce(1)
 table.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", topic).save()
+sys.exit(0)
 """
 
 
@@ -192,34 +191,34 @@ def jars() -> dict[str, str]:
     return {"spark.jars": ",".join(map(str, kafka_connector()))}
 
 
-def produce(folder: Path, broker: Kafka, jars: dict[str, str], first: int, end: int, topic: str = "rows") -> None:
+def produce(folder: Path, broker: Kafka, first: int, end: int, topic: str = "rows") -> tuple[object, ...]:
+    """Return the command of a program that sends some rows and two broken messages to a topic."""
     program = folder / "produce.py"
     program.write_text(PRODUCE)
-    done = spark_submit(program, broker.servers_at, topic, first, end, conf=jars, env=QUIET | {"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stderr
+    return program, broker.servers_at, topic, first, end
 
 
 def test_a_killed_driver_neither_loses_nor_doubles_messages(tmp_path: Path, kafka: Kafka, jars: dict[str, str]) -> None:
     """Messages of a real broker are in the set once though the driver is killed."""
     labels, images = make_rows(600, pixels=192)
     output, log = str(tmp_path / "set"), tmp_path / "log.txt"
-    produce(tmp_path, kafka, jars, 0, 400)
+    (sent,), _ = run_application(tmp_path, [produce(tmp_path, kafka, 0, 400)], conf=jars, env=QUIET)
+    assert sent.code == 0, sent.err
 
-    def stream(trigger: str) -> psutil.Popen:
-        flags = ("--source", f"kafka://{kafka.servers_at}/rows", "--output", output, "--workers", 3, *SHAPE)
-        with log.open("ab") as out:
-            more = ("--trigger", trigger, "--batch-limit", 60, "--no-report")
-            return start_submit(JOB, *flags, *more, conf=jars, env=QUIET, output=out)
+    def flags(trigger: str) -> tuple[object, ...]:
+        source = ("--source", f"kafka://{kafka.servers_at}/rows", "--output", output, "--workers", 3, *SHAPE)
+        return (*source, "--trigger", trigger, "--batch-limit", 60, "--no-report")
 
     for seen in (1, 3):  # generations
-        job = stream("1 second")
+        with log.open("ab") as out:
+            job = start_submit(JOB, *flags("1 second"), conf=jars, env=QUIET, output=out)
         try:
             until(partial(has, output, seen), f"{seen} generations")
         finally:
             end_tree([job])
-    produce(tmp_path, kafka, jars, 400, 600)
-    last = stream("once")
-    assert last.wait(280) == 0, log.read_text()
+    plan = [produce(tmp_path, kafka, 400, 600), (JOB, *flags("once"))]
+    (sent, last), printed = run_application(tmp_path, plan, conf=jars, env=QUIET)
+    assert (sent.code, last.code) == (0, 0), last.err + printed
     shards = open_committed(STORE, output)
     owners = sorted((row for row in rows_of(shards) if row["copy"] == 0), key=lambda row: row["id"])
     place = {image.tobytes(): row for row, image in enumerate(images)}
@@ -243,26 +242,24 @@ def test_a_killed_driver_neither_loses_nor_doubles_messages(tmp_path: Path, kafk
 
 def test_a_broker_that_asks_for_a_password_is_read(tmp_path: Path, kafka: Kafka, jars: dict[str, str]) -> None:
     """The password is in no line that the job prints, in no file of its set and not in Spark's event log."""
-    produce(tmp_path, kafka, jars, 0, 100, "secured")
     (tmp_path / "events").mkdir()
     events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{tmp_path}/events"}
 
-    def stream(password: str, *more: object) -> Any:
-        file = tmp_path / "client.properties"
+    def stream(password: str, *more: object) -> tuple[object, ...]:
+        file = tmp_path / f"client-{len(password)}.properties"
         login = f'{LOGIN_MODULE} required \\\n    username="{USER}" \\\n    password="{password}";'
         file.write_text(f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\nsasl.jaas.config={login}\n")
         flags = ("--source", f"kafka://{kafka.sasl_at}/secured", "--output", tmp_path / "set", "--workers", 3, *SHAPE)
-        options = ("--kafka-options", file, "--trigger", "once", "--no-report", *more)
-        return spark_submit(JOB, *flags, *options, conf=jars | events, env=QUIET)
+        return (JOB, *flags, "--kafka-options", file, "--trigger", "once", "--no-report", *more)
 
-    refused = stream("wr0ng-pass")
-    assert refused.returncode == 1, refused.stdout
-    (line,) = [line for line in refused.stdout.splitlines() if line.startswith("error: ")]
+    plan = [produce(tmp_path, kafka, 0, 100, "secured"), stream("wr0ng-pass")]
+    plan.append(stream(PASSWORD, "--kafka-option", "client.id=here"))
+    (sent, refused, done), rest = run_application(tmp_path, plan, conf=jars | events, env=QUIET)
+    assert (sent.code, refused.code, done.code) == (0, 1, 0), rest
+    (line,) = [line for line in refused.err.splitlines() if line.startswith("error: ")]
     assert "Authentication failed" in line
-    done = stream(PASSWORD, "--kafka-option", "client.id=here")
-    assert done.returncode == 0, done.stdout
     assert open_committed(STORE, str(tmp_path / "set")).manifest.rows == 100
-    printed = [refused.stdout, refused.stderr, done.stdout, done.stderr]
+    printed = [rest, refused.out, refused.err, done.out, done.err]
     written = [
         path.read_bytes() for folder in ("set", "events") for path in (tmp_path / folder).rglob("*") if path.is_file()
     ]
@@ -291,6 +288,7 @@ kind = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(
 records = kind.getMethod("beforeOffset", types).invoke(None, values)
 admin.deleteRecords(jvm.java.util.Collections.singletonMap(place, records)).all().get()
 admin.close()
+sys.exit(0)
 """
 
 
@@ -300,28 +298,27 @@ def test_deleted_messages_end_the_stream_or_are_quarantined(tmp_path: Path, kafk
     output, program = str(tmp_path / "set"), tmp_path / "delete.py"
     program.write_text(DELETE)
 
-    def stream(*more: object) -> Any:
-        flags = ("--source", f"kafka://{kafka.servers_at}/aged", "--output", output, "--workers", 3, *SHAPE)
-        return spark_submit(JOB, *flags, "--trigger", "once", "--no-report", *more, conf=jars, env=QUIET)
-
-    produce(tmp_path, kafka, jars, 0, 100, "aged")
-    first = stream()
-    assert first.returncode == 0, first.stdout
-    produce(tmp_path, kafka, jars, 100, 200, "aged")
-    # of partition 0, 51 messages have been read: 50 records and a broken one
-    done = spark_submit(program, kafka.servers_at, "aged", 0, 71, conf=jars, env=QUIET)
-    assert done.returncode == 0, done.stderr
-    refused = stream()
-    assert refused.returncode == 3, refused.stdout
-    (line,) = [line for line in refused.stdout.splitlines() if line.startswith("error: ")]
+    source = ("--source", f"kafka://{kafka.servers_at}/aged", "--output", output, "--workers", 3, *SHAPE)
+    stream = (JOB, *source, "--trigger", "once", "--no-report")
+    plan = [
+        produce(tmp_path, kafka, 0, 100, "aged"),
+        stream,
+        produce(tmp_path, kafka, 100, 200, "aged"),
+        # of partition 0, 51 messages have been read: 50 records and a broken one
+        (program, kafka.servers_at, "aged", 0, 71),
+        stream,
+        (*stream, "--allow-data-loss"),
+    ]
+    ended, rest = run_application(tmp_path, plan, conf=jars, env=QUIET)
+    assert [each.code for each in ended] == [0, 0, 0, 0, 3, 0], rest + ended[-1].err
+    refused = ended[-2]
+    (line,) = [line for line in refused.err.splitlines() if line.startswith("error: ")]
     assert "messages were deleted before they were read" in line
     assert "(Could not read records in offset [51, 102) for topic partition aged-0)" in line
     assert line.endswith("Restart with --allow-data-loss to continue without them: the quarantine lists them")
-    assert "Traceback" not in refused.stdout
-    assert open_committed(STORE, output).manifest.rows == 100
-    second = stream("--allow-data-loss")
-    assert second.returncode == 0, second.stdout
+    assert "Traceback" not in refused.out + refused.err
     shards = open_committed(STORE, output)
+    assert [generation.rows for generation in generations(shards)] == [100, 81], "the refused start has added none"
     held = {row["image"] for row in rows_of(shards)}
     # The 20 messages that were deleted are the broken one among the first, and 19 records.
     gone = [row for row in range(200) if images[row].tobytes() not in held]
