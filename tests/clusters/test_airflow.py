@@ -31,7 +31,7 @@ from trainer.runlog.run_folder import locked
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 START = "RUN "  # of a line of airflow_runs.py
 DAG = ROOT / "conf" / "airflow" / "sharding_dag.py"
-MONDAY, TUESDAY = "2026-01-05", "2026-01-06"
+MONDAY, TUESDAY, WEDNESDAY = "2026-01-05", "2026-01-06", "2026-01-07"
 QUICK = {
     "PROJECT": repr(str(ROOT)),
     "WORKERS": "2",
@@ -157,15 +157,14 @@ def installed(first: Installation, home: Path, **parameters: str) -> Installatio
 
 @dataclass(frozen=True)
 class Days:
-    """Monday, whose raw data come late, Tuesday and a run without interval; then both days again."""
+    """Monday, whose raw data come late, Tuesday and a run without interval; then Tuesday again, whose report is missing."""
 
     airflow: Installation
     manifests: list[tuple[bytes, int]]
     monday: Run
     tuesday: Run
     without: Run
-    monday_again: Run
-    tuesday_again: Run
+    again: Run
 
 
 def manifests(airflow: Installation) -> list[tuple[bytes, int]]:
@@ -185,8 +184,9 @@ def days(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> Days:
     found = manifests(airflow)
     for name in ("report.html", "quality.json"):  # as a kill between commit and report leaves it
         (airflow.place("shards", TUESDAY) / name).unlink()
-    again = airflow.run(MONDAY, TUESDAY)
-    return Days(airflow, found, *airflow.runs()[:3], *again)
+    (again,) = airflow.run(TUESDAY)
+    monday, tuesday, without = airflow.runs()[:3]
+    return Days(airflow, found, monday, tuesday, without, again)
 
 
 def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days) -> None:
@@ -201,21 +201,17 @@ def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days)
         assert (days.airflow.place("run", day) / "model.safetensors").exists()
 
 
-def test_a_rerun_leaves_a_set_and_a_training_run_as_they_are(days: Days) -> None:
+def test_a_rerun_keeps_set_and_run_and_makes_a_missing_report(days: Days) -> None:
     assert manifests(days.airflow) == days.manifests
-    assert days.monday_again.tasks == days.monday.tasks
-    said = days.airflow.log.rpartition(days.monday_again.run_id)[0]
-    assert f"{days.airflow.place('shards', MONDAY)}: already committed" in said
+    assert days.again.tasks == days.tuesday.tasks
+    said = days.airflow.log.rpartition(days.again.run_id)[0]
+    assert f"{days.airflow.place('shards', TUESDAY)}: already committed" in said
     assert "finished already" in said
+    assert (days.airflow.place("shards", TUESDAY) / "quality.json").exists()
 
 
 def test_a_run_id_with_colons_is_one_like_any_other(days: Days) -> None:
     assert ":" in days.monday.run_id
-
-
-def test_a_report_that_is_missing_is_made_by_the_task_that_shards(days: Days) -> None:
-    assert days.tuesday_again.state == "success"
-    assert (days.airflow.place("shards", TUESDAY) / "quality.json").exists()
 
 
 def test_a_run_without_data_interval_fails_at_once_and_says_so(days: Days) -> None:
@@ -227,24 +223,29 @@ def test_a_run_without_data_interval_fails_at_once_and_says_so(days: Days) -> No
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
+NO_REPORT = f"{{{{ '--no-report' if (data_interval_start | ds) == '{WEDNESDAY}' else '--quiet' }}}}"
+
+
 @pytest.fixture(scope="module")
 def hopeless(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> tuple[Installation, list[Run]]:
-    """A day whose rows are dealt out class by class, and one with a file that was cut."""
+    """A day whose rows are dealt out class by class, one with a file that was cut, and one whose job writes no report."""
     home = tmp_path_factory.mktemp("hopeless")
-    airflow = installed(first, home, JOB='"jobs/baseline.py"', FLAGS='["--strategy", "round_robin"]')
+    flags = f'["--strategy", "round_robin", "{NO_REPORT}"]'
+    airflow = installed(first, home, JOB='"jobs/baseline.py"', FLAGS=flags, RETRIES="1")
     given = airflow.bring("given")
     order = ("--order", "class-blocks", "--workers", 2)
     pipeline("derive", "--input", given, "--eval-input", given, "--to", airflow.place("raw", MONDAY), *order)
     (airflow.place("raw", MONDAY) / "_SUCCESS").touch()
     cut = airflow.bring(TUESDAY) / "data_batch_2.bin"
     os.truncate(cut, cut.stat().st_size - 1)
-    return airflow, airflow.run(MONDAY, TUESDAY)
+    airflow.bring(WEDNESDAY)
+    return airflow, airflow.run(MONDAY, TUESDAY, WEDNESDAY)
 
 
 def test_shards_over_the_limit_fail_in_one_try_in_the_words_of_the_report(
     hopeless: tuple[Installation, list[Run]],
 ) -> None:
-    airflow, (worse, _) = hopeless
+    airflow, (worse, _, _) = hopeless
     assert worse.tasks["shard"] == ("success", 1)
     assert worse.tasks["check"] == ("failed", 1)
     assert worse.tasks["train"][0] == "upstream_failed"
@@ -256,17 +257,17 @@ def test_shards_over_the_limit_fail_in_one_try_in_the_words_of_the_report(
 
 
 def test_broken_input_is_tried_once(hopeless: tuple[Installation, list[Run]]) -> None:
-    airflow, (_, broken) = hopeless
+    airflow, (_, broken, _) = hopeless
     assert broken.tasks["shard"] == ("failed", 1)
     assert "exit code 3: the input is broken" in airflow.log
     assert not airflow.place("shards", TUESDAY).exists()
 
 
-def test_a_set_without_its_report_fails_the_task_that_shards(first: Installation, tmp_path: Path) -> None:
-    airflow = installed(first, tmp_path, FLAGS='["--no-report"]', RETRIES="0")
-    airflow.bring(MONDAY)
-    (run,) = airflow.run(MONDAY)
-    assert run.tasks["shard"] == ("failed", 1)
+def test_a_set_without_its_report_fails_the_task_that_shards(
+    hopeless: tuple[Installation, list[Run]],
+) -> None:
+    airflow, (_, _, run) = hopeless
+    assert run.tasks["shard"] == ("failed", 2)
     assert "quality.json is missing: the shards are committed without their report" in airflow.log
 
 
