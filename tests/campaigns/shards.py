@@ -74,12 +74,12 @@ class Site:
         self.hdfs.client().upload("/chaos/in", str(self.folder / "in"))
         for path in (self.folder / "in").iterdir():
             put(f"{self.input('s3')}/{path.name}", path.read_bytes())
-        for (store, spark), workers in ((WAYS[0], 2), (WAYS[0], 3), (WAYS[1], 2), (WAYS[2], 3), (WAYS[3], 2)):
+        for (store, spark), workers in zip(WAYS, (2, 2, 3, 2), strict=True):
             began = time.monotonic()
             job = Job(self, store, spark, workers)
             if job.wait() != 0 or digests(job.output) != self.expected.setdefault(workers, digests(job.output)):
                 raise Failed(
-                    f"an undisturbed run on {store}, {spark} is not what one in a local folder is: {job.said()}"
+                    f"an undisturbed run on {store}, {spark} is not what one in another store is: {job.said()}"
                 )
             self.usual_s[f"{store} {spark}"] = time.monotonic() - began
             self.held[store] = workers
