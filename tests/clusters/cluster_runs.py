@@ -48,29 +48,6 @@ FIT = ("--clusters", 40, "--components", 20)
 STRATEGY = DistributionAware(clusters=40, components=20.0, whiten=True)
 
 
-# Each task reads a file of HDFS by itself, as the pipeline's tasks do, without Spark's help.
-READER = """
-import os, sys, time
-from pyspark.sql import SparkSession
-
-uri, path, exit_code, gate = sys.argv[1:]
-
-def read(rows):
-    from hdfs_native import Client
-    from pyspark import TaskContext
-    content = Client(uri).read(path).read()
-    while gate and not os.path.exists(gate):
-        open(f"{gate}.{TaskContext.get().partitionId()}", "a").close()
-        time.sleep(0.05)
-    yield from ((row, len(content)) for row in rows)
-
-spark = SparkSession.builder.getOrCreate()
-print("RESULT", sorted(spark.sparkContext.parallelize(range(4), 2).mapPartitions(read).collect()))
-sys.exit(int(exit_code))
-"""
-READ = "RESULT [(0, 1000), (1, 1000), (2, 1000), (3, 1000)]"
-
-
 @dataclass(frozen=True)
 class Source:
     """A set in a local folder, with what the pipeline makes of it there for some number of workers."""
@@ -240,12 +217,3 @@ def large_input(hdfs: Hdfs, large_set: Source) -> str:
     """The large set on HDFS, put there through WebHDFS."""
     hdfs.client().upload("/in/large", str(large_set.folder))
     return f"{hdfs.uri}/in/large"
-
-
-@pytest.fixture
-def reader(hdfs: Hdfs, tmp_path: Path) -> Path:
-    """The job READER and, on HDFS, its input of 1,000 bytes."""
-    hdfs.client().write("/job/input", data=b"x" * 1000, overwrite=True)
-    script = tmp_path / "job.py"
-    script.write_text(READER)
-    return script

@@ -34,10 +34,17 @@ USERS_FLAGS = {
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster and a folder of its store, which holds the sample. submit: what spark_submit takes beside a job's flags."""
+    """A cluster and a folder of its store, which holds the sample.
+
+    Attributes:
+        root: the folder.
+        submit: what spark_submit takes beside a job's flags.
+        slow_start: whether an application takes so long to start that all jobs share one.
+    """
 
     root: str
     submit: dict[str, Any]
+    slow_start: bool = False
 
     def run(self, job: str, *flags: object) -> None:
         """Submit a job with exactly these flags, and check that it succeeds."""
@@ -103,7 +110,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     else:
         standalone: Standalone = request.getfixturevalue("standalone")
         submit = in_demo(standalone.master_url)
-    return Target(f"{place.uri}/demo-{cluster}", submit)
+    return Target(f"{place.uri}/demo-{cluster}", submit, slow_start=cluster == "yarn")
 
 
 INTERPRETERS = """
@@ -118,19 +125,23 @@ sys.exit(0)
 @pytest.mark.full
 @pytest.mark.timeout(900)  # the environment may have to be made, and clusters start
 def test_default_flags_in_the_demo_environment(target: Target, tmp_path: Path) -> None:
-    """Submit two jobs by themselves, and reshard and train without evaluation rows in a third application."""
+    """Shard and train, the two jobs submitted by themselves; reshard and train without evaluation rows in one application.
+
+    On YARN all of them run in one: tests/clusters/test_on_yarn.py submits both jobs by themselves."""
     sample, shards, plain = upload_sample(target.root), f"{target.root}/shards", f"{target.root}/plain"
     both = ("--input", sample, "--eval-input", sample)
     hosts = ("--hosts", 2, *MODEL)
-    target.run("distribution_aware.py", *both, "--output", shards, "--workers", 2)
-    assert_sharded(shards, 2, with_evaluation=True)
-    target.run("train.py", "--shards", shards, "--output", f"{target.root}/run", *hosts)
-    assert_trained(f"{target.root}/run", with_evaluation=True)
-
+    first: list[tuple[str, tuple[object, ...]]] = [
+        ("distribution_aware.py", (*both, "--output", shards, "--workers", 2)),
+        ("train.py", ("--shards", shards, "--output", f"{target.root}/run", *hosts)),
+    ]
+    for job, flags in first if not target.slow_start else ():
+        target.run(job, *flags)
     other = f"{target.root}/resharded"
     (tmp_path / "interpreters.py").write_text(INTERPRETERS)
-    plan = [
+    plan: list[tuple[object, ...]] = [
         (tmp_path / "interpreters.py",),
+        *((JOBS[job], *users_only(flags)) for job, flags in first if target.slow_start),
         (JOBS["reshard.py"], *users_only(("--input", shards, "--output", other, "--workers", 3))),
         (JOBS["stratified.py"], *users_only(("--input", sample, "--output", plain, "--workers", 2))),
         (JOBS["reshard.py"], *users_only(("--input", plain, "--output", f"{plain}-3", "--workers", 3))),
@@ -141,6 +152,8 @@ def test_default_flags_in_the_demo_environment(target: Target, tmp_path: Path) -
     for result in results:
         assert result.code == 0, result.out[-3000:] + result.err[-3000:]
     assert set(json.loads(results[0].out)) == {str(DEMO.python)}
+    assert_sharded(shards, 2, with_evaluation=True)
+    assert_trained(f"{target.root}/run", with_evaluation=True)
     assert_sharded(other, 3, with_evaluation=True)
     assert_sharded(plain, 2, with_evaluation=False)
     assert_sharded(f"{plain}-3", 3, with_evaluation=False)

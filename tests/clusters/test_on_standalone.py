@@ -22,7 +22,6 @@ from tests.clusters.cluster_runs import (
     JOB,
     LAYOUT,
     QUIET,
-    READ,
     STORE,
     Source,
     assert_killed_drivers_leave_a_whole_set,
@@ -48,7 +47,6 @@ from tests.clusters.cluster_training import (
 from tests.clusters.submit import start_submit
 from tests.support.application import run_application
 from tests.support.places import put
-from tests.support.stream_runs import assert_streams_alike
 from tests.support.trainer_runs import until
 from trainer.data.shards import load_worker, open_shards
 
@@ -131,14 +129,6 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
     assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval", "_assignment"}
 
 
-def test_a_stream_on_standalone_gives_the_bits_of_two_local_cores(
-    standalone: Standalone, hdfs: Hdfs, small_set: Source, spark: SparkSession
-) -> None:
-    earlier = set(standalone.folder.glob("work*/app-*/*/stderr"))
-    assert_streams_alike(spark, small_set.folder, f"{hdfs.uri}/standalone/stream", {}, master=standalone.master_url)
-    assert len(set(standalone.folder.glob("work*/app-*/*/stderr")) - earlier) == 2, "one on each worker"
-
-
 def test_what_tasks_write_on_hdfs_belongs_to_the_user_who_submitted_the_job(
     standalone: Standalone, hdfs: Hdfs, small_input: str
 ) -> None:
@@ -190,24 +180,6 @@ def test_drivers_killed_on_the_cluster_leave_the_old_set_or_the_new_one_whole_an
     assert_killed_drivers_leave_a_whole_set(spark, large_input, output, standalone.master_url, small_set, large_set)
 
 
-def test_a_job_on_standalone_survives_a_killed_executor(
-    standalone: Standalone, hdfs: Hdfs, reader: Path, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    with ThreadPoolExecutor(1) as background:
-        done = background.submit(spark_submit, reader, hdfs.uri, "/job/input", 3, gate, master=standalone.master_url)
-        try:
-            waiting = [Path(f"{gate}.{partition}") for partition in range(2)]
-            wait_during(lambda: all(marker.exists() for marker in waiting), done)
-            standalone.kill_executor(0)
-        finally:
-            gate.touch()
-        result = done.result()
-    assert READ in result.stdout, result.stderr
-    assert result.returncode == 3
-    assert "Lost executor" in result.stderr
-
-
 def test_executors_without_keys_of_their_own_shard_on_s3_and_a_trainer_reads_that(
     standalone: Standalone, s3: S3, small_set: Source
 ) -> None:
@@ -233,15 +205,32 @@ def task(spark: SparkSession, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFacto
     return make_task(spark, hdfs, tmp_path_factory.mktemp("training"), "training", 1500)
 
 
-def test_training_on_standalone_ends_with_the_bits_of_one_host_though_executors_are_killed(
+def test_training_on_standalone_survives_a_signal_and_kills(
     standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
 ) -> None:
+    """End a run by a scheduler's signal, its successor by killing the driver, and kill two executors of the third.
+
+    It ends with the bits of one host. Neither a signal nor a kill leaves a process."""
     output = f"{hdfs.uri}/training/killed"
     (tmp_path / "events").mkdir()
     events = {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false"}
     conf = {**events, "spark.eventLog.dir": f"file://{tmp_path}/events"}
-    with job(task, output, tmp_path / "log", master=standalone.master_url, conf=conf, env={}) as run:
-        for version in (1, 300):
+    where: dict[str, Any] = {"master": standalone.master_url, "conf": conf, "env": {}}
+    with job(task, output, tmp_path / "first", **where) as run:
+        run.wait_for_checkpoint()
+        run.process.terminate()
+        assert run.wait() == 1
+    assert re.search(r"error: interrupted at version \d+ .*--resume continues\n", run.said()), run.said()
+    until(lambda: not training_processes(standalone), "every process ends")
+    left = max(checkpoints(output))
+    with job(task, output, tmp_path / "second", "--resume", **where) as run:
+        run.wait_for_checkpoint(left + 1)
+        assert training_processes(standalone)
+        run.kill()
+    until(lambda: not training_processes(standalone), "every process on every host ends", 60)
+    left = max(checkpoints(output))
+    with job(task, output, tmp_path / "third", "--resume", **where) as run:
+        for version in (left + 1, left + 300):
             run.wait_for_checkpoint(version)
             standalone.kill_executor(0)
             until(lambda: len(standalone.executors()) == HOSTS, "Spark starts another executor")
@@ -256,28 +245,6 @@ def test_training_on_standalone_ends_with_the_bits_of_one_host_though_executors_
     readable += said + "".join(path.read_text() for path in standalone.folder.glob("work*/app-*/*/std*"))
     assert not re.search(r"\b[0-9a-f]{64}\b", readable), "the token is nowhere to be read"
     until(lambda: not training_processes(standalone), "every process ends")
-
-
-def test_a_scheduler_s_signal_leaves_a_checkpoint_and_a_killed_driver_leaves_no_process(
-    standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
-) -> None:
-    output = f"{hdfs.uri}/training/resumed"
-    where: dict[str, Any] = {"master": standalone.master_url, "conf": {}, "env": {}}
-    with job(task, output, tmp_path / "first", **where) as run:
-        run.wait_for_checkpoint()
-        run.process.terminate()
-        assert run.wait() == 1
-    assert re.search(r"error: interrupted at version \d+ .*--resume continues\n", run.said()), run.said()
-    until(lambda: not training_processes(standalone), "every process ends")
-    left = max(checkpoints(output))
-    with job(task, output, tmp_path / "second", "--resume", **where) as run:
-        run.wait_for_checkpoint(left + 1)
-        assert training_processes(standalone)
-        run.kill()
-    until(lambda: not training_processes(standalone), "every process on every host ends", 60)
-    with job(task, output, tmp_path / "third", "--resume", **where) as run:
-        assert run.wait() == 0, run.said()
-    np.testing.assert_array_equal(vector(output), task.vector)
 
 
 def test_a_cluster_without_room_for_the_hosts_is_told_of(

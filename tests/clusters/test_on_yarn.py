@@ -17,7 +17,6 @@ from tests.clusters.cluster_runs import (
     JOB,
     LAYOUT,
     QUIET,
-    READ,
     Source,
     digests,
     strays,
@@ -61,15 +60,6 @@ def test_a_stream_on_yarn_gives_the_bits_of_two_local_cores(
 ) -> None:
     env = {"HADOOP_CONF_DIR": str(yarn.conf_dir)}
     assert_streams_alike(spark, small_set.folder, f"{hdfs.uri}/yarn/stream", env, master="yarn")
-
-
-def test_a_job_on_yarn_reads_hdfs_in_its_tasks_and_ends_with_its_own_exit_code(
-    yarn: Yarn, hdfs: Hdfs, reader: Path
-) -> None:
-    env, conf = {"HADOOP_CONF_DIR": str(yarn.conf_dir)}, {"spark.executor.instances": "1"}
-    result = spark_submit(reader, hdfs.uri, "/job/input", 3, "", master="yarn", env=env, conf=conf)
-    assert READ in result.stdout, result.stderr
-    assert result.returncode == 3
 
 
 def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_after_a_killed_application(
