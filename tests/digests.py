@@ -31,6 +31,9 @@ SHARDING = {
     "hash": ["hash.py"],
     "hash-lsh": ["hash.py", "--family", "lsh"],
     "hash-sign": ["hash.py", "--family", "sign"],
+    "dirichlet": ["skewed.py", "--alpha", "0.1"],
+    "by_class": ["skewed.py", "--strategy", "by_class"],
+    "sorted": ["skewed.py", "--strategy", "sorted"],
 }
 TRAINING = {
     "bsp-1": ["random-1", "--model", "cnn", "--protocol", "bsp"],

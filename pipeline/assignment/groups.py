@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.assignment.shares import TableDeal
 from pipeline.assignment.uneven import RatioDeal
 from pipeline.core.arrays import Ints
 from pipeline.core.shardset.ratios import Ratios, rounded_up
@@ -26,14 +27,14 @@ class GroupTable:
         starts: int64 [groups], the worker of rank 0.
         sparse: bool [groups], True if all workers get the group.
         num_workers: n.
-        uneven: deals rows in unequal shares; None: round robin.
+        uneven: deals rows in unequal shares, in ratios or by a table of counts; None: round robin.
     """
 
     sizes: Ints
     starts: Ints
     sparse: npt.NDArray[np.bool_]
     num_workers: int
-    uneven: RatioDeal | None = None
+    uneven: RatioDeal | TableDeal | None = None
 
     def owners(self, groups: Ints, ranks: Ints) -> Ints:
         """Return the worker of each row from its group and its rank in the group, int64 [rows]."""
@@ -65,6 +66,7 @@ def group_table(
     start: Start = "zero",
     sparse_if: SparseIf = "never",
     ratios: Ratios | None = None,
+    table: Ints | None = None,
 ) -> GroupTable:
     """Decide for each group of rows which worker gets its first row, and whether all workers get all of it.
 
@@ -78,6 +80,7 @@ def group_table(
             pseudo-code), < n ("lt", as in their prose), or never; with one worker no group is sparse.
         ratios: shares of the workers, in lowest terms; None: equal. With ratios, "carry" adds each worker's rounding
             error in a group to its share of the next one.
+        table: rows of each group by worker, int64 [groups, workers], which decides instead of start and ratios.
     """
     sizes = np.asarray(sizes, np.int64)
     limit = {"le": num_workers, "lt": num_workers - 1, "never": -1}[sparse_if]
@@ -86,7 +89,9 @@ def group_table(
     if start == "carry":
         for kind in (sparse, ~sparse):
             starts[kind] = (np.cumsum(sizes[kind]) - sizes[kind]) % num_workers
-    uneven = _uneven(sizes, sparse, ratios, carry=start == "carry") if ratios else None
+    uneven: RatioDeal | TableDeal | None = TableDeal(table) if table is not None else None
+    if ratios and uneven is None:
+        uneven = _uneven(sizes, sparse, ratios, carry=start == "carry")
     return GroupTable(sizes, starts, sparse, num_workers, uneven)
 
 

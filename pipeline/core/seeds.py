@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     HASH_FUNCTIONS = 11  # hash function ``number``; worker 1: the multipliers that combine values into a key
     BUCKET_STARTS = 12  # which worker has the first row of a stream's bucket
     LINKS = 13  # which links of a topology are in use in round ``number``
+    SKEW = 14  # the shares of classes in skewed shards
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

@@ -90,6 +90,7 @@ def assign(
         read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
         ratios=ratios,
     )
+    spec.check_ratios(request.ratios)
     if unlabelled:
         spec.check_without_labels()
     progress = PhaseLog(context, quiet=quiet, title=f"{spec.name} assigned")

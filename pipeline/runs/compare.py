@@ -54,9 +54,9 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
     group = flags.add_argument_group("strategies")
     group.add_argument(
         "--strategies",
-        default=",".join(STRATEGIES),
+        default=",".join(name for name, kind in STRATEGIES.items() if not kind.decides_sizes),
         metavar="LIST",
-        help="strategies to compare, each committed to OUTPUT/NAME (default: all)",
+        help="strategies to compare, each committed to OUTPUT/NAME (default: all but those that make skewed shards)",
     )
     group.add_argument(
         "--variants",

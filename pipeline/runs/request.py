@@ -71,8 +71,9 @@ def preflight(request: Request, *strategies: Strategy) -> None:
     """Check everything that can be checked without Spark, so that a mistake does not wait for the seconds of its start.
 
     Raises UsageError or DataError. strategies: all ways of sharding that are requested, several in a comparison."""
-    if request.read_options.unlabelled:
-        for strategy in strategies:
+    for strategy in strategies:
+        strategy.check_ratios(request.ratios)
+        if request.read_options.unlabelled:
             strategy.check_without_labels()
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
     # The tables of embeddings that strategies read beside the input.

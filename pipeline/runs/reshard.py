@@ -90,6 +90,7 @@ def refit(
         dataset: its rows.
         fitting: inputs and tools of the fit.
     """
+    strategy.check_ratios(run.request.ratios)
     if not dataset.neighbourhoods:
         return strategy.with_source_digest(run.store, run_on(run.context)).fit(fitting)
     with run.progress.phase("assign"):

@@ -7,7 +7,7 @@ strategy: counting, exact ranks, broadcasting of sparse groups, writing, verifyi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -102,6 +102,7 @@ class FitResult:
         counts: rows by chunk and group, int64 [chunks, groups].
         start: the rule for the first worker of each group.
         sparse_if: the rule for sparse groups, whose rows all go to every worker.
+        table: rows of each group by worker, int64 [groups, workers]; None: groups are dealt in equal shares, or ratios.
         params: parameters that the fit resolved (numbers of clusters, components, ...).
         models: fitted spark.ml models by name, which are saved with the shards.
     """
@@ -112,6 +113,7 @@ class FitResult:
     sparse_if: SparseIf = "never"
     params: dict[str, Any] = field(default_factory=dict)
     models: dict[str, Any] = field(default_factory=dict)
+    table: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Strategy(Spec, ABC):
     even_sizes: ClassVar[bool] = False  # the sizes of shards differ by at most one
     even_classes: ClassVar[bool] = False  # the counts of every class differ by at most one
     copies_rows: ClassVar[bool] = False  # some rows may go to every worker
+    decides_sizes: ClassVar[bool] = False  # its own rule decides how many rows a worker gets, so ratios are refused
     seed: int = option(0, "seed of all random choices", parse=seed_number, recorded=False)
 
     def uses_seed(self) -> bool:
@@ -151,6 +154,11 @@ class Strategy(Spec, ABC):
         """Raise UsageError if this strategy cannot shard rows without labels."""
         if self.looks_at_labels:
             raise UsageError(f"{self.name} needs labels, which --unlabelled rows do not have; choose another strategy")
+
+    def check_ratios(self, ratios: Sequence[int] | None) -> None:
+        """Raise UsageError if this strategy cannot deal rows in these ratios; None: equal shares."""
+        if ratios and self.decides_sizes:
+            raise UsageError(f"{self.name} decides itself how many rows each worker gets: leave out --ratios")
 
     def check_input(self, dataset: Dataset) -> None:
         """Raise UsageError if this strategy cannot shard the rows of the input."""

@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.assignment.groups import GroupTable
+from pipeline.assignment.uneven import RatioDeal
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import keyed_hash
 from pipeline.strategies.base import Context, FitResult, OneGroup, Strategy, row_counts
@@ -19,7 +20,7 @@ class Independent(OneGroup):
         """Return a worker for each row, int64 [rows], drawn by a hash of its id in proportion to the workers'
         shares."""
         high = keyed_hash(ids, self.seed) >> np.uint64(32)  # a 32-bit uniform; the product below has no modulo bias
-        ratios = table.uneven.ratios if table.uneven else (1,) * table.num_workers
+        ratios = table.uneven.ratios if isinstance(table.uneven, RatioDeal) else (1,) * table.num_workers
         places = (high * np.uint64(sum(ratios))) >> np.uint64(32)
         workers: Ints = np.repeat(np.arange(table.num_workers), ratios)[places]
         return workers

@@ -62,6 +62,7 @@ JOB_FLAGS: Mapping[str, Command] = {
     "class_cluster.py": (*BOTH, "--output", "class_cluster"),
     "submodular.py": (*BOTH, "--output", "submodular"),
     "hash.py": (*BOTH, "--output", "hash"),
+    "skewed.py": (*BOTH, "--output", "skewed"),
     "reshard.py": ("--input", "hash", "--output", "resharded", "--workers", 3),
     "materialize.py": ("--input", "sample", "--assignment", "hash", "--output", "materialized"),
     "hash_stream.py": ("--source", "arriving", "--output", "streamed", "--workers", 2, "--trigger", "once"),

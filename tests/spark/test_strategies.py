@@ -23,7 +23,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import ranges
-from pipeline.runs.request import Request
+from pipeline.runs.request import Request, preflight
 from pipeline.runs.reshard import reshard
 from pipeline.runs.shard import shard
 from pipeline.spark import images as images_module
@@ -107,7 +107,19 @@ def test_the_shards_are_the_same_bits_however_the_work_is_cut(
 RATIOS = (4, 2, 1, 1, 3)
 
 
-@pytest.mark.parametrize("name", only(["stratified", "distribution_aware"], STRATEGIES))
+TAKES_RATIOS = [name for name, kind in STRATEGIES.items() if not kind.decides_sizes]
+
+
+@pytest.mark.parametrize("name", [name for name, kind in STRATEGIES.items() if kind.decides_sizes])
+def test_a_strategy_that_decides_sizes_refuses_ratios(name: str) -> None:
+    request = Request(input="i", output="o", num_workers=2, ratios=(1, 2))
+    with pytest.raises(
+        UsageError, match=rf"^{name} decides itself how many rows each worker gets: leave out --ratios$"
+    ):
+        preflight(request, make(name))
+
+
+@pytest.mark.parametrize("name", only(["stratified", "distribution_aware"], TAKES_RATIOS))
 def test_every_group_is_dealt_in_the_ratios_asked_for(
     spark: SparkSession, source: Source, tmp_path: Path, name: str
 ) -> None:

@@ -65,6 +65,7 @@ def deal(fit_result: FitResult, num_workers: int, ratios: Sequence[int] | None) 
         fit_result.start,
         fit_result.sparse_if,
         tuple(ratios) if ratios else None,
+        fit_result.table,
     )
     # A histogram with too many entries is left out of the manifest.
     is_listed = grouping.neighbourhoods and num_workers * len(table.sizes) <= MOST_COUNTS
