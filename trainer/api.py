@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.core.errors import UsageError
 from trainer.config import Config
 from trainer.context import RunContext
+from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.work import working
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
@@ -47,6 +48,12 @@ def train(
     if not config.exchange.client:
         raise UsageError(
             f"--exchange {config.exchange.name} has no real processes yet: use sharding simulate, which takes the same flags"
+        )
+    has_several_hosts = launcher is not None or bool(options.addresses)
+    if has_several_hosts and adds_by_torch(config.exchange) and config.processes.encryption == "on":
+        raise UsageError(
+            "--collective torch does not encrypt gradients between hosts: give --encryption off too, on networks that you"
+            " trust, or --collective mesh"
         )
     context = RunContext.from_config(config).pinned(overwrite=options.overwrite)
     if launcher:

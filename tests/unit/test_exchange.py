@@ -13,6 +13,7 @@ from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from tests.support.local_client import LocalClient
 from tests.support.local_exchange import Local
+from trainer.api import train as start_training
 from trainer.config import Config
 from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches
@@ -204,3 +205,24 @@ def test_a_cancelled_step_is_given_up_without_examples() -> None:
     run_loop(inner, config)
     assert inner.given_up == [2, 5]
     assert [report.examples for report in inner.reports] == [0 if clock in (2, 5) else BATCH for clock in range(STEPS)]
+
+
+# All-reduce by torch.distributed
+
+
+def test_torch_between_hosts_needs_encryption_off(tmp_path: Path) -> None:
+    config = make_config("", tmp_path / "run", exchange="all-reduce", collective="torch")
+    with pytest.raises(UsageError) as refused:
+        start_training(config, Options(addresses=("tcp://host:7000",)))
+    assert str(refused.value) == (
+        "--collective torch does not encrypt gradients between hosts: give --encryption off too, on networks that you"
+        " trust, or --collective mesh"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_virtual_time_refuses_the_rounding_of_torch(tmp_path: Path) -> None:
+    config = make_config("", tmp_path / "run", exchange="all-reduce", collective="torch")
+    with pytest.raises(UsageError, match="--collective torch has no virtual time: leave it out"):
+        simulate(config, SimulationSettings(compute="quadratic", workers=2), Options(silent=True))
+    assert not (tmp_path / "run").exists()

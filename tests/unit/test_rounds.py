@@ -84,6 +84,7 @@ class Host:
         self.worker = worker
         self.process = network.random.getrandbits(60)
         self.peers: list[int] = []
+        self.group = 0  # number of the view whose members the collective connects
         self.finished = False
         elements = PARAMETERS + STATISTICS
         self.pushed = np.zeros(elements, np.float32)
@@ -91,6 +92,7 @@ class Host:
             network.config, network.facts, worker, self.process, np.zeros(elements, np.float32), self.pushed,
             np.zeros(elements, np.float32), self,
             lambda version: read_slice_range(network.checkpoints, version, 0, elements), self._write,
+            self if network.has_collective else None,
         )  # fmt: skip
 
     # Links
@@ -108,6 +110,16 @@ class Host:
 
     def offer_piece(self, number: int, version: int) -> None: ...
     def offer_sum(self, number: int, version: int) -> None: ...
+
+    # Collective
+    def open(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
+        self.group = number
+
+    def close(self) -> None:
+        self.group = 0
+
+    def start(self, version: int, gradient: Vector, factor: float) -> None:
+        self.network.add_up(self.process, self.worker, (self.group, version), gradient * np.float32(factor))
 
     # the client's loop, an event at a time
     def act(self) -> None:
@@ -154,8 +166,19 @@ class Host:
 class Network:
     """Workers and a leader. Channels keep the order of messages; everything else is drawn from a seed."""
 
-    def __init__(self, seed: int, folder: Path, workers: int, losses: Mapping[tuple[int, int], float] | None = None):
+    def __init__(
+        self,
+        seed: int,
+        folder: Path,
+        workers: int,
+        losses: Mapping[tuple[int, int], float] | None = None,
+        *,
+        has_collective: bool = False,
+    ) -> None:
         self.random = random.Random(seed)
+        self.has_collective = has_collective
+        self.operations: dict[tuple[int, int], dict[int, tuple[int, Vector]]] = {}  # by view and version, by worker
+        self.sums: list[tuple[int, tuple[int, int], Vector]] = []  # by process, on their way
         self.config = run_config(folder, checkpoint_every_s=1.5)
         self.facts = run_facts(workers)
         self.folders = Folders.from_home(folder)
@@ -204,6 +227,16 @@ class Network:
         if isinstance(message, GradientPiece | RangeSum):
             self.sent[source] += len(bodies[1])
 
+    def add_up(self, process: int, worker: int, operation: tuple[int, int], gradient: Vector) -> None:
+        """Take a worker's gradient. Once all are there, each worker's operation succeeds, or fails, at its own time."""
+        parts = self.operations.setdefault(operation, {})
+        parts[worker] = (process, gradient)
+        if len(parts) == self.facts.num_workers:
+            total = parts[0][1].copy()
+            for other in range(1, self.facts.num_workers):
+                total += parts[other][1]
+            self.sums += [(member, operation, total) for member, _ in parts.values()]
+
     def end(self, host: Host) -> None:
         del self.hosts[host.process]
         for channel in [channel for channel in self.channels if channel[1] == host.process]:
@@ -216,7 +249,12 @@ class Network:
     # --- events -------------------------------------------------------------------------------------------------------
 
     def deliver(self) -> None:
-        """Deliver the first message of a random channel."""
+        """Deliver the first message of a random channel, or end an operation of the collective."""
+        if self.sums and self.random.random() < 0.3:
+            process, (number, version), total = self.sums.pop(self.random.randrange(len(self.sums)))
+            if process in self.hosts and self.hosts[process].group == number:
+                self.hosts[process].replica.collected(number, version, total)
+            return
         channels = [channel for channel, messages in self.channels.items() if messages]
         if not channels:
             return
@@ -245,10 +283,23 @@ class Network:
             if channel[0] == host.process:
                 for _ in range(self.random.randint(0, len(messages))):
                     messages.pop()
+        self._fail_operations(0.5)
         self.end(host)
         if self.random.random() < 0.5:
             self.leader.lost(host.worker, self.now)
         self.start(host.worker)
+
+    def fail(self) -> None:
+        """Break the connections of the collective between living workers."""
+        self._fail_operations(1.0)
+
+    def _fail_operations(self, share: float) -> None:
+        """Fail a share of the operations that have not ended, on some workers and not on others."""
+        for each in list(self.sums):
+            host = self.hosts.get(each[0])
+            if host and self.random.random() < share:
+                self.sums.remove(each)
+                self.post(host.process, LEADER, LinkLoss(host.worker, host.process, each[1][0]), b"")
 
     def suspect(self) -> None:
         """Start another process for a worker whose first one still runs, as if it had been frozen."""
@@ -331,6 +382,31 @@ def test_many_random_faults_end_with_the_bits_of_bsp(tmp_path: Path) -> None:
             network = Network(seed, tmp_path / str(seed), workers)
             network.run(faults)
             check(network)
+
+
+def collective_walk(seed: int, folder: Path) -> None:
+    """With the sums of a collective, of which some operations fail on some workers."""
+    draw = random.Random(seed)
+    workers = draw.randint(1, 4)
+    faults = draw.choices((*FAULTS, "fail"), weights=(4, 1, 1, 1, 3), k=draw.randint(0, 6))
+    network = Network(seed, folder, workers, has_collective=True)
+    try:
+        network.run(faults)
+        check(network)
+        assert all(count == 0 for count in network.sent.values())
+    except Exception as error:
+        raise AssertionError(f"seed {seed}, {workers} workers, {faults}") from error
+
+
+def test_a_collective_that_fails_anywhere_changes_no_bit(tmp_path: Path) -> None:
+    for seed in range(2):
+        collective_walk(seed, tmp_path / str(seed))
+
+
+@pytest.mark.full
+def test_many_collectives_that_fail_change_no_bit(tmp_path: Path) -> None:
+    for seed in range(2, 60):
+        collective_walk(seed, tmp_path / str(seed))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])

@@ -75,6 +75,7 @@ from trainer.transport.messages import (
     Settlement,
     StatusReply,
     Stop,
+    StoreEntry,
     WantSnapshot,
     WorkerLoss,
     WriteCopy,
@@ -132,6 +133,7 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     RangeSum: (34, "qqq??"),
     ModelCopy: (35, "qq"),
     ChangeStage: (36, "q"),
+    StoreEntry: (37, "q"),
 }
 REPORT = struct.pack("<iidddQQi", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1)  # of a mini-batch of one row that is not hashed
 RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}

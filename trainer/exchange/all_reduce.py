@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+from pipeline.core.specs import option
 from trainer.exchange.base import Exchange
 
 
@@ -24,5 +25,18 @@ class AllReduce(Exchange):
     worker_timeout_s: ClassVar[float] = 3.0  # short, because all others wait for a frozen worker
     in_virtual_time: ClassVar[bool] = True
 
+    collective: Literal["mesh", "torch"] = option(
+        "mesh",
+        "sums of gradients. mesh: by the workers, with the bits of bsp; torch: torch.distributed, by gloo or, if every"
+        " worker has a GPU of its own, by NCCL (not tested with several GPUs), with sums that differ by rounding. Its"
+        " connections are neither encrypted nor authenticated",
+        advanced=True,
+    )
+
     def vectors_per_gradient(self, num_workers: int) -> float:
         return 2 * (num_workers - 1) / num_workers
+
+
+def adds_by_torch(exchange: Exchange) -> bool:
+    """Return whether torch.distributed adds up the gradients of an exchange."""
+    return isinstance(exchange, AllReduce) and exchange.collective == "torch"

@@ -36,6 +36,11 @@ class Background:
     def submit(self, work: Callable[[], T], on_done: Callable[[T], None]) -> None:
         self._waiting.put((work, on_done))
 
+    def post(self, call: Callable[[], None]) -> None:
+        """Have the owner make a call in ``collect``. Any thread may post one."""
+        self._results.put(call)
+        os.write(self._rings, b".")
+
     def fileno(self) -> int:
         return self._bell
 
@@ -51,10 +56,9 @@ class Background:
             try:
                 outcome = work()
             except BaseException as error:
-                self._results.put(_raising(error))
+                self.post(_raising(error))
             else:
-                self._results.put(_handing_over(on_done, outcome))
-            os.write(self._rings, b".")
+                self.post(_handing_over(on_done, outcome))
 
 
 def _handing_over(on_done: Callable[[T], None], outcome: T) -> Callable[[], None]:

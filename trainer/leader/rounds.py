@@ -461,4 +461,4 @@ def replaced(process: int) -> tuple[Message, bytes]:
 
 def _reach(introduction: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an introduction that other workers need to connect."""
-    return {name: introduction[name] for name in ("address", "host", "memory")}
+    return {name: introduction[name] for name in ("address", "host", "memory", "gpu") if name in introduction}

@@ -14,6 +14,7 @@ from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_vector
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
+from trainer.exchange.all_reduce import adds_by_torch
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
 from trainer.rules import build_slice, build_weights, enter_stage, worker_rate
@@ -145,6 +146,8 @@ def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
         )
     if not record.config.exchange.in_virtual_time or isinstance(record.config.exchange, NeighbourExchange):
         raise UsageError(f"{run} exchanged gradients by {record.config.exchange.name}, which a replay cannot compute")
+    if adds_by_torch(record.config.exchange):
+        raise UsageError(f"{run} added up gradients by --collective torch, whose rounding a replay cannot repeat")
     # A real run has no virtual settings, and its gradients are the model's.
     simulated = (record.simulated or {}).get("compute", "real")
     config = replace(record.config, processes=replace(record.config.processes, threads=threads))

@@ -14,6 +14,7 @@ from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
+from trainer.exchange.all_reduce import adds_by_torch
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
@@ -97,6 +98,10 @@ def check_exchange(config: Config, num_workers: int, compute: str) -> None:
     if not exchange.in_virtual_time:
         raise UsageError(
             f"--exchange {exchange.name} has no virtual time: leave it out, or train with python -m trainer"
+        )
+    if adds_by_torch(exchange):
+        raise UsageError(
+            "--collective torch has no virtual time: leave it out, for sums that differ from torch's by rounding alone"
         )
     if isinstance(exchange, NeighbourExchange):
         exchange.plan(num_workers, config.run.seed)  # raises for a topology that does not fit

@@ -349,7 +349,8 @@ class GradientPiece(NamedTuple):
 
     Attributes:
         version: of the parameters at which it was computed.
-        in_memory: whether the elements are in the memory of the sender; the second body is empty then.
+        in_memory: whether the elements are in the memory of the sender, or a collective transfers them; the second body
+            is empty then.
     """
 
     number: int
@@ -372,6 +373,12 @@ class RangeSum(NamedTuple):
     worker: int
     in_memory: bool
     snapshot: bool
+
+
+class StoreEntry(NamedTuple):
+    """An entry in the store of a view's process group, where its members find each other. Bodies: its key; its value."""
+
+    number: int
 
 
 class ModelCopy(NamedTuple):
@@ -429,8 +436,9 @@ Message = (
     | RangeSum
     | ModelCopy
     | ChangeStage
+    | StoreEntry
 )
-TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy)
+TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy, StoreEntry)
 KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _FORMATS = {int: "q", bool: "?"}

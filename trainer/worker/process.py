@@ -50,6 +50,8 @@ def main(
     network = build(config.model, shards.inputs, config.model_seed)
     rows = _load(folders.work, shards, worker, network)
     device = pick_device(config.processes.device, place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # NCCL takes the current one
     followed = follow(
         folders.home,
         folders.work,

@@ -87,6 +87,24 @@ class Links(Protocol):
         ...
 
 
+class Collective(Protocol):
+    """Another way to add up gradients, beside which the connections carry reports, views and models only."""
+
+    def open(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
+        """Begin to connect to the members of a view. All operations of earlier views are void."""
+        ...
+
+    def close(self) -> None:
+        """Give up the view. Its operations may never end, so this does not wait for them."""
+        ...
+
+    def start(self, version: int, gradient: Vector, factor: float) -> None:
+        """Start to add up a round's gradients, of which this worker's is multiplied by ``factor``. Copies it.
+
+        ``Replica.collected`` takes the sum."""
+        ...
+
+
 @dataclass
 class ModelSnapshot:
     """A copy of the model at a version, kept until its checkpoint is complete."""
@@ -106,6 +124,7 @@ class _RoundData:
         sums: workers whose sums are in ``total``.
         reports: the reports of all workers, which come with every sum; empty before the first one.
         snapshot: whether the round ends with a snapshot that server 0 has asked for.
+        has_started: whether the collective adds up the gradients.
     """
 
     total: Vector
@@ -113,12 +132,14 @@ class _RoundData:
     sums: set[int] = field(default_factory=set)
     reports: tuple[StepMeasurements, ...] = ()
     snapshot: bool = False
+    has_started: bool = False
 
     def clear(self) -> None:
         self.pieces = {}
         self.sums = set()
         self.reports = ()
         self.snapshot = False
+        self.has_started = False
 
 
 class Replica:
@@ -135,6 +156,7 @@ class Replica:
         links: sends messages.
         load: load(version) returns values and momentum of a checkpoint.
         write: write(generation, version, values, momentum) writes a checkpoint, in the background.
+        collective: adds up the gradients instead of the owners of ranges; None without one.
 
     Attributes:
         phase: see Phase.
@@ -156,6 +178,7 @@ class Replica:
         links: Links,
         load: Callable[[int], tuple[Vector, Vector]],
         write: Callable[[int, int, Vector, Vector], None],
+        collective: Collective | None = None,
     ) -> None:
         self.config = config
         self.facts = facts
@@ -167,6 +190,7 @@ class Replica:
         self.links = links
         self.load = load
         self.write = write
+        self.collective = collective
         self.num_workers = facts.num_workers
         self.bounds = slice_bounds(facts.elements, facts.num_workers)
         self.weights = build_weights(config, facts)
@@ -239,6 +263,8 @@ class Replica:
             self.has_diverged = False
             self.rounds.pop()
         self._round.clear()
+        if self.collective:
+            self.collective.close()
         self.links.offer_piece(0, 0)
         self.links.offer_sum(0, 0)
         self._early = [early for early in self._early if _number(early[0]) >= number]
@@ -266,6 +292,8 @@ class Replica:
         self.rounds = []  # server 0 has all up to the version of the view
         self.has_diverged = False
         self.links.connect(view.number, members)
+        if self.collective:
+            self.collective.open(view.number, members)
         self.budget = self._budget(Position(view.version, details["accepted"], details["examples"]), details["until"])
         self.clock = details["clocks"][self.worker]
         source = details["source"]
@@ -320,7 +348,7 @@ class Replica:
             if owner == self.worker:
                 self._round.pieces[owner] = (report, part)
                 continue
-            in_memory = self.links.shares_memory(owner)
+            in_memory = self._is_apart(owner)
             piece = GradientPiece(self.number, self.version, self.worker, in_memory)
             self.links.send(owner, piece, body, b"" if in_memory else _bytes(part))
         self._replay()
@@ -377,7 +405,8 @@ class Replica:
             self._add_up()
         else:
             begin, end = self.bounds[message.worker]
-            if message.in_memory:
+            # With a collective this only says that the sender has the sum, as this worker has or will have.
+            if message.in_memory and not self.collective:
                 # If its mark is missing before or after the copy, the owner has left this view, and a Regroup follows.
                 memory = self.links.memory_of(message.worker)
                 part = memory.range_sum(message.number, message.version, begin, end)
@@ -386,7 +415,7 @@ class Replica:
                 self._round.total[begin:end] = part
                 if memory.range_sum(message.number, message.version, begin, end) is None:
                     return
-            else:
+            elif not self.collective:
                 self._round.total[begin:end] = _vector(second, end - begin)
             self._note_sum(message.worker, unpack_reports(first), snapshot=message.snapshot)
 
@@ -394,6 +423,14 @@ class Replica:
         """Once all pieces have arrived, add up this worker's range in the order of workers, and send the sum to all."""
         pieces = self._round.pieces
         if len(pieces) < self.num_workers or self.worker in self._round.sums:
+            return
+        reports = tuple(pieces[worker][0] for worker in range(self.num_workers))
+        factors = self.weights.factors([0] * self.num_workers, [report.examples for report in reports])
+        if self.collective:
+            # Not before all reports are here: then no worker still computes, and the operation does not wait for it.
+            if not self._round.has_started:
+                self._round.has_started = True
+                self.collective.start(self.version, self.pushed, factors[self.worker])
             return
         begin, end = self.bounds[self.worker]
         vectors = []
@@ -404,8 +441,6 @@ class Replica:
             if part is None:  # the worker has left this view, and a Regroup follows
                 return
             vectors.append(part)
-        reports = tuple(pieces[worker][0] for worker in range(self.num_workers))
-        factors = self.weights.factors([0] * self.num_workers, [report.examples for report in reports])
         total = self.own_sum[begin:end]
         self.links.offer_sum(0, 0)
         add_pushed(total, vectors, factors, min(max(self.facts.num_parameters - begin, 0), end - begin))
@@ -413,16 +448,33 @@ class Replica:
         if not all(self._still_there(worker, begin, end) for worker in range(self.num_workers)):
             return
         self.links.offer_sum(self.number, self.version)
+        self._round.total[begin:end] = total
+        self._send_sum(reports, total)
+
+    def collected(self, number: int, version: int, total: Vector) -> None:
+        """Take the sum that the collective has made, and tell all others. A sum of another round is dropped.
+
+        The round is complete when all workers have the sum: it can fail on one of them and not on another."""
+        if (number, version) != (self.number, self.version) or self.phase is not Phase.ROUND:
+            return
+        np.copyto(self._round.total, total)
+        self._send_sum(tuple(self._round.pieces[worker][0] for worker in range(self.num_workers)), total)
+
+    def _send_sum(self, reports: tuple[StepMeasurements, ...], total: Vector) -> None:
+        """Send this worker's sum to all others, and note it."""
         # Worker 0 decides for all. No worker can complete the round without its sum, so none misses the snapshot.
         snapshot = self.worker == 0 and self._wish > self._granted
         body = pack_reports(reports)
         for other in range(self.num_workers):
             if other != self.worker:
-                in_memory = self.links.shares_memory(other)
+                in_memory = self._is_apart(other)
                 message = RangeSum(self.number, self.version, self.worker, in_memory, snapshot)
                 self.links.send(other, message, body, b"" if in_memory else _bytes(total))
-        self._round.total[begin:end] = total
         self._note_sum(self.worker, reports, snapshot=snapshot)
+
+    def _is_apart(self, worker: int) -> bool:
+        """Return whether the elements of messages to a worker are apart from them: in memory, or in the collective."""
+        return self.collective is not None or self.links.shares_memory(worker)
 
     def _still_there(self, worker: int, begin: int, end: int) -> bool:
         """Return whether a worker's piece was received, or is unchanged in its shared memory."""

@@ -19,6 +19,7 @@ from trainer.checkpoints.state import folder_of
 from trainer.checkpoints.write import WriteOutcome, write_slice
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
+from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
 from trainer.home.place import Place
 from trainer.leader.background import Background
@@ -34,6 +35,7 @@ from trainer.transport.messages import (
     Refusal,
     Replacement,
     RunEnd,
+    StoreEntry,
     num_frames,
     pack,
     unpack,
@@ -41,6 +43,7 @@ from trainer.transport.messages import (
 from trainer.transport.sockets import Secret, Watch, close, dealer, offer
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, StageSwitch, Turn, Vector
+from trainer.worker.collective import TorchCollective
 from trainer.worker.replica import Body, Phase, Replica
 
 logger = logging.getLogger(__name__)
@@ -85,13 +88,21 @@ class AllReduceClient:
         self.process = random_numbers.randbits(62)
         self.checkpoints = checkpoints
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        use_memory = config.processes.same_host == "memory"
+        has_collective = adds_by_torch(stage.exchange)
+        # torch.distributed reads no memory of other processes.
+        use_memory = config.processes.same_host == "memory" and not has_collective
         self.mesh = Mesh(self.context, worker, leader, secret, facts.elements, use_memory=use_memory)
         shared = self.mesh.memory
         self.pushed: Vector = shared.gradient if shared else np.zeros(facts.elements, np.float32)
         own_sum = shared.range_sums if shared else np.zeros(facts.elements, np.float32)
         self.pulled: Vector = np.zeros(facts.elements, np.float32)
         self.background = Background()
+        self.collective: TorchCollective | None = None
+        if has_collective:
+            patience_s = UNREACHABLE_S + stage.worker_timeout_s  # a frozen worker is lost before
+            self.collective = TorchCollective(
+                self.mesh, facts, leader, self.background.post, self._collected, patience_s
+            )
         self.replica = Replica(
             stage,
             facts,
@@ -103,6 +114,7 @@ class AllReduceClient:
             self.mesh,
             partial(read_slice_range, checkpoints, begin=0, end=facts.elements),
             self._write,
+            self.collective,
         )
         self.to_leader = dealer(self.context, leader, secret)
         self.watch = Watch(self.to_leader)
@@ -146,6 +158,8 @@ class AllReduceClient:
         """Close all sockets."""
         self._closing.set()
         self._beats.join()
+        if self.collective:
+            self.collective.close()
         close(self.context)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
@@ -196,7 +210,13 @@ class AllReduceClient:
 
     def _drain_mesh(self) -> None:
         for message, bodies in self.mesh.receive():
-            self.replica.handle(message, bodies)
+            if self.collective and isinstance(message, StoreEntry):
+                self.collective.hear(message, *bodies)
+            else:
+                self.replica.handle(message, bodies)
+
+    def _collected(self, number: int, version: int, total: Vector) -> None:
+        self.replica.collected(number, version, total)
 
     def _drain_leader(self) -> None:
         """Handle the messages of server 0 that have arrived."""
@@ -227,7 +247,8 @@ class AllReduceClient:
     # --- messages to server 0 -----------------------------------------------------------------------------------------
 
     def _send_join(self) -> None:
-        introduction = self.agreement.introduction(**self.mesh.introduction(), **self.replica.holding())
+        about = self.collective.introduction() if self.collective else {}
+        introduction = self.agreement.introduction(**self.mesh.introduction(), **self.replica.holding(), **about)
         message, rounds = self.replica.joining()
         offer(self.to_leader, pack(message), introduction, rounds)
 
@@ -251,6 +272,9 @@ class AllReduceClient:
         has_left = self.watch.has_broken()  # raises UsageError for a wrong token
         is_member = self.replica.phase is not Phase.OUTSIDE
         has_broken = self.mesh.has_broken()
+        # The collective's connections can break alone. Without a new view the round would never end.
+        if self.collective:
+            has_broken |= self.collective.has_broken(now)
         # Otherwise the run would wait for ever if a firewall separates two hosts.
         if is_member and (other := self.mesh.unreachable(UNREACHABLE_S)):
             raise JobError(
