@@ -8,7 +8,8 @@ milliseconds per step, cpu the milliseconds of all processes per step. Contender
 gloo         torch.distributed.all_reduce over loopback TCP
 memory       --exchange all-reduce, whose workers share memory on one host
 tcp          --exchange all-reduce over loopback TCP, as between hosts: encrypted, unlike gloo
-clear        the same with --encryption off"""
+clear        the same with --encryption off
+torch        --exchange all-reduce --collective torch: gloo within a run"""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _compare(elements: int, workers: int, steps: int, repeat: int) -> None:
     """Measure all contenders in turn and print a line for each."""
-    contenders = {"gloo": _gloo, "memory": _memory, "tcp": _tcp, "clear": _clear}
+    contenders = {"gloo": _gloo, "memory": _memory, "tcp": _tcp, "clear": _clear, "torch": _torch}
     times: dict[str, list[Times]] = {name: [] for name in contenders}
     for _ in range(repeat):
         for name, run in contenders.items():
@@ -108,8 +109,16 @@ def _gloo_worker(rank: int, out: Any, store: str, workers: int, elements: int, s
     distributed.barrier()
 
 
+def _torch(elements: int, workers: int, steps: int) -> Times:
+    return _all_reduce(_private(), "memory", elements, workers, steps, exchange=AllReduce(collective="torch"))
+
+
 def _memory(elements: int, workers: int, steps: int) -> Times:
-    return _all_reduce(f"ipc://@bench-{os.getpid()}-{time.monotonic_ns()}", "memory", elements, workers, steps)
+    return _all_reduce(_private(), "memory", elements, workers, steps)
+
+
+def _private() -> str:
+    return f"ipc://@bench-{os.getpid()}-{time.monotonic_ns()}"
 
 
 def _tcp(elements: int, workers: int, steps: int, encryption: Encryption = "on") -> Times:
@@ -123,11 +132,17 @@ def _clear(elements: int, workers: int, steps: int) -> Times:
 
 
 def _all_reduce(
-    address: str, same_host: str, elements: int, workers: int, steps: int, encryption: Encryption = "on"
+    address: str,
+    same_host: str,
+    elements: int,
+    workers: int,
+    steps: int,
+    encryption: Encryption = "on",
+    exchange: AllReduce | None = None,
 ) -> Times:
     """Run a server 0 and its workers, which begin with a checkpoint of zeros."""
     with tempfile.TemporaryDirectory() as folder:
-        config = _config(folder, WARM_UP + steps + 1, same_host)
+        config = _config(folder, WARM_UP + steps + 1, same_host, exchange)
         facts = RunFacts(workers, 1_000_000, elements, 0)
         folders = Folders.from_home(Path(folder))
         zeros = np.zeros(elements, np.float32)
@@ -171,12 +186,12 @@ def _worker(
     step()  # the last round of the run: no worker leaves before all have measured
 
 
-def _config(folder: str, steps: int, same_host: Any = "memory") -> Config:
+def _config(folder: str, steps: int, same_host: Any = "memory", exchange: AllReduce | None = None) -> Config:
     return Config(
         Data(shards="unused", batch_size=120),
         RunSpec(output=folder, steps=steps, epoch_checkpoints=False, checkpoint_every_s=1e6),
         optimiser=Optimiser(learning_rate=0.01, momentum=0.9),
-        exchange=AllReduce(),
+        exchange=exchange or AllReduce(),
         processes=Processes(same_host=same_host, heartbeat_timeout_s=60.0),
     )
 

@@ -6,8 +6,9 @@ a seed, which is printed: the same seed draws the same acts in the same order. E
 supervisors, the process that the roles are forked from. A supervisor that has ended is started again, as a person or
 a scheduler would.
 
-A run of BSP or all-reduce must end with the bits of an undisturbed BSP run, an ASP run with those that its log gives
-when it is computed again; each has trained every row once a pass, and leaves no process behind."""
+A run of BSP or all-reduce must end with the bits of an undisturbed BSP run, one of ``--collective torch`` with those of
+an undisturbed run of its own kind, an ASP run with those that its log gives when it is computed again; each has trained
+every row once a pass, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -40,9 +41,13 @@ RUN = (
 )
 EXCHANGES = {
     "parameter-server": (("bsp", ("--protocol", "bsp")), ("asp", ("--protocol", "asp"))),
-    "all-reduce": (("all-reduce", ("--exchange", "all-reduce")),),
+    "all-reduce": (
+        ("all-reduce", ("--exchange", "all-reduce")),
+        # Over several hosts it needs --encryption off.
+        ("torch", ("--exchange", "all-reduce", "--collective", "torch", "--encryption", "off")),
+    ),
 }
-SERVERS = {"bsp": 2, "asp": 2, "all-reduce": 1}
+SERVERS = {"bsp": 2, "asp": 2, "all-reduce": 1, "torch": 1}
 PATIENCE_S = 240.0  # of a run that nobody disturbs any more
 ACTS_A_RUN = 10
 ROLES_SHARE = 0.8  # of what is killed or frozen; the rest are supervisors and the processes that roles are forked from
@@ -205,8 +210,12 @@ def campaign(
     """Carry out ``kills`` acts, on runs of all kinds in turn, or of one exchange.
 
     Raises Failed; the folder of that run stays."""
-    expected = train_here(shards, root / "undisturbed", *RUN, "--protocol", "bsp", "--servers", 2).vector()
-    ways = [way for name, ways in EXCHANGES.items() for way, _ in ways if exchange in (None, name)]
+    bsp = train_here(shards, root / "undisturbed", *RUN, "--protocol", "bsp", "--servers", 2).vector()
+    how = {way: words for name, ways in EXCHANGES.items() for way, words in ways if exchange in (None, name)}
+    ways = list(how)
+    undisturbed = dict.fromkeys(ways, bsp)
+    if "torch" in ways:  # the order of its additions is gloo's
+        undisturbed["torch"] = train_here(shards, root / "undisturbed-torch", *RUN, *how["torch"]).vector()
     upcoming, left, tally, number = acts(seed), kills, Counter[str](), 0
     while left:
         way = ways[number % len(ways)]
@@ -223,7 +232,7 @@ def campaign(
                 if not run.is_over and run.do(act):
                     here, left = here + 1, left - 1
             run.finish()
-            check(run, expected)
+            check(run, undisturbed[way])
         finally:
             run.close()
         say(f"run {number}, {way}: {here} acts, as it must be; {left} to go")
