@@ -21,7 +21,10 @@ from trainer.data.prefetch import Prefetch
 from trainer.data.sampling import ShuffleSampler
 from trainer.data.shards import Rows
 from trainer.exchange import EXCHANGES
+from trainer.exchange.all_reduce import AllReduce
 from trainer.flags import config_of, flags
+from trainer.launch.processes import PULSE_S
+from trainer.launch.supervisor import POLL_S
 from trainer.models.base import ModelInput
 from trainer.models.build import NetworkAndTask, build
 from trainer.models.flat_vector import FlatModel
@@ -29,6 +32,7 @@ from trainer.models.linear import Logistic
 from trainer.options import Options
 from trainer.protocols import PROTOCOLS
 from trainer.simulate import SimulationSettings, simulate
+from trainer.worker.clients.all_reduce import HEARTBEAT_S
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
 from trainer.worker.loop import train
 from trainer.worker.step import Step
@@ -63,7 +67,7 @@ def test_all_reduce_has_the_rate_and_the_momentum_of_bsp() -> None:
     config = config_from("--exchange", "all-reduce")
     assert config.protocol == PROTOCOLS["bsp"]()
     assert config.optimiser == config_from("--protocol", "bsp").optimiser
-    assert (config.worker_timeout_s, config.heartbeat_timeout_s) == (3, 15)
+    assert (config.worker_timeout_s, config.heartbeat_timeout_s) == (2, 15)
     assert config_from("--exchange", "all-reduce", "--heartbeat-timeout-s", "9").worker_timeout_s == 9
 
 
@@ -205,6 +209,11 @@ def test_a_cancelled_step_is_given_up_without_examples() -> None:
     run_loop(inner, config)
     assert inner.given_up == [2, 5]
     assert [report.examples for report in inner.reports] == [0 if clock in (2, 5) else BATCH for clock in range(STEPS)]
+
+
+def test_a_frozen_worker_is_noticed_before_three_seconds() -> None:
+    """With the look of the supervisor, and several heartbeats before that, of which each may be late."""
+    assert max(HEARTBEAT_S, PULSE_S) * 4 <= AllReduce.worker_timeout_s <= 3.0 - 2 * POLL_S
 
 
 # All-reduce by torch.distributed

@@ -22,13 +22,13 @@ class AllReduce(Exchange):
     client: ClassVar[str] = "trainer.worker.clients.all_reduce"
     server: ClassVar[str] = "trainer.server.rounds"
     protocol: ClassVar[str | None] = "bsp"
-    worker_timeout_s: ClassVar[float] = 3.0  # short, because all others wait for a frozen worker
+    worker_timeout_s: ClassVar[float] = 2.0  # short, because all others wait for a frozen worker
     in_virtual_time: ClassVar[bool] = True
 
     collective: Literal["mesh", "torch"] = option(
         "mesh",
         "sums of gradients. mesh: by the workers, with the bits of bsp; torch: torch.distributed, by gloo or, if every"
-        " worker has a GPU of its own, by NCCL (not tested with several GPUs), with sums that differ by rounding. Its"
+        " worker has a GPU of its own, by NCCL (not tested), with sums that differ by rounding. Its"
         " connections are neither encrypted nor authenticated",
         advanced=True,
     )

@@ -28,7 +28,7 @@ from pipeline.core.import_path import handed_on, hiding_file
 from trainer.launch.open_files import raise_limit
 from trainer.watchdog import kick, stalled_s, trouble
 
-PULSE_S = 1.0
+PULSE_S = 0.5
 START_S = 120.0  # if a fork takes longer, the fork server is frozen
 STARTS = 5  # attempts to fork a process, without pauses
 KILL_S = 10.0  # a process that survives its SIGKILL for longer hangs in the kernel and is abandoned

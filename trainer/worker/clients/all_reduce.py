@@ -49,7 +49,7 @@ from trainer.worker.replica import Body, Phase, Replica
 logger = logging.getLogger(__name__)
 
 RESEND_S = 1.0
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 0.5
 REPORT_S = 0.2  # between two reports of rounds to server 0
 UNREACHABLE_S = 30.0  # without a connection, after which another worker counts as unreachable
 WATCH_S = 0.2  # between two looks at the connections
