@@ -34,7 +34,7 @@ TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest --durations=10
 
-.PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards fuzz lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-exchange bench-gpu bench-cluster study study-check clean clean-venv
+.PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards fuzz lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-exchange bench-recovery bench-gpu bench-cluster study study-check clean clean-venv
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -110,6 +110,9 @@ bench-trainer: $(READY_DEV) ## compare the trainer's messages, speed and memory 
 
 bench-exchange: $(READY_DEV) ## time a step of all-reduce beside plain gloo, for several lengths and numbers of workers
 	@$(ENV); python -m tests.benchmarks.exchange $(ARGS)
+
+bench-recovery: $(READY_DEV) ## time how long all-reduce takes to recover from killed and frozen workers
+	@$(ENV); python -m tests.benchmarks.recovery $(ARGS)
 
 bench-gpu: $(READY_DEV) ## images/s of several workers on one GPU beside one plain torch process (needs a GPU)
 	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.benchmarks.gpu $(ARGS)
