@@ -316,6 +316,8 @@ class Config:
             raise UsageError(
                 "--alpha auto evaluates every epoch: leave out --no-epoch-checkpoints, or give --alpha SHARE"
             )
+        if isinstance(self.exchange, StrategySwitch) and self.exchange.switch_on == "holdout":
+            self._check_holdout()
         if self.exchange.stages() and self.protocol != ASP():
             raise UsageError(f"--exchange {name} has protocols of its own: leave out --protocol {self.protocol.name}")
         if own is None:
@@ -329,6 +331,15 @@ class Config:
             )
         if self.optimiser.tolerance:
             raise UsageError(f"--exchange {name} has no --tolerance: leave it out, or use {ParameterServer.name}")
+
+    def _check_holdout(self) -> None:
+        """Raise UsageError for ways of drawing rows that do not leave out the rows that are held out."""
+        for is_given, flag in (
+            (self.data.follow, "--follow"),
+            (self.data.sampling == "bernoulli", "--sampling bernoulli"),
+        ):
+            if is_given:
+                raise UsageError(f"--switch-on holdout needs passes over fixed rows: leave out {flag}")
 
     def worker_batches(self, num_workers: int, ratios: Ratios = ()) -> tuple[int, ...]:
         """Return each worker's examples per step for n workers and the global mini-batch B. A result may be 0.

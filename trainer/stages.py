@@ -40,6 +40,12 @@ def switches_by_rule(config: Config) -> bool:
     return isinstance(config.exchange, StrategySwitch) and config.exchange.alpha is None
 
 
+def holdout_share(config: Config) -> float:
+    """Return the share of the training rows that a run does not train on, 0 for most runs."""
+    exchange = config.exchange
+    return exchange.holdout_share if isinstance(exchange, StrategySwitch) and exchange.switch_on == "holdout" else 0.0
+
+
 def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ...]:
     """Return the stages of a run. num_workers: n; rows: distinct training examples."""
     steps = config.steps_per_worker(rows)

@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     BUCKET_STARTS = 12  # which worker has the first row of a stream's bucket
     LINKS = 13  # which links of a topology are in use in round ``number``
     SKEW = 14  # the shares of classes in skewed shards
+    HOLDOUT = 15  # which training rows are not trained, but decide when a run switches
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

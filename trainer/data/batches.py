@@ -12,6 +12,7 @@ from pipeline.core.seeds import Purpose, generator
 from trainer.config import Config
 from trainer.data.augment import Floats, augment, normalise
 from trainer.data.follow import Following
+from trainer.data.holdout import trained_places
 from trainer.data.sampling import BernoulliSampler, Draw, FollowSampler, Sampler, ShuffleSampler
 from trainer.data.shards import Rows, Shards
 
@@ -105,4 +106,5 @@ def build_sampler(
         return FollowSampler(follow, batch_size, seed=seed, worker=worker)
     if fraction is not None:
         return BernoulliSampler(rows, fraction, seed=seed, worker=worker)
-    return ShuffleSampler(rows, batch_size, seed=seed, worker=worker)
+    places = trained_places(rows.ids, config, worker)
+    return ShuffleSampler(rows, batch_size, seed=seed, worker=worker, places=places)

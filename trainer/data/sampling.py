@@ -107,26 +107,34 @@ class ShuffleSampler:
         batch_size: rows per mini-batch.
         seed: of the run.
         worker: number of the worker.
+        places: positions of the rows that are drawn, int64; None for all.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, *, seed: int, worker: int) -> None:
-        if not len(rows) or batch_size < 1:
-            raise ValueError(f"no mini-batches of {batch_size} out of {len(rows)} rows")
+    def __init__(self, rows: Rows, batch_size: int, *, seed: int, worker: int, places: Ints | None = None) -> None:
+        self.num_rows = len(rows) if places is None else len(places)
+        if not self.num_rows or batch_size < 1:
+            raise ValueError(f"no mini-batches of {batch_size} out of {self.num_rows} rows")
         self.rows = rows
         self.batch_size = batch_size
         self.seed = seed
         self.worker = worker
         # Two entries: a mini-batch can contain the end of one pass and the beginning of the next.
-        self._order = lru_cache(maxsize=2)(partial(permutation, len(rows), seed, worker))
+        self._order = lru_cache(maxsize=2)(partial(_ordered, places, self.num_rows, seed, worker))
 
     def draw(self, clock: int) -> Draw:
         """Return the mini-batch at a clock, with the number of passes over the rows that end in it."""
-        rows = len(self.rows)
+        rows = self.num_rows
         stop = (clock + 1) * self.batch_size
         passes = stop // rows - (stop - self.batch_size) // rows
         places = indices(rows, self.batch_size, clock, self.seed, self.worker, self._order)
         # After an end of a pass, the last ``stop % rows`` rows of the mini-batch belong to the next pass.
         return Draw(self.rows, places, passes, stop % rows if passes else 0)
+
+
+def _ordered(places: Ints | None, rows: int, seed: int, worker: int, turn: int) -> Ints:
+    """Return the order of a pass as ``permutation``, of the rows at ``places`` if there are any."""
+    order = permutation(rows, seed, worker, turn)
+    return order if places is None else places[order]
 
 
 class BernoulliSampler:

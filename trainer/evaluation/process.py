@@ -12,8 +12,9 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from safetensors.numpy import save
 from torch import nn
@@ -26,6 +27,7 @@ from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config
 from trainer.coordination.switch_rule import has_relative_change, mean_change, switches_now
 from trainer.data.batches import Batch
+from trainer.data.holdout import is_held_out, load_held_out
 from trainer.data.shards import Rows, Shards, load_eval, open_pinned
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, one_thread, recalibrate, sample_rows
@@ -40,13 +42,15 @@ from trainer.models.tasks import Task
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, NEWS
 from trainer.runlog.event_tail import tail_of
 from trainer.runlog.events import log_event
-from trainer.runlog.kinds import EvaluationEvent, WarningEvent
+from trainer.runlog.kinds import EvaluationEvent, HoldoutEvent, LogEvent, WarningEvent
 from trainer.runlog.read import Surviving, best, evaluations_of
 from trainer.runlog.result import best_of, is_best_of
-from trainer.stages import switches_by_rule
+from trainer.stages import holdout_share, switches_by_rule
 from trainer.watchdog import kick, report
 
 logger = logging.getLogger(__name__)
+
+E = TypeVar("E", bound=LogEvent)
 
 BATCH = 500  # images per batch; it changes the result only by rounding
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and used to recalibrate BatchNorm
@@ -57,6 +61,9 @@ TOLD_POLL_S = 60.0
 FAR_POLL_S = 15.0
 NO_CHANGE = (
     "an epoch's loss is not a positive number, so that --alpha auto does not switch while it is among the last losses"
+)
+NO_HELD_OUT = (
+    "--switch-on holdout holds out no row of so few, so that it does not switch: give a larger --holdout-share"
 )
 NO_ROWS = "the shard set has no evaluation rows: nothing is evaluated (--eval-input of its job adds them)"
 
@@ -113,6 +120,10 @@ class Evaluator:
         self.mean = shards.mean
         self.rows = load_eval(shards, targets=built_model.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built_model.targets)
+        self.held_out: Rows | None = None
+        if holdout_share(config):
+            self.held_out = load_held_out(shards, config, targets=built_model.targets)
+            self.train_rows = self.train_rows.select(np.flatnonzero(~is_held_out(self.train_rows.ids, config)))
         self.device = pick_device(config.processes.device, EVALUATOR)
         compute_reproducibly(self.device)
         self.flat.model.to(self.device)
@@ -130,6 +141,8 @@ class Evaluator:
         self._best_key: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
         if self.rows is None:
             self._warn(NO_ROWS)
+        if self.held_out is not None and not len(self.held_out):
+            self._warn(NO_HELD_OUT)
 
     def catch_up(self) -> bool:
         """Evaluate the waiting checkpoints, oldest first, and return whether the run has ended and all are done.
@@ -155,6 +168,7 @@ class Evaluator:
         else:
             self._measure(state)
             self._keep_if_best(state)
+            self._measure_held_out(state)
             self._decide_switch(state)
         evaluation = self._evaluation(state)
         if not self.folders.is_local:
@@ -219,6 +233,16 @@ class Evaluator:
             final=state.final,
         )
 
+    def _measure_held_out(self, state: RunState) -> None:
+        """Log the loss of the loaded model on the held-out rows at the end of an epoch, unless it is logged already."""
+        epoch = state.epoch_boundary
+        if not self.held_out or state.stage or epoch is None:
+            return
+        if any(_is_of(event, state) for event in self._live(HoldoutEvent)):
+            return
+        about = {"version": state.version, "generation": state.generation, "epoch": epoch, "seconds": state.seconds}
+        log_event(self.work, "holdout", **about, loss=self._evaluate(self.held_out).loss, rows=len(self.held_out))
+
     def _decide_switch(self, state: RunState) -> None:
         """Write the decision to switch if the rule says so by the losses of the epochs up to a checkpoint.
 
@@ -230,7 +254,10 @@ class Evaluator:
         if state.stage or epoch is None:
             return
         # From the log, which has the losses of an evaluator that was restarted, too.
-        loss_by_epoch = {event.epoch: event.loss_alone() for event in self._evaluations()}
+        loss_by_epoch = {event.epoch: event.loss_alone() for event in self._live(EvaluationEvent)}
+        if exchange.switch_on == "holdout":
+            held_out = self._live(HoldoutEvent)
+            loss_by_epoch = {event.epoch: math.nan if event.loss is None else event.loss for event in held_out}
         losses = [loss_by_epoch.get(number, math.nan) for number in range(1, epoch + 1)]
         if not has_relative_change(losses):
             self._warn(NO_CHANGE)
@@ -288,12 +315,16 @@ class Evaluator:
 
     def _evaluations(self) -> list[EvaluationEvent]:
         """Return the logged evaluations that no later roll-back has made void. Reads only events that are new."""
+        return evaluations_of(self._live(EvaluationEvent))
+
+    def _live(self, kind: type[E]) -> list[E]:
+        """Return the logged events of a kind of measurement that no later roll-back has made void."""
         for event in self.tail.new():
             if isinstance(event, WarningEvent):
                 self.warned.add(event.message)
-            elif isinstance(event, EvaluationEvent) or event.resumes_from() is not None:
+            elif isinstance(event, EvaluationEvent | HoldoutEvent) or event.resumes_from() is not None:
                 self.log.add(event)
-        return evaluations_of(self.log.events)
+        return [event for event in self.log.events if isinstance(event, kind)]
 
     def _evaluation(self, state: RunState) -> EvaluationEvent | None:
         """Return the logged evaluation of a checkpoint, or None."""
@@ -308,13 +339,13 @@ class Evaluator:
             log_event(self.work, "warning", message=message)
 
 
-def _key(evaluation: EvaluationEvent) -> tuple[int, int | None]:
+def _key(evaluation: LogEvent) -> tuple[int, int | None]:
     """Return the version and generation of an evaluated checkpoint; None for the generation in older logs."""
-    return evaluation.version, evaluation.generation
+    return evaluation.version_or_zero(), evaluation.generation
 
 
-def _is_of(event: EvaluationEvent, state: RunState) -> bool:
-    """Return whether an evaluation is of a checkpoint."""
+def _is_of(event: LogEvent, state: RunState) -> bool:
+    """Return whether an event is about a checkpoint."""
     return _key(event) == (state.version, state.generation)
 
 

@@ -94,4 +94,4 @@ def _draw_rows(shards: Shards, worker: int, count: int, seed: int, targets: bool
         first += file.rows
         if len(rows_of_file):
             rows = load_files(shards, [file], targets=targets, with_hashes=False)
-            yield Rows(rows.images_NCHW[rows_of_file], rows.labels[rows_of_file], rows.ids[rows_of_file])
+            yield rows.select(rows_of_file)

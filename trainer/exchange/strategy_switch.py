@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import option
@@ -30,7 +30,8 @@ class StrategySwitch(Switching):
     """All-reduce for the first epochs of a run, then ASP on servers, which are idle until then.
 
     alpha is the share of the epochs by all-reduce, rounded down to whole epochs. If it is None, the empirical rule of
-    the thesis decides (trainer.coordination.switch_rule), from the evaluations at the ends of epochs."""
+    the thesis decides (trainer.coordination.switch_rule), from the losses at the ends of epochs: on the evaluation rows,
+    as in the thesis, or on a share of the training rows that no worker trains on."""
 
     name: ClassVar[str] = "strategy-switch"
     server: ClassVar[str] = "trainer.server.stages"
@@ -51,6 +52,21 @@ class StrategySwitch(Switching):
     switch_threshold: float = option(
         1.0, "mean relative change below which --alpha auto switches, in percent", metavar="PERCENT", above=0
     )
+
+    switch_on: Literal["evaluation", "holdout"] = option(
+        "evaluation",
+        "loss that --alpha auto reads: on the evaluation rows, or on training rows that are held out of the training",
+    )
+    holdout_share: float = option(
+        0.05, "share of the training rows that --switch-on holdout holds out", metavar="SHARE", above=0, most=0.5
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.switch_on == "holdout" and self.alpha is not None:
+            raise UsageError(
+                f"--switch-on holdout is read by --alpha auto only: leave it out, or leave out --alpha {self.alpha:g}"
+            )
 
     def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
         return (AllReduce(), BSP()), (ParameterServer(), ASP())

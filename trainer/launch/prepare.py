@@ -13,6 +13,7 @@ from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, RunFacts
+from trainer.data.holdout import trained_fingerprint
 from trainer.data.shards import Shards, open_pinned
 from trainer.home.place import Place
 from trainer.models.build import NetworkAndTask, build
@@ -22,7 +23,7 @@ from trainer.models.normalisation import normalises
 from trainer.plan import smallest_pass
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import digest
-from trainer.stages import switches_by_rule
+from trainer.stages import holdout_share, switches_by_rule
 from trainer.transport.messages import pack_json
 
 
@@ -45,7 +46,9 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     check_evaluation(config, shards)
     flat = FlatModel(network.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
-    facts = RunFacts(*sizes, digest(shards), shards.fingerprint, shards.ratios, classifies=not network.targets)
+    # Passes are compared with the rows that they train, which a run that holds out rows does not know before it reads them.
+    fingerprint = trained_fingerprint(shards, config)
+    facts = RunFacts(*sizes, digest(shards), fingerprint, shards.ratios, classifies=not network.targets)
     if home:
         first_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(pack_json(facts.to_json()))
@@ -79,10 +82,10 @@ def check_normalisation(
 
 def check_evaluation(config: Config, shards: Shards) -> None:
     """Raise UsageError if a rule decides about a switch by evaluation rows, and the set has none."""
-    if switches_by_rule(config) and not shards.eval_files():
+    if switches_by_rule(config) and not holdout_share(config) and not shards.eval_files():
         raise UsageError(
             "--alpha auto reads the loss on evaluation rows, which the shard set lacks: give its job --eval-input, or"
-            " give --alpha SHARE"
+            " give --switch-on holdout or --alpha SHARE"
         )
 
 

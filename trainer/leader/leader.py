@@ -224,7 +224,9 @@ class Leader:
         switch = read_switch(self.checkpoints)
         if not switch or switch.version != state.version:
             return None
-        return f"the loss changes by {switch.change:.4g} % per epoch, less than {exchange.switch_threshold:g} %"
+        where = " on held-out rows" if exchange.switch_on == "holdout" else ""
+        change = f"{switch.change:.4g} % per epoch"
+        return f"the loss{where} changes by {change}, less than {exchange.switch_threshold:g} %"
 
     def look_for_switch(self, now: float) -> None:
         """Enter the next stage if a rule has decided so, by the evaluation of an epoch."""

@@ -230,6 +230,25 @@ class EvaluationEvent(LogEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class HoldoutEvent(LogEvent):
+    """The loss of a checkpoint on training rows that are held out, by which a rule decides about a switch.
+
+    Attributes:
+        version, generation: the checkpoint.
+        epoch, seconds: number of the epoch that it ends; its training time.
+        loss: on the held-out rows, without the L2 term.
+        rows: number of these rows.
+    """
+
+    kind: str = field(default="holdout", init=False)
+    version: int = field()
+    epoch: float
+    seconds: float | None = None
+    loss: float | None
+    rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GivenUpEvent(LogEvent):
     """The checkpoint of a version was deleted for space before it was evaluated."""
 
@@ -340,6 +359,7 @@ _TYPED: tuple[Kind, ...] = (
     ConsensusEvent,
     PassEvent,
     EvaluationEvent,
+    HoldoutEvent,
     GivenUpEvent,
     RestartEvent,
     RollbackEvent,

@@ -112,6 +112,7 @@ class RealCompute(Compute):
     def __init__(self, context: RunContext, num_workers: int) -> None:
         from trainer.data.batches import build_batches
         from trainer.data.deal import deal
+        from trainer.data.holdout import trained_fingerprint
         from trainer.models.build import build
         from trainer.models.devices import pick_device
         from trainer.models.flat_vector import FlatModel
@@ -125,7 +126,7 @@ class RealCompute(Compute):
         flat = FlatModel(network.model)
         self.config = config
         self._start = flat.read()
-        self.fingerprint = shards.fingerprint
+        self.fingerprint = trained_fingerprint(shards, config)
         self.num_parameters = flat.num_parameters
         self.num_buffers = flat.num_buffers
         self.pulled = np.zeros_like(self._start)

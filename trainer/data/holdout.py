@@ -1,0 +1,59 @@
+"""Training rows that a run holds out: no worker trains on them, and their loss decides when the run switches.
+
+Whether a row is held out is a function of its id and the run's seed alone. It is therefore the same for every worker,
+every number of workers, every copy of the row and every start of the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
+from pipeline.core.hashing import is_drawn
+from pipeline.core.seeds import Purpose, word
+from trainer.config import Config
+from trainer.data.shards import Rows, Shards, load_files
+from trainer.stages import holdout_share
+
+PARTS = 1 << 32  # a share is rounded to a multiple of 1 / PARTS
+
+
+def is_held_out(ids: Ints, config: Config) -> npt.NDArray[np.bool_]:
+    """Return whether each row is held out of the training: bool [ids]."""
+    return is_drawn(ids, PARTS, round(holdout_share(config) * PARTS), word(config.run.seed, Purpose.HOLDOUT))
+
+
+def trained_places(ids: Ints, config: Config, worker: int) -> Ints | None:
+    """Return the positions of the rows that a worker trains on, int64; None for all of them.
+
+    Raises UsageError if none is left. ids: of the worker's rows."""
+    if not holdout_share(config):
+        return None
+    places = np.flatnonzero(~is_held_out(ids, config))
+    if not len(places):
+        raise UsageError(
+            f"--switch-on holdout leaves worker {worker} none of its {len(ids)} rows to train on: give a smaller"
+            " --holdout-share"
+        )
+    return places
+
+
+def load_held_out(shards: Shards, config: Config, *, targets: bool = False) -> Rows:
+    """Return the distinct rows that are held out. Reads all shards, one file at a time. Raises DataError and OSError.
+
+    targets: read real targets instead of labels."""
+    parts = []
+    for worker in range(shards.num_workers):
+        for file in shards.worker_files(worker):
+            rows = load_files(shards, [file], targets=targets, with_hashes=False)
+            parts.append(rows.select(np.flatnonzero(is_held_out(rows.ids, config))))
+    ids = np.concatenate([part.ids for part in parts])
+    _, first = np.unique(ids, return_index=True)  # copies of a row may be in several shards
+    images = np.concatenate([part.images_NCHW for part in parts])
+    return Rows(images, np.concatenate([part.labels for part in parts]), ids).select(first)
+
+
+def trained_fingerprint(shards: Shards, config: Config) -> int | None:
+    """Return the sum of the hashes of the distinct rows that a run trains on; None if the manifest does not tell."""
+    return None if holdout_share(config) else shards.fingerprint
