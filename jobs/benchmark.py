@@ -9,11 +9,11 @@ if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made
 
 from pipeline.core.command_line import parse
 from pipeline.runs import flags as cli
-from trainer.benchmark.command import flags, run_benchmark
+from trainer.benchmark.command import build_parser, run_benchmark
 
 
 def main() -> int:
-    return run_benchmark(parse(flags(__doc__)))
+    return run_benchmark(parse(build_parser(__doc__)))
 
 
 if __name__ == "__main__":

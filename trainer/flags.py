@@ -40,7 +40,7 @@ BEFORE = ("resume", "overwrite")
 HOSTS = ("roles", "addresses", "token_file")
 
 
-def flags(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG) -> Parser:
+def build_parser(prog: str = PROG, description: str = DESCRIPTION, epilog: str = EPILOG) -> Parser:
     """Return the parser. New protocols, exchanges, models and parameters need no change here."""
     parser = command_line.parser(prog, description, epilog)
     parser.conf = "trainer"

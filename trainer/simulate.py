@@ -13,7 +13,7 @@ from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, add_flags, descriptions, from_flags
 from trainer.config import Config, Optimiser
 from trainer.exchange.parameter_server import ParameterServer
-from trainer.flags import config_of, flags, options_of
+from trainer.flags import build_parser, config_of, options_of
 from trainer.home.place import place_of
 from trainer.options import Options
 from trainer.simulation.options import STEP_TIMES, SimulationSettings
@@ -56,7 +56,7 @@ def simulate(config: Config, simulated: SimulationSettings, options: Options | N
 
 def parser() -> Parser:
     """Return the parser of the trainer's flags and the flags of virtual time."""
-    result = flags(PROG, DESCRIPTION, EPILOG)
+    result = build_parser(PROG, DESCRIPTION, EPILOG)
     for action in set(result.actions_by_flag().values()):
         if action.dest in ("shards", "output"):  # a toy loss needs no shards, and a replay no folder
             action.required = False

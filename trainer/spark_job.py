@@ -16,7 +16,7 @@ from pipeline.core.command_line import Parser
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from trainer.api import train
-from trainer.flags import config_of, flags, options_of
+from trainer.flags import build_parser, config_of, options_of
 
 PROG = "train.py"
 EPILOG = """\
@@ -35,7 +35,7 @@ BY_HAND = ("roles", "addresses", "token_file")
 
 def job_flags(description: str | None) -> Parser:
     """Return the parser: the trainer's flags, and --hosts."""
-    parser = flags(PROG, description or "", EPILOG)
+    parser = build_parser(PROG, description or "", EPILOG)
     group = parser.add_argument_group("cluster")
     group.add_argument(
         "--hosts",

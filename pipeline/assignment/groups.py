@@ -91,11 +91,11 @@ def group_table(
             starts[kind] = (np.cumsum(sizes[kind]) - sizes[kind]) % num_workers
     uneven: RatioDeal | TableDeal | None = TableDeal(table) if table is not None else None
     if ratios and uneven is None:
-        uneven = _uneven(sizes, sparse, ratios, carry=start == "carry")
+        uneven = _ratio_deal(sizes, sparse, ratios, carry=start == "carry")
     return GroupTable(sizes, starts, sparse, num_workers, uneven)
 
 
-def _uneven(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry: bool) -> RatioDeal:
+def _ratio_deal(sizes: Ints, sparse: npt.NDArray[np.bool_], ratios: Ratios, *, carry: bool) -> RatioDeal:
     """Return the dealing of every group in shares of the workers' ratios; see ``group_table`` for the arguments.
 
     Rounding errors are carried separately among sparse and among dense groups. Every worker gets all rows of a sparse

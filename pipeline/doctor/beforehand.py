@@ -11,7 +11,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.shardset.attempt import try_claim
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
-from pipeline.doctor.facts import view_from_task
+from pipeline.doctor.facts import check_access
 from pipeline.doctor.places import invisible_path_error, output_error
 from pipeline.doctor.security import is_kerberos, no_tokens
 from pipeline.input.files import fixed_part
@@ -45,7 +45,7 @@ def _check(context: SparkContext, store: Store, paths: Mapping[str, tuple[str, s
     if not local and not kerberos:
         return
     tasks = context.defaultParallelism
-    look = partial(view_from_task, tuple(local_path for _, local_path in local.values()), kerberos)
+    look = partial(check_access, tuple(local_path for _, local_path in local.values()), kerberos)
     views = context.parallelize(range(tasks), tasks).map(look).collect()
     lines = [invisible_path_error(flag, path, at, views) for at, (flag, (path, _)) in enumerate(local.items())]
     if line := next(filter(None, [*lines, no_tokens(views) if kerberos else ""]), ""):

@@ -120,7 +120,7 @@ def facts_of_executor(_: int) -> ProcessFacts:
     return facts_of_process(socket.gethostname(), java_above())
 
 
-def view_from_task(paths: Sequence[str], kerberos: bool, _: int) -> ExecutorAccess:
+def check_access(paths: Sequence[str], kerberos: bool, _: int) -> ExecutorAccess:
     """Return which local paths this executor sees, and whether it may use HDFS. Runs in a Spark task.
 
     paths: the local paths to look for. kerberos: whether HDFS requires a Kerberos ticket or delegation tokens. The last

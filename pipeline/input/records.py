@@ -14,12 +14,12 @@ from pipeline.input.dataset import Block
 def binary_array(images: npt.NDArray[np.uint8]) -> pa.Array:
     """Return uint8 [rows, bytes] as a binary column, without a copy if the rows are contiguous."""
     rows, pixels = images.shape
-    offsets = offsets_of(rows, pixels)
+    offsets = fixed_size_offsets(rows, pixels)
     data = pa.py_buffer(np.ascontiguousarray(images).reshape(-1))
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
 
 
-def offsets_of(rows: int, size: int) -> npt.NDArray[np.int32]:
+def fixed_size_offsets(rows: int, size: int) -> npt.NDArray[np.int32]:
     """Return the Arrow offsets of values of one size, int32 [rows + 1]. Raises OverflowError beyond Arrow's 2 GiB."""
     if rows * size > np.iinfo(np.int32).max:
         raise OverflowError(

@@ -32,7 +32,7 @@ COPIED = 1 << 24  # numbers in the copy that gives memcpy's rate: 64 MiB, larger
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = flags().parse_args(argv)
+    args = build_parser().parse_args(argv)
     parts = args.part or PARTS
     steps = 10 if args.quick else args.steps
     repeat = 1 if args.quick else args.repeat
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
             bench_coordination.virtual_time(sets(workers[-1]), 12 * steps, repeat, large=not args.quick)
 
 
-def flags() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few cases, once: does it work?")
     parser.add_argument("--part", action="append", choices=PARTS, help="only this part; may be given again")

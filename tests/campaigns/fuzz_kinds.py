@@ -69,7 +69,7 @@ from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
 from trainer.data.shards import load_eval, load_worker, open_shards
 from trainer.embed.table import TableFile, table_schema
-from trainer.flags import config_of, flags
+from trainer.flags import build_parser, config_of
 from trainer.report import history
 from trainer.report.findings import describe_incident, findings, headline, title
 from trainer.report.settings import compact, flags_in_words
@@ -78,7 +78,7 @@ from trainer.runlog.kinds import StartEvent, TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving
 from trainer.runlog.result import read_result, summarise
 from trainer.runlog.run_folder import RunRecord, saved_generation
-from trainer.simulation.replay import _read as read_replayed
+from trainer.simulation.replay import _read_run as read_replayed
 from trainer.study.plan.cases import essentials, strategy_of
 from trainer.study.plan.study_plan import read_plan
 from trainer.study.run.folder import claim_folder, refuse_other_plan
@@ -509,7 +509,9 @@ def make_settings(folder: Path) -> None:
 
 
 def read_settings(folder: Path) -> None:
-    args = command_line.parse(flags(), ["--config", str(folder / "trainer.toml"), "--shards", "s", "--output", "o"])
+    args = command_line.parse(
+        build_parser(), ["--config", str(folder / "trainer.toml"), "--shards", "s", "--output", "o"]
+    )
     config_of(args)
     plan = read_plan(folder / "plan.toml")
     for cell in plan.cells():

@@ -21,7 +21,7 @@ from pipeline.core.command_line import parse
 from pipeline.core.errors import JobError, UsageError
 from tests.support.application import run_job
 from trainer.benchmark import arithmetic
-from trainer.benchmark.command import flags, run_benchmark
+from trainer.benchmark.command import build_parser, run_benchmark
 from trainer.benchmark.configurations import (
     HYPERPARAMETERS,
     Configuration,
@@ -205,7 +205,7 @@ def test_configurations_are_those_of_the_thesis() -> None:
 
 
 def experiment_of(*command: str) -> Experiment:
-    return experiment_from_flags(parse(flags(None), ["--output", "out", *command]))
+    return experiment_from_flags(parse(build_parser(None), ["--output", "out", *command]))
 
 
 def test_flags_change_the_full_or_the_quick_experiment_and_nothing_else() -> None:
@@ -248,7 +248,7 @@ def test_rows_that_could_not_be_loaded_are_the_error_of_their_runs() -> None:
 )
 def test_wrong_usage_is_refused_before_spark_starts(tmp_path: Path, wrong: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        run_benchmark(parse(flags(None), ["--output", str(tmp_path / "out"), *wrong]))
+        run_benchmark(parse(build_parser(None), ["--output", str(tmp_path / "out"), *wrong]))
     assert not list(tmp_path.iterdir())
 
 

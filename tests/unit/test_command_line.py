@@ -16,7 +16,7 @@ from pipeline.runs.command import shard_parser
 from tests.clusters import ROOT
 from trainer import simulate
 from trainer.embed import __main__ as embed
-from trainer.flags import flags as trainer_flags
+from trainer.flags import build_parser as build_trainer_parser
 
 
 @pytest.mark.parametrize(
@@ -24,16 +24,16 @@ from trainer.flags import flags as trainer_flags
     [
         (shard_parser, ["--imput", "x"], "did you mean --input?"),
         (shard_parser, ["--strategy", "stratifed"], "did you mean stratified?"),
-        (trainer_flags, ["--staleness-bond", "2"], "did you mean --staleness-bound?"),
-        (trainer_flags, ["--protocol", "dsp"], "did you mean dssp?"),
-        (trainer_flags, ["--workers", "3"], "jobs/reshard.py --workers N changes their number"),
-        (trainer_flags, ["--zzzz", "3"], "unrecognized arguments: --zzzz 3; see "),
+        (build_trainer_parser, ["--staleness-bond", "2"], "did you mean --staleness-bound?"),
+        (build_trainer_parser, ["--protocol", "dsp"], "did you mean dssp?"),
+        (build_trainer_parser, ["--workers", "3"], "jobs/reshard.py --workers N changes their number"),
+        (build_trainer_parser, ["--zzzz", "3"], "unrecognized arguments: --zzzz 3; see "),
     ],
 )
 def test_a_typing_error_is_answered_with_what_was_meant(
     make: Callable[[], Parser], argv: list[str], advice: str
 ) -> None:
-    required = ["--shards", "s", "--output", "o"] if make is trainer_flags else ["--input", "i", "--output", "o"]
+    required = ["--shards", "s", "--output", "o"] if make is build_trainer_parser else ["--input", "i", "--output", "o"]
     with pytest.raises(UsageError) as caught:
         make().parse_args([*required, *argv] if argv[0] != "--imput" else [*required, "--strategy", "random", *argv])
     assert advice in str(caught.value)
@@ -81,7 +81,7 @@ def test_a_program_calls_itself_as_it_was_typed(module: str, typed: str, monkeyp
         parser(module, None, "").parse_args(["--unknown"])
 
 
-@pytest.mark.parametrize("make", [shard_parser, trainer_flags, simulate.parser, embed.parser])
+@pytest.mark.parametrize("make", [shard_parser, build_trainer_parser, simulate.parser, embed.parser])
 def test_the_file_of_defaults_that_help_names_exists(make: Callable[[], Parser]) -> None:
     [config] = [action for action in make()._actions if "--config" in action.option_strings]
     default = str(config.help).partition("(default: ")[2].rstrip(")")
@@ -89,9 +89,9 @@ def test_the_file_of_defaults_that_help_names_exists(make: Callable[[], Parser])
 
 
 def test_defaults_are_those_of_the_module_whatever_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = [make().conf for make in (shard_parser, trainer_flags, simulate.parser, embed.parser)]
+    before = [make().conf for make in (shard_parser, build_trainer_parser, simulate.parser, embed.parser)]
     monkeypatch.setattr(sys, "argv", ["sharding"])
-    assert [make().conf for make in (shard_parser, trainer_flags, simulate.parser, embed.parser)] == before
+    assert [make().conf for make in (shard_parser, build_trainer_parser, simulate.parser, embed.parser)] == before
     assert before == ["shard", "trainer", "trainer", "embed"]
 
 

@@ -33,10 +33,10 @@ from pipeline.doctor.facts import (
     ExecutorAccess,
     Folder,
     ProcessFacts,
+    check_access,
     facts_of_process,
     folder_facts,
     has_ticket,
-    view_from_task,
 )
 from pipeline.doctor.machine import check_folders, check_open_files, check_umask
 from pipeline.doctor.places import Reach, check_input, check_reach, invisible_path_error, output_error, reach_from_task
@@ -259,7 +259,7 @@ def test_a_local_path_that_executors_do_not_see_is_named() -> None:
 
 
 def test_a_task_tells_what_it_sees(tmp_path: Path) -> None:
-    view = view_from_task((str(tmp_path), f"{tmp_path}/no"), False, 0)
+    view = check_access((str(tmp_path), f"{tmp_path}/no"), False, 0)
     assert view == ExecutorAccess(socket.gethostname(), (True, False), True)
 
 

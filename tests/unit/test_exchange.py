@@ -22,7 +22,7 @@ from trainer.data.sampling import ShuffleSampler
 from trainer.data.shards import Rows
 from trainer.exchange import EXCHANGES
 from trainer.exchange.all_reduce import AllReduce
-from trainer.flags import config_of, flags
+from trainer.flags import build_parser, config_of
 from trainer.launch.processes import PULSE_S
 from trainer.launch.supervisor import POLL_S
 from trainer.models.base import ModelInput
@@ -49,7 +49,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_from(*words: str) -> Config:
     common = ["--shards", "s", "--output", "o", "--steps", "3"]
-    return config_of(command_line.parse(flags(), [*common, *words]))
+    return config_of(command_line.parse(build_parser(), [*common, *words]))
 
 
 # The configuration

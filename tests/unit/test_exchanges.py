@@ -24,7 +24,7 @@ from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import Config
 from trainer.exchange import EXCHANGES, Exchange
-from trainer.flags import config_of, flags
+from trainer.flags import build_parser, config_of
 from trainer.protocols import PROTOCOLS
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
@@ -176,7 +176,7 @@ def test_a_replay_has_the_bits_or_refuses_in_one_line(case: Case, tmp_path: Path
 
 def config_from(*words: str) -> Config:
     common = ["--shards", "s", "--output", "o", "--steps", "3"]
-    return config_of(command_line.parse(flags(), [*common, *words]))
+    return config_of(command_line.parse(build_parser(), [*common, *words]))
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
@@ -186,7 +186,7 @@ def test_an_exchange_has_code_flags_and_a_row_of_its_readme(name: str) -> None:
     assert not kind.client or callable(import_module(kind.client).open_client)
     assert callable(import_module(kind.server).main)
     assert kind.summary
-    known = {word for action in flags()._actions for word in action.option_strings}
+    known = {word for action in build_parser()._actions for word in action.option_strings}
     assert {f"--{item.name.replace('_', '-')}" for item in fields(kind)} <= known
     assert f"\n| `{name}` | " in (ROOT / "trainer" / "exchange" / "README.md").read_text()
 

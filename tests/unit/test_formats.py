@@ -24,7 +24,7 @@ from pipeline.input.dataset import discover, serial
 from pipeline.input.formats import FORMATS, recognise
 from pipeline.input.formats.base import BLOCK_BYTES, BLOCK_ROWS, DataFile, block_rows
 from pipeline.input.formats.cifar_binary import FixedRecords
-from pipeline.input.records import offsets_of
+from pipeline.input.records import fixed_size_offsets
 from tests.conftest import make_rows
 
 STORE = Store()
@@ -223,10 +223,10 @@ def test_a_row_group_as_large_as_its_file_is_never_held_whole(tmp_path: Path) ->
 
 
 def test_offsets_that_would_wrap_are_refused() -> None:
-    assert offsets_of(3, 5).tolist() == [0, 5, 10, 15]
-    assert offsets_of(2047, 1 << 20)[-1] == 2047 << 20
+    assert fixed_size_offsets(3, 5).tolist() == [0, 5, 10, 15]
+    assert fixed_size_offsets(2047, 1 << 20)[-1] == 2047 << 20
     with pytest.raises(OverflowError, match="2048 images of 1048576 bytes are more than the 2 GiB"):
-        offsets_of(2048, 1 << 20)
+        fixed_size_offsets(2048, 1 << 20)
 
 
 def png(pixels: np.ndarray, length: int | None = None) -> bytes:

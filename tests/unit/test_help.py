@@ -20,7 +20,7 @@ from pipeline.core.specs import AdvancedHelp
 from pipeline.runs.command import shard_parser
 from tests.clusters import ROOT
 from tests.support.commands import JOBS
-from trainer.flags import flags as trainer_flags
+from trainer.flags import build_parser as build_trainer_parser
 
 MOST = 20  # flags that --help shows
 MODULES = {
@@ -121,8 +121,8 @@ def test_the_options_of_a_choice_are_shown_with_it(capsys: pytest.CaptureFixture
             make().parse_args([*argv, "--help"])
         return set(FLAG.findall(capsys.readouterr().out))
 
-    assert shown(trainer_flags, "--protocol", "ssp") == shown(trainer_flags) | {"--staleness-bound"}
-    assert shown(trainer_flags, "--protocol=k-asp") == shown(trainer_flags) | {"--k"}
+    assert shown(build_trainer_parser, "--protocol", "ssp") == shown(build_trainer_parser) | {"--staleness-bound"}
+    assert shown(build_trainer_parser, "--protocol=k-asp") == shown(build_trainer_parser) | {"--k"}
     hashing = shown(shard_parser, "--strategy", "hash")
     assert {"--family", "--functions", "--embedding"} <= hashing
     assert not {"--clusters", "--width"} & hashing

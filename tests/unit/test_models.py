@@ -19,7 +19,7 @@ from torch import nn
 
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
-from trainer.flags import config_of, flags
+from trainer.flags import build_parser, config_of
 from trainer.models import MODELS, ModelInput, model_from_json
 from trainer.models.build import NetworkAndTask, build
 from trainer.models.devices import EVALUATOR, device_of
@@ -396,7 +396,7 @@ def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution
 )
 def test_what_cannot_be_built_is_refused_in_one_line(name: str, options: tuple[str, ...], message: str) -> None:
     needed = ["--shards", "s", "--output", "o", "--epochs", "1"]
-    args = command_line.parse(flags(), [*needed, "--model", name, *options])
+    args = command_line.parse(build_parser(), [*needed, "--model", name, *options])
     with pytest.raises(UsageError, match=message) as refused:
         build(config_of(args).model, ModelInput((3, 8, 8), 10), seed=0)
     assert "\n" not in str(refused.value)

@@ -12,7 +12,7 @@ from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from trainer.config import Config, RunFacts
 from trainer.coordination.schedules import AUTO, INVERSE_SQRT, are_drops, drops, learning_rate, parse_drops
-from trainer.flags import config_of, flags
+from trainer.flags import build_parser, config_of
 from trainer.plan import describe, plan
 from trainer.rules import worker_rate
 
@@ -95,7 +95,7 @@ def test_a_list_of_drops_is_parsed() -> None:
 
 def config_from(*words: str) -> Config:
     common = ["--shards", "s", "--output", "o", "--epochs", "200"]
-    return config_of(command_line.parse(flags(), [*common, *words]))
+    return config_of(command_line.parse(build_parser(), [*common, *words]))
 
 
 @pytest.mark.parametrize(

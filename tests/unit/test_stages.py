@@ -30,7 +30,7 @@ from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.switch import carry_momentum
 from trainer.coordination.switch_rule import mean_change
 from trainer.exchange import EXCHANGES
-from trainer.flags import config_of, flags
+from trainer.flags import build_parser, config_of
 from trainer.runlog.kinds import EvaluationEvent
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
@@ -47,7 +47,7 @@ TOY: dict[str, Any] = {"model": "cnn", "batch_size": BATCH, "steps": 30}
 
 
 def config_from(*words: str) -> Config:
-    return config_of(command_line.parse(flags(), ["--shards", "s", "--output", "o", "--steps", "20", *words]))
+    return config_of(command_line.parse(build_parser(), ["--shards", "s", "--output", "o", "--steps", "20", *words]))
 
 
 def virtual(output: Path, protocol: str = "asp", options: Options = QUIET, **values: Any) -> Result:

@@ -21,7 +21,7 @@ from tests.unit.test_run_folder import content, finished, unfinished
 from trainer.__main__ import main
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
 from trainer.data.shards import open_shards
-from trainer.flags import config_of, flags, options_of
+from trainer.flags import build_parser, config_of, options_of
 from trainer.models import MODELS
 from trainer.options import Options, Role
 from trainer.plan import smallest_pass
@@ -46,7 +46,7 @@ def trainer(*args: object) -> subprocess.CompletedProcess[str]:
 
 
 def parsed(*args: object) -> tuple[Config, Options]:
-    args_of = command_line.parse(flags(), [*NEEDED, *map(str, args)])
+    args_of = command_line.parse(build_parser(), [*NEEDED, *map(str, args)])
     return config_of(args_of), options_of(args_of)
 
 
@@ -259,4 +259,4 @@ def test_every_command_that_trains_has_the_trainers_defaults(
     """As --help says; spark-submit's too."""
     (tmp_path / "trainer.toml").write_text("batch_size = 77\n")
     monkeypatch.setattr(command_line, "CONF", tmp_path)
-    assert command_line.parse(flags(prog), [*NEEDED, "--steps", "1"]).batch_size == 77
+    assert command_line.parse(build_parser(prog), [*NEEDED, "--steps", "1"]).batch_size == 77

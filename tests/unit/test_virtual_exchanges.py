@@ -13,7 +13,7 @@ from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import virtual
 from trainer import Result
 from trainer.config import Config
-from trainer.flags import config_of, flags
+from trainer.flags import build_parser, config_of
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.network import CollectiveNetwork
 from trainer.simulation.profiles import parse_profile
@@ -26,7 +26,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_from(*words: str) -> Config:
     common = ["--shards", "s", "--output", "o", "--steps", "3"]
-    return config_of(command_line.parse(flags(), [*common, *words]))
+    return config_of(command_line.parse(build_parser(), [*common, *words]))
 
 
 def digest_of(result: Result) -> str:

@@ -30,7 +30,7 @@ COLUMNS = ("model", "rows", "mini-batch", "system", "mini-batches", "seconds", "
 NUMBERS = (1, 2, 4, 5, 6, 7)  # columns
 
 
-def flags(description: str | None) -> Parser:
+def build_parser(description: str | None) -> Parser:
     parser = command_line.parser("benchmark.py", description, EPILOG)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--output", required=True, metavar="DIR", help="local folder of measurements and report")

@@ -66,7 +66,7 @@ class Budget:
         """The number of global epochs, None within an epoch."""
         return int(self.epoch) if self.epoch == int(self.epoch) else None
 
-    def room(self, update_size: int) -> int:
+    def next_update_size(self, update_size: int) -> int:
         """Return the number of gradients of the next update: ``update_size``, or the rest of the budget if that is less.
 
         Under stop="local" the run has no common budget, because every worker ends after its own steps. An update never

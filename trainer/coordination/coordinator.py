@@ -88,7 +88,9 @@ class Coordinator:
         self.ledger = GradientLedger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
         self.size = protocol.update_size(budget.num_workers)  # number of gradients of an update
-        self._room = budget.room(self.size)  # the same for the next update, less at the end of a run
+        self._next_update_size = budget.next_update_size(
+            self.size
+        )  # the same for the next update, less at the end of a run
         self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples, usual=usual_batch)
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
@@ -287,13 +289,13 @@ class Coordinator:
 
         Gradients that the protocol does not admit are refused on the way. The workers of all of them are queued for
         their next steps."""
-        room = self._room - len(self.ledger.summed)
+        missing = self._next_update_size - len(self.ledger.summed)
         # With these weights each factor depends on the sizes of all mini-batches in the update, so none is summed
         # before the last one that can still come has arrived.
-        if self.weights.holds and len(self.ledger.waiting) < room and not self.membership.all_wait_for_an_update():
+        if self.weights.holds and len(self.ledger.waiting) < missing and not self.membership.all_wait_for_an_update():
             return []
         entries: list[Entry] = []
-        while len(entries) < room and (entry := self.ledger.take(self._is_finished)):
+        while len(entries) < missing and (entry := self.ledger.take(self._is_finished)):
             if not self.protocol.admit(entry[0], self.view):
                 self._refuse(entry)
                 continue
@@ -318,7 +320,7 @@ class Coordinator:
         """Return whether the next update has its gradients, or no worker is left that could push one for it."""
         if self.finished:
             return False
-        if len(self.ledger.summed) >= self._room:
+        if len(self.ledger.summed) >= self._next_update_size:
             return True
         return not self.ledger.waiting and self.membership.all_wait_for_an_update()
 
@@ -328,7 +330,7 @@ class Coordinator:
         entries = self.ledger.close()
         boundary = self.budget.use(len(entries), sum(measured.examples for _, measured in entries))
         # The last update of a run may have room for fewer gradients.
-        self._room = self.budget.room(self.size)
+        self._next_update_size = self.budget.next_update_size(self.size)
         for entry in entries:
             self.records.append(self._record(entry, version, accepted=True))
             self.epoch_sums.add(entry[1])

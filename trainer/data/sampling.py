@@ -75,20 +75,20 @@ class Draw(NamedTuple):
         rows: all rows of the worker.
         places: the positions of the mini-batch's rows among them, int64 [B], or the slice of all.
         passes: ends of passes in the mini-batch; None if the sampler does not make passes over the same rows.
-        begun: number of places after the last of these ends.
+        next_pass_rows: number of places after the last of these ends, which belong to the next pass.
     """
 
     rows: Rows
     places: Ints | slice
     passes: int | None = None
-    begun: int = 0
+    next_pass_rows: int = 0
 
     def seen(self) -> RowSums | None:
         """Return the hash sums of the mini-batch. O(B). None if rows are not hashed, or passes are not known."""
         if self.passes is None or not len(self.rows.hashes):
             return None
         hashes = self.rows.hashes[self.places]
-        return RowSums(int(hashes.sum()), int(hashes[len(hashes) - self.begun :].sum()), self.passes)
+        return RowSums(int(hashes.sum()), int(hashes[len(hashes) - self.next_pass_rows :].sum()), self.passes)
 
 
 class Sampler(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -56,9 +57,9 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     this process, with as many threads as a worker of the run had, because another number of threads rounds differently.
     Another machine may round differently too. Raises DataError if the folder has no such run, UsageError if the run
     followed a stream, or had an exchange that is not computed here."""
-    config, simulated, num_workers, rows, spans = _read(run)
+    config, compute_name, num_workers, rows, spans = _read_run(run)
     switches = stage_begins(surviving(iter_events(run / METRICS)))
-    compute = COMPUTES[simulated](RunContext.from_config(config, run), num_workers)
+    compute = COMPUTES[compute_name](RunContext.from_config(config, run), num_workers)
     facts = facts_of(compute, num_workers, rows)
     version = newest(run / CHECKPOINTS)
     if version is None:
@@ -125,13 +126,27 @@ def _config_of(start: StartEvent) -> Config:
     return replace(config, processes=replace(config.processes, threads=threads))
 
 
-def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
-    """Return the facts of a run that its replay needs: (configuration, compute, workers, rows, spans).
+class ReplayedRun(NamedTuple):
+    """The facts of a run that its replay needs.
 
-    The configuration has the threads per worker of the last start. ``compute`` is the key in ``COMPUTES`` of the way in
-    which the gradients were computed. ``spans`` has an entry for every start that counts: (first version computed with
-    it, its configuration), ascending; see ``configurations``. Raises DataError if there is no run or it is damaged,
-    UsageError if a replay cannot compute its gradients."""
+    Attributes:
+        config: the configuration, with the threads per worker of the last start.
+        compute_name: the key in ``COMPUTES`` of the way in which the gradients were computed.
+        num_workers: number of workers.
+        rows: of all shards.
+        spans: (first version computed with it, configuration) of every start that counts; see ``configurations``.
+    """
+
+    config: Config
+    compute_name: str
+    num_workers: int
+    rows: int
+    spans: list[tuple[int, Config]]
+
+
+def _read_run(run: Place) -> ReplayedRun:
+    """Read the facts of a run. Raises DataError if there is no run or it is damaged, UsageError if a replay cannot
+    compute its gradients."""
     try:
         record = read_record(run)
         spans = configurations(iter_events(run / METRICS))
@@ -151,7 +166,7 @@ def _read(run: Place) -> tuple[Config, str, int, int, list[tuple[int, Config]]]:
     # A real run has no virtual settings, and its gradients are the model's.
     simulated = (record.simulated or {}).get("compute", "real")
     config = replace(record.config, processes=replace(record.config.processes, threads=threads))
-    return config, simulated, record.num_workers, record.rows, spans
+    return ReplayedRun(config, simulated, record.num_workers, record.rows, spans)
 
 
 def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]]]:

@@ -360,7 +360,7 @@ def _quality_tests(setting: StudySetting) -> list[QualityTest]:
         pairs = {
             name: distances
             for name, m in setting.members.items()
-            if len((distances := _with_distance(m, quality))[0]) >= FEWEST
+            if len((distances := _evenness_and_distance(m, quality))[0]) >= FEWEST
         }
         if pairs:
             least_even = max(pairs, key=lambda name: float(pairs[name][0].mean()))
@@ -375,7 +375,7 @@ def _quality_tests(setting: StudySetting) -> list[QualityTest]:
     return tests
 
 
-def _with_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats]:
+def _evenness_and_distance(member: ComparisonSide, quality: str) -> tuple[Floats, Floats]:
     """Return the points of a correlation between shards and accuracy, as two arrays [runs].
 
     The first is a measure of each run's shards, the second the absolute difference between the run's final accuracy and

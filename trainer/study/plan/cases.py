@@ -15,8 +15,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import from_flags
 from trainer import simulate
 from trainer.config import Config
+from trainer.flags import build_parser as build_trainer_parser
 from trainer.flags import config_of
-from trainer.flags import flags as trainer_flags
 from trainer.models.own import OwnModel, is_reference
 from trainer.options import Options
 from trainer.plan import check_shares
@@ -35,7 +35,7 @@ FILLED = {
 }
 FILLED |= {"models": FILLED["training"], "protocols": FILLED["training"], "virtual": (*FILLED["training"], "workers")}
 # keys of [shardings.NAME] that are not flags of its command
-READY = "shards"
+SHARDS_KEY = "shards"
 ORDER = "order"
 
 
@@ -59,7 +59,7 @@ def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
         output: folder of the run.
     """
     cell = run.cell
-    parser = trainer_flags() if plan.backend == "processes" else simulate.parser()
+    parser = build_trainer_parser() if plan.backend == "processes" else simulate.parser()
     flags = parser.actions_by_flag()
     own = [plan.training, plan.models[cell.model], plan.protocols[cell.protocol], plan.virtual]
     argv = [flag for keys in own for flag in argv_of(keys, flags)]
@@ -156,7 +156,7 @@ def open_ready(plan: StudyPlan, name: str) -> Shards:
     It must have the plan's number of workers, labels, and evaluation rows."""
     from trainer.data.shards import open_shards
 
-    shards = open_shards(str(plan.shardings[name][READY]))
+    shards = open_shards(str(plan.shardings[name][SHARDS_KEY]))
     if shards.num_workers != plan.workers:
         raise UsageError(f"{shards.uri} is a set for {shards.num_workers} workers, the plan has {plan.workers}")
     if not shards.has_labels:
@@ -190,13 +190,15 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
 
     keys = plan.datasets[name]
     used = {cell.sharding for cell in plan.cells() if cell.dataset == name}
-    if used and all(READY in plan.shardings[sharding] for sharding in used):
+    if used and all(SHARDS_KEY in plan.shardings[sharding] for sharding in used):
         return
     if "input" not in keys:
         raise UsageError('input is missing: name the images, such as input = "data/cifar10/cifar-10-batches-bin"')
     # An order such as class-blocks is a derivation of its own, which the data set must allow.
     orders = {
-        str(plan.shardings[sharding].get(ORDER, "given")) for sharding in used if READY not in plan.shardings[sharding]
+        str(plan.shardings[sharding].get(ORDER, "given"))
+        for sharding in used
+        if SHARDS_KEY not in plan.shardings[sharding]
     }
     train, test = train_and_test(str(keys["input"]), keys.get("eval_input"))
     if test is None:
@@ -223,7 +225,7 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
 
     keys = plan.shardings[name]
     # A ready set takes the place of a set that the study would make of one data set.
-    if READY in keys:
+    if SHARDS_KEY in keys:
         owners = {cell.dataset for cell in plan.cells() if cell.sharding == name}
         if len(owners) > 1:
             raise UsageError(

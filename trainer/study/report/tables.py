@@ -61,7 +61,7 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     result += [_curve(analysis, setting), _work(setting)]
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
-        result += [_quality(setting), *_predicts(analysis, setting)]
+        result += [_quality(setting), *_evenness_correlations(analysis, setting)]
     return [*result, *_compare_studies(analysis, setting), *_published_tables(analysis, setting)]
 
 
@@ -159,7 +159,7 @@ def _quality(setting: StudySetting) -> Table:
     return Table(f"Evenness of the shards: {setting.name}", header, rows)
 
 
-def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
+def _evenness_correlations(analysis: Analysis, setting: StudySetting) -> list[Table]:
     """Return the table of correlations between the evenness of shards and the spread of runs, one row per measure.
 
     The spread of a run is the distance of its final accuracy from the median over all runs of its strategy. The list is
@@ -170,7 +170,7 @@ def _predicts(analysis: Analysis, setting: StudySetting) -> list[Table]:
         "without",
         "over the rest",
         "within strategies",
-        "runs of it",
+        "runs within",
         "p",
         "p, adjusted",
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.core.atomic import write_durably
 from pipeline.core.errors import DataError, UsageError
-from trainer.study.plan.cases import READY, essentials, simulation_of, sources, strategy_of
+from trainer.study.plan.cases import SHARDS_KEY, essentials, simulation_of, sources, strategy_of
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 
 PLAN = "plan.json"
@@ -79,7 +79,7 @@ def _identity(plan: StudyPlan) -> dict[str, Any]:
         "plan": plan.identity(),
         "training": {str(cell): essentials(plan, cell) for cell in cells},
         "strategies": {
-            name: strategy_of(plan, name).params() for name, keys in plan.shardings.items() if READY not in keys
+            name: strategy_of(plan, name).params() for name, keys in plan.shardings.items() if SHARDS_KEY not in keys
         },
         "simulations": {str(cell): simulation_of(plan, cell) for cell in cells},
         "sources": sources(plan),

@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.provenance import provenance
 from trainer.report.terminal import percent
-from trainer.study.plan.cases import READY, open_ready
+from trainer.study.plan.cases import SHARDS_KEY, open_ready
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import Child, run_child
 from trainer.study.run.ledger import LEDGER, Contents, Record, StudyLedger
@@ -93,7 +93,7 @@ class Runner:
 
         The sets that the study makes are known to share one data set."""
         for cell in dict.fromkeys(run.cell for run in waiting):
-            if READY in self.plan.shardings[cell.sharding]:
+            if SHARDS_KEY in self.plan.shardings[cell.sharding]:
                 identity = identity_of(open_ready(self.plan, cell.sharding))
                 self.contents.add({"run": str(Run(cell, self.plan.seeds[0])), **identity})
 
@@ -208,7 +208,7 @@ class Runner:
 
     def _advice(self, code: int, run: Run) -> str:
         """Return advice for a run that failed on a broken set which the study made; otherwise nothing."""
-        if code != DataError.exit_code or READY in self.plan.shardings[run.cell.sharding]:
+        if code != DataError.exit_code or SHARDS_KEY in self.plan.shardings[run.cell.sharding]:
             return ""
         return f"; delete {self.sets.uri(self.sets.key(run))} to have the set made again"
 

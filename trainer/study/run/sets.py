@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.contract import Manifest
-from trainer.study.plan.cases import ORDER, READY, derivation, sharding_args, strategy_of
+from trainer.study.plan.cases import ORDER, SHARDS_KEY, derivation, sharding_args, strategy_of
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import run_child
 
@@ -45,7 +45,7 @@ class Sets:
         self.root = root
         self.made_keys: set[SetKey] = set()
         self.uses_seed = {
-            name: READY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).uses_seed())
+            name: SHARDS_KEY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).uses_seed())
             for name, keys in plan.shardings.items()
         }
 
@@ -56,14 +56,14 @@ class Sets:
 
     def uri(self, key: SetKey) -> str:
         """Return the URI of a ready set, or the folder of a set that the study makes."""
-        ready = self.plan.shardings[key.sharding].get(READY)
+        ready = self.plan.shardings[key.sharding].get(SHARDS_KEY)
         return str(ready) if ready else str(self.root / SETS / str(key))
 
     def missing(self, keys: Iterable[SetKey]) -> list[SetKey]:
         """Return the sets that this process has not made.
 
         Sets on the disk are not trusted: a killed study may have made them from earlier contents of the data sets."""
-        own = [key for key in dict.fromkeys(keys) if READY not in self.plan.shardings[key.sharding]]
+        own = [key for key in dict.fromkeys(keys) if SHARDS_KEY not in self.plan.shardings[key.sharding]]
         return [key for key in own if key not in self.made_keys]
 
     def make(self, keys: Iterable[SetKey]) -> None:
@@ -85,12 +85,12 @@ class Sets:
     def owner(self, run: Run) -> tuple[str, int | None]:
         """Return the order of a run's rows, or the name of its ready set, and the seed of its shards."""
         keys = self.plan.shardings[run.cell.sharding]
-        rows = f"ready {run.cell.sharding}" if READY in keys else str(keys.get(ORDER, "given"))
+        rows = f"ready {run.cell.sharding}" if SHARDS_KEY in keys else str(keys.get(ORDER, "given"))
         return rows, self.key(run).seed
 
     def drop(self, key: SetKey) -> None:
         """Delete a set that no run needs any more. Ready sets stay."""
-        if READY not in self.plan.shardings[key.sharding]:
+        if SHARDS_KEY not in self.plan.shardings[key.sharding]:
             self.made_keys.discard(key)
             _delete(self.root / SETS / str(key))
 
