@@ -16,14 +16,13 @@ from sklearn.metrics import log_loss
 
 from pipeline.core.errors import DataError
 from tests.support.application import run_job
-from tests.unit.test_benchmark import draw_rows
 from trainer.benchmark.configurations import (
     HYPERPARAMETERS,
     SYSTEMS,
     Model,
     System,
 )
-from trainer.benchmark.problems import HIGGS, YEAR, generate, read_csv, write_problem
+from trainer.benchmark.problems import BLOCK_ROWS, HIGGS, YEAR, generate, read_csv, write_problem
 from trainer.benchmark.results.report import render
 from trainer.benchmark.results.summary import SystemSummary, summarise
 from trainer.benchmark.rows import compute_objective, find_optimum, open_rows, read_arrays
@@ -115,14 +114,15 @@ def test_the_job_sets_mllib_beside_the_servers(
     assert (tmp_path / "report.html").read_text().rstrip().endswith("</html>")
 
 
-QUICK_FLAGS = ["--quick", "--year-rows", "4000", "--higgs-rows", "4096", "--models", "linear,perceptron"]
-QUICK_FLAGS += ["--batches", "500", "--sizes", "5000", "--tasks", "3", "--mini-batches", "10"]
+# The defaults, and what they leave out.
+QUICK_FLAGS = ["--quick", "--sizes", "5000", "--tasks", "3"]
+ROWS = {"logistic": 20_480, "linear": 20_000, "perceptron": 20_480}
 WORKERS = 2  # of the tests' Spark session, local[2]
 
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The job as a user starts it, on two models, with every system. What is timed is of no interest: no long warm-up."""
+    """The job as a user starts it, with every model and system. What is timed is of no interest: no long warm-up."""
     output = tmp_path_factory.mktemp("benchmark") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mllib, "WARM_UP_RUNS", 1)
@@ -150,24 +150,26 @@ def test_the_job_measures_every_configuration_in_every_system(
 ) -> None:
     assert not [each.errors for each in summaries if each.errors]
     configurations: list[tuple[str, int, str, int | None]] = [
-        *(("linear", 4000, size, None) for size in ("all", "500")),
-        *(("linear", 4000, size, 10) for size in ("40", "4")),
-        *(("linear", 5000, size, 10) for size in ("all", "50", "5")),
-        ("perceptron", 4096, "all", None),
-        ("perceptron", 5000, "all", 2),
+        ("perceptron", ROWS["perceptron"], "all", None),
+        ("perceptron", 5000, "all", 4),
     ]
+    for model, sizes in (("logistic", ("204", "20")), ("linear", ("200", "20"))):
+        configurations += [(model, ROWS[model], size, None) for size in ("all", "2000", "500")]
+        configurations += [(model, ROWS[model], size, 20) for size in sizes]
+        configurations += [(model, 5000, size, 20) for size in ("all", "50", "5")]
     usual = [each for each in summaries if not each.tasks]
     assert {(each.model, each.rows, each.size, each.length, each.system) for each in usual} == {
         (*configuration, system) for configuration in configurations for system in SYSTEMS
     }
     with_tasks = [each for each in summaries if each.tasks]
     assert [(each.label, each.model, each.size, each.length) for each in with_tasks] == [
-        ("mllib, 3 tasks", "linear", "500", 2),
-        ("ps-sync, 3 workers, by socket", "linear", "500", 50),
+        (label, model, "500", length)
+        for model in ("logistic", "linear")
+        for label, length in (("mllib, 3 tasks", 4), ("ps-sync, 3 workers, by socket", 100))
     ]
     assert all(each.metrics["driver_s" if each.system == "mllib" else "server_s"].median > 0 for each in with_tasks)
-    assert results["task_metrics"]["linear, 500 of 4,000"]["tasks"] >= 1
-    assert results["task_metrics"]["linear, 500 of 4,000, 3 tasks, 2 times"]["tasks"] >= 3
+    assert results["task_metrics"]["linear, 500 of 20,000"]["tasks"] >= 1
+    assert results["task_metrics"]["linear, 500 of 20,000, 3 tasks, 4 times"]["tasks"] >= 3
     assert results["machine"]["cores"] >= 1
 
 
@@ -175,7 +177,7 @@ def test_the_job_measures_every_configuration_in_every_system(
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_has_figures(summaries: list[SystemSummary], system: System) -> None:
     mine = [each for each in summaries if each.system == system and not each.tasks]
-    assert len(mine) == 9
+    assert len(mine) == 18
     for each in mine:
         for metric in ("seconds", "compute_s", "load_s", "start_s", "cpu", "updates", "examples"):
             assert each.metrics[metric].median > 0, metric
@@ -193,9 +195,11 @@ def test_every_system_has_figures(summaries: list[SystemSummary], system: System
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_ends_near_the_optimum(summaries: list[SystemSummary], system: System) -> None:
     """The optimum of the same rows by numpy's least squares; of the perceptron what all but that system reach."""
-    features, _, targets = draw_rows(YEAR, 4000, seed=0)
+    sizes = [min(BLOCK_ROWS, ROWS["linear"] - first) for first in range(0, ROWS["linear"], BLOCK_ROWS)]
+    drawn = [YEAR.draw(0, block, size) for block, size in enumerate(sizes)]
+    features, targets = (np.concatenate([part[field] for part in drawn]).astype(float) for field in (0, 2))
     residuals = targets - features @ np.linalg.lstsq(features, targets, rcond=None)[0]
-    least, start = float(residuals @ residuals) / 8000, float(targets @ targets) / 8000
+    least, start = (float(values @ values) / (2 * ROWS["linear"]) for values in (residuals, targets))
     converged = [each for each in summaries if each.length is None and each.system == system]
     for each in converged:
         if each.model == "linear":
@@ -208,7 +212,7 @@ def test_every_system_ends_near_the_optimum(summaries: list[SystemSummary], syst
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", ["linear", "perceptron"])
+@pytest.mark.parametrize("model", list(ROWS))
 def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: list[SystemSummary], model: Model) -> None:
     same = [
         each
@@ -225,7 +229,7 @@ def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: lis
 @pytest.mark.full
 def test_files_hold_every_run_and_the_rows_of_a_size_are_deleted(quick: Path, results: dict[str, Any]) -> None:
     table = list(csv.DictReader((quick / "results.csv").open()))
-    assert len(table) == len(results["records"]) == 9 * len(SYSTEMS) + 2
+    assert len(table) == len(results["records"]) == 18 * len(SYSTEMS) + 4
     for line, record in zip(table, results["records"], strict=True):
         assert line["system"] == record["system"]
         assert float(line["seconds"]) == record["measurement"]["seconds"]

@@ -25,7 +25,6 @@ from tests.clusters import ROOT, spark_submit
 from tests.support.application import Ended, run_job, run_program
 from tests.unit.test_fetch import FILES, Mirror, archive_of, mirror
 from tests.unit.test_jobs import STACK_TRACE
-from trainer.benchmark.systems import measure, mllib
 
 __all__ = ["mirror"]  # a fixture
 ROWS = 1600  # more than half the pixels of an image: the PCA adds up a matrix over tasks, as it does for large sets
@@ -44,7 +43,7 @@ EVEN = tuple(name for name, kind in STRATEGIES.items() if not kind.decides_sizes
 # Command lines whose default flags another test gives, which is named.
 EXCHANGES_ON_SPARK: tuple[tuple[str, ...], ...] = ((), ("--exchange", "all-reduce"))
 TESTED_ELSEWHERE = {
-    "benchmark.py --help": "tests/unit/test_jobs.py::test_every_job_explains_itself_and_shadows_no_standard_module",
+    "benchmark.py": "tests/spark/test_benchmark.py::test_the_job_measures_every_configuration_in_every_system",
     "study": "tests/clusters/test_readme.py::test_the_commands_of_a_readme_run_as_they_stand",
 }
 Check = Callable[[Ended], str]
@@ -241,18 +240,6 @@ def test_train_on_spark(shards: Path, tmp_path: Path, exchange: tuple[str, ...])
     assert_run(output)
 
 
-@pytest.mark.full
-@pytest.mark.timeout(900)
-def test_benchmark(tmp_path: Path, last_line_of: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare MLlib with the parameter server on little data. Long warm-ups would only make the times steadier."""
-    monkeypatch.setattr(mllib, "WARM_UP_RUNS", 1)
-    monkeypatch.setattr(measure, "WARM_UP_MINI_BATCHES", 4)
-    output = tmp_path / "o"
-    result = run_job("benchmark.py", "--output", output, "--quick")
-    assert last_line_of(result) == f"report: {output}/report.html"
-    assert_page(output / "report.html", "MLlib", "ps-sync", "ps-async")
-
-
 # --- the commands -------------------------------------------------------------------------------------------------------
 
 
@@ -362,7 +349,6 @@ CASES: dict[str, Callable[..., None]] = {
     "compare.py": test_compare,
     "hash_stream.py": test_hash_stream,
     "train.py": test_train_on_spark,
-    "benchmark.py": test_benchmark,
     "sample": test_sample,
     "derive": test_derive,
     "shard": test_shard_starts_a_spark_of_its_own,
