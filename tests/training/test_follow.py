@@ -22,7 +22,7 @@ from tests.support.configs import change, make_config
 from tests.support.places import STORE, files_below, put
 from tests.support.stream_runs import take
 from tests.support.trainer_runs import Training, train_here
-from tests.training.test_trainer_homes import Far, far, runs
+from tests.training.test_trainer_homes import Far, runs
 from trainer.checkpoints.read import newest
 from trainer.config import Data
 from trainer.context import RunContext
@@ -211,7 +211,7 @@ def test_killed_workers_draw_what_they_drew_before(growing: Path, tmp_path: Path
 
 
 @pytest.mark.full
-@far
+@pytest.mark.parametrize("place", ["s3"], indirect=True)  # on HDFS: tests/training/test_trainer_homes.py
 def test_hosts_that_share_nothing_but_a_store_follow_to_the_bits_of_one_though_they_are_killed(
     growing: Path, place: str, tmp_path: Path, runs: list[Training]
 ) -> None:

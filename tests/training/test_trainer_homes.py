@@ -41,9 +41,6 @@ BSP = (
     *("--model", "logistic", "--batch-size", 8, "--threads", 1, "--protocol", "bsp", "--servers", 2),
     *("--recipe", "constant", "--steps", 80),
 )
-far = pytest.mark.parametrize(
-    "place", [pytest.param(kind, marks=pytest.mark.full) for kind in ("hdfs", "s3")], indirect=True
-)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +90,8 @@ def one_line(run: Training) -> str:
     return lines[0]
 
 
-@far
+@pytest.mark.full
+@pytest.mark.parametrize("place", ["hdfs"], indirect=True)  # on S3: tests/training/test_follow.py
 def test_a_run_elsewhere_that_is_killed_and_resumed_ends_with_the_bits_of_a_local_one(
     shards: Path, place: str, tmp_path: Path, runs: list[Training]
 ) -> None:

@@ -177,13 +177,12 @@ def test_a_host_may_join_a_run_that_has_begun(host: Host, protocol: str) -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("encryption", ["on", "off"])
 def test_a_host_with_another_token_is_told_so_in_one_line(
-    host: Host, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encryption: str
+    host: Host, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "REFUSED_AFTER_S", 1.0)  # of this process, which is the other host's supervisor
     where = addresses(1)
-    flags = ("--protocol", "asp", "--steps", 100_000, "--start-wait-s", 1, "--encryption", encryption)
+    flags = ("--protocol", "asp", "--steps", 100_000, "--start-wait-s", 1)
     head = host("server:0,worker:0,evaluator", where, *flags)
     head.wait_for_updates(10)
     (tmp_path / "other").write_text("fedcba9876543210\n")
