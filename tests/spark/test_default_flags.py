@@ -217,10 +217,14 @@ def test_compare(names: Sequence[str], sample: Path, tmp_path: Path, last_line_o
     choice = () if names == EVEN else ("--strategies", ",".join(names))
     result = run_job("compare.py", "--input", sample, "--output", output, "--workers", WORKERS, *choice)
     assert last_line_of(result) == f"report: {output}/compare.html"
-    assert [row["name"] for row in json.loads((output / "compare.json").read_text())] == list(names)
+    rows = {row["name"]: row for row in json.loads((output / "compare.json").read_text())}
+    assert list(rows) == list(names)
+    assert rows["stratified"]["class_chi_square_per_dof"] < 0.1 < rows["random"]["class_chi_square_per_dof"]
     assert_page(output / "compare.html", *names)
     for name in names:
         assert_set(output / name, name, eval_rows=0)
+    if "distribution_aware" in names:
+        assert rows["distribution_aware"]["mmd_ratio"] < rows["random"]["mmd_ratio"]
 
 
 def test_hash_stream(sample: Path, tmp_path: Path, last_line_of: Check) -> None:

@@ -173,28 +173,6 @@ def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, 
     assert_one_line(later, 2, "--overwrite")
 
 
-@pytest.mark.full
-def test_compare_runs_all_strategies_and_reshard_moves_one(spark: SparkSession, source: Path, tmp_path: Path) -> None:
-    """Compare sets all strategies side by side and reshard moves one."""
-    flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL, *FIT]
-    done = run_job("compare.py", *flags)
-    assert done.code == 0, done.err
-    rows = json.loads((tmp_path / "cmp" / "compare.json").read_text())
-    names = ["round_robin", "random", "random_iid", "stratified", "distribution_aware", "class_cluster"]
-    names += ["submodular", "hash"]
-    assert [row["strategy"] for row in rows] == names
-    by_name = {row["strategy"]: row for row in rows}
-    assert by_name["stratified"]["class_chi_square_per_dof"] < 0.1 < by_name["random"]["class_chi_square_per_dof"]
-    assert by_name["distribution_aware"]["mmd_ratio"] < by_name["random"]["mmd_ratio"]
-    assert (tmp_path / "cmp" / "compare.html").stat().st_size > 10_000
-    for name in names:
-        assert len(shas(tmp_path / "cmp" / name)) == 3
-    moved = ["--input", tmp_path / "cmp" / "class_cluster", "--output", tmp_path / "moved", "--workers", 5]
-    done = run_job("reshard.py", *moved)
-    assert done.code == 0, done.err
-    assert len(shas(tmp_path / "moved")) == 5
-
-
 def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
     done = run_job("distribution_aware.py", *flags, "--engine", "spark-ml")

@@ -199,7 +199,7 @@ def test_a_run_that_follows_is_resumed_to_the_same_bits(growing: Path, tmp_path:
 
 @pytest.mark.full
 def test_killed_workers_draw_what_they_drew_before(growing: Path, tmp_path: Path) -> None:
-    start = (*FLAGS, "--generation", "0", "--follow", "--steps", "400")
+    start = (*FLAGS, "--generation", "0", "--follow", "--steps", "200")
     whole = train_here(growing, tmp_path / "whole", *start)
     killed = Training(growing, tmp_path / "killed", *start)
     for worker in (0, 2):
