@@ -83,9 +83,9 @@ def test_every_line_is_heard_once_and_in_order(meeting: Rendezvous, call: Call) 
         line.say(text)
         if text.endswith("7"):
             time.sleep(0.005)
-    assert collected(meeting.said, len(said)) == [(1, text) for text in said]
+    assert collected(meeting.texts, len(said)) == [(1, text) for text in said]
     line.flush()
-    assert not drained(meeting.said)
+    assert not drained(meeting.texts)
 
 
 def test_an_end_is_heard_once_and_only_of_the_attempt_that_counts(meeting: Rendezvous, call: Call) -> None:

@@ -23,24 +23,24 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool =
     checkpoint up to it, the newest ``waiting`` complete ones that wait for the evaluator, and all after the newest
     sound one; with ``by_rule``, which says that a rule may end the stage, all that wait, and the one with which it ends
     the stage. Only one process may prune at a time. Raises OSError if the folder cannot be read."""
-    found = states_and_names(root)
-    states = [state for state, _ in found]
-    sound = [state for state, names in found if is_sound(root, state, names)]
+    checkpoints = states_and_names(root)
+    states = [state for state, _ in checkpoints]
+    sound = [state for state, names in checkpoints if is_sound(root, state, names)]
     if not sound:
         return []
     newest = sound[-1].version
     recent = sound[-keep:]
-    evaluated = {state.version: evaluation_of(root, state, names) for state, names in found}
+    evaluated = {state.version: evaluation_of(root, state, names) for state, names in checkpoints}
     wait = [state.version for state in states if state.is_for_evaluation and not evaluated[state.version]]
     # A mark without figures only says that the evaluator is done with the checkpoint, so it cannot be the best one.
     measured = {
         version: mark for version, mark in evaluated.items() if mark and (mark.accuracy, mark.loss) != (None, None)
     }
-    kept = {state.version for state in recent} | set(wait[-waiting:]) | _best(measured, recent)
+    needed = {state.version for state in recent} | set(wait[-waiting:]) | _best(measured, recent)
     if by_rule:
-        kept.update(_needed_by_rule(root, wait))
+        needed.update(_needed_by_rule(root, wait))
     # Versions after the newest sound one stay, because servers may still be writing their slices.
-    old = [version for version in versions(root) if version < newest and version not in kept]
+    old = [version for version in versions(root) if version < newest and version not in needed]
     deleted = [version for version in old if _remove(folder_of(root, version))]
     return [version for version in deleted if version in wait]
 

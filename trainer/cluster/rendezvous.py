@@ -62,23 +62,23 @@ class Rendezvous:
 
     Attributes:
         roster: the current attempt and the addresses of each part.
-        said: (part, text) of messages to print.
+        texts: (part, text) of messages to print.
         ends: ends of current attempts.
         arrivals: (part, host) for each new attempt.
         status: the newest status of server 0 that a part has sent.
         facts: the facts of the run, None until the leading part has sent them.
-        wanted: the command to each part.
+        commands: the command to each part.
         port: the TCP port on which the rendezvous listens.
     """
 
     def __init__(self, num_parts: int, num_servers: int, secret: Secret, bind: str = "0.0.0.0") -> None:
         self.roster = Roster(num_parts, num_servers)
-        self.said: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self.texts: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.ends: SimpleQueue[PartEnd] = SimpleQueue()
         self.arrivals: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.status = NOT_READY
         self.facts: dict[str, Any] | None = None
-        self.wanted: dict[int, str] = dict.fromkeys(range(num_parts), WAIT)
+        self.commands: dict[int, str] = dict.fromkeys(range(num_parts), WAIT)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = serve(self._context, f"tcp://{bind}:0", secret, MESSAGE_BYTES)
         self.port = int(self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
@@ -95,7 +95,7 @@ class Rendezvous:
     def want(self, parts: Sequence[int], command: str) -> None:
         """Change the command to some parts, which their next answers carry. command: one of the commands above."""
         for part in parts:
-            self.wanted[part] = command
+            self.commands[part] = command
 
     def present(self) -> int:
         """Return the number of parts that have arrived."""
@@ -145,7 +145,7 @@ class Rendezvous:
         part = int(message["part"])
         attempt = int(message["attempt"])
         now = time.monotonic()
-        if part not in self.wanted:
+        if part not in self.commands:
             raise MalformedMessageError(f"part {part}")
         with self._lock:
             addresses = {int(index): str(address) for index, address in message["addresses"].items()}
@@ -165,11 +165,11 @@ class Rendezvous:
         last = self._said_by.get((part, attempt), 0)
         for number, text in message["said"]:
             if number > last:
-                self.said.put((part, str(text)[:TEXT_LIMIT]))
+                self.texts.put((part, str(text)[:TEXT_LIMIT]))
                 last = self._said_by[part, attempt] = int(number)
         if current:
             self._take(part, attempt, message)
-        command = self.wanted[part] if current else LEAVE
+        command = self.commands[part] if current else LEAVE
         page = {"edition": book.edition, "addresses": book.addresses} if book else {"edition": 0, "addresses": ()}
         return {"heard": message["number"], "said": last, "wanted": command, "facts": self.facts} | page
 
@@ -219,7 +219,7 @@ class Line:
         self._about = {"part": part, "attempt": attempt, "addresses": dict(addresses), "host": host}
         self._address = address
         self._secret = secret
-        self._said: list[tuple[int, str]] = []  # (number, text) of lines that are not acknowledged yet
+        self._unacknowledged: list[tuple[int, str]] = []  # (number, text) of lines that are not acknowledged yet
         self._lines = 0
         self._news: dict[str, Any] = {}  # further values of every message
         self._answer = Answer()
@@ -237,7 +237,7 @@ class Line:
         """Queue a line of text for the starting process to print. It is repeated until it is acknowledged."""
         with self._lock:
             self._lines += 1
-            self._said.append((self._lines, text[:TEXT_LIMIT]))
+            self._unacknowledged.append((self._lines, text[:TEXT_LIMIT]))
 
     def tell(self, **news: Any) -> None:
         """Add values to all further messages: status, facts, end."""
@@ -300,7 +300,9 @@ class Line:
     def _message(self) -> bytes:
         with self._lock:
             self._number += 1
-            return pack_json(self._about | self._news | {"number": self._number, "said": self._said[:MOST_LINES]})
+            return pack_json(
+                self._about | self._news | {"number": self._number, "said": self._unacknowledged[:MOST_LINES]}
+            )
 
     def _hear(self, data: bytes) -> None:
         """Take over an answer, and forget the lines of text that it acknowledges. A malformed answer is ignored."""
@@ -312,7 +314,7 @@ class Line:
         except (MalformedMessageError, KeyError, TypeError, ValueError):
             return
         with self._lock:
-            self._said = [entry for entry in self._said if entry[0] > acknowledged]
+            self._unacknowledged = [entry for entry in self._unacknowledged if entry[0] > acknowledged]
         self._answer = answer
         self._heard_at = time.monotonic()
         self._acknowledged = max(self._acknowledged, number)

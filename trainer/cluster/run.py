@@ -274,7 +274,7 @@ class ClusterRun:
 
     def _show(self) -> None:
         """Print the messages of the parts, and the progress of the run."""
-        for part, text in drained(self.rendezvous.said):
+        for part, text in drained(self.rendezvous.texts):
             leads = self.parts[part].leads
             self.progress.message(text if leads else f"host {part}: {text}")
         if self.rendezvous.status.ready:

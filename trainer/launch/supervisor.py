@@ -98,7 +98,7 @@ class Supervisor:
         self.restarts = Restarts()
         self.furthest = 0  # the highest version so far
         self.clocks: dict[int, int] = {}  # the highest clock of each worker so far
-        self.done: set[Role] = set()  # roles that have ended with exit code 0
+        self.ended_roles: set[Role] = set()  # roles that have ended with exit code 0
         self.interrupted = False
         self.workers = [role.index for role in self.roles if role.kind == "worker"]
         self.plan = plan(config, facts, workers_here=len(self.workers))
@@ -209,7 +209,7 @@ class Supervisor:
         del self.children[role]
         code = child.exit_code()
         if code == 0:
-            self.done.add(role)
+            self.ended_roles.add(role)
             self.control.tell(AskStatus())  # the run may be over
             return
         if code in (UsageError.exit_code, DataError.exit_code):  # a restart would fail in the same way
@@ -268,8 +268,8 @@ class Supervisor:
         # Another host leads. This one is done when its workers and evaluator are, whatever the leader reports. With a
         # server it is not, because that may still have to write its slice of the last checkpoint.
         has_server = any(role.kind == "server" for role in self.roles)
-        mine_are_done = not has_server and set(self.roles) <= self.done
-        return mine_are_done or (self.control.is_silent() and self._has_ended())
+        own_roles_have_ended = not has_server and set(self.roles) <= self.ended_roles
+        return own_roles_have_ended or (self.control.is_silent() and self._has_ended())
 
     def _has_ended(self) -> bool:
         """Return whether the newest checkpoint is the end of the run.

@@ -74,7 +74,7 @@ class VirtualWorker:
         session: number of its joins.
         attempt: changes with every step, join and death, which makes earlier events of the worker void.
         turn: the message that brought the parameters.
-        begun: start of the current step.
+        step_start: start of the current step.
         ends: end of the current step.
         back_at: end of the latest scripted absence.
     """
@@ -83,7 +83,7 @@ class VirtualWorker:
     session: int = 0
     attempt: int = 0
     turn: Parameters = NO_TURN
-    begun: float = 0.0
+    step_start: float = 0.0
     ends: float = 0.0
     back_at: float = 0.0
 
@@ -231,7 +231,7 @@ class Engine:
         virtual = self.workers[worker]
         turn = virtual.turn
         vector, examples, loss, correct, row_sums = self.compute.step(worker, turn.clock, virtual.parts)
-        measured = StepMeasurements(examples, loss, correct, virtual.ends - virtual.begun, seen=row_sums)
+        measured = StepMeasurements(examples, loss, correct, virtual.ends - virtual.step_start, seen=row_sums)
         message = Push(worker, virtual.session, turn.generation, turn.clock, in_memory=False)
         virtual.attempt += 1
         for server in self.servers:
@@ -247,7 +247,7 @@ class Engine:
         virtual = self.workers[worker]
         virtual.attempt += 1
         row_sums = self.compute.seen(worker, virtual.turn.clock)
-        measured = StepMeasurements(0, 0.0, 0, self.now - virtual.begun, seen=row_sums)
+        measured = StepMeasurements(0, 0.0, 0, self.now - virtual.step_start, seen=row_sums)
         self.leader.gave_up(worker, virtual.session, virtual.turn.clock, self.now, measured)
 
     def _die(self, worker: int, away_s: float) -> None:
@@ -318,22 +318,24 @@ class Engine:
             self.workers[message.worker].attempt += 1
             self._schedule(self.now, message.worker, Kind.JOIN)
 
-    def _begin(self, mine: VirtualWorker, turn: Parameters) -> None:
+    def _begin(self, virtual: VirtualWorker, turn: Parameters) -> None:
         """Start a step of a worker, as soon as the parameters that were just sent have reached it."""
-        mine.turn = turn
-        mine.attempt += 1
-        mine.begun = self.network.reply(self.now) if self.network else self.now
-        mine.ends = mine.begun + self.step_times.seconds(turn.worker, turn.clock)
-        self._schedule(mine.ends, turn.worker, Kind.FINISH)
+        virtual.turn = turn
+        virtual.attempt += 1
+        virtual.step_start = self.network.reply(self.now) if self.network else self.now
+        virtual.ends = virtual.step_start + self.step_times.seconds(turn.worker, turn.clock)
+        self._schedule(virtual.ends, turn.worker, Kind.FINISH)
 
     def _cancel(self, virtual: VirtualWorker, worker: int) -> None:
         """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
-        part_s = (virtual.ends - virtual.begun) / self.leader.stage.config.protocol.parts_of_a_step()
+        part_s = (virtual.ends - virtual.step_start) / self.leader.stage.config.protocol.parts_of_a_step()
         # The message takes the latency of the network, and cannot stop a step before its parameters have arrived.
-        cancel_arrival = max(self.now + (self.network.latency_s if self.network else 0.0), virtual.begun)
+        cancel_arrival = max(self.now + (self.network.latency_s if self.network else 0.0), virtual.step_start)
         # The worker only notices between two micro-batches. Half a part of slack absorbs rounding errors.
         stops = (
-            virtual.begun + part_s * math.ceil((cancel_arrival - virtual.begun) / part_s) if part_s else virtual.ends
+            virtual.step_start + part_s * math.ceil((cancel_arrival - virtual.step_start) / part_s)
+            if part_s
+            else virtual.ends
         )
         if stops < virtual.ends - part_s / 2:
             self._schedule(max(stops, self.now), worker, Kind.GIVE_UP)

@@ -153,8 +153,8 @@ def _run(
     config = context.config
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
     if not (options.quiet or options.silent):
-        shown = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
-        print(describe(shown), flush=True)
+        displayed = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
+        print(describe(displayed), flush=True)
         if planned.has_own_models:
             print(f"  {'memory':<15}{describe_memory(facts)}", flush=True)
     evaluator = _evaluator(context, folders) if simulated.compute == "real" else None  # toy losses have no model
