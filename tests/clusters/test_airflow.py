@@ -242,7 +242,7 @@ def hopeless(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> t
     return airflow, airflow.run(MONDAY, TUESDAY, WEDNESDAY)
 
 
-def test_shards_over_the_limit_fail_in_one_try_in_the_words_of_the_report(
+def test_shards_over_the_limit_fail_once_with_the_reports_words(
     hopeless: tuple[Installation, list[Run]],
 ) -> None:
     airflow, (worse, _, _) = hopeless
@@ -295,7 +295,7 @@ def versions(airflow: Installation) -> list[str]:
     return sorted(path.name for path in (shards / "_manifests").iterdir())
 
 
-def test_a_task_that_is_killed_ends_its_programs_and_the_next_try_goes_on(first: Installation, tmp_path: Path) -> None:
+def test_a_killed_task_ends_its_programs_and_the_next_try_resumes(first: Installation, tmp_path: Path) -> None:
     """The job is killed once; the trainer finds its folder in use, is then killed once, and resumes."""
     train = '"--model logistic --protocol bsp --steps 2000 --batch-size 40"'
     airflow = installed(first, tmp_path, TRAIN=train, RETRIES="3")

@@ -39,7 +39,7 @@ def test_twelve_kills_leave_whole_sets_and_nothing_else(
 
 
 @pytest.mark.parametrize("damage", ["byte", "gone", "another set", "none"])
-def test_a_reader_tells_of_a_set_that_is_not_whole_or_not_the_right_one(damage: str, tmp_path: Path) -> None:
+def test_a_reader_reports_a_damaged_or_a_wrong_set(damage: str, tmp_path: Path) -> None:
     commit(STORE, tmp_path, "right", 2)
     expected = {2: digests(str(tmp_path))}
     victim = tmp_path / open_committed(STORE, str(tmp_path)).files()[0].path

@@ -132,7 +132,7 @@ def test_an_environment_replaces_its_predecessors(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["moto-old"]
 
 
-def test_java_home_comes_before_path_and_path_before_the_environments_own(tmp_path: Path) -> None:
+def test_java_home_precedes_path_and_path_the_environments_java(tmp_path: Path) -> None:
     def java(folder: str) -> Path:
         program = tmp_path / folder / "bin" / "java"
         program.parent.mkdir(parents=True)

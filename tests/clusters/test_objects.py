@@ -37,7 +37,7 @@ def test_a_forked_process_is_told_so_and_does_not_wait_for_ever(s3: S3) -> None:
 
 
 @pytest.mark.parametrize("size", [1000, SINGLE_PUT_BYTES + 1, 3 * SINGLE_PUT_BYTES])
-def test_a_file_appears_when_it_is_closed_and_not_at_all_after_an_exception(size: int, s3: S3, folder: str) -> None:
+def test_a_file_appears_when_closed_and_never_after_an_exception(size: int, s3: S3, folder: str) -> None:
     data, path = os.urandom(size), f"{folder}/{size}"
     with suppress(ZeroDivisionError), STORE.create(path) as file:
         file.write(data)
@@ -75,7 +75,7 @@ def test_an_upload_that_fails_leaves_no_parts(s3: S3, folder: str, monkeypatch: 
     assert uploads(s3) == 0
 
 
-def test_a_put_whose_answer_was_lost_is_known_again_and_a_rivals_is_not(s3: S3, folder: str) -> None:
+def test_a_put_whose_answer_was_lost_differs_from_a_rivals(s3: S3, folder: str) -> None:
     files = ObjectFiles(s3.uri, ())
     files.api = Forgetful()
     files.put_new(f"{folder}/file", b"same")
@@ -83,7 +83,7 @@ def test_a_put_whose_answer_was_lost_is_known_again_and_a_rivals_is_not(s3: S3, 
         files.put_new(f"{folder}/file", b"same")
 
 
-def test_a_manifest_is_read_of_one_moment_and_a_file_that_is_replaced_is_not_read_on(s3: S3, folder: str) -> None:
+def test_a_replaced_manifest_is_never_read_in_part(s3: S3, folder: str) -> None:
     path, size = f"{folder}/file", objects.FIRST_BYTES * 4
     put(path, b"a" * size)
     with STORE.open(path) as whole, STORE.open(path) as parts:

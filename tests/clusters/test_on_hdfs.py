@@ -211,7 +211,7 @@ def test_a_datanode_killed_behind_webhdfs_writer_is_survived(three_datanodes: Hd
 # The pipeline
 
 
-def test_the_shards_of_hdfs_read_through_webhdfs_are_the_rows_of_the_input(
+def test_shards_read_through_webhdfs_are_the_rows_of_the_input(
     hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession
 ) -> None:
     output = f"{hdfs.uri}/web/out"

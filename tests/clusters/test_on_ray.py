@@ -58,7 +58,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.nd
     return train_here(shards, output, *FLAGS, "--no-report", "--quiet").vector()
 
 
-def test_a_run_on_three_nodes_ends_with_the_bits_of_one_host_though_a_node_is_killed(
+def test_a_run_on_ray_keeps_its_bits_when_a_node_is_killed(
     cluster: Any, shards: Path, undisturbed: np.ndarray, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"

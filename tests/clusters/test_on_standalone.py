@@ -56,9 +56,7 @@ pytestmark = pytest.mark.full
 STALL = {"SHARDING_STALL_S": "8"}
 
 
-def test_a_job_that_the_cluster_has_no_room_for_says_so_and_its_jobs_have_names(
-    standalone: Standalone, small_set: Source, tmp_path: Path
-) -> None:
+def test_a_job_without_room_on_the_cluster_says_so(standalone: Standalone, small_set: Source, tmp_path: Path) -> None:
     (tmp_path / "events").mkdir()
     conf = {
         "spark.executor.memory": "60g",
@@ -129,7 +127,7 @@ def test_standalone_shards_reshards_and_replaces_on_hdfs(
     assert {path.split("/")[0] for path in found.paths()} == {"worker=000", "worker=001", "_eval", "_assignment"}
 
 
-def test_what_tasks_write_on_hdfs_belongs_to_the_user_who_submitted_the_job(
+def test_files_of_tasks_on_hdfs_belong_to_the_submitting_user(
     standalone: Standalone, hdfs: Hdfs, small_input: str
 ) -> None:
     """The executors run as another user here, the one who started HDFS, who may write anywhere."""
@@ -173,16 +171,14 @@ def test_a_node_killed_while_shards_are_written_changes_nothing(
     assert strays(output) == []
 
 
-def test_drivers_killed_on_the_cluster_leave_the_old_set_or_the_new_one_whole_and_a_rerun_leaves_nothing_else(
+def test_drivers_killed_on_the_cluster_leave_a_whole_set(
     standalone: Standalone, hdfs: Hdfs, large_input: str, large_set: Source, small_set: Source, spark: SparkSession
 ) -> None:
     output = f"{hdfs.uri}/killed/driver"
     assert_killed_drivers_leave_a_whole_set(spark, large_input, output, standalone.master_url, small_set, large_set)
 
 
-def test_executors_without_keys_of_their_own_shard_on_s3_and_a_trainer_reads_that(
-    standalone: Standalone, s3: S3, small_set: Source
-) -> None:
+def test_executors_without_keys_of_their_own_shard_on_s3(standalone: Standalone, s3: S3, small_set: Source) -> None:
     """The driver's variables travel with the tasks."""
     source, output = f"{s3.uri}/standalone/in", f"{s3.uri}/standalone/out"
     for path in small_set.folder.iterdir():

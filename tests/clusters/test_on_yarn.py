@@ -62,7 +62,7 @@ def test_a_stream_on_yarn_gives_the_bits_of_two_local_cores(
     assert_streams_alike(spark, small_set.folder, f"{hdfs.uri}/yarn/stream", env, master="yarn")
 
 
-def test_training_on_yarn_goes_on_after_a_killed_executor_and_in_cluster_mode_after_a_killed_application(
+def test_training_on_yarn_survives_a_killed_executor_and_application(
     yarn: Yarn, hdfs: Hdfs, spark: Any, tmp_path: Path
 ) -> None:
     task = make_task(spark, hdfs, tmp_path / "made", "yarn-training", 1500)

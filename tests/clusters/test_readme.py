@@ -243,7 +243,7 @@ def test_every_path_and_module_named_exists(file: str) -> None:
 
 
 @pytest.mark.parametrize("package", ["pipeline", "trainer"])
-def test_every_folder_and_file_of_a_package_has_its_place_in_its_layout(package: str) -> None:
+def test_every_file_of_a_package_has_its_place_in_the_layout(package: str) -> None:
     layout = TEXTS[f"{package}/README.md"].rpartition("```text\n")[2].partition("```")[0]
     there = {
         path.stem for path in (ROOT / package).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()

@@ -62,7 +62,7 @@ def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(root / "shards", labels, images, eval_labels, eval_images)
 
 
-def test_on_hdfs_shards_load_whole_while_datanodes_die_and_through_webhdfs(hdfs: Hdfs, made: Made) -> None:
+def test_shards_on_hdfs_load_whole_while_datanodes_die(hdfs: Hdfs, made: Made) -> None:
     hdfs.client().upload("/trainer", str(made.folder))
     web = f"webhdfs://{hdfs.webhdfs_url.removeprefix('http://')}/trainer"
     expected = load_worker(open_shards(str(made.folder)), 0)

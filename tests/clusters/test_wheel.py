@@ -39,7 +39,7 @@ def test_the_packages_and_their_defaults_are_the_wheels(installed: Wheel) -> Non
     assert all(Path(line).is_relative_to(installed.packages) for line in done.stdout.splitlines()), done.stdout
 
 
-def test_the_wheel_holds_every_file_of_the_packages_and_of_the_defaults(installed: Wheel) -> None:
+def test_the_wheel_holds_every_file_of_packages_and_defaults(installed: Wheel) -> None:
     sources = [path for package in ("pipeline", "trainer") for path in (ROOT / package).rglob("*") if path.is_file()]
     ours = [path for path in sources if path.suffix != ".pyc"]
     defaults = [str(path.relative_to(ROOT)) for path in (ROOT / "conf").rglob("*") if path.is_file()]

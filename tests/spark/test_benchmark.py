@@ -71,7 +71,7 @@ def test_the_optimum_is_where_scikit_learn_finds_it(spark: SparkSession, stored:
 
 
 @pytest.mark.full
-def test_a_real_file_is_standardised_and_one_of_another_shape_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_real_file_is_standardised_and_another_shape_refused(spark: SparkSession, tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     table = np.column_stack([rng.integers(1922, 2012, 500), 50 + 9 * rng.standard_normal((500, YEAR.features))])
     np.savetxt(tmp_path / "year.txt", table, "%.6g", ",")
@@ -249,7 +249,7 @@ def test_the_report_stands_alone_and_shows_what_failed(quick: Path, results: dic
 
 
 @pytest.mark.full
-def test_measured_runs_are_kept_and_those_of_another_experiment_are_not_mixed_in(quick: Path) -> None:
+def test_measured_runs_are_kept_and_no_other_experiment_added(quick: Path) -> None:
     before = (quick / "results.csv").read_text()
     again = run_job("benchmark.py", "--output", quick, *QUICK_FLAGS, "--arms", ",".join(SYSTEMS))
     assert again.code == 0, again.err

@@ -20,9 +20,7 @@ from tests.clusters.cluster_runs import (
 
 
 @pytest.mark.full
-def test_two_local_cores_one_with_threaded_libraries_and_files_make_the_same_shards(
-    small_set: Source, tmp_path: Path
-) -> None:
+def test_cores_libraries_and_files_do_not_change_the_shards(small_set: Source, tmp_path: Path) -> None:
     arguments = ["--input", f"file:{small_set.folder}", "--output", tmp_path / "out", "--workers", 3, *LAYOUT, *FIT]
     done = spark_submit(
         JOB, *arguments, "--no-report", master="local[1]", conf={"spark.executorEnv.OMP_NUM_THREADS": "2"}, env=QUIET
@@ -32,7 +30,7 @@ def test_two_local_cores_one_with_threaded_libraries_and_files_make_the_same_sha
 
 
 @pytest.mark.full
-def test_killed_drivers_leave_the_old_set_or_the_new_one_whole_and_a_rerun_leaves_nothing_else(
+def test_killed_drivers_leave_a_whole_set_and_a_rerun_no_leftovers(
     large_set: Source, small_set: Source, spark: SparkSession, tmp_path: Path
 ) -> None:
     origin, output = str(large_set.folder), str(tmp_path / "out")

@@ -41,9 +41,7 @@ def sampler_of(rows: int, batch: int, worker: int) -> ShuffleSampler:
     order=st.lists(st.integers(0, 3), max_size=60),
 )
 @settings(max_examples=150, deadline=None)
-def test_a_pass_is_whole_when_every_worker_has_ended_it_and_its_fingerprint_is_of_its_rows(
-    sizes: list[tuple[int, int]], order: list[int]
-) -> None:
+def test_a_pass_is_whole_when_every_worker_has_ended_it(sizes: list[tuple[int, int]], order: list[int]) -> None:
     """Workers come in any order, with shards larger and smaller than their mini-batches."""
     samplers = [sampler_of(rows, batch, worker) for worker, (rows, batch) in enumerate(sizes)]
     passes, clocks = Passes(len(samplers), {}), [0] * len(samplers)
@@ -115,7 +113,7 @@ def test_rows_that_bernoulli_sampling_draws_make_no_passes(sets: Path, tmp_path:
     assert run(sets, tmp_path / "run", "bsp", sampling="bernoulli").passes["whole"] == 0
 
 
-def test_what_a_checkpoint_holds_is_of_its_moment_however_late_it_is_written() -> None:
+def test_passes_in_a_late_checkpoint_are_those_of_its_version() -> None:
     budget = Budget(1, steps=6, steps_per_epoch=2)
     coordinator = Coordinator(ASP(), budget, rate=lambda _: 1.0)
     budget.position.memory["seen"] = []

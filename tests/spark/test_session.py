@@ -91,9 +91,7 @@ def test_letters_that_java_cannot_read_are_told(locale: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("arguments", [[], ["debug"]])
-def test_what_spark_logs_of_a_killed_python_worker_is_shown_with_debug_only(
-    tmp_path: Path, arguments: list[str]
-) -> None:
+def test_sparks_log_of_a_killed_worker_is_shown_with_debug_only(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "program.py").write_text(LISTENER_FAILS)
     env = {"PYTHONPATH": str(PACKAGE.parent)}
     done = spark_submit(tmp_path / "program.py", *arguments, master="local[1]", env=env)
@@ -140,7 +138,7 @@ def test_a_user_without_a_name_runs_spark_under_its_number() -> None:
 
 
 @pytest.mark.full
-def test_driver_and_workers_import_the_installed_pyspark_and_not_its_zip(tmp_path: Path) -> None:
+def test_driver_and_workers_import_the_installed_pyspark(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FROM_WHERE)
     env = {"PYTHONPATH": str(PACKAGE.parent)}
     done = spark_submit(tmp_path / "program.py", master="local[1]", env=env)
@@ -163,7 +161,7 @@ def test_the_zip_of_another_spark_stays_on_the_path(tmp_path: Path) -> None:
     assert drop_zips([*own, str(installed)]) == [own[1], str(installed)]
 
 
-def test_the_defaults_hold_where_neither_spark_submit_nor_a_configuration_of_ones_own_says_otherwise(
+def test_defaults_yield_to_spark_submit_and_own_configurations(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "spark-defaults.conf").write_text("spark.sql.ansi.enabled false\nspark.driver.memory 600m\n")
@@ -200,7 +198,7 @@ def test_a_program_without_spark_submit_draws_no_bar_into_its_lines(tmp_path: Pa
     assert "Stage" not in done.stderr
 
 
-def test_spark_submit_maps_its_classes_from_the_archive_that_set_up_recorded(tmp_path: Path) -> None:
+def test_spark_submit_maps_classes_from_the_archive_of_the_set_up(tmp_path: Path) -> None:
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     if "-XX:SharedArchiveFile=" not in options:
         pytest.skip("run through `make test`: .venv/env.sh names the archive, where this Java could write one")

@@ -137,9 +137,7 @@ def scanned_dataset(source: Path) -> Any:
 
 
 @given(st.integers(1, 10**8), st.integers(1, 20_000), st.integers(1, 20_000))
-def test_pieces_cut_parts_and_are_enough_for_every_core_and_few_enough_for_a_namenode(
-    rows: int, workers: int, record_bytes: int
-) -> None:
+def test_pieces_suffice_for_every_core_and_spare_the_namenode(rows: int, workers: int, record_bytes: int) -> None:
     parts = chunk_bounds(rows, workers, record_bytes)
     pieces = piece_bounds(parts, record_bytes)
     assert [pieces[0][0], pieces[-1][1]] == [0, rows]

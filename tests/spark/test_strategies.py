@@ -183,9 +183,7 @@ def test_resharding_gives_what_the_job_itself_would_write(
         assert [p.read_bytes() for p in copies] == [p.read_bytes() for p in sources]
 
 
-def test_resharding_takes_the_evaluation_rows_of_the_manifest_and_misses_lost_ones(
-    spark: SparkSession, source: Source, tmp_path: Path
-) -> None:
+def test_resharding_takes_the_manifests_evaluation_rows(spark: SparkSession, source: Source, tmp_path: Path) -> None:
     options = {"eval_input": str(source[0] / "data_batch_1.bin"), "overwrite": True}
     run(spark, source[0] / "data_batch_2.bin", tmp_path / "n", make("round_robin"), 3, **options)
     (file,) = (tmp_path / "n" / "_eval").iterdir()
@@ -260,7 +258,7 @@ def test_sizes_of_an_independent_draw_a_row_are_binomial() -> None:
         assert stats.chisquare(observed, np.diff(drawn.cdf(edges)) * seeds).pvalue > 1e-3
 
 
-def test_a_preset_fills_components_and_whitening_and_is_itself_not_recorded() -> None:
+def test_a_preset_fills_components_and_is_itself_not_recorded() -> None:
     assert DistributionAware().params() == DistributionAware(preset="paper-like").params()
     paper, plain = DistributionAware().params(), DistributionAware(preset="plain").params()
     assert (paper["components"], paper["whiten"]) == (160, True)
@@ -285,7 +283,7 @@ def test_stratified_class_counts_differ_by_at_most_one(
         assert (np.diff(table, axis=0) <= 0).all(), "low workers get the remainders"
 
 
-def test_stratified_reaches_exactly_the_first_workers_with_a_rare_class(spark: SparkSession, tmp_path: Path) -> None:
+def test_stratified_gives_a_rare_class_to_the_first_workers(spark: SparkSession, tmp_path: Path) -> None:
     labels, images = make_rows(400, classes=3, pixels=192)
     labels[:] = np.where(labels == 2, 1, labels)
     labels[[7, 70, 300]] = 2
@@ -324,9 +322,7 @@ def test_the_isolated_images_are_broadcast(spark: SparkSession, source: Source, 
     assert {17, 400, 2599} <= set(rows[rows["copy"] > 0].id)
 
 
-def test_more_workers_than_rows_are_refused_unless_empty_shards_are_allowed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_more_workers_than_rows_need_allowed_empty_shards(spark: SparkSession, tmp_path: Path) -> None:
     folder = write_binary(tmp_path / "c", *make_rows(5, pixels=192), files=1)
     with pytest.raises(UsageError, match="--workers 6 is more than the 5 rows"):
         run(spark, folder, tmp_path / "o", make("round_robin"), 6)
@@ -335,7 +331,7 @@ def test_more_workers_than_rows_are_refused_unless_empty_shards_are_allowed(
     assert [w["rows"] for w in manifest["workers"]] == [1] * 5 + [0]
 
 
-def test_a_worker_left_without_rows_is_refused_and_nothing_is_left_behind(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_worker_without_rows_is_refused_without_leftovers(spark: SparkSession, tmp_path: Path) -> None:
     folder = write_binary(tmp_path / "c", *make_rows(60, pixels=192), files=1)
     with pytest.raises(UsageError, match="would get no rows"):
         run(spark, folder, tmp_path / "o", Stratified(), 40)

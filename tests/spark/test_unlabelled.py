@@ -160,9 +160,7 @@ def test_rows_without_labels_are_refused_without_the_flag(sources: dict[str, Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_of_classes_refuses_them_and_one_of_targets_learns_them(
-    sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_unlabelled_rows_suit_models_of_targets_not_of_classes(sources: dict[str, Path], tmp_path: Path) -> None:
     make("random", sources["targets"], tmp_path / "out", "--unlabelled", "--no-report")
     shards = open_shards(str(tmp_path / "out"))
     assert shards.inputs.has_targets

@@ -45,9 +45,7 @@ def test_inspect_tells_a_set_on_one_screen(spark: Any, source: Path, tmp_path: P
     assert sum(int(cells[1]) for cells in shown) == 300
 
 
-def test_a_job_that_finds_its_set_deletes_what_a_killed_overwrite_left(
-    spark: Any, source: Path, tmp_path: Path
-) -> None:
+def test_a_job_that_finds_its_set_deletes_leftovers(spark: Any, source: Path, tmp_path: Path) -> None:
     """A plain reader of worker=000 would have seen rows of both sets until another configuration was committed."""
     output = tmp_path / "o"
     assert sharded(spark, source, output)
@@ -62,9 +60,7 @@ def test_a_job_that_finds_its_set_deletes_what_a_killed_overwrite_left(
 
 
 @pytest.mark.parametrize("kind", ["byte", "gone"])
-def test_a_damaged_set_is_made_again_with_overwrite_and_is_found_without(
-    kind: str, spark: Any, source: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_set_is_made_again_only_with_overwrite(kind: str, spark: Any, source: Path, tmp_path: Path) -> None:
     output = tmp_path / "o"
     assert sharded(spark, source, output)
     victim = next((output / "worker=001").iterdir())

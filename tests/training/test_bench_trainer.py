@@ -41,7 +41,7 @@ def test_every_way_makes_round_trips_that_cost_time(way: str) -> None:
 
 
 @pytest.mark.full
-def test_raw_tcp_answers_with_what_torch_s_own_optimiser_makes_of_the_gradients() -> None:
+def test_raw_tcp_answers_with_the_parameters_of_torchs_optimiser() -> None:
     numbers, pushes = 5000, 3
     parameter = torch.zeros(numbers, requires_grad=True)
     optimiser = torch.optim.SGD([parameter], lr=bench_peers.RATE, momentum=bench_peers.MOMENTUM)
@@ -82,7 +82,7 @@ def test_sockets_are_bound_by_three_more_copies_than_shared_memory() -> None:
     assert measured.update_ms > measured.copy_ms > 0
 
 
-def test_images_per_second_leave_out_the_slow_start_and_what_was_rejected() -> None:
+def test_images_per_second_omit_the_start_and_rejected_gradients() -> None:
     seconds = [*np.linspace(0, 100, 20), *(100 + 0.5 * np.arange(1, 81))]  # 20 slow pushes, then two a second
     accepted = [1] * 100
     frame = pd.DataFrame({"seconds": seconds, "examples": 16, "accepted": accepted})
@@ -99,7 +99,7 @@ def test_a_run_and_plain_loops_are_timed_on_the_same_shards(shards: Path) -> Non
     assert bench_throughput.alone(shards, training, processes=1, threads=1) > 0
 
 
-def test_a_plain_process_that_its_own_threads_slow_down_is_called_no_measure() -> None:
+def test_a_process_slowed_by_its_own_threads_is_no_measure() -> None:
     assert "mean nothing" in bench_throughput.on_one_thread([60.0, 70.0, 400.0], [300.0, 310.0, 320.0])
     assert "mean nothing" not in bench_throughput.on_one_thread([500.0, 510.0], [300.0, 310.0])
 

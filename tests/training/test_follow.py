@@ -63,7 +63,7 @@ class Planned:
     clocks=st.integers(1, 20),
     again=st.randoms(use_true_random=False),
 )
-def test_mini_batches_are_those_of_passes_written_down_one_after_the_other(
+def test_mini_batches_are_those_of_consecutive_passes(
     rows: int, growth: list[int], batch: int, clocks: int, again: object
 ) -> None:
     expected: list[int] = []
@@ -126,7 +126,7 @@ def labels_of(sampler: Sampler, clocks: int) -> np.ndarray:
     return np.concatenate([draw.rows.labels[draw.places] for draw in draws])
 
 
-def test_a_worker_goes_on_with_the_rows_that_were_appended_and_with_no_others(growing: Path, tmp_path: Path) -> None:
+def test_a_worker_continues_with_the_appended_rows_and_no_others(growing: Path, tmp_path: Path) -> None:
     newest = open_shards(str(growing))
     first, second = as_of(newest, 0), as_of(newest, 2)
     rows = load_worker(first, 1)
@@ -168,9 +168,7 @@ def followed(output: Path) -> dict[str, dict[str, int]]:
     return {path.name: json.loads(path.read_text()) for path in sorted((output / "followed").iterdir())}
 
 
-def test_a_run_that_follows_takes_in_new_generations_between_passes_and_gives_the_same_bits_again(
-    growing: Path, tmp_path: Path
-) -> None:
+def test_a_following_run_adds_generations_and_repeats_its_bits(growing: Path, tmp_path: Path) -> None:
     start = (*FLAGS, "--generation", "0", "--follow")
     one = train_here(growing, tmp_path / "one", *start, "--steps", "30")
     events = one.events("appended")
@@ -212,7 +210,7 @@ def test_killed_workers_draw_what_they_drew_before(growing: Path, tmp_path: Path
 
 @pytest.mark.full
 @pytest.mark.parametrize("place", ["s3"], indirect=True)  # on HDFS: tests/training/test_trainer_homes.py
-def test_hosts_that_share_nothing_but_a_store_follow_to_the_bits_of_one_though_they_are_killed(
+def test_killed_hosts_that_share_a_store_follow_to_the_same_bits(
     growing: Path, place: str, tmp_path: Path, runs: list[Training]
 ) -> None:
     for name in files_below(growing):

@@ -43,7 +43,7 @@ def run(shards: Path, output: Path, **values: Any) -> Result:
     return simulate(config, SimulationSettings(), Options())
 
 
-def test_a_run_at_chance_says_so_on_the_terminal_in_the_report_and_in_its_result(
+def test_a_run_at_chance_says_so_in_terminal_report_and_result(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = run(shards, tmp_path / "run", model="logistic", learning_rate=1e-9)
@@ -63,9 +63,7 @@ def test_a_run_that_learns_says_nothing_of_it(shards: Path, tmp_path: Path, caps
     assert "Nothing was learned" not in (tmp_path / "run/report.html").read_text()
 
 
-def test_nobody_is_warned_before_the_first_epoch_is_over_nor_where_guessing_says_nothing(
-    shards: Path, tmp_path: Path
-) -> None:
+def test_no_warning_comes_before_the_end_of_the_first_epoch(shards: Path, tmp_path: Path) -> None:
     for name, values in (
         ("short", {"model": "logistic", "learning_rate": 1e-9, "epochs": None, "steps": 3}),
         ("squares", {"model": "linear", "learning_rate": 1e-9}),

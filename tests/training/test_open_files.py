@@ -37,7 +37,7 @@ def main() -> None:
 
 
 @pytest.mark.full
-def test_a_process_of_a_run_may_have_as_many_open_files_as_the_host_allows(tmp_path: Path) -> None:
+def test_a_process_may_open_as_many_files_as_its_host_allows(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", CHILD, str(tmp_path / "log")], cwd=PACKAGE.parent, check=True, timeout=120)
     assert (tmp_path / "log").read_text() == "(1024, 1024)\n"
 

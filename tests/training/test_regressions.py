@@ -112,7 +112,7 @@ FITS = [(LOGISTIC, mllib_logistic), (LINEAR, mllib_linear)]
 
 
 @pytest.mark.parametrize(("flags", "fit"), only([], FITS))
-def test_gradient_descent_takes_as_many_iterations_as_mllib_and_ends_at_the_same_weights(
+def test_gradient_descent_has_mllibs_iterations_and_weights(
     problem: Problem, train: Train, flags: tuple[object, ...], fit: Callable[[Problem], Any]
 ) -> None:
     count, weights = iterations(problem, fit)
@@ -128,7 +128,7 @@ def test_gradient_descent_takes_as_many_iterations_as_mllib_and_ends_at_the_same
 
 
 @pytest.mark.parametrize("flags", [LOGISTIC, LINEAR])
-def test_stochastic_gradient_descent_is_the_mean_over_what_all_workers_drew(
+def test_sgd_uses_the_mean_over_the_rows_of_all_workers(
     problem: Problem, train: Train, flags: tuple[object, ...]
 ) -> None:
     steps, batch, seed = 60, 30, 9
@@ -159,7 +159,7 @@ def objective(problem: Problem, weights: npt.NDArray[Any]) -> float:
 
 
 @pytest.mark.full
-def test_an_asynchronous_run_comes_as_near_to_the_optimum_as_a_synchronous_one(problem: Problem, train: Train) -> None:
+def test_an_asynchronous_run_comes_as_near_to_the_optimum(problem: Problem, train: Train) -> None:
     flags = (*LOGISTIC, "--batch-size", ROWS, "--steps", 2000, "--tolerance", TOLERANCE)
     together, apart = train(*flags, "--protocol", "bsp"), train(*flags, "--protocol", "asp")
     assert apart.result()["converged"]

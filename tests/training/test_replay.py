@@ -38,9 +38,7 @@ KILLED = ("asp", "ssp", "k-batch-asp")  # protocols of which a run with a kill i
 
 
 @pytest.mark.parametrize("protocol", only(["k-bsp"], [name for name in PROTOCOLS if name not in KILLED]))
-def test_every_protocol_trains_on_real_processes_and_its_log_tells_all_of_it(
-    shards: Path, tmp_path: Path, protocol: str
-) -> None:
+def test_every_protocol_trains_on_processes_and_replays(shards: Path, tmp_path: Path, protocol: str) -> None:
     own = OWN.get(protocol, {})
     config = make_config(shards, tmp_path / "run", model="logistic", protocol=protocol, servers=2, **COMMON | own)
     done = train(config, Options(silent=True, report=False))
@@ -65,7 +63,7 @@ def assert_consistent(pushes: pd.DataFrame, protocol: Protocol, steps: int) -> N
         assert not accepted.duplicated(["version", "worker"]).any()
 
 
-def test_workers_give_up_steps_that_come_too_late_and_are_counted_as_refused(shards: Path, tmp_path: Path) -> None:
+def test_late_steps_are_given_up_and_counted_as_refused(shards: Path, tmp_path: Path) -> None:
     """One of three makes the update: the others stop between two of six micro-batches, having trained on nothing."""
     own = {"k": 1, "cancel": "preempt", "micro_batches": 6}
     values = COMMON | own | {"batch_size": 180, "steps": 6}
@@ -83,9 +81,7 @@ def test_workers_give_up_steps_that_come_too_late_and_are_counted_as_refused(sha
 
 
 @pytest.mark.parametrize("protocol", only([], KILLED))
-def test_a_replay_of_an_asynchronous_run_with_a_killed_worker_ends_with_the_same_bits(
-    shards: Path, tmp_path: Path, protocol: str
-) -> None:
+def test_an_asynchronous_run_with_a_killed_worker_replays(shards: Path, tmp_path: Path, protocol: str) -> None:
     """The cnn has augmentation, dropout and BatchNorm, and two servers have a part each."""
     own = [f"--{key}={value}" for key, value in OWN.get(protocol, {}).items()]
     flags = (

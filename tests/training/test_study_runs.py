@@ -78,9 +78,7 @@ def test_a_study_trains_every_run_and_leaves_ledger_and_report_alone(whole: Path
 
 
 @pytest.mark.full
-def test_a_killed_study_takes_its_runs_along_and_ends_as_an_undisturbed_one(
-    whole: Path, shards: Path, tmp_path: Path
-) -> None:
+def test_a_killed_study_ends_its_runs_and_resumes_to_the_same_end(whole: Path, shards: Path, tmp_path: Path) -> None:
     plan, study = write_plan(tmp_path, shards), tmp_path / "study"
     command = [sys.executable, "-m", "trainer.study", plan, "--output", str(study), "--jobs", "1", "--quiet"]
     ledger = study / "ledger.jsonl"
@@ -168,7 +166,7 @@ def test_hosts_that_share_a_study_have_the_ledger_of_one(whole: Path, shards: Pa
 
 
 @pytest.mark.full
-def test_a_ready_set_for_other_workers_is_refused_before_anything_runs(shards: Path, tmp_path: Path) -> None:
+def test_a_ready_set_for_other_workers_is_refused_at_once(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards))
     plan.write_text(plan.read_text().replace("workers = 3", "workers = 5"))
     with pytest.raises(UsageError, match=r"\[shardings.one\]: .* is a set for 3 workers, the plan has 5"):
@@ -185,7 +183,7 @@ def test_a_ready_set_is_refused_where_only_shards_were_to_vary(shards: Path, tmp
 
 
 @pytest.mark.full
-def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
+def test_a_failure_whose_path_says_diverged_is_no_divergence(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which is a result, and never repeated."""
@@ -206,7 +204,7 @@ def test_a_run_that_fails_where_a_path_says_diverged_is_none_that_diverged(
 
 
 @pytest.mark.full
-def test_a_study_beside_itself_and_a_folder_that_cannot_be_are_one_line(shards: Path, tmp_path: Path) -> None:
+def test_an_impossible_folder_or_study_beside_is_one_line(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards))
     (tmp_path / "study" / ".lock").mkdir(parents=True)
     with pytest.raises(UsageError, match=r"^--output .*study cannot be written: Is a directory; choose another folder"):
@@ -269,9 +267,7 @@ def test_while_no_run_ends_the_study_says_how_far_they_are(
 
 
 @pytest.mark.full
-def test_ready_sets_of_other_evaluation_images_are_refused_before_anything_runs(
-    shards: Path, spark: Any, tmp_path: Path
-) -> None:
+def test_ready_sets_of_other_evaluation_images_are_refused(shards: Path, spark: Any, tmp_path: Path) -> None:
     plan, study = Path(write_plan(tmp_path, shards)), tmp_path / "study"
     other = make_sets(spark, tmp_path / "other", 3, seed=9)[3]
     plan.write_text(plan.read_text().replace(str(shards), str(other), 1))
@@ -282,7 +278,7 @@ def test_ready_sets_of_other_evaluation_images_are_refused_before_anything_runs(
 
 
 @pytest.mark.full
-def test_on_real_processes_a_study_is_the_same_but_for_what_happens_there(shards: Path, tmp_path: Path) -> None:
+def test_a_study_on_real_processes_has_the_same_accuracies(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards, seeds=1, backend="processes"))
     plan.write_text(
         plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"').replace("[shardings.two]", "[shardings.b]")

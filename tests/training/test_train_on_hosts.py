@@ -76,9 +76,7 @@ def part_of(run: Training, role: str) -> psutil.Process:
 
 
 @pytest.mark.full
-def test_three_hosts_end_with_the_bits_of_one_and_the_token_is_nowhere_to_be_read(
-    start: Start, undisturbed: np.ndarray
-) -> None:
+def test_three_hosts_have_the_bits_of_one_and_show_no_token(start: Start, undisturbed: np.ndarray) -> None:
     run = start(*BSP)
     run.wait_for_updates(10)
     readable = ""
@@ -176,7 +174,7 @@ def test_the_first_signal_leaves_a_checkpoint_and_a_resume_goes_on(start: Start,
 
 
 @pytest.mark.full
-def test_everything_ends_when_the_starter_is_killed_and_a_resume_goes_on(start: Start, undisturbed: np.ndarray) -> None:
+def test_all_processes_end_with_a_killed_starter_and_resume(start: Start, undisturbed: np.ndarray) -> None:
     run = start(*BSP)
     run.wait_for_updates(100)
     run.process.kill()
@@ -203,7 +201,7 @@ def test_a_run_goes_on_with_a_host_that_was_frozen(start: Start) -> None:
 
 
 @pytest.mark.full
-def test_a_host_that_stays_frozen_is_waited_for_as_long_as_a_process_that_stalls(start: Start) -> None:
+def test_a_frozen_host_ends_the_run_after_the_stall_timeout(start: Start) -> None:
     run = start("--protocol", "bsp", "--steps", 1_000_000, "--checkpoint-every-s", 0.5, "--stall-timeout-s", 11)
     run.wait_for_updates(10)
     part_of(run, "worker-2").suspend()
@@ -324,7 +322,7 @@ def test_a_finished_run_starts_no_host(shards: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_terminals_signal_reaches_every_process_and_leaves_a_checkpoint(start: Start) -> None:
+def test_a_signal_to_all_processes_leaves_a_checkpoint(start: Start) -> None:
     run = start(*BSP)
     run.wait_for_updates(10)
     os.killpg(run.process.pid, signal.SIGINT)

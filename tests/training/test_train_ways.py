@@ -73,7 +73,7 @@ def test_running_statistics_change_nothing_that_is_trained(runs: Any, model: str
     assert not np.array_equal(statistics["last"], statistics["ema"])
 
 
-def test_a_recalibrated_model_is_evaluated_with_statistics_of_training_rows(runs: Any, shards: Path) -> None:
+def test_a_recalibrated_model_has_statistics_of_training_rows(runs: Any, shards: Path) -> None:
     result = runs(batch_norm="recalibrate")
     values, _ = vector(result)
     found = open_shards(str(shards))
@@ -112,7 +112,7 @@ def test_with_local_stop_every_worker_does_exactly_its_own_steps(runs: Any) -> N
 
 
 @pytest.mark.full
-def test_gradients_over_sockets_end_with_the_bits_of_those_through_memory(runs: Any) -> None:
+def test_sockets_and_shared_memory_end_with_the_same_bits(runs: Any) -> None:
     sockets, memory = runs(same_host="socket"), runs(batch_norm="ema")
     np.testing.assert_array_equal(vector(sockets)[0], vector(memory)[0])
 
@@ -128,7 +128,7 @@ def test_tensorboard_reads_what_the_log_holds(runs: Any) -> None:
     assert [point.value for point in curve] == pytest.approx([event.accuracy for event in evaluated])
 
 
-def test_the_result_is_what_is_written_and_a_finished_run_is_not_trained_again(runs: Any, shards: Path) -> None:
+def test_a_finished_run_returns_its_written_result(runs: Any, shards: Path) -> None:
     result = runs(norm="group")
     again = train(
         make_config(shards, result.output, model="cnn", protocol="bsp", norm="group", **COMMON), Options(silent=True)
@@ -156,9 +156,7 @@ def test_a_script_without_a_guard_may_train(shards: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.full
-def test_on_hdfs_a_run_reads_shards_through_the_native_protocol_and_through_a_gateway(
-    hdfs: Hdfs, shards: Path, runs: Any, tmp_path: Path
-) -> None:
+def test_a_run_reads_hdfs_natively_and_through_a_gateway(hdfs: Hdfs, shards: Path, runs: Any, tmp_path: Path) -> None:
     """Wherever the shards are read from, a run ends with the same bits."""
     expected = vector(runs(batch_norm="ema"))[0]
     hdfs.client().upload("/train-ways", str(shards))

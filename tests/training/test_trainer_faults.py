@@ -92,9 +92,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_stops_checkpoints_not_the_training_and_a_freed_one_gets_them_again(
-    start: Start, small_disk: Path
-) -> None:
+def test_a_full_disk_stops_checkpoints_and_no_training(start: Start, small_disk: Path) -> None:
     flags = ("--protocol", "asp", "--servers", 2, "--steps", 3000, "--checkpoint-every-s", 0.5)
     run = start(*flags, "--heartbeat-timeout-s", 1000, output=small_disk / "run")  # for the evaluator's sake
     evaluator = run.send("evaluator-0", signal.SIGSTOP)  # so that it has something to evaluate when there is no room
@@ -186,9 +184,7 @@ def _fill(file: Any) -> None:
             pass
 
 
-def test_a_worker_whose_shard_was_changed_ends_the_run_with_a_line_that_names_the_file(
-    start: Start, shards: Path, tmp_path: Path
-) -> None:
+def test_a_changed_shard_ends_the_run_with_its_name(start: Start, shards: Path, tmp_path: Path) -> None:
     damaged = copy_of(shards, tmp_path / "damaged")
     file = next((damaged / "worker=001").glob("*.parquet"))
     data = bytearray(file.read_bytes())
@@ -234,7 +230,7 @@ def test_a_worker_that_always_dies_is_given_up_though_others_get_on(start: Start
     gone(run)
 
 
-def test_a_run_that_diverges_says_so_once_and_keeps_the_checkpoint_from_before(start: Start) -> None:
+def test_a_diverging_run_says_so_once_and_keeps_a_checkpoint(start: Start) -> None:
     run = start(*LONG, "--learning-rate", 1e30, "--protocol", "asp")
     assert run.wait() == 1
     assert "diverged" in one_line(run)
@@ -267,7 +263,7 @@ def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start) 
 
 
 @pytest.mark.full
-def test_while_a_server_is_started_again_nobody_else_can_listen_in_its_place(start: Start) -> None:
+def test_a_restarting_server_keeps_its_address(start: Start) -> None:
     """He would be told the password of all workers."""
     run = start(*LONG, "--same-host", "socket")
     run.wait_for_updates(5)
@@ -302,7 +298,7 @@ def test_sigterm_leaves_a_checkpoint_as_ctrl_c_does(start: Start) -> None:
 
 
 @pytest.mark.full
-def test_a_second_ctrl_c_does_not_wait_for_the_checkpoint_of_the_first(start: Start) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_a_checkpoint(start: Start) -> None:
     run = start(*LONG, "--heartbeat-timeout-s", 1000)
     run.wait_for_updates(20)
     run.send("server-0", signal.SIGSTOP)  # so there will be no checkpoint

@@ -92,7 +92,7 @@ def one_line(run: Training) -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("place", ["hdfs"], indirect=True)  # on S3: tests/training/test_follow.py
-def test_a_run_elsewhere_that_is_killed_and_resumed_ends_with_the_bits_of_a_local_one(
+def test_a_killed_run_on_a_store_resumes_to_the_local_bits(
     shards: Path, place: str, tmp_path: Path, runs: list[Training]
 ) -> None:
     home = StorePlace(place, STORE)
@@ -179,7 +179,7 @@ def check_board(home: StorePlace, tmp_path: Path, events: list[LogEvent]) -> Non
 
 
 @pytest.mark.full
-def test_on_hdfs_hosts_that_share_nothing_but_the_home_end_with_the_bits_of_one(
+def test_hosts_that_share_only_hdfs_end_with_the_bits_of_one(
     shards: Path, undisturbed: Any, hdfs: Any, tmp_path: Path, runs: list[Training]
 ) -> None:
     home = StorePlace(f"{hdfs.uri}/two-hosts/run", STORE)
@@ -226,9 +226,7 @@ def test_where_no_namenode_answers_the_address_is_told(shards: Path) -> None:
 
 
 @pytest.mark.full
-def test_on_hdfs_a_folder_that_is_not_ones_own_or_a_file_is_refused_and_nothing_is_written(
-    shards: Path, hdfs: Any
-) -> None:
+def test_a_foreign_folder_or_a_file_on_hdfs_is_refused(shards: Path, hdfs: Any) -> None:
     put(f"{hdfs.uri}/refused/file", b"mine")
     hdfs.client().set_permission("/refused", "755")
     before = listing(StorePlace(f"{hdfs.uri}/refused", STORE))
@@ -274,9 +272,7 @@ def test_a_start_that_is_refused_leaves_no_trace(shards: Path, tmp_path: Path) -
 OPERATIONS = ("info", "list", "open", "read_range", "create", "makedirs", "makedir", "rename", "delete", "remove_empty")
 
 
-def test_a_minute_with_a_checkpoint_costs_a_store_fewer_than_sixty_operations(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_minute_costs_a_store_fewer_than_sixty_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two servers, the evaluator and their supervisor; in the steady state, after the first checkpoints."""
     home = StorePlace(str(tmp_path / "home"), STORE)
     (tmp_path / "work").mkdir()

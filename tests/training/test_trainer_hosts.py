@@ -79,7 +79,7 @@ def nobody_listens(where: list[str]) -> bool:
 
 
 @pytest.mark.full
-def test_three_hosts_end_with_the_bits_of_one_though_a_worker_is_killed(host: Host, undisturbed: np.ndarray) -> None:
+def test_three_hosts_keep_the_bits_when_a_worker_is_killed(host: Host, undisturbed: np.ndarray) -> None:
     """Servers on hosts without workers; every message is encrypted."""
     where = addresses(2)
     workers = host("worker:0-2", where, *BSP)
@@ -123,7 +123,7 @@ def ip(*arguments: str) -> None:
 
 
 @pytest.mark.full
-def test_hosts_on_two_networks_end_with_the_bits_of_one_over_encrypted_sockets(
+def test_hosts_on_two_networks_end_with_the_bits_of_one(
     host: Host, undisturbed: np.ndarray, two_networks: dict[str, tuple[str, ...]]
 ) -> None:
     """Neither network reaches the other's loopback, and no memory is shared: all gradients cross the cable."""
@@ -199,7 +199,7 @@ def _supervisor(config: Config, facts: RunFacts, options: Options, output: Path)
     return Supervisor(config, facts, options, options.addresses, Secret("0123456789abcdef"), work, roles)
 
 
-def test_a_host_whose_workers_are_done_stays_for_its_servers_part_of_the_last_checkpoint(tmp_path: Path) -> None:
+def test_a_host_stays_for_its_slice_of_the_last_checkpoint(tmp_path: Path) -> None:
     config, facts = make_config("s", tmp_path, batch_size=12, servers=2), RunFacts(12, 100, 10, 0)
     where = ("tcp://127.0.0.1:7000", "tcp://127.0.0.1:7001")
     over = []
@@ -212,7 +212,7 @@ def test_a_host_whose_workers_are_done_stays_for_its_servers_part_of_the_last_ch
     assert over == [True, False]
 
 
-def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_path: Path) -> None:
+def test_a_hosts_cores_and_cards_go_to_its_own_workers(tmp_path: Path) -> None:
     config, facts = make_config("s", tmp_path, batch_size=12), RunFacts(12, 100, 10, 0)
     where, roles = ("tcp://127.0.0.1:7000",), parse_roles("worker:9-11,evaluator")
     options = Options(roles=roles, addresses=where, token_file=tmp_path / "token", quiet=True)
@@ -231,9 +231,7 @@ def test_a_hosts_cores_and_cards_are_dealt_to_the_workers_that_run_there(tmp_pat
 
 @pytest.mark.full
 @pytest.mark.parametrize("comes", ["first", "later"])
-def test_a_host_with_another_command_ends_with_a_line_that_says_what_differs_and_the_run_goes_on(
-    host: Host, undisturbed: np.ndarray, comes: str
-) -> None:
+def test_a_host_with_another_command_ends_with_the_difference(host: Host, undisturbed: np.ndarray, comes: str) -> None:
     where = addresses(2)
     begun = host("server:0,worker:0-1,evaluator", where, *BSP) if comes == "later" else None
     other = host("server:1,worker:1-2", where, *BSP, "--learning-rate", 0.04, "--threads", 2)
@@ -251,7 +249,7 @@ def test_a_host_with_another_command_ends_with_a_line_that_says_what_differs_and
 
 
 @pytest.mark.full
-def test_a_host_that_comes_when_the_run_is_over_says_nothing_and_leaves(host: Host) -> None:
+def test_a_host_that_joins_after_the_end_leaves_silently(host: Host) -> None:
     where = addresses(1)
     head = host("server:0,worker:0-2,evaluator", where, "--steps", 5)
     assert head.wait() == 0, head.said()
@@ -260,7 +258,7 @@ def test_a_host_that_comes_when_the_run_is_over_says_nothing_and_leaves(host: Ho
 
 
 @pytest.mark.full
-def test_when_the_first_host_is_gone_the_others_wait_and_go_on_with_it(host: Host, undisturbed: np.ndarray) -> None:
+def test_other_hosts_wait_for_the_first_and_resume_with_it(host: Host, undisturbed: np.ndarray) -> None:
     where = addresses(2)
     others = host("server:1,worker:0-2", where, *BSP)
     head = host("server:0,evaluator", where, *BSP)
@@ -277,7 +275,7 @@ def test_when_the_first_host_is_gone_the_others_wait_and_go_on_with_it(host: Hos
 
 
 @pytest.mark.full
-def test_hosts_that_are_stopped_together_leave_a_whole_checkpoint_and_go_on_from_it(host: Host) -> None:
+def test_hosts_stopped_together_resume_from_a_whole_checkpoint(host: Host) -> None:
     """Whichever host hears of it first: the one with server 1 stays until the last checkpoint has its part."""
     where, left, generation = addresses(2), 0, 0
     flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)

@@ -68,9 +68,7 @@ def helper(run: Training, named: str) -> psutil.Process:
 
 
 @pytest.mark.full
-def test_a_fork_server_killed_at_any_moment_costs_neither_the_run_nor_its_bits(
-    start: Start, undisturbed: np.ndarray
-) -> None:
+def test_a_run_keeps_its_bits_whenever_its_fork_server_is_killed(start: Start, undisturbed: np.ndarray) -> None:
     """While it imports torch, while it starts the roles, together with a role, and together with the resource tracker."""
     run = start(*BSP)
     helper(run, "forkserver").kill()
@@ -123,7 +121,7 @@ def test_a_killed_preparation_is_tried_again(start: Start) -> None:
 
 
 @pytest.mark.full
-def test_a_preparation_that_is_killed_for_ever_ends_the_run_with_its_cause(start: Start) -> None:
+def test_a_preparation_that_always_dies_ends_the_run(start: Start) -> None:
     run = start("--steps", 5, "--max-restarts", 2)
     while run.process.poll() is None:
         if pid := run.pid("prepare"):
@@ -151,9 +149,7 @@ def test_a_preparation_survives_a_fork_server_killed_often(start: Start) -> None
     assert run.result()["cause"] == "finished"
 
 
-def test_a_preparation_is_tried_as_often_as_a_role_after_the_same_pauses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preparation_has_the_tries_and_pauses_of_a_role(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(output=str(tmp_path), max_restarts=4)
     pauses: list[float] = []
     monkeypatch.setattr("trainer.launch.run.time.sleep", pauses.append)
@@ -275,7 +271,7 @@ def test_whoever_hangs_though_it_has_a_pulse_is_started_again(
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def test_failures_are_in_a_row_until_there_is_progress_however_long_they_are_apart() -> None:
+def test_failures_are_in_a_row_until_there_is_progress() -> None:
     restarts, row = Restarts(), []
     for version in (7, 7, 7, 8, 8, 3, 8, 9):  # a roll-back to 3, and what is done again after it, is no progress
         row.append(restarts.failed("worker-1", version))
@@ -283,7 +279,7 @@ def test_failures_are_in_a_row_until_there_is_progress_however_long_they_are_apa
     assert restarts.failed("worker-2", 9) == 1, "each has a row of its own"
 
 
-def test_a_process_that_dies_every_minute_is_given_up_after_as_many_failures_as_one_that_dies_at_once() -> None:
+def test_failures_count_alike_however_far_apart_they_are() -> None:
     """In virtual time: (how long it lives, updates of the run meanwhile) -> when its sixth restart would be."""
 
     def given_up_at(life_s: float, updates: int) -> float | None:
@@ -307,7 +303,7 @@ def test_pauses_before_restarts_double_up_to_a_limit() -> None:
 
 
 @pytest.mark.full
-def test_a_run_that_goes_back_again_and_again_without_getting_further_ends_with_its_cause(start: Start) -> None:
+def test_a_run_that_rolls_back_without_progress_ends(start: Start) -> None:
     """Two servers die by turns, so neither does it often."""
     flags = ("--protocol", "bsp", "--servers", 3, "--steps", 100_000, "--checkpoint-every-s", 1000)
     run = start(*flags, "--no-epoch-checkpoints", "--max-restarts", 3)
@@ -325,7 +321,7 @@ def test_a_run_that_goes_back_again_and_again_without_getting_further_ends_with_
 # --- the end of an interrupted run ------------------------------------------------------------------------------------
 
 
-def test_patience_lasts_as_long_as_something_changes_and_a_while_longer() -> None:
+def test_patience_ends_a_while_after_the_last_change() -> None:
     waits = Patience(10, now=100)
     assert [waits.is_over(size, now) for size, now in ((0, 101), (0, 111), (5, 115), (6, 124), (6, 134))] == [False] * 5
     assert waits.is_over(6, 134.1)
@@ -345,7 +341,7 @@ def test_a_sigterm_to_every_process_of_a_run_leaves_a_checkpoint(start: Start) -
 
 
 @pytest.mark.full
-def test_ctrl_c_waits_for_a_slow_checkpoint_as_long_as_something_is_written(start: Start) -> None:
+def test_ctrl_c_waits_while_a_checkpoint_is_being_written(start: Start) -> None:
     """Server 0 stands still for longer than nothing may be written, while a file grows beside its own."""
     flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
     run = start(*flags, "--no-epoch-checkpoints", "--heartbeat-timeout-s", 1000)

@@ -104,9 +104,7 @@ def _sum(vectors: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def test_bsp_with_two_servers_and_three_workers_is_one_process_bit_for_bit(
-    undisturbed: Training, sets: dict[int, Path]
-) -> None:
+def test_bsp_on_two_servers_is_one_process_bit_for_bit(undisturbed: Training, sets: dict[int, Path]) -> None:
     np.testing.assert_array_equal(undisturbed.vector(), one_process(sets[3], 3, STEPS))
 
 
@@ -142,7 +140,7 @@ def test_nothing_is_left_of_a_run_that_has_ended(undisturbed: Training) -> None:
     until(lambda: not undisturbed.family(), "its last processes end")
 
 
-def test_a_storm_of_kills_and_stops_leaves_no_trace_in_the_numbers_of_bsp(
+def test_a_storm_of_kills_and_stops_changes_no_bit_of_bsp(
     sets: dict[int, Path], start: Start, undisturbed: Training
 ) -> None:
     """Every role dies or freezes once; the run goes on by itself and ends with the same bits."""
@@ -165,7 +163,7 @@ def test_a_storm_of_kills_and_stops_leaves_no_trace_in_the_numbers_of_bsp(
     until(lambda: not run.family(), "its last processes end")
 
 
-def test_a_killed_supervisor_takes_everything_with_it_and_resume_ends_with_the_same_bits(
+def test_a_killed_supervisor_ends_all_and_resumes_to_the_same_bits(
     sets: dict[int, Path], start: Start, undisturbed: Training
 ) -> None:
     flags = ("--protocol", "bsp", "--steps", STEPS, "--checkpoint-every-s", 0.3)
@@ -217,9 +215,7 @@ def test_asp_spends_its_budget_and_learns_though_workers_are_killed(sets: dict[i
 
 
 @pytest.mark.full
-def test_ssp_holds_its_bound_while_a_worker_is_frozen_and_goes_on_when_it_is_lost(
-    sets: dict[int, Path], start: Start
-) -> None:
+def test_ssp_waits_for_a_frozen_worker_and_not_for_a_lost_one(sets: dict[int, Path], start: Start) -> None:
     """A push says at which version its step began: what had been applied by then gives every worker's clock."""
     bound = 2
     flags = ("--protocol", "ssp", "--staleness-bound", bound, "--servers", 2, "--steps", 200)

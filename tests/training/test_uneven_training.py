@@ -48,7 +48,7 @@ def last_vector(run: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("protocol", "steps"), [("bsp", 5), ("asp", 1)])
-def test_workers_with_uneven_shards_take_the_step_of_one_process_over_all_rows(
+def test_uneven_shards_take_the_step_of_one_process(
     uneven: dict[Any, Path], tmp_path: Path, protocol: str, steps: int
 ) -> None:
     """A mini-batch of all rows, of which each worker draws its whole shard. Of asp the first step of each worker starts at
@@ -74,9 +74,7 @@ def test_a_slow_worker_with_its_share_holds_nobody_up(uneven: dict[Any, Path], t
     assert seconds["uneven"] == pytest.approx(10 * 0.1 * 32 / 26, rel=1e-3)
 
 
-def test_real_workers_draw_in_the_ratios_of_the_set_and_tell_their_speeds(
-    uneven: dict[Any, Path], tmp_path: Path
-) -> None:
+def test_real_workers_draw_in_the_ratios_of_the_set(uneven: dict[Any, Path], tmp_path: Path) -> None:
     config = make_config(
         uneven[1, 2, 3], tmp_path / "run", protocol="asp", batch_size=24, steps=30, stop="local", **PLAIN
     )
@@ -105,7 +103,7 @@ def test_mini_batches_are_cut_in_the_ratios() -> None:
     check_shares(make_config(batch_size=8), 4, (4, 2, 1, 1))
 
 
-def test_under_bernoulli_sampling_updates_stay_means_and_single_gradients_count_by_what_is_drawn_on_average() -> None:
+def test_bernoulli_updates_are_means_over_the_expected_rows() -> None:
     facts = RunFacts(4, 1000, 10, 0, ratios=(4, 2, 1, 1))
     assert usual_batch(make_config(batch_size=61, epochs=1), facts) == 59 / 4
     assert usual_batch(make_config(batch_size=61, epochs=1, sampling="bernoulli"), facts) == 61 / 4

@@ -62,7 +62,7 @@ def names(hosts: Path, text: str) -> list[str]:
     return ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts)]
 
 
-def test_a_server_listens_at_a_numeric_ipv6_address_and_is_found_there() -> None:
+def test_a_server_is_found_at_a_numeric_ipv6_address() -> None:
     address = f"tcp://[::1]:{free_port('::1')}"
     echoed(address, address)
 
@@ -76,7 +76,7 @@ def test_a_server_is_found_by_a_name_that_has_an_ipv6_address_only(at: str, tmp_
     echoed(address, address, *names(tmp_path / "hosts", f"{host} six-only"))
 
 
-def test_a_host_that_knows_its_own_name_as_loopback_is_reached_by_others(tmp_path: Path) -> None:
+def test_a_host_whose_own_name_is_loopback_is_reached_by_others(tmp_path: Path) -> None:
     """Debian writes such a line into /etc/hosts."""
     host = own_address()
     if not host:
@@ -88,7 +88,7 @@ def test_a_host_that_knows_its_own_name_as_loopback_is_reached_by_others(tmp_pat
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.1.1"])
-def test_a_server_that_is_told_to_listen_on_loopback_is_not_reached_from_elsewhere(host: str) -> None:
+def test_a_server_on_loopback_is_not_reached_from_elsewhere(host: str) -> None:
     own = own_address()
     if not own:
         pytest.skip("this machine has no address but loopback")
@@ -123,7 +123,7 @@ def test_what_is_no_host_and_port_is_refused(address: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("mechanism", [b"NULL", b"PLAIN", b"CURVE"])
-def test_who_listens_in_a_servers_place_is_told_neither_the_token_nor_anything_that_admits_him(
+def test_a_false_server_learns_no_token_and_no_password(
     mechanism: bytes,
 ) -> None:
     """A server that says which way of proving oneself it wants, and hears what comes of it."""
@@ -161,5 +161,5 @@ def test_who_listens_in_a_servers_place_is_told_neither_the_token_nor_anything_t
         ("a-name.nobody.has", "0.0.0.0"),
     ],
 )
-def test_one_that_is_reached_by_a_number_of_this_machine_alone_listens_there_alone(host: str, at: str) -> None:
+def test_a_server_named_by_number_listens_there_alone(host: str, at: str) -> None:
     assert all_interfaces(host) == at

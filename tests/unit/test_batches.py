@@ -128,7 +128,7 @@ def by_hand(image_CHW: np.ndarray, top: int, left: int, flip: bool) -> np.ndarra
     shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)),
     draws=st.lists(st.tuples(st.integers(0, 2 * PAD), st.integers(0, 2 * PAD), st.booleans()), min_size=1, max_size=9),
 )
-def test_a_batch_is_cropped_and_flipped_as_one_image_at_a_time_would_be(
+def test_a_batch_is_augmented_like_its_images_one_by_one(
     shape: tuple[int, int, int], draws: list[tuple[int, int, bool]]
 ) -> None:
     images = np.random.default_rng(len(draws)).normal(size=(len(draws), *shape)).astype(np.float32)
@@ -203,7 +203,7 @@ def test_real_features_pass_unaugmented() -> None:
 
 @pytest.mark.full
 @given(clocks=st.lists(st.integers(0, 40), min_size=1, max_size=12), depth=st.integers(0, 3))
-def test_a_mini_batch_depends_on_its_clock_alone_however_it_is_reached(clocks: list[int], depth: int) -> None:
+def test_a_mini_batch_depends_on_its_clock_alone(clocks: list[int], depth: int) -> None:
     fresh = batches(make(50))
     with Prefetch(batches(make(50)).make, depth=depth) as jumping:
         for clock in clocks:

@@ -62,7 +62,7 @@ def test_gradients_are_the_slopes_of_the_losses(model: Model) -> None:
         assert found[at] == pytest.approx((ahead - behind) / 2e-5, rel=1e-4, abs=1e-4)
 
 
-def test_generated_rows_have_unit_variance_and_follow_the_planted_model() -> None:
+def test_generated_rows_follow_the_planted_model() -> None:
     x, classes, targets = draw_rows(YEAR, 20_000)
     assert np.abs(x.mean(axis=0)).max() < 0.05
     assert np.abs(x.std(axis=0) - 1).max() < 0.05
@@ -122,7 +122,7 @@ def plain_descent(model: Model, x: Floats, y: Floats, steps: int) -> Floats:
 
 
 @pytest.mark.parametrize("model", ["logistic", "linear"])
-def test_all_reduce_is_gradient_descent_on_all_rows_and_averaging_comes_near(model: Model) -> None:
+def test_all_reduce_is_gradient_descent_and_averaging_near_it(model: Model) -> None:
     x, classes, targets = draw_rows(HIGGS, 300)
     y = targets if model == "linear" else classes.astype(float)
     configuration, expected = Configuration(model, 300, 300, 60), plain_descent(model, x, y, 60)
@@ -153,7 +153,7 @@ def test_averaging_on_one_part_takes_the_steps_of_gradient_descent() -> None:
 
 
 @pytest.mark.parametrize("system", ["all-reduce", "averaging"])
-def test_a_descent_ends_at_the_first_update_that_moves_less_than_the_tolerance(system: System) -> None:
+def test_a_descent_ends_at_the_first_update_below_the_tolerance(system: System) -> None:
     x, _, y = draw_rows(HIGGS, 200)
     [descent] = descend_in_parts(system, Configuration("linear", 200, 200, None, 1e-3), x, y, 1)
     apart = 1 if system == "all-reduce" else LOCAL_STEPS
@@ -165,7 +165,7 @@ def test_a_descent_ends_at_the_first_update_that_moves_less_than_the_tolerance(s
     assert (unfinished.mini_batches, unfinished.converged) == (40, False)  # a fixed length has no stop rule
 
 
-def test_an_all_gather_gives_every_row_to_every_rank_in_order_and_ends_for_all_when_one_leaves() -> None:
+def test_an_all_gather_is_in_order_and_ends_for_all_ranks() -> None:
     exchange, rounds = start_all_gather("127.0.0.1", 3), 40
 
     def work(index: int) -> list[Floats]:
@@ -208,7 +208,7 @@ def experiment_of(*command: str) -> Experiment:
     return experiment_from_flags(parse(build_parser(None), ["--output", "out", *command]))
 
 
-def test_flags_change_the_full_or_the_quick_experiment_and_nothing_else() -> None:
+def test_flags_change_the_full_and_the_quick_experiment() -> None:
     assert experiment_of() == Experiment()
     assert experiment_of("--quick") == QUICK
     assert experiment_of("--quick", "--repeats", "2") == replace(QUICK, repeats=2)

@@ -85,7 +85,7 @@ def test_without_the_flag_the_line_names_it(tmp_path: Path) -> None:
         find(tmp_path, None)
 
 
-def test_raw_records_become_grey_and_an_error_still_names_their_offset(tmp_path: Path) -> None:
+def test_grey_raw_records_keep_the_offsets_of_their_errors(tmp_path: Path) -> None:
     records = np.random.default_rng(3).integers(0, 256, (4, 3073)).astype(np.uint8)
     records[:, 0] = [1, 2, 3, 4]
     (tmp_path / "data.bin").write_bytes(records.tobytes())

@@ -94,7 +94,7 @@ def test_a_state_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_state(tmp_path, 3) == state
 
 
-def test_a_checkpoint_is_whole_only_with_its_state_and_every_slice_that_the_state_counts(tmp_path: Path) -> None:
+def test_a_whole_checkpoint_has_its_state_and_every_slice(tmp_path: Path) -> None:
     assert whole(tmp_path / "absent") == []
     for missing in sorted(files_of(1)):
         shutil.rmtree(folder_of(tmp_path, 1), ignore_errors=True)
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_whole_only_with_its_state_and_every_slice_that_the_stat
     assert whole(tmp_path) == []
 
 
-def test_the_newest_is_the_one_of_the_greatest_version_not_of_the_last_name(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_has_the_greatest_version(tmp_path: Path) -> None:
     for version in (99_999_999, 100_000_000, 7):
         write(tmp_path, state_of(version))
     (tmp_path / "notes").mkdir()
@@ -152,7 +152,7 @@ def killing(step: int, action: Callable[[], None]) -> bool:
 
 
 @pytest.mark.full
-def test_a_server_killed_at_any_file_change_leaves_the_old_checkpoint_or_the_new_one_whole(tmp_path: Path) -> None:
+def test_a_server_killed_at_any_change_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     found = set()
     for step in itertools.count():
         root = tmp_path / str(step)
@@ -181,9 +181,7 @@ def test_a_server_killed_at_any_file_change_leaves_the_old_checkpoint_or_the_new
     assert found == {3, 4}
 
 
-def test_a_file_lasts_before_its_name_does_and_the_name_before_the_call_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Any:
+def test_a_file_is_durable_before_its_name_and_both_on_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     done: list[str] = []
 
     def noted(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,7 +198,7 @@ def test_a_file_lasts_before_its_name_does_and_the_name_before_the_call_returns(
     assert done == ["fsync", "replace", "fsync folder"]
 
 
-def test_what_a_killed_writer_left_beside_a_file_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_go_with_the_next_write(tmp_path: Path) -> None:
     assert killing(2, lambda: write_durably(tmp_path / "file", b"content"))
     assert len(list(tmp_path.iterdir())) == 1
     write_durably(tmp_path / "file", b"content")
@@ -263,7 +261,7 @@ def with_less_momentum(path: Path) -> None:
         with_less_momentum,
     ],
 )
-def test_a_broken_slice_is_named_and_the_newest_sound_checkpoint_is_used_instead(tmp_path: Path, damage: Any) -> None:
+def test_a_broken_slice_is_named_and_an_older_checkpoint_used(tmp_path: Path, damage: Any) -> None:
     for version in (1, 2):
         write(tmp_path, state_of(version))
     path = folder_of(tmp_path, 2) / slice_name(1, 2)
@@ -278,7 +276,7 @@ def test_a_broken_slice_is_named_and_the_newest_sound_checkpoint_is_used_instead
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 2}', "null"])
-def test_a_broken_state_is_named_and_the_newest_sound_checkpoint_is_used_instead(tmp_path: Path, text: str) -> None:
+def test_a_broken_state_is_named_and_an_older_checkpoint_used(tmp_path: Path, text: str) -> None:
     for version in (1, 2):
         write(tmp_path, state_of(version))
     path = folder_of(tmp_path, 2) / "state.json"
@@ -319,7 +317,7 @@ def test_an_unfinished_checkpoint_is_passed_over_without_a_warning(tmp_path: Pat
     assert warnings == []
 
 
-def test_slices_of_an_unfinished_checkpoint_are_not_completed_by_another_history(tmp_path: Path) -> None:
+def test_no_other_history_completes_an_unfinished_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, state_of(1))
     write_slice(folder_of(tmp_path, 2), 1, 2, 2, 5, 10, 10, numbers(2, 5), numbers(2, 2))  # server 1 of the old history
     discard_after(tmp_path, 1)
@@ -356,7 +354,7 @@ def test_a_late_writer_of_another_generation_changes_nothing(tmp_path: Path) -> 
     assert newest(tmp_path, verify=True) is None
 
 
-def test_a_slice_under_the_name_of_another_generation_is_named_as_broken(tmp_path: Path) -> None:
+def test_a_slice_named_after_another_generation_is_broken(tmp_path: Path) -> None:
     write(tmp_path, state_of(1))
     path = folder_of(tmp_path, 1) / slice_name(0, 2)
     path.rename(path.with_name(slice_name(0, 2, 8)))
@@ -383,7 +381,7 @@ def test_what_counts_is_what_no_later_generation_began_before(steps: list[tuple[
             assert found.count(asked, version) == expected
 
 
-def test_pruning_keeps_the_newest_that_wait_and_names_those_that_it_gives_up(tmp_path: Path) -> None:
+def test_pruning_names_the_waiting_checkpoints_it_gives_up(tmp_path: Path) -> None:
     for version in range(1, 11):
         write(tmp_path, state_of(version, epoch_boundary=version))
     mark_evaluated(tmp_path, state_of(2))
@@ -392,7 +390,7 @@ def test_pruning_keeps_the_newest_that_wait_and_names_those_that_it_gives_up(tmp
     assert prune(tmp_path, keep=1, waiting=4) == []
 
 
-def test_pruning_keeps_the_best_up_to_every_one_that_the_run_may_go_back_to(tmp_path: Path) -> None:
+def test_pruning_keeps_the_best_up_to_each_possible_roll_back(tmp_path: Path) -> None:
     for version, accuracy in enumerate((0.1, 0.5, 0.2, 0.5, 0.4, 0.9, 0.3), start=1):
         write(tmp_path, state_of(version, epoch_boundary=version))
         mark_evaluated(tmp_path, state_of(version), accuracy)
@@ -430,7 +428,7 @@ def test_what_cannot_be_deleted_costs_a_later_try(
     assert versions(tmp_path) == [4]
 
 
-def test_an_evaluation_is_of_its_own_generation_and_of_the_end_only_if_it_was_one(tmp_path: Path) -> None:
+def test_an_evaluation_is_of_its_own_generation(tmp_path: Path) -> None:
     write(tmp_path, state_of(1, epoch_boundary=1))
     mark_evaluated(tmp_path, state_of(1, generation=3))
     assert [state.version for state in unevaluated(tmp_path)] == [1]
@@ -441,7 +439,7 @@ def test_an_evaluation_is_of_its_own_generation_and_of_the_end_only_if_it_was_on
     assert [state.version for state in unevaluated(tmp_path)] == [1]
 
 
-def test_pruning_keeps_the_newest_sound_ones_those_that_wait_for_the_evaluator_and_what_is_still_being_written(
+def test_pruning_keeps_sound_waiting_and_unfinished_checkpoints(
     tmp_path: Path,
 ) -> None:
     for version in (1, 2, 3, 4, 5, 6, 9, 11):
@@ -462,9 +460,7 @@ def test_pruning_keeps_the_newest_sound_ones_those_that_wait_for_the_evaluator_a
     assert versions(tmp_path) == [8, 10, 11, 12]
 
 
-def test_a_checkpoint_that_is_being_deleted_loses_its_state_first_so_it_never_seems_to_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deleted_checkpoint_loses_its_state_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, state_of(1, epoch_boundary=1))
     mark_evaluated(tmp_path, read_state(tmp_path, 1))
     seen = []
@@ -481,7 +477,7 @@ def test_pruning_deletes_nothing_where_nothing_is_sound(tmp_path: Path) -> None:
     assert versions(tmp_path) == [1, 2]
 
 
-def test_ends_of_epochs_and_of_the_run_wait_for_the_evaluator_oldest_first(tmp_path: Path) -> None:
+def test_ends_of_epochs_wait_for_the_evaluator_oldest_first(tmp_path: Path) -> None:
     for version, values in ((4, {"final": True}), (1, {"epoch_boundary": 1}), (2, {}), (3, {"epoch_boundary": 2})):
         write(tmp_path, state_of(version, **values))
     assert [state.version for state in unevaluated(tmp_path)] == [1, 3, 4]
@@ -532,7 +528,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Any]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_a_full_disk_fails_without_a_trace_and_the_next_checkpoint_is_written_once_there_is_room(
+def test_a_full_disk_leaves_no_trace_and_a_freed_one_a_checkpoint(
     tiny_disk: Any,
 ) -> None:
     root = tiny_disk / "checkpoints"

@@ -98,7 +98,7 @@ class Slow:
                     disk.step()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_ends_when_the_last_one_is(tmp_path: Path) -> None:
+def test_training_continues_while_a_checkpoint_is_written(tmp_path: Path) -> None:
     run = Slow(tmp_path, steps=30, servers=2, checkpoint_every_s=0.5)
     run.engine.run()
     status = run.engine.status()
@@ -115,7 +115,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_ends_when_the_last_o
     np.testing.assert_array_equal(read_vector(run.root, 120), now)
 
 
-def test_a_checkpoint_is_of_the_moment_of_its_order_however_late_it_is_written(tmp_path: Path) -> None:
+def test_a_late_checkpoint_has_the_parameters_of_its_order(tmp_path: Path) -> None:
     late = Slow(tmp_path / "late", steps=30, servers=2, checkpoint_every_s=0.5, protocol="bsp")
     late.engine.run()
     version = late.under_way[0]
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         first_checkpoint(config, facts, start, tmp_path / "other")
 
 
-def test_no_end_of_an_epoch_is_left_out_however_slow_the_disk_and_never_more_than_two_wait(tmp_path: Path) -> None:
+def test_a_slow_disk_skips_no_end_of_an_epoch(tmp_path: Path) -> None:
     most = 0
 
     def observe(run: Slow) -> None:
@@ -180,7 +180,7 @@ def test_what_a_checkpoint_counts_is_logged_before_it_can_be_found(
 
 
 @pytest.mark.full
-def test_a_server_whose_disk_stands_still_loses_no_worker_and_trains_on(tmp_path: Path) -> None:
+def test_a_server_with_a_frozen_disk_trains_and_loses_no_worker(tmp_path: Path) -> None:
     patience: dict[str, Any] = {"heartbeat_timeout_s": 2.5, "epoch_checkpoints": False}
     served = Served(tmp_path, 2, local_addresses(f"slow-{time.time_ns()}", 2), start=SLOW_DISK + START, **patience)
     try:
@@ -203,7 +203,7 @@ def test_a_server_whose_disk_stands_still_loses_no_worker_and_trains_on(tmp_path
         served.end()
 
 
-def test_a_server_that_stood_still_itself_blames_no_worker_before_it_has_listened(tmp_path: Path) -> None:
+def test_a_thawed_server_listens_before_it_drops_a_worker(tmp_path: Path) -> None:
     run = Slow(tmp_path, steps=100, heartbeat_timeout_s=10.0)
     leader = run.engine.leader
     run.engine._recover(first=True)
@@ -230,7 +230,7 @@ def virtual(output: Path, **values: Any) -> Any:
     )
 
 
-def test_what_an_old_generation_writes_after_a_roll_back_completes_no_checkpoint(tmp_path: Path) -> None:
+def test_no_old_generation_completes_a_checkpoint(tmp_path: Path) -> None:
     """Server 1 comes to its part of the old history's checkpoint last; the new history has one of the same version."""
 
     def observe(run: Slow) -> None:
@@ -288,9 +288,7 @@ def test_a_history_that_cannot_be_deleted_is_not_used(
     assert calm.updates == run.updates
 
 
-def test_a_discarded_checkpoint_that_is_still_there_is_not_gone_on_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_run_resumes_from_a_discarded_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Slow(tmp_path, steps=10, protocol="bsp", checkpoint_every_s=0.3)
     run.engine.run()
     run.settle()
@@ -308,9 +306,7 @@ def test_a_discarded_checkpoint_that_is_still_there_is_not_gone_on_from(
     assert [state.version for state in unevaluated(run.root)] == []
 
 
-def test_a_file_system_that_refuses_for_a_while_costs_a_try_and_no_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusing_file_system_costs_a_try_and_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Slow(tmp_path, steps=10)
     run.engine._recover(first=True)
     scan = os.scandir
@@ -329,7 +325,7 @@ def test_a_file_system_that_refuses_for_a_while_costs_a_try_and_no_server(
     assert run.engine.leader.status(2.0).ready
 
 
-def test_a_run_of_checkpoints_that_cannot_be_read_is_refused_and_not_begun_again(tmp_path: Path) -> None:
+def test_a_run_with_unreadable_checkpoints_is_refused(tmp_path: Path) -> None:
     run = Slow(tmp_path, steps=10, checkpoint_every_s=0.3)
     run.engine.run()
     run.settle()
@@ -340,7 +336,7 @@ def test_a_run_of_checkpoints_that_cannot_be_read_is_refused_and_not_begun_again
 
 
 @pytest.mark.full
-def test_where_nobody_evaluates_the_oldest_checkpoints_are_given_up_and_the_result_says_how_many(
+def test_the_result_counts_checkpoints_without_an_evaluation(
     tmp_path: Path,
 ) -> None:
     run = Slow(tmp_path, lambda run: run.settle(), epochs=WAITING + 7, epoch_checkpoints=True)
@@ -355,7 +351,7 @@ def test_where_nobody_evaluates_the_oldest_checkpoints_are_given_up_and_the_resu
 
 
 @pytest.mark.parametrize(("servers", "at"), [(1, 63), (2, 0), (2, 63)])
-def test_a_last_update_that_is_no_number_ends_a_virtual_run_as_diverged(
+def test_a_last_update_of_nan_ends_a_virtual_run_as_diverged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, servers: int, at: int
 ) -> None:
     step = Quadratic.step

@@ -91,7 +91,7 @@ def test_a_successor_waits_for_the_goodbye_of_its_predecessor() -> None:
     assert roster.page(2, 0, 2.0) == after
 
 
-def test_a_successor_waits_no_longer_than_the_lease_of_one_that_is_silent() -> None:
+def test_a_successor_waits_for_the_lease_of_a_silent_one() -> None:
     roster = complete()
     roster.heard(1, 0, 5.0)
     joined(roster, 1, attempt=1, now=6.0)
@@ -101,7 +101,7 @@ def test_a_successor_waits_no_longer_than_the_lease_of_one_that_is_silent() -> N
     assert roster.page(1, 1, 8.1 + LEASE_S) is not None
 
 
-def test_one_whose_connection_is_gone_is_waited_for_as_long_as_it_takes_to_connect_again() -> None:
+def test_a_lost_connection_is_given_the_time_to_reconnect() -> None:
     roster = complete()
     joined(roster, 1, attempt=1, now=1.0)
     roster.cut(1, 0, 1.0)

@@ -415,7 +415,7 @@ def test_no_order_of_events_breaks_a_run_or_stops_it(examples: int) -> None:
     run_state_machine_as_test(Storm, settings=settings(max_examples=examples, stateful_step_count=40, deadline=None))
 
 
-def test_a_gradient_that_an_order_is_on_its_way_to_use_outlives_its_worker() -> None:
+def test_a_gradient_that_an_order_uses_outlives_its_worker() -> None:
     """The worker joins again at a follower after its gradient was counted there, and before the order arrives."""
     world = World(ASP(), 1, 2, 2, "global")
     while full := world.full():
@@ -432,7 +432,7 @@ def test_a_gradient_that_an_order_is_on_its_way_to_use_outlives_its_worker() -> 
     world.check()
 
 
-def test_clocks_hold_no_more_than_the_workers_whoever_runs_ahead_of_a_slow_one() -> None:
+def test_clocks_take_the_memory_of_the_workers_alone() -> None:
     clocks = Clocks()
     clocks.put(0, 0)
     for clock in range(1, 10_000):

@@ -176,7 +176,7 @@ def test_an_evaluation_of_no_rows_is_refused() -> None:
         evaluate(built.model, built.task, iter(()))
 
 
-def test_the_penalty_is_that_of_weights_and_leaves_biases_and_norms_alone() -> None:
+def test_the_penalty_is_of_weights_without_biases_and_norms() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     with torch.no_grad():
         model[0].weight[:] = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -185,7 +185,7 @@ def test_the_penalty_is_that_of_weights_and_leaves_biases_and_norms_alone() -> N
     assert penalty(model, 0.1) == pytest.approx(0.5 * 0.1 * 30)
 
 
-def test_recalibrated_statistics_are_those_of_the_examples_whatever_they_were_before() -> None:
+def test_recalibrated_statistics_forget_their_earlier_values() -> None:
     torch.manual_seed(0)
     first, second = torch.nn.BatchNorm2d(3, momentum=0.003), torch.nn.BatchNorm2d(3, momentum=0.003)
     model = torch.nn.Sequential(first, torch.nn.ReLU(), torch.nn.Dropout(0.5), second)
@@ -223,7 +223,7 @@ def test_an_evaluation_has_the_same_bits_on_any_threads(model: str) -> None:
     assert all(result == results[0] for result in results)
 
 
-def test_the_sample_of_training_rows_is_spread_over_workers_distinct_and_the_same_every_time(tmp_path: Path) -> None:
+def test_the_sample_of_training_rows_is_spread_and_repeatable(tmp_path: Path) -> None:
     copies = rows_of(5, 9, 500)  # sharding gave these to both workers
     workers = [
         Rows(*(np.concatenate(pair) for pair in zip(*map(astuple, (rows_of(count, s, 100 * s), copies)), strict=True)))
@@ -274,7 +274,7 @@ def test_a_sample_reads_only_the_files_that_it_takes_rows_of(tmp_path: Path, mon
         np.testing.assert_array_equal(found, expected)
 
 
-def test_rows_that_are_sorted_by_class_recalibrate_as_shuffled_ones_do(tmp_path: Path) -> None:
+def test_rows_sorted_by_class_recalibrate_like_shuffled_ones(tmp_path: Path) -> None:
     """In batches of one class each, the variance between classes would be missing from the statistics."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(CLASSES), 50)
@@ -329,7 +329,7 @@ def test_every_end_of_an_epoch_is_measured_as_plain_torch_measures_it(tmp_path: 
     ]
 
 
-def test_with_recalibration_the_saved_model_is_the_one_that_was_measured(tmp_path: Path, shards: Path) -> None:
+def test_the_saved_model_is_the_recalibrated_one(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 5, model="cnn", boundary=1, final=True)
     main(config_of(shards, model="cnn", batch_norm="recalibrate"), tmp_path)
     model = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 99).model
@@ -370,7 +370,7 @@ def killing(step: int, action: Callable[[], None]) -> bool:
 
 
 @pytest.mark.full
-def test_an_evaluator_killed_at_any_file_change_loses_and_repeats_nothing(tmp_path: Path, shards: Path) -> Any:
+def test_an_evaluator_killed_at_any_change_repeats_nothing(tmp_path: Path, shards: Path) -> Any:
     finished_run(tmp_path / "whole")
     main(config_of(shards), tmp_path / "whole")
 
@@ -412,7 +412,7 @@ def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path: Path, shar
     assert [event["version"] for event in events(tmp_path, "eval")] == [10]
 
 
-def test_a_run_is_over_at_its_evaluated_final_checkpoint_unless_it_goes_on(tmp_path: Path, shards: Path) -> None:
+def test_a_run_is_over_at_its_evaluated_final_checkpoint(tmp_path: Path, shards: Path) -> None:
     found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.from_home(tmp_path))
     assert not found.catch_up()
     write(tmp_path, 10, boundary=1)
@@ -459,7 +459,7 @@ def model_in(path: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("stage", ["measured", "being measured"])
-def test_an_evaluation_of_a_history_that_was_left_meanwhile_does_not_count(
+def test_an_evaluation_of_a_discarded_history_does_not_count(
     tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """Whether the roll-back comes before or after its event is written; the new history has the same versions."""
@@ -487,7 +487,7 @@ def test_an_evaluation_of_a_history_that_was_left_meanwhile_does_not_count(
     np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 17))
 
 
-def test_after_a_roll_back_the_best_model_is_that_of_the_best_evaluation_that_is_left(
+def test_a_roll_back_restores_the_best_model_that_is_left(
     tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checkpoint is kept for that, though newer ones would have had it deleted."""
@@ -559,7 +559,7 @@ def test_a_models_metadata_say_how_to_use_it(tmp_path: Path, shards: Path) -> No
     assert about == {"network": {"name": "perceptron"}, "shape": list(SHAPE), "classes": CLASSES, "mean": mean}
 
 
-def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path: Path, shards: Path) -> None:
+def test_a_run_cut_short_has_the_model_of_its_best_accuracy(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
     evaluate_what_is_there(tmp_path, shards)
     write(tmp_path, 20, boundary=2)
@@ -573,7 +573,7 @@ def test_a_run_that_is_cut_short_has_no_best_model_of_another_accuracy(tmp_path:
     np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 20))
 
 
-def test_a_checkpoint_that_is_given_up_while_it_waits_is_passed_over_without_a_word(
+def test_a_deleted_waiting_checkpoint_is_skipped_silently(
     tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for version in (10, 20, 30):
@@ -601,7 +601,7 @@ def test_what_was_read_of_the_log_is_not_read_again(tmp_path: Path, shards: Path
     assert events(tmp_path, "eval") == []
 
 
-def test_without_evaluation_rows_one_warning_says_so_and_the_model_is_still_written(tmp_path: Path) -> None:
+def test_without_evaluation_rows_a_warning_and_a_model_come(tmp_path: Path) -> None:
     shards = write_shards(tmp_path / "shards", [rows_of(10, 1)], None)
     write(tmp_path, 10, boundary=1)
     write(tmp_path, 20, final=True)

@@ -109,7 +109,7 @@ def test_a_run_writes_nothing_that_is_not_documented(tmp_path: Path) -> None:
     assert unlisted(tmp_path / "run", RUNS) == set()
 
 
-def test_the_ledgers_of_our_studies_have_no_key_that_is_not_documented() -> None:
+def test_ledgers_of_our_studies_have_documented_keys_only() -> None:
     for path in LEDGERS.glob("*/plan.json"):
         assert undocumented(path) == set()
         assert undocumented(path.parent / "ledger.jsonl") == set()

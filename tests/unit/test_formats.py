@@ -159,9 +159,7 @@ class Wide(FixedRecords):
         return file.bytes > 0 and file.bytes % self.record_bytes(shape) == 0
 
 
-def test_a_format_that_is_added_to_the_registry_is_recognised_and_located_when_cut(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_format_of_the_registry_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = records(np.ones(ROWS, np.uint8), COARSE, LABELS, IMAGES)
     (tmp_path / "a.bin").write_bytes(data)
     with pytest.raises(DataError, match=r"is not a known layout: neither whole CIFAR-10 .* nor Parquet; declare"):
@@ -238,7 +236,7 @@ def png(pixels: np.ndarray, length: int | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
-def test_an_encoded_image_as_long_as_a_raw_one_is_an_image_like_the_others(first: int, tmp_path: Path) -> None:
+def test_an_encoded_image_may_be_as_long_as_a_raw_one(first: int, tmp_path: Path) -> None:
     """Wherever a block begins: with it, before it or after it."""
     images = np.random.default_rng(5).integers(0, 3, (3, 3, 32, 32)).astype(np.uint8)
     values = [png(images[0]), png(images[1], 3072), png(images[2])]

@@ -42,7 +42,7 @@ from trainer.checkpoints.write import mark_evaluated, reopen, write_state
 from trainer.home.place import StorePlace, listing, place_of, resolve_home, write_whole
 
 
-def test_a_file_is_put_where_none_is_and_replaced_whole_with_its_folder(place: str) -> None:
+def test_a_file_is_put_once_and_replaced_whole(place: str) -> None:
     path = f"{place}/a/b/file"
     STORE.put_new(path, b"one")
     with pytest.raises(FileExistsError):
@@ -64,7 +64,7 @@ def test_a_checkpoint_anywhere_reads_back_cut_into_any_ranges(home: StorePlace) 
         np.testing.assert_array_equal(momentum, -numbers(5, 10)[:7][begin_at:end])
 
 
-def test_a_checkpoint_anywhere_is_whole_with_all_its_files_and_the_newest_sound_one_is_found(home: StorePlace) -> None:
+def test_the_newest_sound_checkpoint_anywhere_is_found(home: StorePlace) -> None:
     for version in (1, 2, 3):
         write(home, state_of(version))
     (folder_of(home, 3) / slice_name(0, 2)).unlink()
@@ -95,7 +95,7 @@ def test_what_replaces_a_file_is_seen_though_it_was_read_before(home: StorePlace
     assert read_state(home, 1) == other
 
 
-def test_old_checkpoints_anywhere_are_deleted_and_a_roll_back_voids_later_ones(home: StorePlace) -> None:
+def test_pruning_and_roll_backs_work_on_every_store(home: StorePlace) -> None:
     for version in range(1, 6):
         write(home, state_of(version, epoch_boundary=version))
         mark_evaluated(home, read_state(home, version), 0.9 if version == 2 else 0.5)
@@ -200,7 +200,7 @@ def kill_at(step: int) -> None:
 
 
 @pytest.mark.full
-def test_a_writer_killed_at_any_change_of_a_store_leaves_the_old_checkpoint_or_the_new_one_whole(place: str) -> None:
+def test_a_writer_killed_on_a_store_leaves_a_whole_checkpoint(place: str) -> None:
     found = elsewhere(killed_at_every_change, place)
     assert len(found) > 5, "there are more steps than that"
     assert found == sorted(found)

@@ -80,7 +80,7 @@ def test_a_file_that_hides_a_module_is_named(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [line, line, line, "None"], done.stderr
 
 
-def test_a_file_beside_the_package_that_hides_a_module_ends_with_a_line(tmp_path: Path) -> None:
+def test_a_file_that_hides_a_module_ends_with_a_line(tmp_path: Path) -> None:
     """Such a folder cannot be left: the program itself is imported from there."""
     for package in ("pipeline", "trainer"):
         (tmp_path / package).symlink_to(PACKAGE.parent / package)

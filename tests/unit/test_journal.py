@@ -56,7 +56,7 @@ def test_refused_gradients_count_for_their_workers_alone(tmp_path: Path) -> None
     assert [[worker["index"] for worker in event["workers"]] for event in events_in(tmp_path)] == [[0, 1, 2], [1]]
 
 
-def test_a_speed_is_of_the_time_that_was_trained_not_of_the_wait_for_the_end(tmp_path: Path) -> None:
+def test_a_speed_is_of_training_time_without_the_wait_at_the_end(tmp_path: Path) -> None:
     coordinator = coordinator_of(1)
     journal = Journal(tmp_path, coordinator, 0, 0.0)
 

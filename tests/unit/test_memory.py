@@ -105,7 +105,7 @@ def test_a_worker_cannot_cut_what_a_server_has_opened(worker: Worker, cut: str) 
     assert os.stat(f"/proc/{worker.process.pid}/fd/{worker.handle['descriptor']}").st_size == SIZE
 
 
-def test_a_killed_worker_leaves_nothing_and_takes_nothing_from_the_server(worker: Worker, tmp_path: Path) -> None:
+def test_a_killed_worker_leaves_no_memory_and_takes_none(worker: Worker, tmp_path: Path) -> None:
     memory = opened(worker.handle)
     worker.do("memory.pushed[:] = 3")
     named = os.readlink(f"/proc/{worker.process.pid}/fd/{worker.handle['descriptor']}")
@@ -166,7 +166,7 @@ def test_anything_but_the_workers_sealed_memory_is_not_opened(kind: str, tmp_pat
     os.close(descriptor)
 
 
-def test_the_memory_of_the_tests_above_opens_when_nothing_is_wrong_with_it() -> None:
+def test_memory_without_a_fault_opens() -> None:
     descriptor = anonymous()
     assert open_memory({"pid": os.getpid(), "descriptor": descriptor, "nonce": NONCE}, NUMBERS)
     os.close(descriptor)

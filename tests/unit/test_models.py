@@ -224,7 +224,7 @@ def test_a_resnet_starts_he_normal_with_a_small_last_layer() -> None:
     assert not model.fc.bias.any()
 
 
-def test_running_statistics_of_a_resnet_take_three_thousandths_of_a_batch() -> None:
+def test_running_statistics_of_a_resnet_take_0_003_of_a_batch() -> None:
     model = _make("resnet20").model
     images, _ = _batch((3, 8, 8))
     seen = F.conv2d(images, model.conv.weight, padding=1)
@@ -288,9 +288,7 @@ def test_the_perceptron_starts_glorot_uniform_without_bias() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "classes"), [*itertools.product(QUICK, SHAPES, (2, 10)), ("resnet50", (1, 9, 18), 7)]
 )
-def test_every_model_takes_any_image_size_and_class_count_and_trains_every_parameter(
-    name: str, shape: Shape, classes: int
-) -> None:
+def test_every_model_takes_any_image_and_trains_every_parameter(name: str, shape: Shape, classes: int) -> None:
     built = _make(name, shape, classes)
     images, labels = _batch(shape, classes, rows=5)  # odd: labels in balance have no gradient at zero
     torch.manual_seed(0)
@@ -356,7 +354,7 @@ def test_losses_and_counts_equal_sums_over_examples(rows: list[list[float]], dat
         assert int(task.correct(outputs, targets)) == right
 
 
-def test_one_logit_is_two_class_cross_entropy_with_the_first_logit_at_zero() -> None:
+def test_one_logit_is_cross_entropy_of_two_classes() -> None:
     z, labels = torch.tensor([[-2.0], [0.5], [3.0], [-0.1]]), torch.tensor([0, 0, 1, 1])
     both = torch.cat([torch.zeros(4, 1), z], dim=1)
     task = Classification()
@@ -364,7 +362,7 @@ def test_one_logit_is_two_class_cross_entropy_with_the_first_logit_at_zero() -> 
     assert int(task.correct(z, labels)) == int(task.correct(both, labels)) == 2
 
 
-def test_linear_regression_on_real_labels_descends_to_the_least_squares_solution() -> None:
+def test_linear_regression_descends_to_least_squares() -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(200, 5)).astype(np.float32)
     targets = (features @ [1, -2, 3, 0, 0.5] + 4 + rng.normal(size=200)).astype(np.float32)
@@ -452,7 +450,7 @@ def test_a_wrong_model_of_the_users_own_is_refused_in_one_line(own: None, name: 
     assert "\n" not in str(refused.value)
 
 
-def test_an_import_that_fails_inside_the_users_module_shows_its_own_cause(own: None) -> None:
+def test_a_failing_import_in_a_users_module_shows_its_cause(own: None) -> None:
     with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
         _make("own_broken:good")
 
@@ -467,9 +465,7 @@ def test_an_import_that_fails_inside_the_users_module_shows_its_own_cause(own: N
         ("auto", 4, ["cuda:0", "cuda:1", "cuda:2"]),
     ],
 )
-def test_the_workers_of_a_host_spread_over_its_cards_and_the_evaluator_has_the_last(
-    wanted: str, cards: int, found: list[str]
-) -> None:
+def test_workers_spread_over_the_cards_of_their_host(wanted: str, cards: int, found: list[str]) -> None:
     assert [device_of(wanted, place, cards) for place in range(3)] == found
     assert device_of(wanted, EVALUATOR, cards) == (f"cuda:{cards - 1}" if found != ["cpu"] * 3 else "cpu")
 

@@ -106,7 +106,7 @@ def as_protocol(name: str, k: int) -> tuple[Protocol, dict[str, bool]]:
 @pytest.mark.parametrize("name", ["k-bsp", "k-batch-bsp", "k-asp", "k-batch-asp"])
 @given(times=st.one_of(WHOLE, UNEVEN), k=st.integers(1, 9), servers=st.integers(1, 2))
 @settings(max_examples=40, deadline=None)
-def test_k_protocols_keep_and_cancel_the_gradients_that_a_plain_loop_does(
+def test_k_protocols_keep_and_cancel_as_a_plain_loop_does(
     name: str, times: list[list[Any]], k: int, servers: int
 ) -> None:
     n = len(times)
@@ -118,7 +118,7 @@ def test_k_protocols_keep_and_cancel_the_gradients_that_a_plain_loop_does(
 @pytest.mark.parametrize("kind", [KBSP, KBatchBSP])
 @given(times=WHOLE, k=st.integers(1, 9), parts=st.sampled_from([2, PARTS]))
 @settings(max_examples=40, deadline=None)
-def test_a_preempted_worker_stops_after_its_micro_batch_and_the_gradients_are_those_of_a_plain_loop(
+def test_a_preempted_worker_stops_after_its_micro_batch(
     kind: type[KBatchBSP], times: list[list[int]], k: int, parts: int
 ) -> None:
     n = len(times)
@@ -129,9 +129,7 @@ def test_a_preempted_worker_stops_after_its_micro_batch_and_the_gradients_are_th
 
 @pytest.mark.parametrize("times", [1.5, 2.5, 4.0, 10.0])
 @pytest.mark.parametrize(("kind", "k"), [(KBSP, 3), (KBSP, 4), (KBatchBSP, 2), (KBatchBSP, 4), (KBatchBSP, 7)])
-def test_with_a_straggler_preemption_never_costs_accepted_gradients_a_second(
-    kind: type[KBatchBSP], k: int, times: float
-) -> None:
+def test_preemption_with_a_straggler_costs_no_throughput(kind: type[KBatchBSP], k: int, times: float) -> None:
     def step_time(worker: int, clock: int) -> float:
         return times if worker == 3 else 1.0 + 0.125 * worker
 
@@ -146,7 +144,7 @@ def test_with_a_straggler_preemption_never_costs_accepted_gradients_a_second(
 
 
 @pytest.mark.parametrize(("n", "m"), [(12, 1), (12, 2), (12, 4), (12, 12), (10, 3)])
-def test_n_softsync_on_nearly_even_hardware_has_a_staleness_of_about_m_and_hardly_any_above_2m(n: int, m: int) -> None:
+def test_n_softsync_has_a_staleness_of_m_and_seldom_above_2m(n: int, m: int) -> None:
     jitter = np.random.default_rng(m).uniform(0.9, 1.1, size=(n, 100))
     done = run(NSoftsync(m), n, steps=100, rate=1e-4, step_time=lambda worker, clock: jitter[worker, clock % 100])
     size = n // m  # gradients an update
@@ -162,9 +160,7 @@ def test_n_softsync_on_nearly_even_hardware_has_a_staleness_of_about_m_and_hardl
 @pytest.mark.parametrize("divide", [True, False])
 @given(times=UNEVEN, m=st.integers(1, 6))
 @settings(max_examples=30, deadline=None)
-def test_n_softsync_divides_each_gradient_by_its_staleness_and_averages_over_an_update(
-    divide: bool, times: list[list[float]], m: int
-) -> None:
+def test_n_softsync_divides_gradients_by_their_staleness(divide: bool, times: list[list[float]], m: int) -> None:
     """w -= (a / c) * sum of g / max(staleness, 1) over the c = floor(n / m) gradients of an update."""
     n, a = len(times), 0.02
     m = 1 + (m - 1) % n
@@ -205,7 +201,7 @@ HISTORY = st.lists(st.integers(0, 30), max_size=4).map(lambda steps: [float(at) 
 
 @given(mine=HISTORY, slowest=HISTORY, lower=st.integers(0, 3), most=st.integers(0, 8))
 @settings(max_examples=300, deadline=None)
-def test_the_controller_of_dssp_finds_what_a_double_loop_over_predicted_pushes_does(
+def test_the_controller_of_dssp_equals_a_double_loop(
     mine: list[float], slowest: list[float], lower: int, most: int
 ) -> None:
     view = SimpleNamespace(num_workers=3, memory={}, slowest_worker=lambda: 2, time=0.0)
@@ -264,9 +260,7 @@ def dssp_starts(times: list[list[float]], lower: int, upper: int, steps: int) ->
 
 @given(times=WHOLE, lower=st.integers(0, 3), more=st.integers(0, 5))
 @settings(max_examples=50, deadline=None)
-def test_dssp_starts_the_steps_that_a_plain_loop_of_its_algorithm_does(
-    times: list[list[float]], lower: int, more: int
-) -> None:
+def test_dssp_starts_the_steps_of_a_plain_loop(times: list[list[float]], lower: int, more: int) -> None:
     done = run(DSSP(lower, lower + more), len(times), **timed(times) | {"steps": 3 * STEPS})
     assert [start[:3] for start in done.starts] == dssp_starts(times, lower, lower + more, 3 * STEPS)
 
@@ -295,7 +289,7 @@ def test_the_memory_of_dssp_survives_a_checkpoint_exactly(times: list[list[float
 
 
 @pytest.mark.parametrize("protocol", [BSP(), KASP(3), KBatchBSP(3), KBatchASP(3)])
-def test_by_examples_an_update_is_the_mean_over_all_examples_however_its_gradients_are_summed(
+def test_weighing_by_examples_is_the_mean_over_all_examples(
     protocol: Protocol,
 ) -> None:
     """Of Bernoulli sampling's mini-batches of 2, 0 and 7: each gradient, a mean, counts by its size."""

@@ -83,7 +83,7 @@ def test_bsp_is_one_process_whatever_the_speeds_and_servers(speeds: list[float],
 
 @given(times=TIMES)
 @settings(max_examples=40, deadline=None)
-def test_bsp_and_what_waits_for_all_workers_average_their_gradients_like_all_reduce(times: list[list[int]]) -> None:
+def test_protocols_that_wait_for_all_average_like_all_reduce(times: list[list[int]]) -> None:
     """The loss is quadratic: a gradient at another version than the round's would show."""
     n = len(times)
     expected = averaged(n, STEPS, 0.05 * n, quadratic)
@@ -98,7 +98,7 @@ def test_bsp_and_what_waits_for_all_workers_average_their_gradients_like_all_red
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("cancel", ["push", "preempt"])
-def test_k_batch_bsp_averages_over_all_workers_when_they_are_equally_fast(n: int, cancel: Any) -> None:
+def test_k_batch_bsp_of_equal_workers_averages_over_all(n: int, cancel: Any) -> None:
     """Equally fast is: all push before the first of them could begin another step."""
     done = run(KBatchBSP(k=n, cancel=cancel), n, together=True)
     expected = averaged(n, 12, 0.05 * n, quadratic)
@@ -113,7 +113,7 @@ def test_k_batch_bsp_averages_over_all_workers_when_they_are_equally_fast(n: int
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @given(times=TIMES)
 @settings(max_examples=20, deadline=None)
-def test_without_a_wait_and_with_one_gradient_an_update_a_protocol_is_asp_bit_for_bit(
+def test_a_protocol_without_waits_is_asp_bit_for_bit(
     protocol: Protocol, momentum: float, times: list[list[int]]
 ) -> None:
     options = uneven(times) | {"momentum": momentum}
@@ -122,7 +122,7 @@ def test_without_a_wait_and_with_one_gradient_an_update_a_protocol_is_asp_bit_fo
 
 @given(times=TIMES)
 @settings(max_examples=20, deadline=None)
-def test_n_softsync_of_one_gradient_an_update_and_no_division_is_asp_at_the_nth_part_of_its_rate(
+def test_n_softsync_of_one_gradient_is_asp_at_an_nth_of_its_rate(
     times: list[list[int]],
 ) -> None:
     n = len(times)

@@ -87,7 +87,7 @@ def assert_sound(protocol: Protocol, done: Run, workers: int, stop: str, *, may_
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
 @given(delays=DELAYS, losses=LOSSES, stop=st.sampled_from(["global", "local"]), servers=st.integers(1, 2))
 @settings(max_examples=20, deadline=None)
-def test_whoever_is_lost_a_run_ends_with_its_budget_and_its_log_tells_its_parameters(
+def test_a_run_with_losses_spends_its_budget_and_logs_it_all(
     protocol: Protocol, delays: list[list[float]], losses: list[tuple[float, int, float]], stop: str, servers: int
 ) -> None:
     n = len(delays)
@@ -108,7 +108,7 @@ def test_whoever_is_lost_a_run_ends_with_its_budget_and_its_log_tells_its_parame
     stop=st.sampled_from(["global", "local"]),
 )
 @settings(max_examples=20, deadline=None)
-def test_whenever_servers_go_back_to_a_checkpoint_the_run_ends_as_any_other(
+def test_a_run_whose_servers_roll_back_ends_like_any_other(
     protocol: Protocol,
     delays: list[list[float]],
     losses: list[tuple[float, int, float]],
@@ -127,9 +127,7 @@ def test_whenever_servers_go_back_to_a_checkpoint_the_run_ends_as_any_other(
 
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
 @pytest.mark.parametrize("stop", ["global", "local"])
-def test_a_run_ends_after_a_crash_at_any_event_and_every_checkpoint_has_the_memory(
-    protocol: Protocol, stop: str
-) -> None:
+def test_a_crash_at_any_event_ends_no_run(protocol: Protocol, stop: str) -> None:
     delays = [[1.0, 2.5] * 4, [1.5] * 8, [4.0, 1.0] * 4]
     options = uneven(delays) | {"workers": 3, "stop": stop}
     undisturbed = run(protocol, **options)
@@ -157,7 +155,7 @@ def test_what_a_protocol_is_told_survives_a_saved_configuration(protocol: Protoc
     ],
     ids=["k-bsp", "k-asp", "n-softsync", "dssp"],
 )
-def test_a_parameter_that_does_not_fit_is_told_in_one_line_with_its_flag(make: Any, words: list[str]) -> None:
+def test_a_parameter_that_does_not_fit_is_one_line_with_its_flag(make: Any, words: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         make()
     message = str(caught.value)
@@ -166,7 +164,7 @@ def test_a_parameter_that_does_not_fit_is_told_in_one_line_with_its_flag(make: A
 
 
 @pytest.mark.parametrize("protocol", [KBatchBSP(k=7), KBatchASP(k=7), KBSP(k=3), KASP(k=3), NSoftsync(3)], ids=repr)
-def test_a_parameter_at_its_limit_fits_and_where_a_worker_may_give_several_so_does_more_than_all(
+def test_a_parameter_at_its_limit_fits(
     protocol: Protocol,
 ) -> None:
     protocol.check(3)
@@ -182,9 +180,7 @@ def test_a_parameter_at_its_limit_fits_and_where_a_worker_may_give_several_so_do
 @pytest.mark.parametrize("protocol", BOUNDED, ids=repr)
 @given(delays=DELAYS)
 @settings(max_examples=30, deadline=None)
-def test_at_every_instant_no_worker_is_further_ahead_than_its_protocol_declares(
-    protocol: Protocol, delays: list[list[float]]
-) -> None:
+def test_no_worker_is_ever_further_ahead_than_declared(protocol: Protocol, delays: list[list[float]]) -> None:
     done = run(protocol, len(delays), **uneven(delays) | {"steps": 3 * STEPS})
     bound = protocol.clock_bound()
     assert bound is not None
@@ -221,9 +217,7 @@ def test_a_bound_binds_where_one_worker_is_very_slow(protocol: Protocol) -> None
     bound=st.integers(0, 3),
 )
 @settings(max_examples=40, deadline=None)
-def test_ssp_reads_every_update_that_is_older_than_its_bound_and_all_of_its_own(
-    delays: list[list[float]], bound: int
-) -> None:
+def test_ssp_reads_all_updates_older_than_its_bound(delays: list[list[float]], bound: int) -> None:
     n = len(delays)
     done = run(SSP(bound), n, **uneven(delays))
     applied = {(record.worker, record.clock): record.version for record in done.records if record.accepted}
@@ -237,7 +231,7 @@ def test_ssp_reads_every_update_that_is_older_than_its_bound_and_all_of_its_own(
 # --- what single protocols promise -------------------------------------------------------------------------------------
 
 
-def test_asp_with_equally_fast_workers_settles_at_a_staleness_of_n_minus_1() -> None:
+def test_asp_of_equal_workers_has_a_staleness_of_n_minus_1() -> None:
     done = run(ASP(), workers=5, steps=20)
     assert [record.staleness for record in done.records[:5]] == [0, 1, 2, 3, 4]
     assert {record.staleness for record in done.records[5:]} == {4}
@@ -259,14 +253,14 @@ def test_a_straggler_costs_what_the_theory_says(name: str, n: int, times: int) -
     assert accepted / done.seconds == pytest.approx(rate, rel=0.02)
 
 
-def test_bsp_waits_for_a_lost_worker_and_its_numbers_do_not_show_that_it_was_away() -> None:
+def test_bsp_waits_for_a_lost_worker_and_keeps_its_bits() -> None:
     undisturbed = run(BSP(), momentum=0.9)
     disturbed = run(BSP(), momentum=0.9, lose_at={(2, 5): 50.0, (0, 0): 3.0})
     np.testing.assert_array_equal(disturbed.parameters, undisturbed.parameters)
     assert disturbed.seconds == undisturbed.seconds + 55.0  # 50 + 3 away, and each step done again
 
 
-def test_ssp_goes_on_without_a_lost_worker_and_takes_it_back_at_the_slowest_clock() -> None:
+def test_ssp_takes_a_lost_worker_back_at_the_slowest_clock() -> None:
     done = run(SSP(1), workers=3, steps=30, lose_at={(1, 4): 10.0})
     alone = [clock for time, worker, clock, _ in done.starts if worker != 1 and 6 < time < 14]
     assert max(alone) > 4 + 1 + 1
@@ -275,7 +269,7 @@ def test_ssp_goes_on_without_a_lost_worker_and_takes_it_back_at_the_slowest_cloc
 
 
 @pytest.mark.parametrize("worker", [0, 1, 2])
-def test_after_a_restart_nobody_waits_for_a_worker_that_was_away_to_catch_up(worker: int) -> None:
+def test_no_worker_waits_for_a_returned_one_to_catch_up(worker: int) -> None:
     """The servers go back while it is away; then it is there again, and goes on where the slowest of the others was."""
     done = run(SSP(1), workers=3, steps=30, losses=[(2.5, worker, 1000.0)], save_every=1, crash_at=[40])
     back_at = next(time for time, who, *_ in done.starts if who == worker and time > 2.5)
@@ -296,7 +290,7 @@ class Picky(ASP):
         return 1 / (1 + staleness)
 
 
-def test_what_a_protocol_refuses_is_not_used_and_what_it_weighs_counts_so_much() -> None:
+def test_refused_gradients_are_not_used_and_weights_count() -> None:
     """Held against a loop over the log: gradients are taken anew at the version that each was computed at."""
     done = run(Picky(), workers=3, steps=10, step_time=lambda worker, clock: 1.0 + 0.4 * worker)
     refused = [record for record in done.records if not record.accepted]

@@ -145,7 +145,7 @@ def test_mmd_equals_the_brute_force_kernel_distance(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_random_splits_have_ratio_one_on_average_and_the_announced_spread(tmp_path: Path) -> None:
+def test_random_splits_have_a_mean_ratio_of_one(tmp_path: Path) -> None:
     images, labels = make_images(300, seed=1)
     mmd, mean, shard_mmd = [], [], []
     for seed in range(60):
@@ -162,7 +162,7 @@ def test_random_splits_have_ratio_one_on_average_and_the_announced_spread(tmp_pa
     assert np.std(shard_mmd) == pytest.approx(result.shard_mmd_ratio_sd, rel=0.35)
 
 
-def test_a_split_sorted_by_label_is_far_worse_than_random_and_an_even_one_better(tmp_path: Path) -> None:
+def test_a_split_by_label_is_worse_than_random_an_even_one_better(tmp_path: Path) -> None:
     images, labels = make_images(600)
     by_label = np.argsort(np.argsort(labels, kind="stable")) * 4 // 600
     even = np.empty(600, np.int64)
@@ -201,7 +201,7 @@ def test_counts_of_billions_are_tested_as_small_ones_are() -> None:
     assert other.cramers_v == pytest.approx(one.cramers_v)
 
 
-def test_the_mean_distance_is_scipys_and_1_of_equal_images_to_the_last_bit() -> None:
+def test_the_mean_distance_is_scipys_and_1_of_equal_images() -> None:
     rng = np.random.default_rng(7)
     features = rng.random((300, 48)).astype(np.float32) + 5
     assert quality.mean_distance(features) == pytest.approx(float(pdist(features).mean()), rel=1e-6)
@@ -236,7 +236,7 @@ def test_sparse_neighbourhoods_are_left_out_of_the_test(tmp_path: Path) -> None:
     assert result.neighbourhood_table[0, 2] == 2
 
 
-def test_the_order_of_files_and_how_rows_are_split_over_them_do_not_matter(tmp_path: Path) -> None:
+def test_the_order_of_files_and_their_rows_does_not_matter(tmp_path: Path) -> None:
     images, labels = make_images(200)
     worker = np.random.default_rng(2).permutation(200) % 3
     one = measured(tmp_path / "1", commit(tmp_path / "1", images, labels, worker, 3, files_per_worker=1))
@@ -287,7 +287,7 @@ def test_the_sample_is_the_same_whatever_the_sharding(tmp_path: Path, monkeypatc
     np.testing.assert_array_equal(samples[0].groups, labels[::10])
 
 
-def test_figures_that_nothing_can_be_compared_with_are_none_not_numbers(tmp_path: Path) -> None:
+def test_figures_without_a_comparison_are_none(tmp_path: Path) -> None:
     images, labels = make_images(20)
     one = measured(tmp_path / "1", commit(tmp_path / "1", images, labels * 0, np.zeros(20, int), 1))
     assert (one.classes, one.mmd_ratio, one.mmd_ratio_sd, one.size_ratio) == (None, None, None, 1)

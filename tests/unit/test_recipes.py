@@ -37,7 +37,7 @@ def test_the_rate_falls_to_a_tenth_at_the_epochs_of_the_recipe(epoch: float, ch6
 
 
 @pytest.mark.parametrize("epochs", [3, 8, 182])
-def test_auto_lets_the_rate_fall_after_three_quarters_and_nine_tenths_of_the_run(epochs: int) -> None:
+def test_auto_drops_the_rate_after_0_75_and_0_9_of_the_run(epochs: int) -> None:
     first, second = drops(AUTO, epochs)
     assert (first, second) == pytest.approx((epochs * 0.75, epochs * 0.9))
     at = [0, first - 0.01, first, second - 0.01, second, epochs - 0.01]
@@ -45,7 +45,7 @@ def test_auto_lets_the_rate_fall_after_three_quarters_and_nine_tenths_of_the_run
 
 
 @pytest.mark.parametrize(("before", "rate"), [(0, 1.0), (3, 0.5), (99, 0.1)])
-def test_inverse_sqrt_divides_by_the_root_of_the_number_of_the_mini_batch(before: int, rate: float) -> None:
+def test_inverse_sqrt_divides_by_the_root_of_the_mini_batch(before: int, rate: float) -> None:
     assert learning_rate(INVERSE_SQRT, 1.0, 0.0, before, 1) == pytest.approx(rate, rel=1e-15)
 
 

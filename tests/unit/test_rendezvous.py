@@ -58,7 +58,7 @@ def collected(queue: SimpleQueue[Any], count: int) -> list[Any]:
 
 
 @pytest.mark.full
-def test_parts_get_the_addresses_once_all_are_there_and_do_what_is_wanted(meeting: Rendezvous, call: Call) -> None:
+def test_parts_get_all_addresses_and_their_commands(meeting: Rendezvous, call: Call) -> None:
     first = call(0)
     until(lambda: meeting.present() == 1, "the first part is there")
     first.flush()

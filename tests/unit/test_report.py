@@ -73,7 +73,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Page:
     return page_of(folder, committed(folder, interval={"ds": "2024-05-01"}))
 
 
-def test_the_report_shows_every_section_of_a_set_with_sparse_neighbourhoods(page: Page) -> None:
+def test_the_report_shows_every_section_of_a_set(page: Page) -> None:
     headings = (
         "Shard quality",
         "Classes on each worker",
@@ -123,7 +123,7 @@ def test_every_picture_is_a_readable_image_with_a_description(page: Page) -> Non
         assert alt
 
 
-def test_sparse_images_are_shown_pixel_for_pixel_from_the_smallest_neighbourhood(page: Page) -> None:
+def test_sparse_images_are_shown_pixel_for_pixel(page: Page) -> None:
     images, _ = make_images(240)
     assert [alt for alt in page.alts() if alt.startswith("image ")] == ["image 2", "image 0", "image 1"]
     shown = next(source for source in page.sources() if source.startswith("data:image/png"))
@@ -271,7 +271,7 @@ def test_the_comparison_shows_every_strategy_beside_a_random_split(tmp_path: Pat
     assert len(page.sources()) == 4  # seconds, distance, classes, neighbourhoods
 
 
-def test_the_classes_that_stray_farthest_are_drawn_under_their_own_numbers() -> None:
+def test_the_most_uneven_classes_keep_their_own_numbers() -> None:
     table = np.full((4, 120), 10)
     table[:, 110:] = [[40], [0], [0], [0]]  # ten classes that one worker holds alone
     (ax,) = figures.class_boxes(table).axes

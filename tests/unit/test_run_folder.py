@@ -87,7 +87,7 @@ def test_a_finished_run_is_found_finished_and_untouched(finished: Path, resume: 
     assert content(finished) == before
 
 
-def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finished_itself(finished: Path) -> None:
+def test_a_finished_run_is_made_longer_with_resume(finished: Path) -> None:
     with pytest.raises(UsageError, match=r"10 steps per worker; --resume continues to the 30"):
         start(finished, asking(steps=30))
     assert start(finished, asking(steps=30), resume=True) is Start.GO_ON
@@ -107,7 +107,7 @@ def test_a_longer_run_goes_on_from_a_finished_one_with_resume_and_is_not_finishe
         (asking(protocol="bsp"), "--protocol asp, not bsp"),
     ],
 )
-def test_another_run_than_the_one_in_the_folder_is_refused_naming_what_differs(
+def test_another_run_in_a_folder_is_refused_with_the_difference(
     finished: Path, other: Any, part: Any, resume: bool
 ) -> None:
     before = content(finished)
@@ -151,7 +151,7 @@ def test_overwrite_follows_no_link_out_of_the_folder(finished: Path, tmp_path: P
     assert listing(tmp_path / "scratch") == ["00000009/state.json"]
 
 
-def test_a_folder_of_somebody_else_is_refused_and_left_without_a_trace(tmp_path: Path) -> None:
+def test_a_foreign_folder_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     fill(tmp_path, "thesis.tex")
     for resume in (False, True):
         with pytest.raises(UsageError, match=r"thesis\.tex, which no run wrote"):
@@ -159,7 +159,7 @@ def test_a_folder_of_somebody_else_is_refused_and_left_without_a_trace(tmp_path:
     assert listing(tmp_path) == ["thesis.tex"]
 
 
-def test_a_start_that_failed_before_its_first_update_does_not_stand_in_the_way_of_the_next(tmp_path: Path) -> None:
+def test_a_failed_start_does_not_hinder_the_next(tmp_path: Path) -> None:
     assert start(tmp_path, asking(model="net:missing")) is Start.NEW
     fill(tmp_path, "logs/prepare.log", "checkpoints/00000000/state.json", "checkpoints/00000000/slice-000-of-001.st")
     assert start(tmp_path) is Start.NEW

@@ -63,7 +63,7 @@ def test_going_back_voids_what_came_after() -> None:
     assert surviving([log[1], StartEvent()]) == [StartEvent()]
 
 
-def test_what_is_logged_late_of_a_history_that_was_left_does_not_count() -> None:
+def test_late_events_of_a_discarded_history_do_not_count() -> None:
     log: list[LogEvent] = [
         GenerationEvent(generation=5, version=0),
         EvaluationEvent(generation=5, version=10),

@@ -97,9 +97,7 @@ def test_every_class_hides_subgroups_of_clearly_unequal_size() -> None:
 
 
 @pytest.mark.full
-def test_a_few_patterns_of_one_to_three_images_are_far_from_everything(
-    groups: npt.NDArray[np.int64], points: npt.NDArray[np.float64]
-) -> None:
+def test_a_few_patterns_are_far_from_all_others(groups: npt.NDArray[np.int64], points: npt.NDArray[np.float64]) -> None:
     spec = SampleSpec()
     assert np.bincount(groups)[spec.scenes :].tolist() == [1, 2, 3, 1, 2, 3]
     centres = np.array([points[groups == scene].mean(axis=0) for scene in range(spec.scenes)])
@@ -113,7 +111,7 @@ def test_a_few_patterns_of_one_to_three_images_are_far_from_everything(
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(5))
-def test_kmeans_finds_the_scenes_and_gives_isolated_patterns_tiny_clusters(
+def test_kmeans_finds_the_scenes_and_isolated_patterns(
     groups: npt.NDArray[np.int64], points: npt.NDArray[np.float64], seed: int
 ) -> None:
     scenes = SampleSpec().scenes

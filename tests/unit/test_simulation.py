@@ -154,7 +154,7 @@ def test_overlapping_crashes_roll_back_once(tmp_path: Path, exchange: str) -> No
     assert next(event["time"] for event in events if event["event"] == "rollback") == pytest.approx(4.75)
 
 
-def test_a_finished_run_goes_on_to_more_steps_and_is_not_one_of_other_machines(tmp_path: Path) -> None:
+def test_a_finished_run_resumes_on_the_same_machines_only(tmp_path: Path) -> None:
     whole, part = (
         virtual(tmp_path / name, "bsp", steps=steps, recipe="constant") for name, steps in (("whole", 20), ("part", 8))
     )
@@ -229,7 +229,7 @@ def test_the_cause_of_a_failed_run_is_in_its_log_result_and_report(tmp_path: Pat
 
 
 @pytest.mark.parametrize("text", ["exponential:20", "lognormal:0.7", "homogeneous"])
-def test_a_profile_s_steps_have_their_mean_and_are_the_same_every_time(text: str) -> None:
+def test_steps_of_a_profile_have_its_mean_and_repeat(text: str) -> None:
     profile = parse_profile(text)
     drawn = np.array([profile.seconds(0.05, 3, worker, clock) for worker in range(20) for clock in range(500)])
     assert drawn.mean() == pytest.approx(0.05, rel=0.03)
@@ -271,7 +271,7 @@ def test_a_failure_that_cannot_be_is_one_clear_line(text: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 100])
-def test_dealing_gives_every_row_to_one_virtual_worker_and_nobody_nothing(shards: Path, count: int) -> None:
+def test_dealing_gives_each_row_to_one_worker_and_rows_to_all(shards: Path, count: int) -> None:
     found = open_shards(str(shards))
     dealt = deal(found, count)
     ids = np.concatenate([rows.ids for rows in dealt])
@@ -376,9 +376,7 @@ def test_each_start_tells_the_configuration_of_its_updates() -> None:
         (["--compute", "none", "--workers", "2", "--sampling", "bernoulli"], "--compute real"),
     ],
 )
-def test_what_cannot_be_simulated_is_one_clear_line_and_leaves_nothing(
-    tmp_path: Path, flags: list[str], said: str
-) -> None:
+def test_an_impossible_simulation_is_one_line_without_leftovers(tmp_path: Path, flags: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         main([*flags, "--output", str(tmp_path / "run"), "--steps", "1"])
     assert not (tmp_path / "run").exists()
@@ -408,9 +406,7 @@ def kill_at(second: float, monkeypatch: pytest.MonkeyPatch, output: Path, **valu
             virtual(output, **values)
 
 
-def test_a_killed_run_that_is_resumed_counts_every_gradient_once_and_replays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_and_resumed_run_counts_gradients_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was logged after the last checkpoint is void; the virtual clock goes on, and a failure befalls once."""
     values: dict[str, Any] = {"steps": 40, "failures": parse_failures("worker:1@0.5+0.3")}
     kill_at(1.55, monkeypatch, tmp_path, **values)
@@ -461,7 +457,7 @@ def test_models_of_equal_parameters_are_equal_files(
         assert one == other, name
 
 
-def test_a_worker_that_dies_again_while_it_is_away_is_away_for_the_longer_of_both(tmp_path: Path) -> None:
+def test_two_deaths_of_a_worker_last_as_long_as_the_longer(tmp_path: Path) -> None:
     for name, script in (("later", "worker:0@1+0.5,worker:0@1.2+2"), ("sooner", "worker:0@1+2.2,worker:0@1.2+0.3")):
         pushes = virtual(tmp_path / name, steps=60, failures=parse_failures(script)).pushes()
         seconds = pushes.loc[pushes["worker"] == 0, "seconds"]

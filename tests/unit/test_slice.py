@@ -124,7 +124,7 @@ def test_workers_pull_what_momentum_will_have_made_of_the_parameters(
 
 
 @pytest.mark.parametrize("rule", [heavy_ball(0.9), look_ahead(0.9, 1, 12), look_ahead(0.9, 4, 12)], ids=str)
-def test_a_gradient_moves_the_parameters_as_far_in_the_end_under_either_rule(rule: Momentum) -> None:
+def test_a_gradient_moves_parameters_as_far_under_either_rule(rule: Momentum) -> None:
     part = ParameterSlice(np.zeros(1), np.zeros(1), rule, 12, "changes")
     part.apply([np.ones(1)], 0.1, [1.0])
     for _ in range(3000):
@@ -205,7 +205,7 @@ def test_the_slices_tile_the_vector_and_differ_by_one_number_at_most(total: int,
 
 @given(servers=st.integers(1, 7), parameters=st.integers(0, 40), statistics=st.integers(0, 9), seed=st.integers(0, 99))
 @settings(max_examples=60, deadline=None)
-def test_however_many_servers_hold_the_vector_its_numbers_are_the_same(
+def test_the_vector_is_the_same_on_any_number_of_servers(
     servers: int, parameters: int, statistics: int, seed: int
 ) -> None:
     alone, pushed = make(parameters, statistics, seed=seed), gradients(3, parameters + statistics, seed)

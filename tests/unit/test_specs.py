@@ -97,9 +97,7 @@ def test_help_names_defaults_and_escapes_percent_signs() -> None:
         ({"colour": "green"}, "--colour must be red or blue, got 'green'"),
     ],
 )
-def test_a_value_out_of_range_is_one_line_whether_it_comes_from_a_flag_or_from_python(
-    values: dict[str, Any], line: str
-) -> None:
+def test_a_value_out_of_range_is_one_line_from_flags_and_python(values: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError) as caught:
         Kettle(**values)
     assert str(caught.value) == line
@@ -114,7 +112,7 @@ def test_a_check_refuses_what_bounds_cannot_say() -> None:
     assert (even.admits(4), even.admits(3), even.range()) == (True, False, "an even number")
 
 
-def test_params_hold_what_is_recorded_and_identity_what_may_not_change() -> None:
+def test_params_are_recorded_and_identity_may_not_change() -> None:
     recorded = {"litres": 1.5, "lid": True, "colour": "red", "watts": None, "note": "x"}
     assert Kettle(note="x", size="big").params() == recorded
     assert Kettle(note="x").identity() == Kettle(note="y").identity()
@@ -150,13 +148,13 @@ def test_a_member_takes_its_own_flags_and_its_own_defaults() -> None:
         (["--thing", "spoon"], "--thing must be kettle or cup, got 'spoon'"),
     ],
 )
-def test_a_flag_of_another_member_is_refused_and_a_missing_one_is_named(argv: list[str], line: str) -> None:
+def test_a_flag_of_another_member_is_refused(argv: list[str], line: str) -> None:
     with pytest.raises(UsageError) as caught:
         member(*argv)
     assert str(caught.value) == line
 
 
-def test_a_toml_file_may_hold_parameters_of_members_that_are_not_chosen(tmp_path: Path) -> None:
+def test_a_toml_file_may_hold_parameters_of_other_members(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text('colour = "blue"\nlitres = 2')
     assert member("--config", str(tmp_path / "c.toml"), "--thing", "cup", "--handles", "1") == Cup(1, 2.0)
 

@@ -58,7 +58,7 @@ def test_a_later_window_may_use_what_earlier_ones_left() -> None:
         check(window=900, end=1000, new=300, copies_before=701)
 
 
-def test_a_set_that_is_over_the_limit_may_grow_by_windows_that_are_not() -> None:
+def test_a_set_over_the_limit_grows_by_windows_below_it() -> None:
     check(window=900, end=1000, new=100, copies_before=9000)
 
 

@@ -46,7 +46,7 @@ def test_a_planted_difference_is_found_and_named(steadier: Analysis) -> None:
     assert (levels["stratified"], levels["round_robin"]) == ("better", "worse")
 
 
-def test_what_is_steadier_and_ends_much_lower_is_not_painted_as_better() -> None:
+def test_a_steadier_but_much_lower_member_is_not_better() -> None:
     draw = normal({"random": 0.02, "stratified": 0.004}, means={"stratified": 0.4})
     found = made(draw, ways=("random", "stratified"))
     levels = {finding.text.partition(":")[0]: finding.level for finding in findings(found)}
@@ -137,7 +137,7 @@ def test_runs_that_diverged_are_counted_and_in_no_mean() -> None:
     assert "stratified: 2 of 19 runs diverged, and no mean includes them." in said(found)
 
 
-def test_what_diverges_is_not_painted_as_better_and_its_answer_says_of_which_runs_it_is() -> None:
+def test_a_diverging_member_is_not_better() -> None:
     draw = normal({"random": 0.02, "stratified": 0.002, "round_robin": 0.02})
     found = made(lambda run: None if run.cell.sharding == "stratified" and run.seed < 9 else draw(run))
     assert (
@@ -159,7 +159,7 @@ def test_runs_that_learned_nothing_are_told() -> None:
     assert text.count("learned nothing") == 1
 
 
-def test_runs_of_other_programs_or_machines_are_told_with_their_numbers() -> None:
+def test_runs_of_other_programs_or_machines_are_counted() -> None:
     plan = make_plan(WAYS, seeds=6)
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
     assert "different environments" not in said(analyse(plan, records))
@@ -213,7 +213,7 @@ def test_protocols_are_compared_as_ways_of_sharding_are() -> None:
 
 
 @pytest.mark.full
-def test_a_planted_ratio_of_three_is_reported_by_as_many_studies_as_the_power_says() -> None:
+def test_the_power_predicts_how_many_studies_find_a_ratio() -> None:
     """From the ledger to the words."""
     seeds, studies, found = 7, 200, 0
     for study in range(studies):
@@ -247,7 +247,7 @@ def test_evenness_that_goes_with_spread_is_seen() -> None:
     )
 
 
-def test_ways_that_differ_in_evenness_and_in_spread_are_no_sign_that_one_predicts_the_other() -> None:
+def test_differences_between_members_predict_no_spread() -> None:
     """Two ways of three are two clusters of points, whatever is left out."""
     plan = make_plan(WAYS, seeds=28)
     records = make_records(plan, normal({"random": 0.02, "stratified": 0.004, "round_robin": 0.1}))
@@ -261,7 +261,7 @@ def test_ways_that_differ_in_evenness_and_in_spread_are_no_sign_that_one_predict
     assert "Evenness of shards by MMD2 is not shown to correlate with" in said(found)
 
 
-def test_a_member_whose_shards_are_all_alike_says_nothing_about_evenness() -> None:
+def test_a_member_of_equal_shards_says_nothing_about_evenness() -> None:
     """The mean of equal numbers differs from them by rounding."""
     plan = make_plan(WAYS, seeds=28)
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
@@ -272,7 +272,7 @@ def test_a_member_whose_shards_are_all_alike_says_nothing_about_evenness() -> No
     assert (test.over_all.runs, test.within.runs) == (84, 56)
 
 
-def test_one_very_uneven_member_is_no_sign_that_evenness_predicts_spread() -> None:
+def test_one_very_uneven_member_predicts_no_spread() -> None:
     plan = make_plan(WAYS, seeds=28)
     records = make_records(plan, normal({"random": 0.01, "stratified": 0.01, "round_robin": 0.1}))
     for record in records:
@@ -286,7 +286,7 @@ def test_one_very_uneven_member_is_no_sign_that_evenness_predicts_spread() -> No
     assert "Evenness of shards by MMD2 is not shown to correlate with" in said(found)
 
 
-def test_a_way_that_is_close_but_for_one_run_far_off_is_neither_steadier_nor_less_steady() -> None:
+def test_one_distant_run_decides_nothing_about_spread() -> None:
     """The test is of mean distances from the median, and the standard deviation is what that one makes it."""
     rng = np.random.default_rng(3)
     drawn = {"random": rng.normal(0, 0.004, 50), "stratified": rng.normal(0, 0.0008, 50)}

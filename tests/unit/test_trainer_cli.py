@@ -61,7 +61,7 @@ def test_help_names_every_model_and_a_flag_for_every_setting() -> None:
     assert "Exit codes" in done.stdout
 
 
-def test_without_flags_a_run_is_what_config_says_and_so_does_the_defaults_file(tmp_path: Path) -> None:
+def test_without_flags_config_and_the_defaults_file_agree(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
     config, options = parsed("--epochs", 3, "--config", tmp_path / "empty.toml")
     assert config == make_config(config.data.shards, config.run.output, epochs=3)
@@ -120,7 +120,7 @@ def test_paths_mean_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, t
         (["--epochs", "1", "--nonsense"], ["--nonsense", "--help"]),
     ],
 )
-def test_a_wrong_command_line_is_refused_with_fact_value_and_next_step(args: Any, parts: Any) -> None:
+def test_a_wrong_command_line_is_refused_with_the_next_step(args: Any, parts: Any) -> None:
     with pytest.raises(UsageError) as refused:
         main([*NEEDED, *args])
     for part in parts:
@@ -165,7 +165,7 @@ def test_debug_shows_the_trace_before_the_line(
     assert capsys.readouterr().err.startswith("Traceback")
 
 
-def test_what_the_shards_forbid_is_refused_before_the_folder_is_touched(shards: Path, tmp_path: Path) -> None:
+def test_flags_that_shards_forbid_leave_the_folder_untouched(shards: Path, tmp_path: Path) -> None:
     common = ["--shards", str(shards), "--output", str(tmp_path / "run"), "--steps", "1"]
     for more, error, part in (
         (["--batch-size", "1"], UsageError, "all 2 workers together"),
@@ -209,7 +209,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("kind", REFUSED)
 @pytest.mark.parametrize("way", [main, simulate])
-def test_what_no_worker_could_compute_is_refused_before_the_start_and_leaves_nothing(
+def test_an_impossible_step_is_refused_before_the_start(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: Any
 ) -> None:
     (tmp_path / "own_normalised.py").write_text(OWN)
@@ -224,9 +224,7 @@ def test_what_no_worker_could_compute_is_refused_before_the_start_and_leaves_not
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
-def test_a_run_that_is_there_stays_as_it_is_when_the_next_start_is_refused(
-    shards: Path, finished: Path, flag: str
-) -> None:
+def test_a_refused_start_leaves_the_run_unchanged(shards: Path, finished: Path, flag: str) -> None:
     more = ["--steps", "30", "--device", "cuda"]
     config, _ = parsed("--shards", shards, "--output", finished, *more)
     (finished / "config.json").write_text(json.dumps(RunRecord.from_config(config, open_shards(str(shards))).to_json()))
@@ -246,9 +244,7 @@ def test_a_run_that_is_there_stays_as_it_is_when_the_next_start_is_refused(
         ({"protocol": "k-batch-bsp", "cancel": "preempt", "micro_batches": 3}, 3),
     ],
 )
-def test_the_smallest_forward_pass_of_a_run_is_that_of_its_smallest_mini_or_micro_batch(
-    values: Any, least: int
-) -> None:
+def test_the_smallest_forward_pass_is_of_the_smallest_batch(values: Any, least: int) -> None:
     assert smallest_pass(make_config(**values), 12) == least
 
 

@@ -88,9 +88,7 @@ def test_shares_and_rates_are_those_of_the_papers() -> None:
 
 @pytest.mark.parametrize("protocol", list(PROTOCOLS))
 @pytest.mark.parametrize("model", list(MODELS))
-def test_a_rate_that_is_not_given_is_the_models_own_less_where_gradients_may_be_stale(
-    model: str, protocol: str
-) -> None:
+def test_the_default_rate_is_lower_for_stale_gradients(model: str, protocol: str) -> None:
     config, kind = make_config(model=model, protocol=protocol), MODELS[model]
     stale = not PROTOCOLS[protocol].synchronous
     assert config.learning_rate == (kind.stale_learning_rate if stale else kind.learning_rate)
@@ -137,7 +135,7 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
         planned(2, parameters=10, servers=11)
 
 
-def test_the_table_says_whether_the_mini_batch_is_global_and_which_rate_is_applied() -> None:
+def test_the_table_names_the_mini_batch_and_the_applied_rate() -> None:
     text = describe(planned(12, servers=2))
     assert "120 over all 12 workers, 10 each; 128 was requested, and --worker-batch exact uses all of it" in text
     assert "asp applies 0.025 / 12 = 0.002083 to each push; falls to a tenth at epoch 136.5 and 163.8\n" in text

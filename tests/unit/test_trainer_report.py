@@ -159,7 +159,7 @@ def test_a_run_without_evaluations_shows_how_training_went(tmp_path: Path) -> No
     assert "no evaluation yet" in page.text
 
 
-def test_a_log_cut_off_in_its_last_line_and_without_pushes_is_reported(tmp_path: Path) -> None:
+def test_a_cut_log_without_pushes_is_reported(tmp_path: Path) -> None:
     run = eventful_run(epochs=2)
     run.rows = []
     folder = run.save(tmp_path)
@@ -198,7 +198,7 @@ def test_a_loss_that_is_no_number_is_named_and_the_rest_is_drawn(tmp_path: Path,
     assert "mathdefault" not in curves
 
 
-def test_one_worker_may_have_pushed_nothing_and_another_have_been_rejected(tmp_path: Path) -> None:
+def test_workers_may_have_no_pushes_or_rejected_ones(tmp_path: Path) -> None:
     run = MadeUpRun(num_workers=3, epochs=1)
     run.train(0.8, idle=(1,))
     run.rows += [f"1,{run.version},2,{30 + late},50,9,10,nan,0,{run.seconds:.3f},0" for late in range(5)]
@@ -249,7 +249,7 @@ def test_every_setting_has_its_flag_and_meaning() -> None:
 
 
 @pytest.mark.full
-def test_a_report_replaces_the_last_one_whole_and_is_the_same_for_the_same_log(tmp_path: Path) -> None:
+def test_a_report_is_replaced_whole_and_repeats_its_bytes(tmp_path: Path) -> None:
     run = MadeUpRun(num_workers=2, epochs=1)
     run.train(0.5)
     folder = run.save(tmp_path)
@@ -507,9 +507,7 @@ def test_tensorboard_skips_what_was_not_measured(tmp_path: Path) -> None:
     assert curves_read_back(tmp_path) == {"evaluation/accuracy": [(7, 0.5)]}
 
 
-def test_a_missing_tensorboard_is_told_with_the_command_that_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_tensorboard_names_the_command_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(extras.EXTRAS, "tensorboard", ("no_such_module",))
     line = "--tensorboard needs no_such_module, which is not installed: run pip install '.[tensorboard]'"
     with pytest.raises(UsageError, match=re.escape(line)):

@@ -33,9 +33,7 @@ def test_a_gateway_that_does_not_answer_is_named_at_once() -> None:
         open_shards("webhdfs://127.0.0.1:9/shards")
 
 
-def test_the_default_file_system_of_hadoop_is_asked_where_a_uri_names_no_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_uri_without_host_uses_hadoops_default_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
     with pytest.raises(UsageError, match=r"no fs\.defaultFS is configured"):
         open_shards("hdfs:///shards")

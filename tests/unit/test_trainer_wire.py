@@ -406,9 +406,7 @@ def test_what_no_peer_of_this_version_sends_is_counted_and_dropped(alone: Served
     [{"pid": 1}, {"pid": 2**22 + 1}, {"pid": -1}, {"descriptor": 10**300}, {"pid": 0}, {"nonce": "x" * 10**5}],
     ids=lambda values: str(values)[:30],
 )
-def test_a_handle_to_memory_that_is_not_the_workers_is_declined_and_numbers_travel_by_socket(
-    alone: Served, honest: Worker, values: dict[str, Any]
-) -> None:
+def test_foreign_memory_is_declined_and_the_socket_used(alone: Served, honest: Worker, values: dict[str, Any]) -> None:
     peer = alone.peer()
     peer.send_multipart([raw(Join, 1, time.time_ns()), handle(**values)])
     assert peer.poll(60_000)
@@ -463,9 +461,7 @@ def test_a_gradient_in_memory_that_was_never_opened_is_not_taken(alone: Served, 
     alone.wait_for_malformed(before + 1)
 
 
-def test_a_gradient_of_another_time_is_not_taken_and_its_worker_is_told_to_join_again(
-    alone: Served, honest: Worker
-) -> None:
+def test_a_gradient_of_another_generation_makes_its_worker_rejoin(alone: Served, honest: Worker) -> None:
     peer, before = alone.peer(), alone.status()
     worker, session, generation, clock = joined(alone, peer)
     for head in (
@@ -536,7 +532,7 @@ def test_a_follower_takes_orders_from_nobody_but_server_0(pair: Served) -> None:
     worker.client.close()
 
 
-def test_what_a_follower_says_of_a_worker_or_a_time_that_does_not_exist_changes_nothing(pair: Served) -> None:
+def test_messages_about_unknown_workers_change_nothing(pair: Served) -> None:
     worker, peer = pair.worker(), pair.peer()
     worker.step()
     assert worker.turn
@@ -554,7 +550,7 @@ def test_what_a_follower_says_of_a_worker_or_a_time_that_does_not_exist_changes_
     worker.client.close()
 
 
-def test_a_server_that_starts_hears_late_words_about_a_checkpoint_and_goes_on(tmp_path: Path) -> None:
+def test_a_starting_server_ignores_late_checkpoint_messages(tmp_path: Path) -> None:
     """A follower that outlived server 0 may tell the next one that it has loaded what the last one wanted."""
     addresses = local_addresses(f"wire-{time.time_ns()}", 2)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -673,9 +669,7 @@ def test_a_worker_with_another_token_is_told_so_over_a_network(
     client.close()
 
 
-def test_a_worker_of_another_configuration_is_told_what_differs_and_the_others_do_not_notice(
-    alone: Served, honest: Worker
-) -> None:
+def test_a_worker_of_another_configuration_learns_the_difference(alone: Served, honest: Worker) -> None:
     client = alone.client(0, of=agreement(batch_size=64))  # it takes the place of one that is there
     with pytest.raises(UsageError) as refused:
         client.join()
@@ -690,9 +684,7 @@ def test_a_worker_of_another_configuration_is_told_what_differs_and_the_others_d
     assert (honest.turn.generation, honest.turn.clock) == (turn.generation, turn.clock + 1)
 
 
-def test_a_supervisor_of_another_configuration_is_told_so_and_its_words_change_nothing(
-    alone: Served, honest: Worker
-) -> None:
+def test_a_supervisor_of_another_configuration_changes_nothing(alone: Served, honest: Worker) -> None:
     before = alone.status()["alive"]
     control = Control(alone.addresses[0], SECRET, agreement(servers=2))
     control.tell(WorkerLoss(0))
@@ -703,9 +695,7 @@ def test_a_supervisor_of_another_configuration_is_told_so_and_its_words_change_n
 
 
 @pytest.mark.full
-def test_a_server_of_another_configuration_ends_with_a_line_and_the_others_wait_for_the_right_one(
-    pair: Served, tmp_path: Path
-) -> None:
+def test_a_server_of_another_configuration_ends_with_a_line(pair: Served, tmp_path: Path) -> None:
     worker = pair.worker()
     worker.step()
     pair.processes[1].kill()

@@ -56,9 +56,7 @@ def _same(flat: FlatModel, model: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize(("name", "options"), KINDS)
-def test_momentum_sgd_on_the_vector_equals_torch_on_an_untouched_copy_bit_for_bit(
-    name: str, options: dict[str, Any]
-) -> None:
+def test_momentum_sgd_on_the_vector_equals_torch_bit_for_bit(name: str, options: dict[str, Any]) -> None:
     built = _make(name, **options)
     plain = deepcopy(built.model)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
@@ -105,7 +103,7 @@ def test_backward_adds_to_the_gradients_that_are_there() -> None:
     torch.testing.assert_close(flat.gradients, 2 * once)
 
 
-def test_the_vector_holds_parameters_then_running_statistics_in_the_models_order() -> None:
+def test_the_vector_holds_parameters_then_running_statistics() -> None:
     built = _make("cnn")
     flat, model = FlatModel(built.model), built.model
     parameters = [p.detach().flatten() for p in model.parameters()]
@@ -117,7 +115,7 @@ def test_the_vector_holds_parameters_then_running_statistics_in_the_models_order
 
 @given(st.lists(st.sampled_from(["linear", "norm", "frozen", "conv"]), max_size=6), st.integers(1, 5))
 @settings(max_examples=40, deadline=None)
-def test_slots_tile_the_vector_and_reading_gives_back_what_was_attached(kinds: Any, width: int) -> None:
+def test_slots_tile_the_vector_and_read_back(kinds: Any, width: int) -> None:
     layers = {
         "linear": lambda: nn.Linear(width, width),
         "norm": lambda: nn.BatchNorm1d(width),
@@ -137,7 +135,7 @@ def test_slots_tile_the_vector_and_reading_gives_back_what_was_attached(kinds: A
     assert all(np.array_equal(named[name], tensor) for name, tensor in saved.items())
 
 
-def test_numbers_written_to_a_memory_map_are_the_models_and_its_statistics_go_there(tmp_path: Path) -> None:
+def test_a_memory_map_holds_parameters_and_statistics(tmp_path: Path) -> None:
     built = _make("cnn")
     flat = FlatModel(built.model)
     start = flat.read()
@@ -170,7 +168,7 @@ def test_a_model_can_be_attached_without_gradients_for_evaluation() -> None:
     assert all(p.grad is None for p in built.model.parameters())
 
 
-def test_frozen_parameters_travel_with_the_buffers_and_stay_as_they_are() -> None:
+def test_frozen_parameters_travel_with_the_buffers_unchanged() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 5).requires_grad_(False), nn.Linear(5, 4))
     before = model[1].weight.clone()
     flat = _attached(model)
@@ -187,7 +185,7 @@ def test_a_buffer_that_state_dict_leaves_out_is_left_out() -> None:
     assert [slot.name for slot in FlatModel(model).slots] == ["weight", "bias"]
 
 
-def test_weights_in_channels_last_order_are_laid_out_row_by_row_all_the_same() -> None:
+def test_weights_in_channels_last_order_are_laid_out_by_rows() -> None:
     model = nn.Conv2d(3, 4, 3)
     flat, turned = FlatModel(model), FlatModel(deepcopy(model).to(memory_format=torch.channels_last))
     assert np.array_equal(flat.read(), turned.read())
@@ -278,7 +276,7 @@ def test_a_step_on_a_gpu_is_that_of_the_cpu_and_repeatable(name: str) -> None:
         assert np.linalg.norm(pushed[1] - pushed[0]) < 0.02 * np.linalg.norm(pushed[0])
 
 
-def test_a_step_of_no_examples_pushes_no_gradient_and_the_statistics_as_they_were() -> None:
+def test_a_step_of_no_examples_pushes_unchanged_statistics() -> None:
     built = _make("resnet20")
     flat = FlatModel(built.model)
     pulled = np.random.default_rng(1).random(flat.num_parameters + flat.num_buffers).astype(np.float32)
