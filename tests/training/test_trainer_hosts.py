@@ -206,7 +206,7 @@ def test_a_host_stays_for_its_slice_of_the_last_checkpoint(tmp_path: Path) -> No
     for roles in ("worker:11", "server:1,worker:11"):
         options = Options(roles=parse_roles(roles), addresses=where, token_file=tmp_path / "token", quiet=True)
         supervisor = _supervisor(config, facts, options, tmp_path)
-        supervisor.done = {role for role in supervisor.roles if role.kind == "worker"}
+        supervisor.ended_roles = {role for role in supervisor.roles if role.kind == "worker"}
         over.append(supervisor._is_over())
         supervisor.close()
     assert over == [True, False]
