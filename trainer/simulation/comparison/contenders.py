@@ -66,18 +66,18 @@ def _contender(label: str, protocol: Protocol) -> Contender:
     name, *values = label.split(":")
     kind = find(MEMBERS, "--compare", name)
     parsers = _parsers(kind)
-    given: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     free = iter(parsers)
     for value in values:
         key, equals, after = value.partition("=")
         # A path of --topology may contain an equals sign.
         named = bool(equals) and key.replace("-", "_") in parsers
         field = key.replace("-", "_") if named else next(free, None)
-        if field is None or field in given:
+        if field is None or field in parameters:
             options = " and ".join(parser.replace("_", "-") for parser in parsers)
             raise UsageError(f"--compare {label}: {name} takes {options or 'no parameter'}")
-        given[field] = parsers[field](label, after if named else value)
-    member = kind(**given)
+        parameters[field] = parsers[field](label, after if named else value)
+    member = kind(**parameters)
     if isinstance(member, Protocol):
         return Contender(protocol=member)
     assert isinstance(member, Exchange), "a member is a protocol or an exchange"

@@ -47,8 +47,8 @@ def describe(runs: Sequence[Measurements], goals: Goals) -> str:
         "consensus": lambda run: number(run.consensus, ".3g"),
     }
     cells = {name: [cell(run) for run in runs] for name, cell in columns.items()}
-    shown = {name: column for name, column in cells.items() if name.startswith("s to loss") or {*column} != {"-"}}
-    return table(list(zip(*shown.values(), strict=True)), tuple(shown), right=range(1, len(shown)), indent="  ")
+    filled = {name: column for name, column in cells.items() if name.startswith("s to loss") or {*column} != {"-"}}
+    return table(list(zip(*filled.values(), strict=True)), tuple(filled), right=range(1, len(filled)), indent="  ")
 
 
 def _goal(words: str, goal: float | None) -> str:
