@@ -204,7 +204,7 @@ class EvaluationEvent(LogEvent):
         version, generation: the checkpoint. Older logs lack the generation.
         epoch, seconds: global epochs and training time of the checkpoint.
         loss, accuracy: on the evaluation rows.
-        l2: the L2 term in the losses; 0 in older logs.
+        l2: the L2 term in the losses; 0 in older logs, None if it is not finite.
         rows: number of these rows.
         train_loss, train_accuracy: on a sample of training rows.
         learned: whether train_loss is below the loss of guessing; None if that is unknown.
@@ -216,7 +216,7 @@ class EvaluationEvent(LogEvent):
     epoch: float | None = None
     seconds: float | None = None
     loss: float | None = None
-    l2: float = 0.0
+    l2: float | None = 0.0
     accuracy: float | None = None
     rows: int | None = None
     train_loss: float | None = None
@@ -226,7 +226,7 @@ class EvaluationEvent(LogEvent):
 
     def loss_alone(self) -> float:
         """Return the loss on the evaluation rows without the L2 term; NaN if it is no number."""
-        return math.nan if self.loss is None else self.loss - self.l2
+        return math.nan if self.loss is None or self.l2 is None else self.loss - self.l2
 
 
 @dataclass(frozen=True, kw_only=True)
