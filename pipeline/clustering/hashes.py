@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.clustering import dual, gram
-from pipeline.clustering.npz import check_arrays
 from pipeline.clustering.projection import BLOCK_ROWS, BLOCK_VALUES
 from pipeline.core.arrays import Floats, Ints
 from pipeline.core.errors import UsageError
 from pipeline.core.hashing import row_hashes
+from pipeline.core.npz import check_arrays
 from pipeline.core.seeds import Purpose, generator
 
 Family = Literal["lsh", "sign", "dsh"]

@@ -24,7 +24,6 @@ from pyspark.sql.types import IntegralType
 from pipeline.clustering import lloyd
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.fit import ONE_TASK_PRODUCTS, fit, refine_centres, refinement_limit, refinement_sample
-from pipeline.clustering.npz import check_arrays
 from pipeline.clustering.params import column_type, not_negative, number_column, rows_as_matrix, whole_number
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
@@ -32,6 +31,7 @@ from pipeline.clustering.projection import check_grid, grid_exponent
 from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.hashing import row_hashes
+from pipeline.core.npz import check_arrays
 
 FEATURES = "the features"
 T = TypeVar("T")

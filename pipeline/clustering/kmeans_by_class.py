@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 
 from pipeline.clustering.columns import matrix_to_int
 from pipeline.clustering.lloyd import Fit, nearest_of_class
-from pipeline.clustering.npz import check_arrays
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import check_grid
 from pipeline.core.arrays import Ints
+from pipeline.core.npz import check_arrays
 
 MOST_CLASSES = 1 << 16  # the limit for every data set; see input/scan.py
 

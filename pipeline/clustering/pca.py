@@ -20,12 +20,12 @@ from pyspark.sql import DataFrame
 
 from pipeline.clustering import dual, gram
 from pipeline.clustering.columns import matrix_to_vector
-from pipeline.clustering.npz import check_arrays, to_bytes
 from pipeline.clustering.params import as_pixels, number_column, rows_as_matrix
 from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import Projection, check_grid, quantise
 from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.npz import check_arrays, to_bytes
 
 
 def _components(value: Any) -> float:

@@ -8,9 +8,9 @@ import numpy.typing as npt
 from pyspark import SparkContext
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable, MLWriter
 
-from pipeline.clustering.npz import from_bytes, to_bytes
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import parse_object
+from pipeline.core.npz import from_bytes, to_bytes
 from pipeline.core.storage.store import Store
 from pipeline.spark.store import open_store
 

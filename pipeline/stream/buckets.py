@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.clustering.npz import check_arrays, from_bytes
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import keyed_hash
+from pipeline.core.npz import check_arrays, from_bytes
 from pipeline.core.seeds import Purpose, word
 
 BYTES = 32  # per bucket: four numbers

@@ -10,8 +10,8 @@ import numpy as np
 from pyspark import SparkContext
 
 from pipeline.clustering.hashes import Hashes
-from pipeline.clustering.npz import from_bytes
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.npz import from_bytes
 from pipeline.core.shardset.commit import Move
 from pipeline.core.shardset.generations import name_of_model
 from pipeline.core.shardset.manifest import ShardSet, open_committed

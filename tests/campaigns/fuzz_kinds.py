@@ -28,13 +28,13 @@ from pipeline.clustering.gram import Spectrum
 from pipeline.clustering.hash_model import HashModel
 from pipeline.clustering.kmeans import BlockKMeansModel
 from pipeline.clustering.kmeans_by_class import KMeansByClassModel
-from pipeline.clustering.npz import to_bytes
 from pipeline.clustering.pca import BlockPCAModel
 from pipeline.clustering.persistence import load_model, save_model
 from pipeline.clustering.projection import quantise
 from pipeline.core import command_line
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import row_hashes
+from pipeline.core.npz import to_bytes
 from pipeline.core.shardset.attempt import is_running, seems_alive, whoami
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.damage import first_damage
@@ -143,6 +143,12 @@ def make_pickles(folder: Path) -> None:
     for protocol in (2, 4):
         batch = {b"labels": labels_of(5).tolist(), b"data": images_of(5, protocol, 3072), b"batch_label": b"x"}
         (folder / f"data_batch_{protocol}").write_bytes(pickle.dumps(batch, protocol=protocol))
+
+
+def make_archives(folder: Path) -> None:
+    images = images_of(30, 1, 192).reshape(30, 8, 8, 3)
+    np.savez(folder / "a.npz", images=images, labels=labels_of(30))
+    np.savez_compressed(folder / "b.npz", images=images[:7], labels=labels_of(7))
 
 
 def image_file(pixels: np.ndarray, kind: str) -> bytes:
@@ -585,6 +591,7 @@ PARQUET = ("bytes", "bytes", "parquet")
 KINDS: dict[str, Kind] = {
     "cifar-binary": Kind(make_binary, read_input, {"*.bin": BYTES}),
     "cifar-pickle": Kind(make_pickles, read_input, {"data_batch_*": BYTES}),
+    "npz": Kind(make_archives, read_input, {"*.npz": ("bytes", "npz", "npz")}),
     "parquet-encoded": Kind(make_encoded, read_input, {"*.parquet": PARQUET}),
     "parquet-raw": Kind(make_raw, read_input, {"*.parquet": PARQUET}),
     "parquet-dictionary": Kind(make_dictionary, read_input, {"*.parquet": PARQUET}),

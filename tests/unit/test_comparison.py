@@ -42,7 +42,7 @@ def by_label(runs: list[Measurements]) -> dict[str, Measurements]:
         ("dssp:2:9", {"name": "dssp", "staleness_bound": 2, "staleness_upper_bound": 9}),
         ("dssp:staleness-upper-bound=9", {"name": "dssp", "staleness_bound": 3, "staleness_upper_bound": 9}),
         ("k-bsp:4:preempt", {"name": "k-bsp", "k": 4, "cancel": "preempt", "micro_batches": 4}),
-        ("all-reduce", {"name": "all-reduce"}),
+        ("all-reduce", {"name": "all-reduce", "collective": "mesh"}),
         ("sync-switch:0.25:keep", {"name": "sync-switch", "fraction": 0.25, "switch_momentum": "keep"}),
         ("d-psgd:torus:2", EXCHANGES["d-psgd"](topology="torus", every=2).to_json()),  # type: ignore[call-arg]
         ("matcha:budget=0.25", EXCHANGES["matcha"](budget=0.25).to_json()),  # type: ignore[call-arg]

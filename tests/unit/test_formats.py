@@ -47,12 +47,19 @@ def pickled(path: Path) -> None:
     path.write_bytes(pickle.dumps(batch, protocol=2))
 
 
+def archive(**arrays: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
 # How to write LABELS, IMAGES and, where the layout holds them, COARSE as one file of each layout.
 WRITERS: dict[str, Callable[[Path], object]] = {
     "cifar10-binary": lambda path: path.write_bytes(records(LABELS, IMAGES)),
     "cifar100-binary": lambda path: path.write_bytes(records(COARSE, LABELS, IMAGES)),
     "cifar-pickle": pickled,
     "parquet": parquet,
+    "npz": lambda path: path.write_bytes(archive(images=IMAGES.reshape(-1, 3, 32, 32), labels=LABELS)),
 }
 every_format = pytest.mark.parametrize("name", list(FORMATS))
 

@@ -17,9 +17,9 @@ from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
 from pipeline.clustering.hashes import WIDTH_ROWS, Family, Hashes, fit
-from pipeline.clustering.npz import to_bytes
 from pipeline.clustering.projection import Grid, grid_exponent
 from pipeline.core.errors import UsageError
+from pipeline.core.npz import to_bytes
 from pipeline.datasets.synthetic import SampleSpec, training_batches
 
 FAMILIES: tuple[Family, ...] = ("lsh", "sign", "dsh")

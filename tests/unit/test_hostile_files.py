@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.clustering.npz import check_arrays, from_bytes
 from pipeline.core.errors import DataError, JobError
 from pipeline.core.json_values import build, fits, parse, parse_object
+from pipeline.core.npz import check_arrays, from_bytes
 from pipeline.core.shardset.attempt import is_running, whoami
 from tests.campaigns.fuzz_kinds import KINDS, SHAPE
 from trainer.checkpoints.read import newest, whole_states

@@ -10,10 +10,11 @@ from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import Columns, DataFile, Format
 from pipeline.input.formats.cifar_binary import Cifar10Binary, Cifar100Binary
 from pipeline.input.formats.cifar_pickle import CifarPickle
+from pipeline.input.formats.npz import Npz
 from pipeline.input.formats.parquet import ParquetImages
 
 FORMATS: dict[str, Format] = {
-    kind.name: kind for kind in (Cifar10Binary(), Cifar100Binary(), CifarPickle(), ParquetImages())
+    kind.name: kind for kind in (Cifar10Binary(), Cifar100Binary(), CifarPickle(), Npz(), ParquetImages())
 }
 HEAD_BYTES = 1 << 18  # bytes of a file that are read to recognise its format
 OPENED_AT_ONCE = 16

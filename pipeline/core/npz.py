@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any, Literal, NamedTuple
 from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
@@ -36,27 +36,44 @@ def from_bytes(data: bytes) -> Arrays:
                 raise ValueError("it is compressed")
             if sum(member.file_size for member in members) > len(data):
                 raise ValueError("it holds more bytes than it has")
-            return {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members}
+            return {member.filename.removesuffix(".npy"): read_array(archive.read(member)) for member in members}
     except ValueError:
         raise
     except Exception as error:  # zipfile and numpy raise many kinds for a broken file
         raise ValueError(f"it is no .npz file: {str(error) or type(error).__name__}") from None
 
 
-def _array(data: bytes) -> npt.NDArray[Any]:
-    """Return the array of an .npy file. Raises ValueError for pickled objects, and for another size than its header
-    tells."""
-    file = io.BytesIO(data)
+class ArrayHeader(NamedTuple):
+    """The header of an array."""
+
+    shape: tuple[int, ...]
+    in_fortran_order: bool
+    dtype: np.dtype[Any]
+
+
+def read_header(file: IO[bytes], length: int) -> ArrayHeader:
+    """Read the header of an .npy file, up to its first number. length: of the whole file, in bytes.
+
+    Raises ValueError for pickled objects, and for another length than the header tells."""
     version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
     if version not in HEADERS:
         raise ValueError(f"an array of version {version}")
-    shape, in_fortran_order, dtype = HEADERS[version](file)
-    if dtype.hasobject:
+    header = ArrayHeader(*HEADERS[version](file))
+    if header.dtype.hasobject:
         raise ValueError("it holds pickled objects")
-    body = data[file.tell() :]
-    if any(side < 0 for side in shape) or math.prod(shape) * dtype.itemsize != len(body):
-        raise ValueError(f"{len(body)} bytes are no {dtype} array of shape {shape}")
-    return np.frombuffer(body, dtype).reshape(shape, order="F" if in_fortran_order else "C").copy()
+    body = length - file.tell()
+    # Before anything is allocated: a header can ask for any size.
+    if any(side < 0 for side in header.shape) or math.prod(header.shape) * header.dtype.itemsize != body:
+        raise ValueError(f"{body} bytes are no {header.dtype} array of shape {header.shape}")
+    return header
+
+
+def read_array(data: bytes) -> npt.NDArray[Any]:
+    """Return the array of an .npy file. Raises ValueError as ``read_header``."""
+    file = io.BytesIO(data)
+    header = read_header(file, len(data))
+    order: Literal["F", "C"] = "F" if header.in_fortran_order else "C"
+    return np.frombuffer(data[file.tell() :], header.dtype).reshape(header.shape, order=order).copy()
 
 
 def check_arrays(arrays: Mapping[str, npt.NDArray[Any]], **forms: str) -> None:
