@@ -10,6 +10,7 @@ import pytest
 from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import make_plan
 from trainer.config import Config
+from trainer.exchange.sync_switch import SyncSwitch
 from trainer.study.__main__ import find_plan, main, plan_names, share, share_of_runs
 from trainer.study.plan.cases import case_of, check_plan, essentials
 from trainer.study.plan.study_plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
@@ -139,6 +140,23 @@ def test_shipped_plans_name_existing_strategies_and_flags(name: str) -> None:
     assert len(list(plan.runs())) > 1
 
 
+@pytest.mark.parametrize("name", ["sync-switch", "sync-switch-quick"])
+def test_the_search_for_a_fraction_is_between_bsp_and_asp(name: str) -> None:
+    plan = find_plan(name)
+    fractions = []
+    for cell in plan.cells():
+        config = case_of(plan, Run(cell, 0), "s", Path("o")).config
+        if isinstance(config.exchange, SyncSwitch):
+            assert cell.protocol == f"sync-switch-{config.exchange.fraction:g}"
+            fractions.append(config.exchange.fraction)
+        else:
+            assert config.protocol.name == cell.protocol
+    assert fractions == sorted(set(fractions))
+    assert len(fractions) >= 4
+    assert {cell.protocol for cell in plan.cells()} > {"bsp", "asp"}
+    assert (plan.compare, plan.baseline) == ("protocol", "bsp")
+
+
 BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"seeds": "0"}, "seeds must be from 1 to 100000, got 0"),
     ({"seeds": "[1, 2, 1]"}, "seeds names 1 twice"),
@@ -146,6 +164,8 @@ BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"seeds": "[-1]"}, "seeds = [-1] is neither a number of seeds nor a list of them"),
     ({"more": "workers = 0"}, "workers must be at least 1, got 0"),
     ({"more": 'workers = "12"'}, "workers = '12' is not a whole number"),
+    ({"more": "target = 1.5"}, "target must be an accuracy more than 0 and at most 1, got 1.5"),
+    ({"more": 'target = "high"'}, "target = 'high' is not an accuracy such as 0.4"),
     ({"more": 'backend = "spark"'}, "backend must be one of virtual, processes, got 'spark'"),
     ({"more": 'vary = ["weather"]'}, "vary must be one of model, order, sharding, schedule, got 'weather'"),
     ({"more": "vary = []"}, "vary names nothing: every seed would be the same run"),

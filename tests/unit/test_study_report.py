@@ -277,6 +277,26 @@ def test_a_report_of_odd_ledgers_is_still_one(draw: Draw, seeds: int, tmp_path: 
     json.loads((tmp_path / "results.json").read_text())
 
 
+def test_a_plan_with_a_target_has_the_times_to_it(tmp_path: Path) -> None:
+    """Seed 1 never reaches it, and seed 2 reaches it one evaluation later; older ledgers have no times."""
+    plan = make_plan(("random", "stratified"), seeds=3, target=0.5)
+    records = make_records(plan, lambda run: {1: 0.4, 2: 0.52}.get(run.seed, 0.6))
+    for record in records:
+        if "/random/" in record["run"]:
+            record["curve"]["seconds"] = [10.0, 20.0, 30.0]
+    report_of(plan, tmp_path, records)
+    times = {
+        member["name"]: member["seconds_to_target"]
+        for member in json.loads((tmp_path / "results.json").read_text())["settings"][0]["members"]
+    }
+    assert times == {"random": [20.0, 30.0], "stratified": []}
+    (table,) = (table for table in tables(analyse(plan, records)) if "evaluation accuracy of 0.5" in table.caption)
+    assert table.rows == [("random", "2 of 3", "25.0", "20.0", "30.0"), ("stratified", "0 of 3", "-", "-", "-")]
+    without = analyse(make_plan(("random", "stratified"), seeds=3), records)
+    assert "target" not in json.dumps(without.to_json())
+    assert not [table for table in tables(without) if "evaluation accuracy of" in table.caption]
+
+
 def test_a_report_of_real_targets_compares_losses(tmp_path: Path) -> None:
     plan = make_plan(seeds=6)
     records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))

@@ -141,6 +141,7 @@ class Analysis:
         title: of the plan.
         baseline: the member with which the others are compared.
         margin: of equivalence, as a difference of accuracies.
+        target: the accuracy to which times are measured; None for none.
         compared: the axis whose members are compared.
         settings: in the plan's order.
         family: number of tests in Holm's adjustment.
@@ -163,6 +164,7 @@ class Analysis:
     title: str
     baseline: str
     margin: float
+    target: float | None
     compared: str
     settings: list[StudySetting]
     family: int
@@ -182,10 +184,12 @@ class Analysis:
     def to_json(self) -> dict[str, Any]:
         """Return every number of the report, rounded to six digits; null for values that could not be computed."""
         values: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
+        if self.target is None:
+            del values["target"]
         for twins in values["twins"]:
             del twins["made"]  # not numbers, and the ledger has them
         values["settings"] = [
-            {"name": setting.name, "members": [_member(m) for m in setting.members.values()]}
+            {"name": setting.name, "members": [_member(m, self.target) for m in setting.members.values()]}
             for setting in self.settings
         ]
         return values
@@ -229,6 +233,7 @@ def analyse(
         title=plan.title,
         baseline=plan.baseline,
         margin=plan.margin,
+        target=plan.target,
         compared=plan.compare,
         settings=adjusted_settings,
         family=len(comparisons),
@@ -405,11 +410,27 @@ def _adjust_quality_p_values(tests: list[QualityTest]) -> list[QualityTest]:
     return tests
 
 
-def _member(member: ComparisonSide) -> dict[str, Any]:
+def times_to(target: float, records: Sequence[Record]) -> list[float]:
+    """Return the training time, in seconds, of the first evaluation of each run with at least the target's accuracy.
+
+    Runs that never reach it are left out, and so are runs of ledgers that have no times."""
+    result = []
+    for record in records:
+        curve = record["curve"] or {}
+        points = zip(curve.get("accuracy", ()), curve.get("seconds", ()), strict=False)
+        reached = [seconds for accuracy, seconds in points if accuracy is not None and accuracy >= target]
+        result += reached[:1]
+    return result
+
+
+def _member(member: ComparisonSide, target: float | None) -> dict[str, Any]:
     """Return the numbers of a member as plain JSON, without its records, wall-clock time and time of sharding.
 
-    Its p-values of equivalence are null for losses, because the margin is a difference of accuracies."""
+    Its p-values of equivalence are null for losses, because the margin is a difference of accuracies. target: as in
+    Analysis."""
     values = asdict(replace(member, records=[], curves=None))
+    if target is not None:
+        values["seconds_to_target"] = times_to(target, member.records)
     for key, comparison in values["comparisons"].items():
         if comparison and "accuracy" not in key:  # the margin is a difference of accuracies
             comparison["equivalence_p"] = comparison["adjusted_equivalence_p"] = None

@@ -88,6 +88,7 @@ class StudyPlan:
         compare: the axis whose members are compared.
         baseline: the member of ``compare`` with which the others are compared; the first one by default.
         margin: two mean accuracies are equivalent if they differ by less.
+        target: evaluation accuracy; the report has the time until runs reach it. None for no such table.
         beside: name of another study's folder next to this one; its runs are compared with the runs of equal name here.
         skip: patterns of cells that are left out, such as "cifar100-*/stratified/*".
         training: flags of every run.
@@ -106,6 +107,7 @@ class StudyPlan:
     compare: Axis = "sharding"
     baseline: str = ""
     margin: float = 0.005
+    target: float | None = None
     beside: str = ""
     skip: tuple[str, ...] = ()
     training: Table = field(default_factory=dict)
@@ -129,6 +131,8 @@ class StudyPlan:
             raise UsageError(f"margin must be an accuracy more than 0 and below 1, got {self.margin}")
         object.__setattr__(self, "baseline", self.baseline or next(iter(self.members)))  # the dataclass is frozen
         _one_of("baseline", self.baseline, tuple(self.members))
+        if self.target is not None and not 0 < self.target <= 1:
+            raise UsageError(f"target must be an accuracy more than 0 and at most 1, got {self.target}")
         if self.beside and not NAME.fullmatch(self.beside):
             raise UsageError(f"beside must be the name of a study's folder next to this one's, got {self.beside!r}")
         for pattern in self.skip:
@@ -203,6 +207,7 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
         _check_type(values, key, str, "a text")
     _check_type(values, "workers", int, "a whole number")
     _check_type(values, "margin", float, "a number such as 0.005")
+    _check_type(values, "target", float, "an accuracy such as 0.4")
     # Zero is reported as an invalid number of seeds, not as a missing key.
     vary = _texts(values, "vary", SOURCES)
     missing = next((key for key in (*TABLES, "seeds") if not values.get(key) and values.get(key) != 0), None)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, ComparisonSide, StudySetting
+from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, ComparisonSide, StudySetting, times_to
 from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
 from trainer.study.analysis.statistics import f_interval
 from trainer.study.analysis.twins import ALL
@@ -58,7 +58,7 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     A study that compares ways of sharding also has tables on the evenness of the shards."""
     measured = [key for key in PRINTED if any(key in m.summaries for m in setting.members.values())]
     result = [table for key in measured for table in _measure(analysis, setting, key)]
-    result += [_curve(analysis, setting), _work(setting)]
+    result += [_curve(analysis, setting), *_times(analysis, setting), _work(setting)]
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
         result += [_quality(setting), *_evenness_correlations(analysis, setting)]
@@ -121,6 +121,20 @@ def _curve(analysis: Analysis, setting: StudySetting) -> Table:
         ratio_and_ps = (number(member.curve_ratio), p_value(member.curve_p), p_value(member.curve_adjusted_p))
         rows.append((member.name, *ratio_and_ps, best, gain))
     return Table(f"Spread over the whole curve (mean distance from the median curve): {setting.name}", header, rows)
+
+
+def _times(analysis: Analysis, setting: StudySetting) -> list[Table]:
+    """Return the table of the times to the plan's target accuracy, over the runs that reach it; none without a target."""
+    if analysis.target is None:
+        return []
+    rows = []
+    for member in setting.members.values():
+        times = times_to(analysis.target, member.records)
+        ends = (f"{min(times):,.1f}", f"{max(times):,.1f}") if times else ("-", "-")
+        mean = f"{sum(times) / len(times):,.1f}" if times else "-"
+        rows.append((member.name, f"{len(times)} of {len(member.records)}", mean, *ends))
+    header = (analysis.compared, "runs that reach it", "mean, s", "least", "most")
+    return [Table(f"Training time to an evaluation accuracy of {analysis.target:g}: {setting.name}", header, rows)]
 
 
 def _work(setting: StudySetting) -> Table:

@@ -191,8 +191,9 @@ def _is_curve(curve: Any) -> bool:
         return True
     epochs = curve["epoch"]
     accuracies = curve["accuracy"]
+    seconds = curve.get("seconds", epochs)  # ledgers of earlier versions lack it
     finite = [accuracy for accuracy in accuracies if accuracy is not None]
-    return len(epochs) == len(accuracies) and _numbers([*epochs, *finite])
+    return len(epochs) == len(accuracies) == len(seconds) and _numbers([*epochs, *finite, *seconds])
 
 
 def _numbers(values: Iterable[Any]) -> bool:

@@ -29,7 +29,7 @@ FIGURES = (
     "final_accuracy", "final_loss", "best_accuracy", "best_loss", "best_epoch", "train_accuracy", "train_loss",
     "running_train_accuracy", "running_train_loss",
 )  # fmt: skip
-CURVE = ("epoch", "accuracy", "loss", "train_accuracy", "train_loss")
+CURVE = ("epoch", "accuracy", "loss", "train_accuracy", "train_loss", "seconds")
 
 
 def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
