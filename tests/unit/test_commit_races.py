@@ -90,6 +90,7 @@ def test_a_frozen_driver_commits_a_whole_set_or_none(
 ) -> None:
     """folder kept: what it has staged is still there when it is thawed, so that only the version can keep it out."""
     monkeypatch.setattr(Attempt, "alive", lambda *_: False)
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # hundreds of commits, whose power is not cut
     if folder == "kept":
         monkeypatch.setattr(Attempt, "remove_abandoned", lambda *_: [])
     outcomes, steps = set(), steps_of(place, folder)
