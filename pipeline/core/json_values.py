@@ -16,6 +16,7 @@ import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
@@ -68,6 +69,15 @@ def fits(value: object, hint: Any) -> bool:
     return isinstance(value, origin or hint)
 
 
+def field_types(kind: Any) -> Mapping[str, Any]:
+    """Return the types of a class's fields by name."""
+    return _evaluate_annotations(kind)
+
+
+# Python evaluates the annotations of a class anew each time: a third of the time of a short run in virtual time.
+_evaluate_annotations = cache(get_type_hints)
+
+
 def build(kind: type[T], values: object, *, ignore_unknown: bool = False) -> T:
     """Return a dataclass made of an object's values.
 
@@ -76,7 +86,7 @@ def build(kind: type[T], values: object, *, ignore_unknown: bool = False) -> T:
     ignore_unknown: whether unknown keys are ignored instead of refused, by the rule of this module."""
     if not isinstance(values, dict):
         raise ValueError(f"it is a {type(values).__name__}, not an object")
-    hints = get_type_hints(kind)
+    hints = field_types(kind)
     fields_by_name = {item.name: item for item in fields(kind) if item.init}  # type: ignore[arg-type]
     unknown = next((key for key in values if key not in fields_by_name), None)
     if unknown is not None and not ignore_unknown:

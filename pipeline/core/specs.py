@@ -19,11 +19,11 @@ import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pipeline.core.argparse_internals import FlagGroup
 from pipeline.core.errors import UsageError
-from pipeline.core.json_values import build
+from pipeline.core.json_values import build, field_types
 
 OPTION = "option"
 WIDTH = 79  # columns of descriptions in --help
@@ -113,7 +113,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         """Check the value of every option that is not None against its choices, bounds and check. Raises UsageError."""
-        hints = get_type_hints(type(self))
+        hints = field_types(type(self))
         for item, about in _options(type(self)):
             value = getattr(self, item.name)
             if value is None:
@@ -193,7 +193,7 @@ def add_flags(
     leave_out: Iterable[str] = (),
 ) -> None:
     """Add a flag for every field of a spec, with the field's default. only, leave_out: names of fields."""
-    hints = get_type_hints(kind)
+    hints = field_types(kind)
     for item, about in _options(kind):
         if item.name not in leave_out and (only is None or item.name in only):
             default = _default_in_words(item, about, "%(default)")
@@ -219,7 +219,7 @@ def add_member_flags(group: FlagGroup, members: Mapping[str, type[Spec]], *, lea
         about: Option = item.metadata[OPTION]
         text = AdvancedHelp(_escaped(f"{', '.join(owners)}: {about.help}{_member_defaults(owners)}"))
         text.owners = frozenset(name for name, each in owners.items() if not each.metadata[OPTION].advanced)
-        _add(group, item, get_type_hints(members[owner])[field_name], text, None)
+        _add(group, item, field_types(members[owner])[field_name], text, None)
 
 
 def _member_defaults(owners: Mapping[str, Field[Any]]) -> str:
