@@ -5,12 +5,8 @@ The report and the evaluation are on. Except for the first test's, the interpret
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import CompletedProcess, run
 from typing import Any
 
 import pytest
@@ -19,8 +15,7 @@ from pipeline.datasets.synthetic import SampleSpec, files_of
 from tests.clusters import ROOT, S3, Hdfs, Standalone, Yarn, spark_submit
 from tests.clusters.cluster_runs import QUIET, STORE, whole
 from tests.clusters.environments import DEMO
-from tests.support.application import Ended, run_job
-from tests.support.commands import BATCH, JOBS, assert_names_extra, in_demo, plan_batch, read_batch
+from tests.support.commands import BATCH, JOBS, in_demo, plan_batch, read_batch
 from tests.support.places import put
 
 ROWS = 400
@@ -158,41 +153,3 @@ def test_default_flags_in_the_demo_environment(target: Target, tmp_path: Path) -
     assert_sharded(plain, 2, with_evaluation=False)
     assert_sharded(f"{plain}-3", 3, with_evaluation=False)
     assert_trained(f"{target.root}/plain-run", with_evaluation=False)
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    """The address of a Ray cluster of two nodes of one CPU each."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        cluster.add_node(num_cpus=1)
-        yield cluster.address
-        cluster.shutdown()
-
-
-@pytest.mark.full
-def test_default_flags_on_ray(ray_address: str, spark: Any, tmp_path: Path) -> None:
-    """Train with and without evaluation rows. In the demo environment, which lacks Ray, one line names the extra."""
-    sample = upload_sample(str(tmp_path))
-    sets = {"with": ("--eval-input", sample), "without": ()}
-    for name, evaluation in sets.items():
-        shards, output = tmp_path / name, tmp_path / f"run-{name}"
-        sharding = users_only(("--input", sample, *evaluation, "--output", shards, "--workers", 2))
-        assert run_job("stratified.py", *sharding).code == 0
-        flags = users_only(("--shards", shards, "--output", output, "--launcher", "ray", "--hosts", 2, *MODEL))
-        command = ["-m", "trainer", *map(str, flags)]
-        done = run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env={**os.environ, "RAY_ADDRESS": ray_address},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert_trained(str(output), with_evaluation=bool(evaluation))
-    refusal: CompletedProcess[str] = DEMO.run("python", *command, cwd=ROOT)
-    assert_names_extra(Ended(refusal.returncode, refusal.stdout, refusal.stderr), "ray")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +14,11 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import UsageError
+from tests.clusters import ROOT
+from tests.clusters.environments import DEMO
+from tests.clusters.test_default_flags import MODEL, assert_trained, upload_sample, users_only
+from tests.support.application import Ended, run_job
+from tests.support.commands import assert_names_extra
 from tests.support.configs import make_config
 from tests.support.trainer_runs import RunFolder, train_here, until
 from tests.support.trainer_sets import make_sets
@@ -92,3 +100,24 @@ def test_a_cluster_that_is_too_small_is_told_of(cluster: Any, shards: Path, tmp_
     with pytest.raises(UsageError, match="--hosts 3 with --host-cores 9 takes 27 CPUs, and the Ray cluster has"):
         train(config, Options(silent=True), launcher=RayLauncher(cores=9), hosts=3)
     assert not (tmp_path / "run").exists()
+
+
+def test_default_flags_on_ray(cluster: Any, spark: Any, tmp_path: Path) -> None:
+    """In the demo environment, which lacks Ray, one line names the extra."""
+    sample, shards, output = upload_sample(str(tmp_path)), tmp_path / "shards", tmp_path / "run"
+    inputs = ("--input", sample, "--eval-input", sample, "--output", shards, "--workers", 2)
+    assert run_job("stratified.py", *users_only(inputs)).code == 0
+    flags = users_only(("--shards", shards, "--output", output, "--launcher", "ray", "--hosts", 2, *MODEL))
+    command = ["-m", "trainer", *map(str, flags)]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert_trained(str(output), with_evaluation=True)
+    refusal = DEMO.run("python", *command, cwd=ROOT)
+    assert_names_extra(Ended(refusal.returncode, refusal.stdout, refusal.stderr), "ray")

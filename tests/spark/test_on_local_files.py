@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from tests.clusters import spark_submit
 from tests.clusters.cluster_runs import (
@@ -14,7 +13,6 @@ from tests.clusters.cluster_runs import (
     LAYOUT,
     QUIET,
     Source,
-    assert_killed_drivers_leave_a_whole_set,
     digests,
 )
 
@@ -27,14 +25,6 @@ def test_cores_libraries_and_files_do_not_change_the_shards(small_set: Source, t
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert digests(str(tmp_path / "out")) == small_set.digests
-
-
-@pytest.mark.full
-def test_killed_drivers_leave_a_whole_set_and_a_rerun_no_leftovers(
-    large_set: Source, small_set: Source, spark: SparkSession, tmp_path: Path
-) -> None:
-    origin, output = str(large_set.folder), str(tmp_path / "out")
-    assert_killed_drivers_leave_a_whole_set(spark, origin, output, "local[2]", small_set, large_set)
 
 
 def test_a_namenode_that_is_not_there_is_one_line_before_spark_starts(tmp_path: Path) -> None:
