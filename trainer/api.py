@@ -45,10 +45,6 @@ def train(
             resumes it.
     """
     options = options or Options()
-    if not config.exchange.client:
-        raise UsageError(
-            f"--exchange {config.exchange.name} has no real processes yet: use sharding simulate, which takes the same flags"
-        )
     has_several_hosts = launcher is not None or bool(options.addresses)
     if has_several_hosts and adds_by_torch(config.exchange) and config.processes.encryption == "on":
         raise UsageError(
@@ -120,6 +116,7 @@ def _locked_start(
         roles = options.roles_of(config.processes.servers, shards.num_workers)
         check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
+    config.exchange.check(shards.num_workers, config.run.seed)
     record = RunRecord.from_config(config, shards)
     check = check or partial(_check, context, options)
     with settled(

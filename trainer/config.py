@@ -187,7 +187,7 @@ class Processes(Spec):
         metavar="SECONDS",
         above=0,
         may_change=True,
-        shown=f"{HEARTBEAT_TIMEOUT_S:g}; for workers of {AllReduce.name} {AllReduce.worker_timeout_s:g}",
+        shown=f"{HEARTBEAT_TIMEOUT_S:g}; for workers that exchange among themselves {AllReduce.worker_timeout_s:g}",
         advanced=True,
     )
     stall_timeout_s: float = option(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,20 +12,22 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import UsageError
-from tests.support.configs import make_config
 from tests.support.peer_oracle import ELEMENTS, Matrix, d_psgd, ring_weights
 from tests.support.references import undocumented_below
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final, virtual
-from trainer import Options, Result, train
+from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_state
 from trainer.checkpoints.replica_file import open_replicas, replica_name
 from trainer.checkpoints.state import folder_of
+from trainer.exchange.matcha import MATCHA
 from trainer.exchange.mixing import build_plan
+from trainer.exchange.plan_json import plan_from_json, plan_to_json
+from trainer.exchange.topologies import ONE_PEER
 from trainer.runlog.kinds import ConsensusEvent, EvaluationEvent, RollbackEvent
 from trainer.simulate import main
 from trainer.simulation.failures import parse_failures
-from trainer.simulation.peers import checkpoints
+from trainer.simulation.peers import engine
 from trainer.simulation.peers.engine import PeerEngine
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
@@ -78,7 +82,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], float]:
 @pytest.fixture
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep every checkpoint of a run."""
-    monkeypatch.setattr(checkpoints, "prune", lambda root: [])
+    monkeypatch.setattr(engine, "prune", lambda root: [])
 
 
 # Against plain loops
@@ -351,17 +355,6 @@ def test_files_and_report_of_a_run_have_what_is_documented(trained: Result) -> N
 # Refusals
 
 
-@pytest.mark.parametrize("exchange", ["d-psgd", "matcha"])
-def test_real_processes_of_neighbours_are_refused(tmp_path: Path, exchange: str) -> None:
-    config = make_config("", tmp_path / "run", exchange=exchange, steps=3)
-    with pytest.raises(UsageError) as refused:
-        train(config, QUIET)
-    assert str(refused.value) == (
-        f"--exchange {exchange} has no real processes yet: use sharding simulate, which takes the same flags"
-    )
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -396,3 +389,47 @@ def test_ten_thousand_workers_train_on_the_toy_loss(tmp_path: Path) -> None:
     values: dict[str, Any] = {"workers": 10_000, "batch_size": 10_000, "rows": 100_000, "steps": 10}
     done = decentralised(tmp_path, profile=parse_profile("lognormal:0.3"), **values)
     assert (done.updates, done.cause) == (10, "finished")
+
+
+# The plan of the links
+
+
+@pytest.mark.parametrize("topology", ["ring", "complete", "exponential", "random-pair", "torus"])
+@pytest.mark.parametrize("budget", [None, 0.5])
+def test_a_plan_is_the_same_after_json(topology: str, budget: float | None) -> None:
+    if topology in ONE_PEER and budget:
+        return
+    plan = build_plan(topology, 6, 3, budget=budget, every=2)
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    assert again == plan
+    assert [again.edges(round) for round in range(9)] == [plan.edges(round) for round in range(9)]
+
+
+@pytest.mark.parametrize("values", [{}, {"kind": "star"}, {"kind": "full", "weight": 1.0}, []])
+def test_a_damaged_plan_is_refused(values: Any) -> None:
+    with pytest.raises(ValueError, match="not a plan of links"):
+        plan_from_json(values)
+
+
+def test_a_resumed_run_keeps_the_plan_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another processor can find other probabilities, where several are as good."""
+    whole = decentralised(tmp_path / "whole", exchange="matcha", steps=20)
+    decentralised(tmp_path / "run", exchange="matcha", steps=10)
+    plan = MATCHA.plan
+
+    def other_plan(self: MATCHA, num_workers: int, seed: int) -> Any:
+        found: Any = plan(self, num_workers, seed)
+        return dataclasses.replace(found, probabilities=(1.0, 0.0))
+
+    monkeypatch.setattr(MATCHA, "plan", other_plan)
+    resumed = decentralised(tmp_path / "run", RESUME, exchange="matcha", steps=20)
+    np.testing.assert_array_equal(final(resumed), final(whole))
+
+
+def test_a_changed_file_of_links_is_noticed(tmp_path: Path) -> None:
+    links = tmp_path / "links.txt"
+    links.write_text("0 1\n1 2\n2 3\n")
+    decentralised(tmp_path / "run", topology=str(links), steps=10)
+    links.write_text("0 1\n1 2\n2 3\n3 0\n")
+    with pytest.raises(UsageError, match="has other links than at the start of this run: restore them"):
+        decentralised(tmp_path / "run", RESUME, topology=str(links), steps=20)

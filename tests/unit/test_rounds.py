@@ -214,9 +214,9 @@ class Network:
         self.clock += 1
         return self.clock
 
-    def _of_leader(self, worker: int, message: Message, body: bytes) -> None:
+    def _of_leader(self, worker: int, message: Message, *bodies: bytes) -> None:
         if worker in self.identities:
-            self.post(LEADER, self.identities[worker], message, body)
+            self.post(LEADER, self.identities[worker], message, *bodies)
 
     def start(self, worker: int) -> None:
         host = Host(self, worker)
@@ -268,7 +268,7 @@ class Network:
 
     def _to_leader(self, source: int, message: Any, bodies: tuple[bytes, ...]) -> None:
         assert isinstance(message, FromWorker)
-        if self.leader.is_replaced(message.worker, message.process):
+        if self.leader.processes.is_replaced(message.worker, message.process):
             self.post(LEADER, source, *replaced(message.process))
             return
         if not isinstance(message, PeerBeat):

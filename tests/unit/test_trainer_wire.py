@@ -60,6 +60,8 @@ from trainer.transport.messages import (
     MalformedMessageError,
     Message,
     ModelCopy,
+    NeighbourModel,
+    NeighbourView,
     Parameters,
     PeerBeat,
     PeerJoin,
@@ -70,6 +72,8 @@ from trainer.transport.messages import (
     Regroup,
     Rejoin,
     Replacement,
+    ReplicaCopy,
+    RoundGrant,
     RoundReport,
     RunEnd,
     Settlement,
@@ -134,6 +138,10 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     ModelCopy: (35, "qq"),
     ChangeStage: (36, "q"),
     StoreEntry: (37, "q"),
+    NeighbourView: (38, "qq"),
+    RoundGrant: (39, "qqqq"),
+    NeighbourModel: (40, "qqq"),
+    ReplicaCopy: (41, "qqqq"),
 }
 REPORT = struct.pack("<iidddQQi", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1)  # of a mini-batch of one row that is not hashed
 RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}

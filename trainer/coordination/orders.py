@@ -41,6 +41,18 @@ class Round(NamedTuple):
     reports: tuple[StepMeasurements, ...]
 
 
+class OwnRound(NamedTuple):
+    """A completed round of one worker, which has a model of its own.
+
+    Attributes:
+        sent_bytes: bytes of models that it sent to other workers.
+        report: its measurements.
+    """
+
+    sent_bytes: int
+    report: StepMeasurements
+
+
 class Record(NamedTuple):
     """A pushed gradient in the run's log.
 

@@ -101,13 +101,20 @@ class PeerProgress:
         self._enter(worker, self.version)
         self.start_round(worker)
 
-    def admit(self, worker: int) -> int | None:
+    @property
+    def furthest(self) -> int:
+        """The greatest round that a member has begun; 0 without members."""
+        return self._clocks.greatest()
+
+    def admit(self, worker: int, horizon: int | None = None) -> int | None:
         """Make a worker a member from the first round that no member has begun, and return that round.
 
         So no member has used or skipped its model in that round, and all its neighbours count on it from there on. The
         round before it is complete only once the worker has started. Returns None if some member has begun the last
-        round of the run, or if there is no member."""
-        first = self._clocks.greatest() + 1
+        round of the run, or if there is no member.
+
+        horizon: the first round that no member can have begun (default: all rounds that were begun are known here)."""
+        first = self.furthest + 1 if horizon is None else horizon
         if not self._count or first > self.budget.steps:
             return None
         self._enter(worker, first)

@@ -19,7 +19,7 @@ class Exchange(Spec):
 
     Attributes:
         client: the module of the worker's side, whose ``open_client(config, facts, worker, addresses, secret, folders)``
-            returns a trainer.worker.clients.base.Client; "" if it has no real processes.
+            returns a trainer.worker.clients.base.Client.
         server: the module of server 0, and of any other server.
         protocol: the protocol whose updates the exchange makes; None if it works with any protocol.
         worker_timeout_s: default of --heartbeat-timeout-s for workers: seconds without a heartbeat before a restart.
@@ -31,6 +31,9 @@ class Exchange(Spec):
     protocol: ClassVar[str | None] = None
     worker_timeout_s: ClassVar[float] = 15.0
     in_virtual_time: ClassVar[bool] = False
+
+    def check(self, num_workers: int, seed: int) -> None:
+        """Raise UsageError if these workers cannot have this exchange. seed: of the run."""
 
     def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
         """Return the exchange and protocol of each stage; empty if a run is one stage with the run's own protocol."""

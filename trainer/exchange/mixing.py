@@ -4,9 +4,9 @@ Pure functions of the seed and the round, so that all workers know the edges of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +27,7 @@ from trainer.exchange.matchings import Matching, are_interchangeable, find_match
 from trainer.exchange.topologies import EXPONENTIAL, ONE_PEER, RANDOM_PAIR, Link, build_links, check_workers, complete
 
 Edge = tuple[int, int, float]
+Neighbours = Mapping[int, tuple[tuple[int, float], ...]]
 Vector = npt.NDArray[np.float32]
 
 PAIR_WEIGHT = 0.5  # both models of a pair become their mean
@@ -95,6 +96,16 @@ def mix(own: Vector, others: Iterable[tuple[float, Vector]], out: Vector | None 
             np.multiply(step, weight, out=step)
             np.add(moved, step, out=moved)
     return mixed
+
+
+@lru_cache(maxsize=64)
+def links_by_worker(edges: tuple[Edge, ...]) -> Neighbours:
+    """Return the neighbours of each worker that has any, in ascending order, with the weights of their links."""
+    neighbours: dict[int, list[tuple[int, float]]] = {}
+    for i, j, weight in edges:
+        neighbours.setdefault(i, []).append((j, weight))
+        neighbours.setdefault(j, []).append((i, weight))
+    return {worker: tuple(sorted(links)) for worker, links in neighbours.items()}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pipeline.core.specs import option
+from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.base import Exchange
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ class NeighbourExchange(Exchange):
     In round k every worker computes a gradient at its own model. If the round has links, it also replaces its model by
     a weighted mean with its neighbours' models. The result of a run is the mean of all models."""
 
-    client: ClassVar[str] = ""
+    client: ClassVar[str] = "trainer.worker.clients.neighbours"
+    server: ClassVar[str] = "trainer.server.rounds"
+    worker_timeout_s: ClassVar[float] = AllReduce.worker_timeout_s  # its neighbours wait for a frozen worker
     in_virtual_time: ClassVar[bool] = True
     protocol: ClassVar[str | None] = "bsp"
 
@@ -41,6 +44,10 @@ class NeighbourExchange(Exchange):
         " all workers; models are always averaged by the weights of the links",
         advanced=True,
     )
+
+    def check(self, num_workers: int, seed: int) -> None:
+        """Raise UsageError for a topology that these workers cannot have. seed: of the run."""
+        self.plan(num_workers, seed)
 
     def plan(self, num_workers: int, seed: int) -> TopologyPlan:
         """Return the links of every round. Raises UsageError for a topology that these workers cannot have.

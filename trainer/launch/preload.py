@@ -14,6 +14,7 @@ with suppress(Exception):  # a role repeats the failed import, and its log has t
     import trainer.server.rounds
     import trainer.server.stages
     import trainer.worker.clients.all_reduce
+    import trainer.worker.clients.neighbours
     import trainer.worker.process  # noqa: F401
 
 gc.freeze()

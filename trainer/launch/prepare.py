@@ -15,7 +15,10 @@ from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, RunFacts
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.shards import Shards, open_pinned
+from trainer.exchange.neighbours import NeighbourExchange
+from trainer.exchange.plan_json import linked_pairs, plan_to_json
 from trainer.home.place import Place
+from trainer.leader.peer_checkpoints import PLAN, plan_of
 from trainer.models.build import NetworkAndTask, build
 from trainer.models.devices import pick_device
 from trainer.models.flat_vector import FlatModel
@@ -109,6 +112,19 @@ def _check_identity(config: Config, root: Place, version: int) -> None:
         )
 
 
+def _check_links(config: Config, facts: RunFacts, root: Place, version: int) -> None:
+    """Raise UsageError if the links of a run with neighbours have changed since it began, as a file of links can."""
+    exchange = config.exchange
+    if not isinstance(exchange, NeighbourExchange):
+        return
+    stored = plan_of(config, facts, root, read_state(root, version))
+    if linked_pairs(stored) != linked_pairs(exchange.plan(facts.num_workers, config.run.seed)):
+        raise UsageError(
+            f"--topology {exchange.topology} has other links than at the start of this run: restore them, or start with"
+            " --overwrite"
+        )
+
+
 def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) -> None:
     """Write checkpoint 0 with a model's initial values, if the run has no checkpoint yet.
 
@@ -124,6 +140,7 @@ def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) 
     version = newest(root, verify=True)
     if version is not None:
         _check_identity(config, root, version)
+        _check_links(config, facts, root, version)
         reopen(root, version)
         return
     # To start again from version 0 would silently discard the training in the damaged checkpoints.
@@ -139,4 +156,10 @@ def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) 
     write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum)
     clocks = {worker: 0 for worker in range(facts.num_workers)}
     parts: dict[str, Any] = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}
-    write_state(folder, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, identity=config.identity(), **parts))
+    # Here and not on each host, because hosts can find plans that differ.
+    exchange = config.exchange
+    memory: dict[str, Any] = {}
+    if isinstance(exchange, NeighbourExchange):
+        memory = {PLAN: plan_to_json(exchange.plan(facts.num_workers, config.run.seed))}
+    identity = config.identity()
+    write_state(folder, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, identity=identity, memory=memory, **parts))

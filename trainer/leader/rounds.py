@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.checkpoints.read import read_state
 from trainer.checkpoints.write import WriteOutcome
@@ -19,6 +19,7 @@ from trainer.coordination.orders import Order, Round
 from trainer.home.folders import Folders
 from trainer.leader.background import CallQueue
 from trainer.leader.leader import Leader, Training
+from trainer.leader.process_table import ProcessTable
 from trainer.transport.messages import (
     CopyReceipt,
     LinkLoss,
@@ -29,6 +30,7 @@ from trainer.transport.messages import (
     PeerView,
     Regroup,
     Replacement,
+    ReplicaCopy,
     RoundReport,
     RunEnd,
     Settlement,
@@ -42,9 +44,13 @@ from trainer.transport.messages import (
 logger = logging.getLogger(__name__)
 
 Body = bytes | memoryview
-FromWorker = PeerJoin | PeerBeat | RoundReport | CopyReceipt | LinkLoss
-# send(worker, message, body)
-SendToWorker = Callable[[int, Message, bytes], None]
+FromWorker = PeerJoin | PeerBeat | RoundReport | ReplicaCopy | CopyReceipt | LinkLoss
+
+
+class SendToWorker(Protocol):
+    """Sends a message with its bodies to a worker."""
+
+    def __call__(self, worker: int, message: Message, *bodies: bytes) -> None: ...
 
 
 @dataclass
@@ -71,7 +77,7 @@ class RoundsLeader(Leader):
 
     Args:
         config, facts, folders: the run.
-        send: send(worker, message, body) sends to a worker that has joined.
+        send: sends to a worker that has joined.
         work, microseconds: as in Leader.
 
     Attributes:
@@ -105,8 +111,7 @@ class RoundsLeader(Leader):
         self.members: list[JoinRequest] | None = None
         self.view: tuple[PeerView, bytes] | None = None
         self.requests: dict[int, JoinRequest] = {}
-        self.processes: dict[int, int] = {}  # by worker, the process that counts as its current one
-        self._replaced: set[int] = set()
+        self.processes = ProcessTable()
         self._rounds: list[tuple[int, Round]] = []  # reported and not yet passed on, with their versions
         self._orders: dict[int, int] = {}  # sequence number of the order for a snapshot, by version
         self._wish = 0
@@ -126,7 +131,7 @@ class RoundsLeader(Leader):
         if self.training:
             for worker in range(self.facts.num_workers):
                 self.training.coordinator.lose(worker)
-        for worker in self.processes:
+        for worker in self.processes.current:
             self.send(worker, Regroup(self.number), b"")
 
     def _keep_ahead_of(self, number: int, now: float) -> None:
@@ -134,18 +139,6 @@ class RoundsLeader(Leader):
         if number > self.number:
             self.number = number
             self.regroup(now)
-
-    def is_replaced(self, worker: int, process: int) -> bool:
-        """Note that a process of a worker has sent a message, and return whether a later process has replaced it.
-
-        A process whose first message this is counts as the later one."""
-        if process in self._replaced:
-            return True
-        current = self.processes.get(worker)
-        if current is not None and current != process:
-            self._replaced.add(current)
-        self.processes[worker] = process
-        return False
 
     def hear(self, message: FromWorker, first: Body, last: Body, now: float) -> tuple[Message, bytes] | None:
         """Handle a message of a worker's current process, and return the answer to its connection, if there is one.
@@ -155,7 +148,9 @@ class RoundsLeader(Leader):
         answer: tuple[Message, bytes] | None = None
         match message:
             case PeerJoin():
-                self.join(message, _introduction(first), unpack_rounds(last, self.facts.num_workers), now)
+                introduction = introduction_of(first)
+                _check_copies(introduction)
+                self.join(message, introduction, unpack_rounds(last, self.facts.num_workers), now)
             case PeerBeat():
                 answer = self.beat(message.worker, message.number, now)
             case RoundReport(number=self.number):  # an earlier view's rounds come again with the join requests
@@ -166,6 +161,8 @@ class RoundsLeader(Leader):
                 self.written(message.generation, message.version, WriteOutcome(message.outcome))
             case LinkLoss():
                 self.broken(message.number, now)
+            case ReplicaCopy():
+                raise MalformedMessageError(str(message))
         return answer
 
     def join(self, join: PeerJoin, introduction: Mapping[str, Any], rounds: list[Round], now: float) -> None:
@@ -244,7 +241,7 @@ class RoundsLeader(Leader):
             worker for worker, member in self.requests.items() if source is not None and member.version != version
         ]
         body = {
-            "members": [{"process": member.process, **_reach(member.introduction)} for member in self.members],
+            "members": [{"process": member.process, **reach_of(member.introduction)} for member in self.members],
             "source": source,
             "copies": sorted(copies),
             "accepted": position.accepted,
@@ -434,7 +431,7 @@ class RoundsLeader(Leader):
             return RunEnd(self.number), b""
         if self.members is None:
             return (Regroup(self.number), b"") if number < self.number else None
-        if self.members[worker].process != self.processes[worker]:
+        if self.members[worker].process != self.processes.current[worker]:
             return Regroup(self.number), b""
         return self.view if number < self.number else None
 
@@ -442,16 +439,19 @@ class RoundsLeader(Leader):
         return self.status(self._now).finished
 
 
-def _introduction(body: Body) -> dict[str, Any]:
+def introduction_of(body: Body) -> dict[str, Any]:
     """Parse the introduction of a join request. Raises MalformedMessageError."""
     values = unpack_json(body)
-    copies = values.get("copies")
     texts = isinstance(values.get("address"), str) and isinstance(values.get("host"), str)
-    if not texts or not isinstance(values.get("memory"), dict) or not isinstance(copies, list):
+    if not texts or not isinstance(values.get("memory"), dict):
         raise MalformedMessageError("the introduction of a worker")
-    if not all(isinstance(version, int) for version in copies):
-        raise MalformedMessageError("the copies of a worker")
     return values
+
+
+def _check_copies(introduction: Mapping[str, Any]) -> None:
+    copies = introduction.get("copies")
+    if not isinstance(copies, list) or not all(isinstance(version, int) for version in copies):
+        raise MalformedMessageError("the copies of a worker")
 
 
 def replaced(process: int) -> tuple[Message, bytes]:
@@ -459,6 +459,6 @@ def replaced(process: int) -> tuple[Message, bytes]:
     return Replacement(process), b""
 
 
-def _reach(introduction: Mapping[str, Any]) -> dict[str, Any]:
+def reach_of(introduction: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of an introduction that other workers need to connect."""
     return {name: introduction[name] for name in ("address", "host", "memory", "gpu") if name in introduction}

@@ -1,4 +1,4 @@
-"""The process of server 0 in an exchange without servers: it has no parameters, and coordinates the workers' rounds."""
+"""The process of server 0 in an exchange without servers: it has no parameters, and leads the workers' rounds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from dataclasses import replace
 import zmq
 
 from trainer.config import Config, RunFacts
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.leader.background import Background
+from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
@@ -30,6 +32,7 @@ from trainer.transport.messages import (
     PeerBeat,
     PeerJoin,
     Refusal,
+    ReplicaCopy,
     RoundReport,
     StatusReply,
     WorkerLoss,
@@ -76,10 +79,12 @@ class RoundsServer:
         self.facts = facts
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = serve(self.context, address, secret, BODY_BYTES, listener)
+        self.socket = serve(self.context, address, secret, max(BODY_BYTES, 4 * facts.elements), listener)
         self.background = Background()
         self.identities: dict[int, bytes] = {}  # connections of workers, as addresses of messages
-        self.leader = RoundsLeader(
+        # All workers share the model of the run, or each has one of its own.
+        leads = NeighbourLeader if isinstance(config.exchange, NeighbourExchange) else RoundsLeader
+        self.leader: RoundsLeader | NeighbourLeader = leads(
             config, facts, folders, self.send, lambda: time.time_ns() // 1000, work=self.background
         )
         self.leader.module = __name__
@@ -115,12 +120,12 @@ class RoundsServer:
         """Stop listening, so that another server can take the address."""
         self.socket.close(LINGER_MS)
 
-    def send(self, worker: int, message: Message, body: bytes) -> None:
+    def send(self, worker: int, message: Message, *bodies: bytes) -> None:
         if worker in self.identities:
-            self._answer(self.identities[worker], message, body)
+            self._answer(self.identities[worker], message, *bodies)
 
-    def _answer(self, identity: bytes, message: Message, body: bytes = b"") -> None:
-        self.socket.send_multipart([identity, pack(message), body], copy=False)
+    def _answer(self, identity: bytes, message: Message, *bodies: bytes) -> None:
+        self.socket.send_multipart([identity, pack(message), *(bodies or (b"",))], copy=False)
 
     def _drain(self, most: int = 64) -> None:
         """Handle up to ``most`` waiting messages. Malformed ones are counted, logged and dropped."""
@@ -154,7 +159,7 @@ class RoundsServer:
             return self._answer(identity, Refusal(0), self.agreement.refusal())
         now = time.monotonic()
         match message:
-            case PeerJoin() | PeerBeat() | RoundReport() | CopyReceipt() | LinkLoss():
+            case PeerJoin() | PeerBeat() | RoundReport() | ReplicaCopy() | CopyReceipt() | LinkLoss():
                 self._hear(identity, message, first, last, now)
             case AskStatus():
                 self._answer(identity, StatusReply(), pack_json(self._status(now).to_json()))
@@ -174,7 +179,7 @@ class RoundsServer:
     def _hear(self, identity: bytes, message: FromWorker, first: memoryview, last: memoryview, now: float) -> None:
         """Handle a message of a worker, unless a later process has replaced it. Raises MalformedMessageError."""
         worker = self._worker(message.worker)
-        if self.leader.is_replaced(worker, message.process):
+        if self.leader.processes.is_replaced(worker, message.process):
             return self._answer(identity, *replaced(message.process))
         if not isinstance(message, PeerBeat):  # heartbeats have a connection of their own
             self.identities[worker] = identity

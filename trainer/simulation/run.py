@@ -15,12 +15,12 @@ from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.exchange.all_reduce import adds_by_torch
-from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import check_evaluation, check_normalisation, first_checkpoint
 from trainer.launch.supervisor import RunInterruptedError
+from trainer.leader.peer_checkpoints import describe_memory
 from trainer.models.build import build
 from trainer.models.devices import pick_device
 from trainer.options import Options
@@ -36,7 +36,6 @@ from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, 
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.options import SimulationSettings
-from trainer.simulation.peers.checkpoints import describe_memory
 from trainer.simulation.peers.engine import PeerEngine
 from trainer.stages import switches_by_rule
 from trainer.transport.status import RunStatus
@@ -103,8 +102,8 @@ def check_exchange(config: Config, num_workers: int, compute: str) -> None:
         raise UsageError(
             "--collective torch has no virtual time: leave it out, for sums that differ from torch's by rounding alone"
         )
-    if isinstance(exchange, NeighbourExchange):
-        exchange.plan(num_workers, config.run.seed)  # raises for a topology that does not fit
+    # Such as a topology that these workers cannot have.
+    exchange.check(num_workers, config.run.seed)
     if switches_by_rule(config) and compute != "real":
         raise UsageError(
             f"--alpha auto reads the loss of evaluations, --compute {compute} has none: give --alpha SHARE"

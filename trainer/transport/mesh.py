@@ -112,22 +112,25 @@ class Mesh:
             "memory": self._own.handle() if self._own else {},
         }
 
-    def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
+    def connect(self, number: int, members: Sequence[Mapping[str, Any] | None]) -> None:
         """Connect to the members of a view, and drop the connections to processes that they have replaced.
 
         Raises MalformedMessageError for an invalid handle to memory.
 
-        number: of the view."""
+        number: of the view. members: by worker; None for a worker to which no connection is needed."""
         for worker, member in enumerate(members):
             if worker == self.worker:
                 continue
-            process = member["process"]
             existing = self._sockets.get(worker)
-            if existing and existing[0] == process:
+            if existing and member and existing[0] == member["process"]:
                 continue
             if existing:
                 existing[2].monitor.close()
                 existing[1].close(linger=0)
+                del self._sockets[worker]
+            if not member:
+                continue
+            process = member["process"]
             socket = dealer(self.context, member["address"], self.secret)
             watch = Watch(socket)
             socket.connect(member["address"])

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from trainer.coordination.orders import Round, StepMeasurements
+from trainer.coordination.orders import OwnRound, Round, StepMeasurements
 from trainer.coordination.passes import RowSums
 
 MAGIC = b"PS2"
@@ -261,7 +261,11 @@ class PeerBeat(NamedTuple):
 
 
 class RoundReport(NamedTuple):
-    """The reports of the last rounds up to a version. To server 0. Bodies: none; the rounds."""
+    """The reports of the last rounds up to a version. To server 0. Bodies: none; the rounds.
+
+    Attributes:
+        number: of the view; among neighbours the session of the sender.
+    """
 
     worker: int
     process: int
@@ -382,9 +386,61 @@ class StoreEntry(NamedTuple):
 
 
 class ModelCopy(NamedTuple):
-    """The model with which a view begins, to a member that lacks it. Bodies: values and momentum, float32."""
+    """The model with which a view begins, to a member that lacks it. Bodies: values and momentum, float32.
+
+    Among neighbours it is for a single worker, and an empty momentum is 0.
+
+    Attributes:
+        number: of the view; among neighbours the session of the addressee.
+    """
 
     number: int
+    version: int
+
+
+class NeighbourView(NamedTuple):
+    """The workers of a run in which each has a model of its own. From server 0. Body: members, and the plan of links.
+
+    Attributes:
+        number: grows with every view.
+    """
+
+    number: int
+    generation: int
+
+
+class RoundGrant(NamedTuple):
+    """The rounds below ``until`` may begin. From server 0. Body: the versions of which it needs or has the models.
+
+    Attributes:
+        number: of the view that belongs to it.
+        received: one more than the rounds of the addressee that server 0 has; 0 if it does not know of a first model.
+    """
+
+    number: int
+    generation: int
+    until: int
+    received: int
+
+
+class NeighbourModel(NamedTuple):
+    """A worker's model in a round, to its neighbours in that round. Body: the parameters, float32.
+
+    Attributes:
+        session: of the sender.
+    """
+
+    session: int
+    worker: int
+    round: int
+
+
+class ReplicaCopy(NamedTuple):
+    """A worker's model at a version, for a checkpoint. To server 0. Bodies: values and momentum, float32."""
+
+    worker: int
+    process: int
+    session: int
     version: int
 
 
@@ -437,13 +493,18 @@ Message = (
     | ModelCopy
     | ChangeStage
     | StoreEntry
+    | NeighbourView
+    | RoundGrant
+    | NeighbourModel
+    | ReplicaCopy
 )
-TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy, StoreEntry)
+TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy, StoreEntry, ReplicaCopy)
 KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _FORMATS = {int: "q", bool: "?"}
 _HEADS = [struct.Struct("<3sB" + "".join(map(_FORMATS.__getitem__, get_type_hints(kind).values()))) for kind in KINDS]
 _REPORT = struct.Struct("<iidddQQi")
+_COUNT = struct.Struct("<Q")
 _NO_PASSES = RowSums(0, 0, -1)  # stands for None on the wire
 
 
@@ -522,6 +583,19 @@ def unpack_rounds(body: bytes | memoryview, num_workers: int) -> list[Round]:
         raise MalformedMessageError(f"rounds of {len(body)} bytes")
     starts = range(0, len(body), size)
     return [Round(bool(body[start]), unpack_reports(body[start + 1 : start + size])) for start in starts]
+
+
+def pack_own_rounds(rounds: Sequence[OwnRound]) -> bytes:
+    return b"".join(_COUNT.pack(each.sent_bytes) + pack_report(each.report) for each in rounds)
+
+
+def unpack_own_rounds(body: bytes | memoryview) -> list[OwnRound]:
+    """Parse the rounds of one worker. Raises MalformedMessageError."""
+    size = _COUNT.size + _REPORT.size
+    if len(body) % size:
+        raise MalformedMessageError(f"rounds of {len(body)} bytes")
+    parts = [body[start : start + size] for start in range(0, len(body), size)]
+    return [OwnRound(_COUNT.unpack(part[: _COUNT.size])[0], unpack_report(part[_COUNT.size :])) for part in parts]
 
 
 def pack_json(value: Any) -> bytes:

@@ -11,11 +11,11 @@ import numpy.typing as npt
 from trainer.checkpoints.read import newest, read_state
 from trainer.config import Config
 from trainer.exchange import EXCHANGES
+from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerTimes
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.kinds import ConsensusEvent, LogEvent, StageEvent
 from trainer.runlog.read import evaluations
 from trainer.runlog.result import Result
-from trainer.simulation.peers.checkpoints import FLOAT_BYTES, PeerTimes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from pipeline.core.errors import JobError
-from trainer.checkpoints.prune import go_back
+from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
@@ -23,9 +23,10 @@ from trainer.coordination.budget import Position
 from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.peer_progress import PeerProgress, RoundBudget
-from trainer.exchange.mixing import Edge, mix
+from trainer.exchange.mixing import Neighbours, links_by_worker, mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
+from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerCheckpoints, PeerTimes, plan_of
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
@@ -34,7 +35,6 @@ from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.engine import KEEP_S, SCRIPTED, begin_at
 from trainer.simulation.network import Link
 from trainer.simulation.options import SimulationSettings
-from trainer.simulation.peers.checkpoints import FLOAT_BYTES, PeerCheckpoints, PeerTimes
 from trainer.simulation.peers.events import Newcomer, PeerEvent, PeerEventKind, PeerPhase, VirtualPeer
 from trainer.simulation.step_times import StepTimes
 from trainer.transport.status import RunStatus
@@ -42,8 +42,6 @@ from trainer.transport.status import RunStatus
 SEARCHED_ROUNDS = 64  # that are searched for a newcomer's next neighbours
 LEADER_RESTARTED = "the leader was started again"
 NO_MODEL = "all workers were lost at the same time"
-
-Neighbours = Mapping[int, tuple[tuple[int, float], ...]]
 
 
 class PeerEngine:
@@ -76,7 +74,6 @@ class PeerEngine:
         self.observe = observe
         self.folders = folders
         self.root = folders.work
-        self.plan = exchange.plan(facts.num_workers, config.run.seed)
         self.step_times = StepTimes(config, facts, simulated)
         self.steps = config.steps_per_worker(facts.rows)
         self.usual_batch = weighted_batch(config, facts) if exchange.weigh_by == "examples" else None
@@ -233,7 +230,8 @@ class PeerEngine:
         self.progress.start_round(worker)
         # Before anything is sent, so that a run that resumes from here sends it again.
         if round > self.progress.version and self.checkpoints.is_due(round):
-            self.checkpoints.put(round, worker, peer.replica, self.now, peer.link.free_at)
+            replica = peer.replica
+            self.checkpoints.put(round, worker, replica.values, replica.momentum, self.now, peer.link.free_at)
         self._hand_over(worker, round)
         if round >= self.steps:
             peer.phase = PeerPhase.DONE
@@ -312,7 +310,7 @@ class PeerEngine:
 
     def _neighbours(self, round: int) -> Neighbours:
         """Return the neighbours of every worker that has any in a round, in ascending order, with their weights."""
-        return _neighbours_from(self.plan.edges(round))
+        return links_by_worker(self.plan.edges(round))
 
     def _send(self, worker: int, round: int) -> None:
         """Send a worker's model to its neighbours of a round, one after the other; nothing without neighbours."""
@@ -458,7 +456,9 @@ class PeerEngine:
         self.sent_bytes = times.sent_bytes
         self.sent_in = {}
         self.newcomers = {}
-        self.checkpoints = PeerCheckpoints(self.config, self.facts, self.root, self.generation)
+        self.plan = plan_of(self.config, self.facts, root, state)
+        self.neighbours.cache_clear()
+        self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan)
         self._checkpoint_at = self._next_checkpoint()
         self.progress = self._progress(state)
         self._begin_all(state, times, at)
@@ -555,17 +555,9 @@ class PeerEngine:
             was_written = self.checkpoints.complete(
                 self.progress, origin=self.origin, now=self.now, sent_bytes=self.sent_bytes
             )
-            self.has_snapshot = self.has_snapshot or bool(was_written)
+            if was_written:
+                prune(self.checkpoints.root)
+                self.has_snapshot = True
             if was_written is None:
                 self.divergence = f"the parameters are no finite numbers at version {version}; lower --learning-rate"
                 return
-
-
-@lru_cache(maxsize=64)
-def _neighbours_from(edges: tuple[Edge, ...]) -> Neighbours:
-    """Return the neighbours of each worker in ascending order, with the weights of their links."""
-    neighbours: dict[int, list[tuple[int, float]]] = {}
-    for i, j, weight in edges:
-        neighbours.setdefault(i, []).append((j, weight))
-        neighbours.setdefault(j, []).append((i, weight))
-    return {worker: tuple(sorted(links)) for worker, links in neighbours.items()}

@@ -42,7 +42,7 @@ from trainer.transport.messages import (
 )
 from trainer.transport.sockets import Secret, Watch, close, dealer, offer
 from trainer.watchdog import kick
-from trainer.worker.clients.base import MustRejoin, StageSwitch, Turn, Vector
+from trainer.worker.clients.base import MustRejoin, ReplacedError, StageSwitch, Turn, Vector
 from trainer.worker.collective import TorchCollective
 from trainer.worker.replica import Body, Phase, Replica
 
@@ -53,10 +53,6 @@ HEARTBEAT_S = 0.5
 REPORT_S = 0.2  # between two reports of rounds to server 0
 UNREACHABLE_S = 30.0  # without a connection, after which another worker counts as unreachable
 WATCH_S = 0.2  # between two looks at the connections
-
-
-class ReplacedError(JobError):
-    """A later process has taken this worker's place."""
 
 
 def open_client(

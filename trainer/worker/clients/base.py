@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.core.errors import JobError
 from trainer.coordination.orders import StepMeasurements
 
 Vector = npt.NDArray[np.float32]
@@ -15,6 +16,10 @@ Vector = npt.NDArray[np.float32]
 
 class MustRejoin(Exception):
     """The run has dropped this worker or rolled back, so its current step is void and it must join again."""
+
+
+class ReplacedError(JobError):
+    """A later process has taken this worker's place."""
 
 
 class StageSwitch(Exception):

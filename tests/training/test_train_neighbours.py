@@ -1,0 +1,134 @@
+"""Exchanges among neighbours on real processes: the bits of virtual time, through interruptions; lost workers return."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.configs import make_config
+from tests.support.trainer_runs import RunFolder, Training, train_here, until
+from trainer import Options, Result
+from trainer.checkpoints.read import newest, read_state
+from trainer.checkpoints.state import folder_of
+from trainer.simulate import simulate
+from trainer.simulation.options import SimulationSettings
+
+pytestmark = pytest.mark.full
+
+VALUES: dict[str, Any] = {"batch_size": 24, "learning_rate": 0.02, "threads": 1, "device": "cpu"}
+Start = Callable[..., Training]
+
+
+@pytest.fixture
+def start(sets: dict[int, Path], tmp_path: Path) -> Iterator[Start]:
+    """Starts a run of four workers as a command does, in one folder."""
+    started: list[Training] = []
+
+    def begin(*flags: object) -> Training:
+        started.append(Training(sets[4], tmp_path / "run", *flags_of(VALUES), "--no-report", "--quiet", *flags))
+        return started[-1]
+
+    yield begin
+    for run in started:
+        run.end()
+
+
+def flags_of(values: dict[str, Any]) -> list[str]:
+    return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def virtual_end(shards: Path, output: Path, **values: Any) -> Result:
+    config = make_config(shards, output, protocol="bsp", **VALUES | values)
+    return simulate(config, SimulationSettings(), Options(silent=True, report=False))
+
+
+def weights(output: Any) -> bytes:
+    return bytes((Path(output) / "model.safetensors").read_bytes())
+
+
+def consensus(run: RunFolder) -> list[tuple[Any, ...]]:
+    return [
+        tuple(event[key] for key in ("epoch", "distance", "sent_bytes", "replicas"))
+        for event in run.events("consensus")
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"exchange": "d-psgd", "model": "cnn", "epochs": 2},
+        {"exchange": "matcha", "model": "cnn", "epochs": 2, "every": 2, "order": "grad-then-avg"},
+    ],
+)
+def test_real_processes_have_virtual_times_bits(sets: dict[int, Path], tmp_path: Path, values: dict[str, Any]) -> None:
+    done = virtual_end(sets[4], tmp_path / "virtual", **values)
+    run = train_here(sets[4], tmp_path / "run", *flags_of(VALUES | values), "--quiet")
+    assert weights(tmp_path / "run") == weights(done.output)
+    assert consensus(run) == consensus(RunFolder(tmp_path / "virtual"))
+    columns = ["version", "worker", "clock", "version_pulled", "staleness", "examples", "loss", "correct", "accepted"]
+    virtual_pushes = RunFolder(tmp_path / "virtual").pushes()
+    assert run.pushes()[columns].equals(virtual_pushes[columns])
+    assert "Distance of the models" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_resumes_with_the_same_bits(
+    sets: dict[int, Path], tmp_path: Path, start: Start, number: int
+) -> None:
+    values: dict[str, Any] = {"exchange": "d-psgd", "model": "cnn", "steps": 60}
+    flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
+    first = start(*flags)
+    until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
+    if number == signal.SIGTERM:
+        first.process.send_signal(number)
+        assert first.wait() == 1, first.said()
+        assert "--resume continues" in first.said()
+    else:
+        first.end()
+    version = newest(first.output / "checkpoints")
+    assert version
+    assert version < 60
+    assert len(read_state(first.output / "checkpoints", version).memory["replicas"]["begun"]) == 4
+    resumed = start(*flags, "--resume")
+    assert resumed.wait() == 0, resumed.said()
+    assert weights(resumed.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)
+    assert resumed.result()["updates"] == 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> None:
+    """It is replaced, and trains to the end with the others. The run never rolls back."""
+    run = start("--exchange", "d-psgd", "--model", "logistic", "--steps", 4000)
+    run.wait_for_updates(200)
+    run.send("worker-1", number)
+    assert run.wait() == 0, run.said()
+    result = run.result()
+    assert (result["cause"], result["rollbacks"]) == ("finished", 0)
+    assert result["restarts"]["worker"] == 1
+    pushes = run.pushes()
+    rounds = pushes[pushes["worker"] == 1]["clock"]
+    assert rounds.max() == 3999
+    missed = set(range(4000)) - set(rounds)
+    assert missed
+    others = pushes[(pushes["worker"] != 1) & pushes["clock"].isin(missed)]
+    assert len(others) == 3 * len(missed)
+    assert np.isfinite(run.vector()).all()
+
+
+def test_the_death_of_server_0_rolls_all_workers_back(start: Start) -> None:
+    run = start("--exchange", "matcha", "--model", "logistic", "--steps", 6000, "--checkpoint-every-s", 0.5)
+    until(lambda: (newest(run.output / "checkpoints") or 0) > 100, "a checkpoint")
+    run.send("server-0")
+    assert run.wait() == 0, run.said()
+    assert run.result()["cause"] == "finished"
+    assert run.result()["restarts"]["server"] == 1
+    assert len(run.pushes()) == 4 * 6000
+    folder = folder_of(run.output / "checkpoints", 6000)
+    assert read_state(run.output / "checkpoints", 6000).parts.keys() == {
+        path.name for path in folder.glob("replicas-*")
+    }

@@ -1,0 +1,379 @@
+"""Neighbours in a simulated network: any order of messages ends with virtual time's bits, and no crash stops a run."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.support.configs import make_config
+from tests.support.virtual_runs import QUIET
+from trainer.checkpoints.read import newest, read_state, read_vector
+from trainer.checkpoints.replica_file import open_replicas, replica_name
+from trainer.checkpoints.state import folder_of
+from trainer.config import Config, RunFacts
+from trainer.context import RunContext
+from trainer.coordination.orders import StepMeasurements
+from trainer.home.folders import Folders
+from trainer.launch.prepare import first_checkpoint
+from trainer.leader.neighbours import NeighbourLeader
+from trainer.leader.rounds import FromWorker, replaced
+from trainer.run_files import CHECKPOINTS, PUSHES
+from trainer.runlog.read import read_pushes
+from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.compute import Quadratic
+from trainer.transport.messages import (
+    Message,
+    ModelCopy,
+    NeighbourModel,
+    PeerBeat,
+    Replacement,
+    RunEnd,
+    pack_json,
+)
+from trainer.worker.neighbour_replica import Body, NeighbourPhase, NeighbourReplica
+
+Vector = npt.NDArray[np.float32]
+PARAMETERS = 64
+ROWS = 400
+STEPS = 12
+LEADER = -1
+
+
+def run_config(output: Path, exchange: str = "d-psgd", **values: Any) -> Config:
+    common: dict[str, Any] = {"batch_size": 40, "learning_rate": 0.1, "steps": STEPS, "checkpoint_every_s": 1.5}
+    return make_config("", output, protocol="bsp", exchange=exchange, **common | values)
+
+
+class Host:
+    """A worker's process in the network. It implements NeighbourLinks for its replica."""
+
+    def __init__(self, network: Network, worker: int) -> None:
+        self.network = network
+        self.worker = worker
+        self.process = network.random.getrandbits(60)
+        self.peers: dict[int, int] = {}
+        self.finished = False
+        self.pushed = np.zeros(PARAMETERS, np.float32)
+        values = np.zeros(PARAMETERS, np.float32)
+        self.replica = NeighbourReplica(network.config, network.facts, worker, self.process, values, self.pushed, self)
+        self.links: dict[int, float] = {}
+        self.replica._usable_links = self._keep_links  # type: ignore[method-assign]
+        self.replica._mix = self._note_links  # type: ignore[method-assign]
+
+    def _keep_links(self) -> list[tuple[float, int]] | None:
+        links = NeighbourReplica._usable_links(self.replica)
+        self.links = {session: weight for weight, session in links or ()}
+        return links
+
+    def _note_links(self, others: Sequence[tuple[float, Vector]]) -> None:
+        """Note which sessions' models are used in the round that ends."""
+        replica = self.replica
+        self.network.used[replica.generation, replica.session, replica.round] = self.links
+        NeighbourReplica._mix(replica, others)
+
+    # NeighbourLinks
+    def connect(self, number: int, members: Sequence[Mapping[str, Any] | None]) -> None:
+        self.peers = {worker: member["process"] for worker, member in enumerate(members) if member}
+
+    def send(self, worker: int, message: Message, *bodies: Body) -> None:
+        if isinstance(message, NeighbourModel):
+            self.network.sent[message.round] += len(bodies[0])
+        self.network.post(self.process, self.peers[worker], message, *map(bytes, bodies))
+
+    # the client's loop, an event at a time
+    def act(self) -> None:
+        """Do one of the things that a client does by itself: ask to join, compute a step, report, beat."""
+        replica = self.replica
+        what = self.network.random.random()
+        if self.finished:
+            return
+        if replica.phase in (NeighbourPhase.OUTSIDE, NeighbourPhase.COPYING) and what < 0.8:
+            introduction = {"address": "", "host": "", "memory": {}}
+            self.network.post(self.process, LEADER, replica.joining(), pack_json(introduction), b"")
+        elif replica.phase is NeighbourPhase.TURN and not replica.must_wait and what < 0.6:
+            gradient, examples, loss, correct, _ = self.network.compute.step(
+                self.worker, replica.round, [replica.values.copy()]
+            )
+            self.pushed[:] = gradient
+            loss = self.network.losses.get((self.worker, replica.round), loss)
+            replica.submit(StepMeasurements(examples, loss, correct, 0.1))
+        elif what < 0.9:
+            for version in replica.copies:
+                message, *bodies = replica.copy_of(version)
+                self.network.post(self.process, LEADER, message, *map(bytes, bodies))
+            if report := replica.report():
+                self.network.post(self.process, LEADER, report[0], b"", report[1])
+        else:
+            beat = PeerBeat(self.worker, self.process, replica.number, replica.round)
+            self.network.post(self.process, LEADER, beat, b"")
+
+    def receive(self, message: Message, bodies: tuple[bytes, ...], *, from_leader: bool) -> None:
+        if isinstance(message, RunEnd):
+            self.finished = True
+        elif isinstance(message, Replacement):
+            self.network.end(self)
+            if all(host.worker != self.worker for host in self.network.hosts.values()):
+                self.network.start(self.worker)  # its supervisor does
+        elif from_leader and not isinstance(message, ModelCopy):
+            self.replica.obey(message, bodies[0])
+        else:
+            self.replica.handle(message, bodies)
+
+
+class Network:
+    """Workers and a leader. Channels keep the order of messages; everything else is drawn from a seed."""
+
+    def __init__(
+        self, seed: int, config: Config, workers: int, losses: Mapping[tuple[int, int], float] | None = None
+    ) -> None:
+        self.random = random.Random(seed)
+        self.config = config
+        self.facts = RunFacts(workers, ROWS, PARAMETERS, 0)
+        self.folders = Folders.from_home(Path(config.run.output))
+        self.root = Path(config.run.output) / CHECKPOINTS
+        self.compute = Quadratic(RunContext.from_config(config), workers)
+        self.losses = losses or {}
+        self.now = 0.0
+        self.clock = 1
+        self.sent: Counter[int] = Counter()  # bytes of models by round
+        self.used: dict[tuple[int, int, int], dict[int, float]] = {}  # by generation, session and round
+        self.channels: dict[tuple[int, int], deque[tuple[Message, tuple[bytes, ...]]]] = {}
+        self.hosts: dict[int, Host] = {}
+        first_checkpoint(config, self.facts, self.compute.start(), self.folders.home)
+        self.leader = self._start_leader()
+        for worker in range(workers):
+            self.start(worker)
+
+    def _start_leader(self) -> NeighbourLeader:
+        self.identities: dict[int, int] = {}
+        leader = NeighbourLeader(self.config, self.facts, self.folders, self._of_leader, self._microseconds)
+        leader.gather()
+        leader.regroup(self.now)
+        return leader
+
+    def _microseconds(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def _of_leader(self, worker: int, message: Message, *bodies: bytes) -> None:
+        if worker in self.identities:
+            self.post(LEADER, self.identities[worker], message, *bodies)
+
+    def start(self, worker: int) -> None:
+        host = Host(self, worker)
+        self.hosts[host.process] = host
+
+    def post(self, source: int, target: int, message: Message, *bodies: bytes) -> None:
+        self.channels.setdefault((source, target), deque()).append((message, bodies))
+
+    def end(self, host: Host) -> None:
+        del self.hosts[host.process]
+        for channel in [channel for channel in self.channels if channel[1] == host.process]:
+            del self.channels[channel]
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Deliver the first message of a random channel."""
+        channels = [channel for channel, messages in self.channels.items() if messages]
+        if not channels:
+            return
+        channel = self.random.choice(channels)
+        message, bodies = self.channels[channel].popleft()
+        source, target = channel
+        if target == LEADER:
+            self._to_leader(source, message, bodies)
+        elif target in self.hosts:
+            self.hosts[target].receive(message, bodies, from_leader=source == LEADER)
+
+    def _to_leader(self, source: int, message: Any, bodies: tuple[bytes, ...]) -> None:
+        assert isinstance(message, FromWorker)
+        if self.leader.processes.is_replaced(message.worker, message.process):
+            self.post(LEADER, source, *replaced(message.process))
+            return
+        if not isinstance(message, PeerBeat):
+            self.identities[message.worker] = source
+        if answer := self.leader.hear(message, bodies[0], bodies[-1], self.now):
+            self.post(LEADER, source, *answer)
+
+    def crash(self) -> None:
+        """Kill a worker at any point of its sends. Half of the time its supervisor tells server 0."""
+        host = self.random.choice(list(self.hosts.values()))
+        for channel, messages in self.channels.items():
+            if channel[0] == host.process:
+                for _ in range(self.random.randint(0, len(messages))):
+                    messages.pop()
+        self.end(host)
+        if self.random.random() < 0.5:
+            self.leader.lost(host.worker, self.now)
+        self.start(host.worker)
+
+    def accuse(self) -> None:
+        """Let server 0 lose a worker that lives, as if it had been silent."""
+        self.leader.lost(self.random.randrange(self.facts.num_workers), self.now)
+
+    def suspect(self) -> None:
+        """Start another process for a worker whose first one still runs, as if it had been frozen."""
+        self.start(self.random.choice(list(self.hosts.values())).worker)
+
+    def cut(self) -> None:
+        """Cut a worker's connections to server 0, which loses messages and the address of the worker."""
+        host = self.random.choice(list(self.hosts.values()))
+        for channel in [(host.process, LEADER), (LEADER, host.process)]:
+            self.channels.pop(channel, None)
+        if self.identities.get(host.worker) == host.process:
+            del self.identities[host.worker]
+
+    def cut_neighbours(self) -> None:
+        """Cut a worker's connection to another one, which loses messages."""
+        host = self.random.choice(list(self.hosts.values()))
+        if host.peers:
+            self.channels.pop((host.process, self.random.choice(list(host.peers.values()))), None)
+            host.replica.repeat()
+
+    def crash_leader(self) -> None:
+        """Kill server 0, with all messages from and to it."""
+        for channel in [channel for channel in self.channels if LEADER in channel]:
+            del self.channels[channel]
+        self.leader = self._start_leader()
+
+    def run(self, faults: Sequence[str] = (), most: int = 60_000, until: int | None = None) -> int:
+        """Run to the end, with the faults at random times, and return the number of events.
+
+        until: the version at whose checkpoint to stop instead."""
+        due = sorted(self.random.randint(20, 1500) for _ in faults)
+        left = list(faults)
+        for event in range(most):
+            if left and event >= due[len(faults) - len(left)]:
+                getattr(self, left.pop())()
+            what = self.random.random()
+            if what < 0.75:
+                self.deliver()
+            elif what < 0.97 and self.hosts:
+                self.random.choice(list(self.hosts.values())).act()
+            else:
+                self.now += 0.2
+                self.leader.tick(self.now)
+            if until is not None and (newest(self.root) or 0) >= until:
+                return event
+            if not left and self.hosts and all(host.finished for host in self.hosts.values()):
+                return event
+        raise AssertionError(f"not at the end after {most} events: {self.state()}")
+
+    def state(self) -> str:
+        phases = [
+            (h.worker, h.replica.phase.value, h.replica.round, h.replica.until, h.replica.number)
+            for h in self.hosts.values()
+        ]
+        leader = self.leader
+        members = {worker: (each.session, each.first, each.has_model) for worker, each in leader.members.items()}
+        return f"{phases}, {leader.status(self.now)}, view {leader.number} of {members}, granted {leader.until}"
+
+
+def models_of(root: Path, workers: int) -> Vector:
+    version = newest(root, verify=True)
+    assert version == STEPS
+    path = folder_of(root, version) / replica_name(read_state(root, version).generation)
+    return np.array(open_replicas(path, workers, PARAMETERS, 0, version).values)
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """expected(exchange, workers, **values): all models at the end of the run in virtual time, and their mean."""
+
+    @cache
+    def expected(exchange: str, workers: int, **values: Any) -> tuple[Vector, Vector]:
+        folder = tmp_path_factory.mktemp("virtual")
+        settings = SimulationSettings(compute="quadratic", workers=workers, rows=ROWS)
+        simulate(run_config(folder, exchange, **values), settings, QUIET)
+        return models_of(folder / "checkpoints", workers), read_vector(folder / "checkpoints", STEPS)
+
+    return expected
+
+
+RUNS: list[tuple[str, int, dict[str, Any]]] = [
+    ("d-psgd", 4, {}),
+    ("d-psgd", 1, {}),
+    ("d-psgd", 2, {"order": "grad-then-avg", "every": 2}),
+    ("d-psgd", 5, {"topology": "complete", "every": 3}),
+    ("d-psgd", 5, {"topology": "random-pair"}),
+    ("d-psgd", 6, {"topology": "exponential"}),
+    ("d-psgd", 3, {"batch_size": 43, "worker_batch": "exact"}),
+    ("matcha", 8, {"topology": "graph0"}),
+    ("matcha", 6, {"every": 2, "order": "grad-then-avg"}),
+]
+
+
+@pytest.mark.parametrize(("exchange", "workers", "values"), RUNS)
+def test_any_order_of_messages_has_virtual_times_bits(
+    exchange: str, workers: int, values: dict[str, Any], tmp_path: Path, oracle: Any
+) -> None:
+    models, mean = oracle(exchange, workers, **values)
+    network = Network(workers, run_config(tmp_path, exchange, heartbeat_timeout_s=60.0, **values), workers)
+    network.run()
+    np.testing.assert_array_equal(models_of(network.root, workers), models)
+    np.testing.assert_array_equal(read_vector(network.root, STEPS), mean)
+    pushes = read_pushes(network.folders.work / PUSHES)
+    assert list(zip(pushes["clock"].tolist(), pushes["worker"].tolist(), strict=True)) == [
+        (round, worker) for round in range(STEPS) for worker in range(workers)
+    ]
+
+
+FAULTS = ("crash", "accuse", "suspect", "cut", "cut_neighbours", "crash_leader")
+WEIGHTS = (5, 1, 1, 1, 1, 1)
+
+
+def disturb(seed: int, folder: Path) -> None:
+    """Run with random faults, and check what must hold whatever they are."""
+    draw = random.Random(seed)
+    workers = draw.randint(2, 5)
+    faults = draw.choices(FAULTS, WEIGHTS, k=draw.randint(1, 6))
+    values: dict[str, Any] = {
+        "topology": draw.choice(["ring", "complete", "random-pair"]),
+        "order": draw.choice(["avg-then-grad", "grad-then-avg"]),
+        "every": draw.choice([1, 1, 3]),
+    }
+    if values["topology"] == "ring" and draw.random() < 0.5:
+        values |= {"exchange": "matcha"}
+    network = Network(seed, run_config(folder, **values), workers)
+    try:
+        network.run(faults)
+        check(network)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}, {workers} workers, {faults}, {values}") from error
+
+
+def check(network: Network) -> None:
+    """Among workers that are members to the end, every link is used by both ends with the same weight, or by none."""
+    root = network.root
+    state = read_state(root, STEPS)
+    assert state.final
+    path = folder_of(root, STEPS) / replica_name(state.generation)
+    models = open_replicas(path, network.facts.num_workers, PARAMETERS, 0, STEPS)
+    present = [int(worker) for worker in state.memory["replicas"]["begun"]]
+    mean = np.mean(np.array(models.values, np.float64)[present], axis=0)
+    np.testing.assert_allclose(read_vector(root, STEPS), mean, rtol=1e-6, atol=1e-7)
+    used = {key[1:]: links for key, links in network.used.items() if key[0] == state.generation}
+    is_same = network.leader.generation == state.generation  # it was not started again after the end
+    survivors = {member.session for member in network.leader.members.values()} if is_same else set()
+    for (session, round), links in used.items():
+        for other, weight in links.items():
+            if session in survivors and other in survivors:
+                assert used[other, round][session] == weight
+    pushes = read_pushes(network.folders.work / PUSHES)
+    counts = Counter(zip(pushes["clock"].tolist(), pushes["worker"].tolist(), strict=True))
+    assert max(counts.values()) == 1
+    assert {round for round, _ in counts} == set(range(STEPS))
+
+
+def test_random_faults_never_stop_a_run(tmp_path: Path) -> None:
+    for seed in range(40):
+        disturb(seed, tmp_path / str(seed))

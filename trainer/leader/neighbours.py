@@ -1,0 +1,678 @@
+"""The leader of an exchange among neighbours: decides who takes part, and keeps the run's log and checkpoints.
+
+Each worker has a model of its own, so that a lost worker stops nobody: the next view leaves it out, and its neighbours go
+on without it. Workers begin only rounds below a horizon, which moves ahead of the fastest one. A worker that joins takes
+part from the horizon on, with a neighbour's model of that round, so that no member can have begun it without the
+newcomer. The restart of the leader rolls the run back to the newest checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.atomic import sync
+from pipeline.core.errors import JobError
+from trainer.checkpoints.prune import go_back, prune
+from trainer.checkpoints.read import read_slice_range, read_state
+from trainer.checkpoints.replica_file import ReplicaFile
+from trainer.checkpoints.slice_file import Float32s
+from trainer.checkpoints.state import RunState
+from trainer.config import Config, RunFacts
+from trainer.coordination.budget import Position
+from trainer.coordination.peer_progress import PeerProgress, RoundBudget
+from trainer.exchange.mixing import TopologyPlan, links_by_worker
+from trainer.exchange.plan_json import plan_to_json
+from trainer.home.folders import Folders
+from trainer.home.segments import SupersededError, copy
+from trainer.leader.background import AtOnce, CallQueue
+from trainer.leader.leader import GIVEN_UP
+from trainer.leader.peer_checkpoints import PeerCheckpoints, PeerTimes, ReplicasAtVersion, plan_of
+from trainer.leader.process_table import ProcessTable
+from trainer.leader.rounds import Body, FromWorker, SendToWorker, introduction_of, reach_of
+from trainer.rules import worker_rate
+from trainer.run_files import NEWS, PUSHES
+from trainer.runlog.events import append, log_event
+from trainer.runlog.journal import Journal
+from trainer.stages import build_stages
+from trainer.transport.messages import (
+    CopyReceipt,
+    LinkLoss,
+    MalformedMessageError,
+    Message,
+    ModelCopy,
+    NeighbourView,
+    PeerBeat,
+    PeerJoin,
+    Regroup,
+    ReplicaCopy,
+    RoundGrant,
+    RoundReport,
+    RunEnd,
+    pack_json,
+    unpack_own_rounds,
+)
+from trainer.transport.status import NOT_READY, RunStatus
+
+logger = logging.getLogger(__name__)
+
+AHEAD_S = 1.0  # time that the fastest worker takes to the horizon
+MOST_AHEAD = 10_000  # rounds from the fastest worker to the horizon
+LEAST_AHEAD = 2
+RATE_S = 1.0  # between two measurements of the fastest worker's speed
+SEARCHED_ROUNDS = 64  # that are searched for a newcomer's next neighbours
+MOST_WRITES = 2  # checkpoints that are written at a time
+RETRY_FINAL_S = 5.0
+NO_MODEL = "all workers were lost at the same time"
+
+
+@dataclass
+class PeerMembership:
+    """A worker that takes part.
+
+    Attributes:
+        process: a random number that identifies its process.
+        session: number of the view with which the membership began.
+        first: its first round.
+        source: the worker that sends it its first model; None if that is this server.
+        introduction: address, host and memory of its process.
+        last_message_at: time of its last message.
+        has_model: whether it has its first model.
+    """
+
+    process: int
+    session: int
+    first: int
+    source: int | None
+    introduction: Mapping[str, Any]
+    last_message_at: float
+    has_model: bool = False
+
+
+class NeighbourLeader:
+    """The control plane of a run in which each worker has a model of its own.
+
+    Args:
+        config, facts, folders: the run.
+        send: sends to a worker that has joined.
+        microseconds: a clock that is later than at any earlier start, for the numbers of generations and views.
+        work: writes checkpoints in the background (default: at once, in the caller's thread).
+
+    Attributes:
+        number: of the newest view.
+        until: the first round that is not granted.
+        members: by worker.
+        waiting: introduction and process of workers that asked to join before the run has begun.
+        processes: the current processes of all workers.
+        module, has_handed_over: as of Leader; there is only one stage.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: RunFacts,
+        folders: Folders,
+        send: SendToWorker,
+        microseconds: Callable[[], int],
+        work: CallQueue | None = None,
+    ) -> None:
+        self.config = config
+        self.facts = facts
+        self.folders = folders
+        self.send = send
+        self.microseconds = microseconds
+        self.work = work or AtOnce()
+        self.root = folders.checkpoints
+        self.log = folders.work
+        self.stage = build_stages(config, facts.num_workers, facts.rows)[0]
+        self.has_handed_over = False
+        self.steps = config.steps_per_worker(facts.rows)
+        self.steps_per_epoch = config.steps_per_epoch(facts.rows)
+        self.generation = 0
+        self.number = 0
+        self.until = 0
+        self.members: dict[int, PeerMembership] = {}
+        self.waiting: dict[int, tuple[int, Mapping[str, Any]]] = {}
+        self.processes = ProcessTable()
+        self.module: str | None = None
+        self.progress: PeerProgress | None = None  # None while no checkpoint is loaded
+        self.journal: Journal
+        self.checkpoints: PeerCheckpoints
+        self.plan: TopologyPlan
+        self.version = 0  # of the checkpoint with which the generation began
+        self._mean: tuple[Float32s, Float32s]  # values and momentum of that checkpoint
+        self._file_of: dict[int, ReplicaFile] = {}  # its models, by workers that have one
+        self._has_begun = False  # whether the members of the generation's begin are known
+        self._begin_at = math.inf  # when it begins without missing workers
+        self._sent_bytes = 0
+        self._sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
+        self._ahead = LEAST_AHEAD
+        self._measured = (0.0, 0)  # time and furthest round at the last measurement of the speed
+        self._writing: set[int] = set()  # versions of the checkpoints that are being written
+        self._unwritten: tuple[ReplicasAtVersion, float] | None = (
+            None  # the final checkpoint, and when it is tried again
+        )
+        self._snapshot_at = 0.0
+        self._is_final_whole = False
+        self._not_finite: str | None = None  # why the run has diverged, if a model is not finite
+        self._trouble: str | None = None
+        self._gather_again: str | None = None
+        self._version_before: int | None = None
+        self._has_warned = False
+        self._ticked = self._patient_until = 0.0
+
+    # --- generations --------------------------------------------------------------------------------------------------
+
+    def gather(self, cause: str = "") -> None:
+        """Begin a generation at the newest sound checkpoint, for which all workers must join again.
+
+        If files cannot be read or written now, the next tick tries again. Raises JobError if there is no checkpoint.
+
+        cause: why the run rolls back, for the log; unused at the start."""
+        if self.progress:
+            self._version_before = self.progress.version
+            self.progress = None
+        self.members = {}
+        self._gather_again = None
+        try:
+            # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
+            restored = go_back(self.root, max(self.generation + 1, self.microseconds()))
+        except OSError as error:
+            logger.warning(f"{self.root}: going back to a checkpoint is tried again: {error}")
+            self._gather_again = cause
+            return
+        if not restored:
+            raise JobError(f"{self.root} holds no whole checkpoint, not even the first; start with --overwrite")
+        self.version, self.generation = restored
+        if self._version_before is not None:
+            log_event(self.log, "rollback", from_version=self._version_before, to_version=self.version, cause=cause)
+            self._version_before = None
+        log_event(self.log, "generation", generation=self.generation, version=self.version)
+        self._load(read_state(self.root, self.version))
+
+    def _load(self, state: RunState) -> None:
+        """Continue the run from the state of a checkpoint. A final one counts as written."""
+        self.plan = plan_of(self.config, self.facts, self.root, state)
+        self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan)
+        position = Position(
+            state.version, state.accepted, state.examples, dict(state.clocks), {}, state.passes, dict(state.epoch_sums)
+        )
+        facts = self.facts
+        budget = RoundBudget(facts.num_workers, self.steps, self.steps_per_epoch, self.config.run.stop, position)
+        # No shards are read here, so the rows that a lost worker misses are not known.
+        self.progress = PeerProgress(budget, partial(worker_rate, self.config, facts), lambda worker, round: None)
+        self.journal = Journal(
+            self.log,
+            self.progress,
+            self.generation,
+            state.seconds,
+            facts.fingerprint,
+            classifies=facts.classifies,
+        )
+        self.until = state.version
+        self._has_begun = False
+        self._begin_at = math.inf
+        times = PeerTimes.from_state(state)
+        self._mean = read_slice_range(self.root, state.version, 0, state.total)
+        file = self.checkpoints.models_of(state) if times.begun else None
+        self._file_of = dict.fromkeys(times.begun, file) if file else {}
+        self._sent_bytes = times.sent_bytes
+        self._sent_in = {}
+        self._ahead = LEAST_AHEAD
+        self._writing = set()
+        self._unwritten = None
+        self._is_final_whole = state.final
+
+    def regroup(self, now: float) -> None:
+        """Begin the work of this process: workers of an earlier server 0 learn from heartbeats that they must join."""
+        self._snapshot_at = now
+        self.number = self._next_number()
+
+    def _begin(self, now: float) -> None:
+        """Begin the rounds of a generation, with all workers that have asked to take part."""
+        assert self.progress
+        self._has_begun = True
+        for worker in sorted(self.waiting):
+            self.number = self._next_number()  # each session has a number of its own
+            process, introduction = self.waiting[worker]
+            self.members[worker] = PeerMembership(process, self.number, self.version, None, introduction, now)
+            self.progress.begin(worker)
+        self.waiting = {}
+        self._measured = (now, self.version)
+        self._send_views()
+        for worker in self.members:
+            self._send_first_model(worker)
+        self._grant(now)
+
+    def _send_first_model(self, worker: int) -> None:
+        """Send a worker its model of the checkpoint with which the generation began.
+
+        A worker that has none there begins with the mean of all models."""
+        values, momentum = self._mean
+        if worker in self._file_of:
+            values = np.array(self._file_of[worker].values[worker])
+            momentum = np.array(self._file_of[worker].momentum[worker])
+        session = self.members[worker].session
+        self.send(worker, ModelCopy(session, self.version), values.tobytes(), momentum.tobytes())
+
+    def _next_number(self) -> int:
+        # No later server 0 may repeat it.
+        return max(self.number + 1, self.microseconds())
+
+    def _keep_ahead_of(self, number: int) -> None:
+        """Raise the number of the view if ``number`` is from an earlier leader whose clock was ahead."""
+        if number > self.number:
+            self.number = number + 1
+            self._send_views()
+
+    # --- membership ---------------------------------------------------------------------------------------------------
+
+    def hear(self, message: FromWorker, first: Body, last: Body, now: float) -> tuple[Message, bytes] | None:
+        """Handle a message of a worker's current process, and return the answer to its connection, if there is one.
+
+        first, last: its first and its last body. Raises MalformedMessageError."""
+        member = self.members.get(message.worker)
+        if member and member.process == message.process:
+            member.last_message_at = now
+        match message:
+            case PeerJoin():
+                self._join(message, introduction_of(first), now)
+            case PeerBeat():
+                return self._beat(message)
+            case RoundReport():
+                self._report(message, last, now)
+            case ReplicaCopy():
+                self._keep_copy(message, first, last, now)
+            case LinkLoss():
+                pass  # the worker sends its last models again
+            case CopyReceipt():
+                raise MalformedMessageError(str(message))
+        return None
+
+    def _join(self, join: PeerJoin, introduction: Mapping[str, Any], now: float) -> None:
+        """Handle a join request: of a new worker, or of a member that lacks its view or its first model."""
+        worker = join.worker
+        self._keep_ahead_of(join.number)
+        if self._is_over():
+            self.send(worker, RunEnd(self.number), b"")
+            return
+        member = self.members.get(worker)
+        if member and member.process == join.process:
+            if not member.has_model:
+                self.send(worker, *self._view())
+                if member.source is None:
+                    self._send_first_model(worker)
+            return
+        # Its earlier process has ended, or this one has left a view of an earlier leader.
+        if member:
+            self._remove({worker}, now)
+        if not self.progress:
+            return
+        if self._has_begun:
+            self._admit(worker, join.process, introduction, now)
+        else:
+            self.waiting[worker] = (join.process, introduction)
+            self._begin_if_due(now)
+
+    def _begin_if_due(self, now: float) -> None:
+        """Begin the generation once all workers are there, or the wait for missing ones is over."""
+        if self._has_begun or not self.progress or not self.waiting:
+            return
+        if self._begin_at == math.inf:
+            self._begin_at = now + self.config.processes.start_wait_s
+        if len(self.waiting) == self.facts.num_workers or now >= self._begin_at:
+            self._begin(now)
+
+    def _admit(self, worker: int, process: int, introduction: Mapping[str, Any], now: float) -> None:
+        """Let a worker take part from the horizon on, unless no round is left or there is no model yet.
+
+        It asks again until it is told something."""
+        progress = self.progress
+        assert progress
+        source = self._source(worker)
+        if source is None or self.until >= self.steps or progress.admit(worker, self.until) is None:
+            return
+        self.number = self._next_number()
+        self.members[worker] = PeerMembership(process, self.number, self.until, source, introduction, now)
+        # Before any round from the horizon on is granted.
+        self._send_views()
+        self._grant(now)
+
+    def _source(self, worker: int) -> int | None:
+        """Return the member whose model a newcomer gets: one of its next neighbours, or else any that has a model."""
+        present = [other for other, member in self.members.items() if member.has_model]
+        for round in range(self.until, self.until + SEARCHED_ROUNDS):
+            for other, _ in links_by_worker(self.plan.edges(round)).get(worker, ()):
+                if other in present:
+                    return other
+        return min(present, default=None)
+
+    def _remove(self, workers: Iterable[int], now: float) -> None:
+        """Continue without some workers, and without newcomers whose first model was to come from one of them.
+
+        If no worker is left that has a model, the run rolls back."""
+        leavers = set(workers) & set(self.members)
+        if not leavers or not self.progress:
+            return
+        leavers |= {
+            worker for worker, member in self.members.items() if member.source in leavers and not member.has_model
+        }
+        for worker in leavers:
+            del self.members[worker]
+            self.progress.leave(worker)
+        self.number = self._next_number()
+        self._send_views()
+        # Those that live learn it from this view too, and ask to join again.
+        for worker in leavers:
+            self.send(worker, Regroup(self.number), b"")
+        if not any(member.has_model or member.source is None for member in self.members.values()):
+            if not self.progress.finished:
+                self.gather(NO_MODEL)
+            return
+        self._advance(now)
+        self._grant(now)
+
+    def lost(self, worker: int, now: float) -> None:
+        """Note that a worker's process has ended."""
+        self.waiting.pop(worker, None)
+        self._remove({worker}, now)
+
+    def _beat(self, beat: PeerBeat) -> tuple[Message, bytes] | None:
+        """Return the message that the sender of a heartbeat should already have, or None."""
+        self._keep_ahead_of(beat.number)
+        if self._is_over():
+            return RunEnd(self.number), b""
+        member = self.members.get(beat.worker)
+        if member and member.process == beat.process:
+            return self._view() if beat.number < self.number else None
+        return (Regroup(self.number), b"") if beat.number else None
+
+    def _view(self) -> tuple[NeighbourView, bytes]:
+        members = {
+            str(worker): {
+                "session": member.session,
+                "process": member.process,
+                "first": member.first,
+                "source": None if member.has_model else member.source,
+                "reach": reach_of(member.introduction),
+            }
+            for worker, member in self.members.items()
+        }
+        body = {"members": members, "version": self.version, "plan": plan_to_json(self.plan)}
+        return NeighbourView(self.number, self.generation), pack_json(body)
+
+    def _send_views(self) -> None:
+        view = self._view()
+        for worker in self.members:
+            self.send(worker, *view)
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def _report(self, message: RoundReport, body: Body, now: float) -> None:
+        """Note the rounds that a worker has completed, and its first model. Raises MalformedMessageError."""
+        member = self._member_of(message.worker, message.process, message.number)
+        rounds = unpack_own_rounds(body)
+        if not member or not self.progress:
+            return
+        worker = message.worker
+        if not member.has_model:
+            member.has_model = True
+            self.progress.start_round(worker)
+        # A report repeats the rounds of earlier ones until the worker learns that they are here.
+        for round, each in enumerate(rounds, message.version - len(rounds)):
+            if round == self.progress.members[worker].clock and not self.progress.finished:
+                self.progress.finish(worker, each.report)
+                self._sent_in[round] = self._sent_in.get(round, 0) + each.sent_bytes
+        self._advance(now)
+        if self.progress.furthest + self._ahead // 2 >= self.until:
+            self._grant(now)
+
+    def _keep_copy(self, message: ReplicaCopy, values: Body, momentum: Body, now: float) -> None:
+        """Keep a worker's model for a checkpoint. Raises MalformedMessageError."""
+        member = self._member_of(message.worker, message.process, message.session)
+        if not member or not self.progress or message.version <= self.progress.version:
+            return
+        if (len(values), len(momentum)) != (4 * self.facts.elements, 4 * self.facts.num_parameters):
+            raise MalformedMessageError(f"{len(values)} and {len(momentum)} bytes of a model")
+        if not self.checkpoints.is_due(message.version):
+            raise MalformedMessageError(str(message))
+        seconds = self.journal.seconds(now)
+        try:
+            self.checkpoints.put(
+                message.version,
+                message.worker,
+                np.frombuffer(values, np.float32),
+                np.frombuffer(momentum, np.float32),
+                seconds,
+                seconds,
+            )
+        except OSError as error:
+            self._trouble = f"the checkpoint of version {message.version} is not written: {error}"
+            return  # the worker sends it again
+        self._advance(now)
+
+    def _member_of(self, worker: int, process: int, session: int) -> PeerMembership | None:
+        member = self.members.get(worker)
+        return member if member and (member.process, member.session) == (process, session) else None
+
+    def _advance(self, now: float) -> None:
+        """Complete the rounds of the run that all members have completed, and begin the checkpoints at their ends.
+
+        A round waits until the models of all members are here, if they belong to a checkpoint."""
+        progress = self.progress
+        while progress and len(self._writing) < MOST_WRITES and self._has_copies(progress.version + 1):
+            if not progress.complete_round():
+                return
+            version = progress.version
+            self._sent_bytes += self._sent_in.pop(version - 1, 0)
+            self.journal.note(progress.boundary, now)
+            if self.checkpoints.is_pending(version):
+                self._write(progress, now)
+
+    def _has_copies(self, version: int) -> bool:
+        """Return whether all members that begin with a version have sent their models of it, if they are needed."""
+        if not self.checkpoints.is_due(version):
+            return True
+        needed = (worker for worker, member in self.members.items() if member.first <= version)
+        return all(self.checkpoints.has(version, worker) for worker in needed)
+
+    def _write(self, progress: PeerProgress, now: float) -> None:
+        """Write the checkpoint of the present version in the background."""
+        # Before the checkpoint, so that the log of a run that resumes from it has all earlier pushes.
+        self.journal.write_pushes()
+        self._snapshot_at = now
+        seconds = self.journal.seconds(now)
+        replicas = self.checkpoints.take(progress, origin=0.0, now=seconds, sent_bytes=self._sent_bytes)
+        self._submit(replicas)
+
+    def _submit(self, replicas: ReplicasAtVersion) -> None:
+        version = replicas.state.version
+        self._writing.add(version)
+        checkpoints = self.checkpoints
+        self.work.submit(
+            partial(self._written, checkpoints, replicas), partial(self._note_written, checkpoints.generation, replicas)
+        )
+
+    def _written(self, checkpoints: PeerCheckpoints, replicas: ReplicasAtVersion) -> str | list[int] | None:
+        """Write a checkpoint, and delete old ones. Runs in the background.
+
+        Returns the versions that were deleted before their evaluation, text if it failed, and None if a model is not
+        finite."""
+        # A roll-back has made this checkpoint void while it waited in the queue.
+        if checkpoints.generation != self.generation:
+            return []
+        try:
+            was_written = checkpoints.write(replicas, self._secure_log)
+            if was_written is None:
+                return None
+            if was_written and not self.folders.is_local:
+                append(self.log / NEWS, ".")
+        except (OSError, SupersededError) as error:
+            return f"the checkpoint of version {replicas.state.version} was not written: {error}"
+        try:
+            return prune(self.root) if was_written else []
+        except OSError as error:
+            logger.warning(f"old checkpoints are not deleted yet: {error}")
+            return []
+
+    def _secure_log(self) -> None:
+        """Make the log durable up to a checkpoint before that becomes visible. Raises OSError and SupersededError."""
+        if not self.folders.is_local:
+            copy(self.folders)
+        else:
+            with suppress(FileNotFoundError):
+                sync(self.log / PUSHES)
+
+    def _note_written(self, generation: int, replicas: ReplicasAtVersion, outcome: str | list[int] | None) -> None:
+        """Note the result of ``_written``, in the owner's thread."""
+        if generation != self.generation:
+            return
+        version = replicas.state.version
+        self._writing.discard(version)
+        # The run cannot end without its final checkpoint; without another one it only rolls back further.
+        if outcome is None:
+            self._not_finite = f"the parameters are no finite numbers at version {version}; lower --learning-rate"
+        elif isinstance(outcome, str):
+            self._trouble = outcome
+            if replicas.state.final:
+                self._unwritten = (replicas, self._ticked + RETRY_FINAL_S)
+            else:
+                self.checkpoints.discard(replicas)
+        else:
+            self._trouble = None
+            self._is_final_whole |= replicas.state.final
+            self._log_given_up(outcome)
+
+    def _log_given_up(self, versions: Iterable[int]) -> None:
+        """Log that checkpoints were deleted before they were evaluated, and warn once."""
+        for version in versions:
+            if not self._has_warned:
+                self._has_warned = True
+                log_event(self.log, "warning", message=GIVEN_UP)
+            log_event(self.log, "given_up", version=version)
+
+    # --- the horizon --------------------------------------------------------------------------------------------------
+
+    def _grant(self, now: float) -> None:
+        """Move the horizon ahead of the fastest worker, and send it to all members."""
+        progress = self.progress
+        if not progress or not self._has_begun:
+            return
+        measured_at, furthest = self._measured
+        if now - measured_at >= RATE_S:
+            speed = (progress.furthest - furthest) / (now - measured_at)
+            self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(speed * AHEAD_S)))
+            self._measured = (now, progress.furthest)
+        self.until = max(self.until, min(self.steps, progress.furthest + self._ahead))
+        due = sorted(version for version in self.checkpoints.extra if version > progress.version)
+        for worker, member in self.members.items():
+            received = progress.members[worker].clock + 1 if member.has_model else 0
+            # With its own copies here, or complete, a worker need not keep them.
+            have = [version for version in self.checkpoints.pending if self.checkpoints.has(version, worker)]
+            body = pack_json({"due": due, "have": have, "complete": progress.version})
+            self.send(worker, RoundGrant(self.number, self.generation, self.until, received), body)
+
+    def _want_snapshot(self, now: float) -> None:
+        """Have all workers send their models at the horizon, which is the same round for all of them."""
+        self._snapshot_at = now
+        if self._has_begun and self.until < self.steps:
+            self.checkpoints.extra.add(self.until)
+            self._grant(now)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Handle everything that is due by time: silent workers, checkpoints, log lines, and messages to repeat."""
+        timeout_s = self.config.worker_timeout_s
+        if now - self._ticked > timeout_s / 4:
+            self._patient_until = now + timeout_s  # this server was suspended, and has heartbeats to read first
+        self._ticked = now
+        if self._gather_again is not None:
+            self.gather(self._gather_again)
+        if not self.progress:
+            return
+        if self._is_over():
+            for worker in self.processes.current:
+                self.send(worker, RunEnd(self.number), b"")
+            return
+        self._begin_if_due(now)
+        if now >= self._patient_until:
+            self._lose_silent(now, timeout_s)
+        if now - self._snapshot_at >= self.config.run.checkpoint_every_s:
+            self._want_snapshot(now)
+        if self._unwritten and now >= self._unwritten[1]:
+            self._submit(self._unwritten[0])
+            self._unwritten = None
+        self._advance(now)
+        self._grant(now)
+        self.journal.flush(now)
+
+    def _lose_silent(self, now: float, timeout_s: float) -> None:
+        silent = [worker for worker, member in self.members.items() if now - member.last_message_at > timeout_s]
+        for worker in silent:
+            logger.warning(f"worker {worker} has sent no heartbeat for {timeout_s:g} s")
+        self._remove(silent, now)
+
+    def end(self, now: float) -> None:
+        """Have a checkpoint written, because the supervisor is about to stop the run."""
+        if self.progress:
+            self._want_snapshot(now)
+
+    # --- supervisors --------------------------------------------------------------------------------------------------
+
+    def status(self, now: float) -> RunStatus:
+        """Return the status for supervisors; not ready while no checkpoint is loaded."""
+        progress = self.progress
+        if not progress:
+            return NOT_READY
+        position = progress.budget.position
+        present = len(self.members)
+        diverged = self._diverged(progress)
+        keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
+        measured: dict[str, Any] = {key: self.journal.summary.get(key) for key in keys}
+        return RunStatus(
+            ready=True,
+            # The supervisor ends server 0 of a finished run, so the final checkpoint must be complete before.
+            finished=progress.finished and (diverged is not None or self._is_final_whole),
+            diverged=diverged,
+            trained=progress.finished,
+            version=position.version,
+            accepted=position.accepted,
+            total=progress.budget.total,
+            epoch=progress.budget.epoch,
+            seconds=self.journal.seconds(now),
+            remaining=0 if progress.finished else present,
+            alive=present,
+            num_workers=progress.num_workers,
+            **measured,
+        )
+
+    def trouble(self, now: float) -> str | None:
+        """Return why the last checkpoint failed, as text; None if it did not."""
+        return self._trouble
+
+    def _diverged(self, progress: PeerProgress) -> str | None:
+        """Return in words why the run has diverged, or None if it has not."""
+        bad = progress.diverged
+        if bad and not bad.clock:
+            return (
+                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check the model's"
+                " initial parameters and the rows of this worker"
+            )
+        if bad:
+            return f"the loss of worker {bad.worker} is {bad.measured.loss} in round {bad.clock}; lower --learning-rate"
+        return self._not_finite
+
+    def _is_over(self) -> bool:
+        progress = self.progress
+        return (
+            progress is not None
+            and progress.finished
+            and (self._is_final_whole or self._diverged(progress) is not None)
+        )

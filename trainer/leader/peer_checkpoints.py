@@ -1,0 +1,298 @@
+"""Checkpoints of runs whose workers keep models of their own: the mean of all models, and each model with its times.
+
+A checkpoint of version V has the models with which the workers begin round V. Workers begin it at different times, and
+the last one completes the checkpoint. The mean is a slice, which the evaluator reads like a slice of servers. The plan
+of the links is part of every checkpoint, so that a run keeps its links wherever it resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.core.atomic import sync
+from trainer.checkpoints.replica_file import ReplicaFile, create_replicas, open_replicas, replica_name
+from trainer.checkpoints.slice_file import Float32s, broken
+from trainer.checkpoints.state import STATE, RunState, folder_of
+from trainer.checkpoints.write import write_slice, write_state
+from trainer.config import Config, RunFacts
+from trainer.coordination.peer_progress import PeerProgress
+from trainer.exchange.mixing import TopologyPlan
+from trainer.exchange.neighbours import NeighbourExchange
+from trainer.exchange.plan_json import plan_from_json, plan_to_json
+from trainer.home.folders import Folders
+from trainer.home.place import Place, remove_empty, write_whole
+from trainer.run_files import CHECKPOINTS, PUSHES
+from trainer.runlog.events import log_event
+
+# keys of a state's memory
+REPLICAS = "replicas"
+PLAN = "plan"
+BY_WORKER = ("begun", "link_free")
+FLOAT_BYTES = 4
+MODELS_HELD = 4  # its parameters, its momentum, and at most two earlier models that slower neighbours still need
+
+
+class PeerTimes(NamedTuple):
+    """The times at a checkpoint, from which a resumed run repeats all events that follow.
+
+    Attributes:
+        begun: virtual time at which each worker began round V, by worker; absent workers are missing.
+        link_free: virtual time at which its link had sent all earlier messages.
+        seconds: training time at the earliest time in ``begun``.
+        sent_bytes: bytes that all workers had sent in earlier rounds.
+    """
+
+    begun: Mapping[int, float] = {}
+    link_free: Mapping[int, float] = {}
+    seconds: float = 0.0
+    sent_bytes: int = 0
+
+    @property
+    def start(self) -> float:
+        """The virtual time at which the first worker began; 0 at the start of a run."""
+        return min(self.begun.values(), default=0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the times in plain JSON, in the order of workers."""
+        workers = sorted(self.begun)
+        by_worker = {name: {str(worker): getattr(self, name)[worker] for worker in workers} for name in BY_WORKER}
+        return self._asdict() | by_worker
+
+    @classmethod
+    def from_state(cls, state: RunState) -> PeerTimes:
+        """Return the times in a state; at the start of a run it has none."""
+        stored = state.memory.get(REPLICAS, {})
+        by_worker = {name: {int(worker): time for worker, time in stored.get(name, {}).items()} for name in BY_WORKER}
+        return cls(**stored | by_worker)
+
+
+@dataclass
+class PendingReplicas:
+    """A checkpoint that some workers have not reached yet. begun, link_free: as in PeerTimes, of workers that have."""
+
+    file: ReplicaFile
+    begun: dict[int, float] = field(default_factory=dict)
+    link_free: dict[int, float] = field(default_factory=dict)
+
+
+class ReplicasAtVersion(NamedTuple):
+    """A checkpoint whose models are all there.
+
+    Attributes:
+        state: to be written last; its ``parts`` are not known yet.
+        file: the models.
+        workers: that have a model in it.
+        sent_bytes: bytes that all workers had sent in earlier rounds.
+        is_kept: whether it is written; otherwise only the distance of the models is logged.
+    """
+
+    state: RunState
+    file: ReplicaFile
+    workers: tuple[int, ...]
+    sent_bytes: int
+    is_kept: bool
+
+
+class PeerCheckpoints:
+    """The checkpoints of one generation that are not complete yet, and the writing of complete ones.
+
+    Args:
+        config, facts: the run.
+        folders: the run's folders. The models are collected on this host, and then copied to a remote home.
+        generation: number of the generation.
+        plan: of the links.
+
+    Attributes:
+        extra: versions of checkpoints that are due by time.
+    """
+
+    def __init__(self, config: Config, facts: RunFacts, folders: Folders, generation: int, plan: TopologyPlan) -> None:
+        self.config = config
+        self.facts = facts
+        self.folders = folders
+        self.root = folders.checkpoints
+        self.local_root = folders.work / CHECKPOINTS
+        self.generation = generation
+        self.plan = plan
+        self.extra: set[int] = set()
+        self._shape = (facts.num_workers, facts.num_parameters, facts.num_buffers)
+        self._steps = config.steps_per_worker(facts.rows)
+        self._steps_per_epoch = config.steps_per_epoch(facts.rows)
+        self._pending: dict[int, PendingReplicas] = {}
+
+    def is_due(self, version: int) -> bool:
+        """Return whether the models of a version are needed: at the end of an epoch or of the run, or by time."""
+        return is_due(version, self._steps_per_epoch, self._steps, self.extra)
+
+    def put(
+        self, version: int, worker: int, values: Float32s, momentum: Float32s, now: float, link_free: float
+    ) -> None:
+        """Add the model with which a worker begins a round now. Raises OSError.
+
+        Args:
+            version: the round.
+            worker: its index.
+            values, momentum: its model.
+            now: the time at which it begins.
+            link_free: see PeerTimes.
+        """
+        if version not in self._pending:
+            path = self._path(version, self.generation)
+            self._pending[version] = PendingReplicas(create_replicas(path, *self._shape, version))
+        pending = self._pending[version]
+        pending.file.put(worker, values, momentum)
+        pending.begun[worker] = now
+        pending.link_free[worker] = link_free
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Return the versions of checkpoints that are not complete."""
+        return tuple(self._pending)
+
+    def is_pending(self, version: int) -> bool:
+        return version in self._pending
+
+    def has(self, version: int, worker: int) -> bool:
+        """Return whether a worker's model of a version that is not complete is here."""
+        return version in self._pending and worker in self._pending[version].begun
+
+    def complete(self, progress: PeerProgress, *, origin: float, now: float, sent_bytes: int) -> bool | None:
+        """Complete the checkpoint of the version that all members have just reached, and return whether it is kept.
+
+        See ``take`` for the arguments and ``write`` for the rest."""
+        return self.write(self.take(progress, origin=origin, now=now, sent_bytes=sent_bytes))
+
+    def take(self, progress: PeerProgress, *, origin: float, now: float, sent_bytes: int) -> ReplicasAtVersion:
+        """Return the checkpoint of the version that all members have just reached, which no longer counts as pending.
+
+        The caller has written the log up to this version.
+
+        Args:
+            progress: of the run.
+            origin: the time at which its training time was 0.
+            now: the present time.
+            sent_bytes: bytes that all workers have sent in all complete rounds.
+        """
+        version = progress.version
+        boundary = progress.boundary
+        pending = self._pending.pop(version)
+        times = PeerTimes(pending.begun, pending.link_free, min(pending.begun.values()) - origin, sent_bytes)
+        final = version >= self._steps
+        is_kept = final or version in self.extra or (boundary is not None and self.config.run.epoch_checkpoints)
+        state = self._state(progress, times, seconds=now - origin, final=final)
+        return ReplicasAtVersion(state, pending.file, tuple(sorted(pending.begun)), sent_bytes, is_kept)
+
+    def write(self, replicas: ReplicasAtVersion, secure_log: Callable[[], object] | None = None) -> bool | None:
+        """Write a checkpoint that ``take`` has returned, and return whether it is kept.
+
+        Returns None, and writes nothing, if the mean of the models is not finite. At the end of an epoch it also logs
+        the distance of the models from their mean. Raises OSError, and SupersededError of ``secure_log``.
+
+        secure_log: makes the log durable up to this version (default: for a local home)."""
+        state = replicas.state
+        version = state.version
+        summary = replicas.file.summary(replicas.workers)
+        if not (np.isfinite(summary.values).all() and np.isfinite(summary.momentum).all()):
+            return None
+        if state.epoch_boundary is not None:
+            details = {
+                "distance": summary.distance,
+                "sent_bytes": replicas.sent_bytes,
+                "replicas": len(replicas.workers),
+            }
+            at = {"epoch": state.epoch_boundary, "version": version, "seconds": state.seconds}
+            log_event(self.folders.work, "consensus", **at, **details)
+        folder = folder_of(self.root, version)
+        # At the end of an epoch the models are needed for the log even if no checkpoint is kept.
+        if not replicas.is_kept:
+            self.discard(replicas)
+            return False
+        total = self.facts.elements
+        write_slice(folder, 0, 1, version, 0, total, total, summary.values, summary.momentum, self.generation)
+        size = replicas.file.flush()
+        if not self.folders.is_local:
+            write_whole(folder / replicas.file.path.name, replicas.file.path.read_bytes())
+        (secure_log or partial(sync, self.folders.work / PUSHES))()
+        write_state(folder, replace(state, parts={replicas.file.path.name: size}))
+        if not self.folders.is_local:
+            self.discard(replicas)
+        return True
+
+    def discard(self, replicas: ReplicasAtVersion) -> None:
+        """Delete the models of a checkpoint on this host."""
+        replicas.file.path.unlink(missing_ok=True)
+        remove_empty(replicas.file.path.parent)
+
+    def _state(self, progress: PeerProgress, times: PeerTimes, *, seconds: float, final: bool) -> RunState:
+        """Return the state of a checkpoint. seconds: training time now."""
+        position = progress.budget.position
+        # One slice, with the mean, and the models as a further part. Copies, because a thread may write the state
+        # while the run continues.
+        return RunState(
+            version=position.version,
+            accepted=position.accepted,
+            examples=position.examples,
+            generation=self.generation,
+            epoch=progress.budget.epoch,
+            epoch_boundary=progress.boundary,
+            final=final,
+            clocks={worker: min(member.clock, position.version) for worker, member in enumerate(progress.members)},
+            seconds=seconds,
+            num_servers=1,
+            num_parameters=self.facts.num_parameters,
+            num_buffers=self.facts.num_buffers,
+            identity=self.config.identity(),
+            memory={REPLICAS: times.to_json(), PLAN: plan_to_json(self.plan)},
+            passes=deepcopy(progress.passes.held),
+            epoch_sums=dict(progress.epoch_sums.held),
+        )
+
+    def models_of(self, state: RunState) -> ReplicaFile:
+        """Open the models of a checkpoint, of a remote home a copy on this host. Raises DataError and OSError."""
+        path = self._path(state.version, state.generation)
+        if not self.folders.is_local:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((folder_of(self.root, state.version) / path.name).read_bytes())
+        return open_replicas(path, *self._shape, state.version)
+
+    def _path(self, version: int, generation: int) -> Path:
+        return folder_of(self.local_root, version) / replica_name(generation)
+
+
+def is_due(version: int, steps_per_epoch: int, steps: int, extra: Collection[int]) -> bool:
+    """Return whether the models of a version are needed: at the end of an epoch or of the run, or by time.
+
+    extra: versions of checkpoints that are due by time."""
+    return version % steps_per_epoch == 0 or version >= steps or version in extra
+
+
+def plan_of(config: Config, facts: RunFacts, root: Place, state: RunState) -> TopologyPlan:
+    """Return the plan of a run's links: the one that its checkpoint has, or a new one before the first update.
+
+    root: folder of checkpoints. Raises DataError if the stored plan is damaged, UsageError if there can be none."""
+    exchange = config.exchange
+    assert isinstance(exchange, NeighbourExchange), "only these have links"
+    stored = state.memory.get(PLAN)
+    if stored is None:
+        return exchange.plan(facts.num_workers, config.run.seed)
+    try:
+        return plan_from_json(stored)
+    except (ValueError, AttributeError):
+        raise broken(folder_of(root, state.version) / STATE, "holds no plan of links") from None
+
+
+def describe_memory(facts: RunFacts) -> str:
+    """Return a line about the memory and the disk that the models of all workers take."""
+    model = FLOAT_BYTES * facts.elements
+    model_bytes = MODELS_HELD * facts.num_workers * model
+    stored = FLOAT_BYTES * facts.num_workers * (facts.elements + facts.num_parameters)
+    return (
+        f"{facts.num_workers:,} models of {model / 1e6:.3g} MB: up to {model_bytes / 1e9:.3g} GB of memory, and"
+        f" {stored / 1e9:.3g} GB of disk per checkpoint"
+    )

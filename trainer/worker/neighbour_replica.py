@@ -1,0 +1,480 @@
+"""A worker's part in rounds among neighbours: its own model, and its neighbours' models of the current round.
+
+In a round with links, a worker sends its model to its neighbours and waits for theirs, but for nobody else's. Server 0
+decides who takes part. A view lists all members, each with the session and the first round of its membership. A worker
+begins only rounds that server 0 has granted, and no member that joins later takes part in a granted round. The replica
+has neither sockets nor a clock, so that tests can deliver its messages in any order."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.config import Config, RunFacts
+from trainer.coordination.orders import OwnRound, StepMeasurements
+from trainer.exchange.mixing import TopologyPlan, links_by_worker, mix
+from trainer.exchange.neighbours import NeighbourExchange
+from trainer.exchange.plan_json import linked_pairs, plan_from_json
+from trainer.leader.peer_checkpoints import is_due
+from trainer.rules import build_replica, replica_rate, weighted_batch
+from trainer.transport.messages import (
+    MalformedMessageError,
+    Message,
+    ModelCopy,
+    NeighbourModel,
+    NeighbourView,
+    PeerJoin,
+    Regroup,
+    ReplicaCopy,
+    RoundGrant,
+    RoundReport,
+    pack_own_rounds,
+    unpack_json,
+)
+
+Vector = npt.NDArray[np.float32]
+Body = bytes | memoryview
+KEPT_MESSAGES = 2  # a neighbour that lacks one can be at most one exchange behind
+MOST_COPIES = 2  # models for checkpoints that server 0 does not have; with more, the next step waits
+MOST_UNHEARD = 100_000  # rounds that a worker keeps for server 0 before it waits
+
+
+class NeighbourPhase(Enum):
+    """The state of a replica.
+
+    OUTSIDE: it is no member. COPYING: it waits for its first model. BLOCKED: its next round is not granted. TURN: its
+    worker can compute a gradient. WAITING: it waits for models of neighbours. TRAINED: no round is left, or a loss was
+    not finite."""
+
+    OUTSIDE = "outside"
+    COPYING = "copying"
+    BLOCKED = "blocked"
+    TURN = "turn"
+    WAITING = "waiting"
+    TRAINED = "trained"
+
+
+HOLDS_FIRST = (NeighbourPhase.BLOCKED, NeighbourPhase.TURN, NeighbourPhase.TRAINED)  # the model of its present round
+
+
+class NeighbourLinks(Protocol):
+    """The connections of a worker to its neighbours."""
+
+    def connect(self, number: int, members: Sequence[Mapping[str, Any] | None]) -> None:
+        """Connect to the neighbours of a view, and drop all other connections. number: of the view."""
+        ...
+
+    def send(self, worker: int, message: Message, *bodies: Body) -> None: ...
+
+
+@dataclass(frozen=True)
+class PeerEntry:
+    """A member of a view.
+
+    Attributes:
+        session: number of its membership, which grows with every one.
+        process: a random number that identifies its process.
+        first: the first round in which it takes part.
+        source: the worker that sends it its first model; None if that is server 0.
+        reach: address, host and memory of its process.
+    """
+
+    session: int
+    process: int
+    first: int
+    source: int | None
+    reach: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> PeerEntry:
+        return cls(**values)
+
+    def to_links(self) -> dict[str, Any]:
+        """Return what NeighbourLinks.connect needs."""
+        return {"process": self.process, **self.reach}
+
+
+class NeighbourReplica:
+    """A worker's own model and its part in the rounds.
+
+    Args:
+        config, facts: the run.
+        worker: number of the worker.
+        process: a random number that identifies its process.
+        values: float32 [P + Q], at which the worker computes. A step may change its last Q elements.
+        pushed: float32 [P + Q], where the worker leaves its gradient.
+        links: sends messages to neighbours.
+
+    Attributes:
+        phase: see NeighbourPhase.
+        number: of the newest view or Regroup.
+        session: of its membership, 0 outside.
+        generation: of its model.
+        round: the round that it computes, or the first one that it will compute.
+        until: the first round that is not granted.
+        rounds: completed rounds that server 0 does not have; the last one is ``round`` - 1.
+        copies: models for checkpoints that server 0 does not have, by version.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        facts: RunFacts,
+        worker: int,
+        process: int,
+        values: Vector,
+        pushed: Vector,
+        links: NeighbourLinks,
+    ) -> None:
+        exchange = config.exchange
+        assert isinstance(exchange, NeighbourExchange), "only these have neighbours"
+        self.config = config
+        self.facts = facts
+        self.exchange = exchange
+        self.worker = worker
+        self.process = process
+        self.values = values
+        self.pushed = pushed
+        self.links = links
+        self.steps = config.steps_per_worker(facts.rows)
+        self.steps_per_epoch = config.steps_per_epoch(facts.rows)
+        self.usual_batch = weighted_batch(config, facts) if exchange.weigh_by == "examples" else None
+        self.plan: TopologyPlan | None = None
+        # Its values are replaced in every round and never changed, because unsent messages refer to them.
+        self.model = build_replica(config, facts, values.copy(), np.zeros(facts.num_parameters, np.float32))
+        self.phase = NeighbourPhase.OUTSIDE
+        self.number = 0
+        self.session = 0
+        self.generation = 0
+        self.round = 0
+        self.until = 0
+        self.rounds: list[OwnRound] = []
+        self.copies: dict[int, tuple[Vector, Vector]] = {}
+        self.members: dict[int, PeerEntry] = {}
+        self._start = 0  # the version with which the generation began
+        self._due: frozenset[int] = frozenset()  # versions of checkpoints by time
+        self._partners: frozenset[int] = frozenset()  # workers with which it can have a link
+        self._inbox: dict[int, dict[int, Vector]] = {}  # models of neighbours by session and round
+        self._departed: dict[int, int] = {}  # workers that have left, by session; their last models may still be used
+        self._last_sent: dict[int, deque[tuple[int, Vector]]] = {}  # the last models to each session, with their rounds
+        self._first_models: dict[int, tuple[int, int, Vector]] = {}  # first models: worker, round and values by session
+        self._early: tuple[ModelCopy, tuple[Body, ...]] | None = None  # a first model of a membership that is to begin
+        self._sent_bytes = 0  # in the present round
+        self._report = StepMeasurements(0, 0.0, 0, 0.0)
+
+    @property
+    def must_wait(self) -> bool:
+        """True if server 0 lacks so many rounds or models of checkpoints that the next step must wait."""
+        return len(self.copies) > MOST_COPIES or len(self.rounds) > MOST_UNHEARD
+
+    # --- membership ---------------------------------------------------------------------------------------------------
+
+    def joining(self) -> PeerJoin:
+        """Return the join request, or the request for a first model that was lost."""
+        return PeerJoin(self.worker, self.process, self.number, self.generation, 0)
+
+    def obey(self, message: Message, body: Body) -> None:
+        """Handle a message of server 0 other than a model. Raises MalformedMessageError."""
+        match message:
+            case Regroup():
+                if message.number > self.session:  # otherwise it is older than this membership
+                    self._leave(message.number)
+            case NeighbourView():
+                self._adopt(message, unpack_json(body))
+            case RoundGrant(number=self.number, generation=self.generation):
+                if self.phase is not NeighbourPhase.OUTSIDE:
+                    self._use_grant(message, unpack_json(body))
+
+    def _leave(self, number: int) -> None:
+        self.number = max(self.number, number)
+        self.phase = NeighbourPhase.OUTSIDE
+        self.session = 0
+        self.members = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget everything that belongs to a membership, except early messages."""
+        self.until = 0
+        self.rounds = []
+        self.copies = {}
+        self._departed = {}
+        self._last_sent = {}
+        self._first_models = {}
+        self._due = frozenset()
+
+    def _adopt(self, view: NeighbourView, details: dict[str, Any]) -> None:
+        """Take over a view, if it is newer. Members that have left are out from the first round without their model."""
+        if view.number <= self.number:
+            return
+        members = {int(worker): PeerEntry.from_json(entry) for worker, entry in details["members"].items()}
+        own = members.get(self.worker)
+        if own is None or own.process != self.process:
+            self._leave(view.number)
+            return
+        self.number = view.number
+        if own.session != self.session or view.generation != self.generation:
+            self._enter(own, view.generation, details)
+        sessions = {entry.session for entry in members.values()}
+        for worker, entry in self.members.items():
+            if entry.session not in sessions:
+                self._let_go(worker, entry)
+        self.members = members
+        self._departed = {each: worker for each, worker in self._departed.items() if self._inbox.get(each)}
+        # Messages of sessions that this worker has not heard of yet have higher numbers than its view.
+        current = sessions | set(self._departed)
+        self._inbox = {each: models for each, models in self._inbox.items() if each in current or each > view.number}
+        self._last_sent = {each: last for each, last in self._last_sent.items() if each in sessions}
+        self._first_models = {each: model for each, model in self._first_models.items() if each in sessions}
+        partners = self._partners | {other for other, entry in members.items() if entry.source == self.worker}
+        present = [members.get(other) if other in partners else None for other in self._workers()]
+        self.links.connect(view.number, [entry.to_links() if entry else None for entry in present])
+        if self._early:
+            self.take(*self._early)
+        self._hand_over()
+        self._try_to_complete()
+
+    def _enter(self, own: PeerEntry, generation: int, details: dict[str, Any]) -> None:
+        """Begin a membership, which waits for a first model. own: this worker's entry."""
+        self._forget()
+        self.members = {}
+        self.session = own.session
+        self.generation = generation
+        self.round = own.first
+        self._start = details["version"]
+        # As server 0 has it: this host could compute other weights, or lack the file of links.
+        try:
+            self.plan = plan_from_json(details["plan"])
+        except ValueError as error:
+            raise MalformedMessageError(str(error)) from None
+        pairs = linked_pairs(self.plan)
+        self._partners = frozenset(other for pair in pairs if self.worker in pair for other in pair) - {self.worker}
+        self.phase = NeighbourPhase.COPYING
+
+    def _let_go(self, worker: int, entry: PeerEntry) -> None:
+        """Keep of a worker that has left only the models up to the first one that is missing.
+
+        From that round on this worker does without it, whatever arrives later, so that each survivor uses its models
+        without gaps."""
+        models = self._inbox.pop(entry.session, {})
+        used = {}
+        for round in range(max(self.round, entry.first), max(models, default=-1) + 1):
+            if any(other == worker for other, _ in self._neighbours(round)):
+                if round not in models:
+                    break
+                used[round] = models[round]
+        if used:
+            self._inbox[entry.session] = used
+            self._departed[entry.session] = worker
+
+    def _use_grant(self, grant: RoundGrant, details: dict[str, Any]) -> None:
+        """Take over a grant, and begin the next round if it was missing."""
+        self._due = frozenset(details["due"])
+        needed = [each for each in self.copies if each > details["complete"] and each not in details["have"]]
+        self.copies = {version: self.copies[version] for version in needed}
+        received = grant.received - 1
+        first = self.round - len(self.rounds)
+        if received > first:
+            del self.rounds[: received - first]
+        self.until = max(self.until, grant.until)
+        if self.phase is NeighbourPhase.BLOCKED:
+            self._begin()
+
+    def take(self, message: ModelCopy, bodies: tuple[Body, ...]) -> None:
+        """Begin with a first model, of a checkpoint or another worker. Raises MalformedMessageError.
+
+        A worker's can arrive before the view of its membership, and is kept."""
+        if message.number > self.session:
+            self._early = (message, bodies)
+        if self.phase is not NeighbourPhase.COPYING or message.number != self.session:
+            return
+        values = _vector(bodies[0], self.facts.elements).copy()
+        parameters = self.facts.num_parameters
+        momentum = _vector(bodies[1], parameters).copy() if len(bodies[1]) else np.zeros(parameters, np.float32)
+        self.model = build_replica(self.config, self.facts, values, momentum)
+        self._early = None
+        self._hold()
+
+    # --- rounds -------------------------------------------------------------------------------------------------------
+
+    def submit(self, report: StepMeasurements) -> None:
+        """Note that the gradient of the present round is in ``pushed``. The round ends with the neighbours' models."""
+        self._report = report
+        self.phase = NeighbourPhase.WAITING
+        if self.exchange.order == "grad-then-avg":
+            self._descend(self.model.values.copy())
+            self._send_model()
+        self._try_to_complete()
+
+    def handle(self, message: Message, bodies: tuple[Body, ...]) -> None:
+        """Handle a message of another worker. Raises MalformedMessageError."""
+        match message:
+            case ModelCopy():
+                self.take(message, bodies)
+            case NeighbourModel():
+                self._receive(message, bodies[0])
+            case _:
+                raise MalformedMessageError(f"{type(message).__name__} from a worker")
+
+    def _receive(self, message: NeighbourModel, body: Body) -> None:
+        """Keep a neighbour's model until its round. A model of a session that has left is dropped.
+
+        So is one of a round that is over: it was sent again, because a connection broke."""
+        entry = self.members.get(message.worker)
+        is_member = entry is not None and entry.session == message.session
+        # Before its own view comes, this worker cannot know which sessions are its neighbours'.
+        is_early = message.session > self.number or self.phase is NeighbourPhase.OUTSIDE
+        if not (is_early or (is_member and message.round >= self.round)):
+            return
+        model = _vector(body, self.facts.num_parameters)
+        self._inbox.setdefault(message.session, {})[message.round] = model
+        self._first_models.pop(message.session, None)
+        self._try_to_complete()
+
+    def repeat(self) -> None:
+        """Send the last models to all neighbours again, because a connection broke. Duplicates do no harm."""
+        for session, (worker, round, values) in self._first_models.items():
+            self.links.send(worker, ModelCopy(session, round), _bytes(values), b"")
+        for worker, entry in self.members.items():
+            for round, model in self._last_sent.get(entry.session, ()):
+                self._post(worker, round, model)
+
+    def _hold(self) -> None:
+        """Note that the model of the present round is here."""
+        np.copyto(self.values, self.model.values)
+        self.phase = NeighbourPhase.BLOCKED
+        self._hand_over()
+        self._begin()
+
+    def _hand_over(self) -> None:
+        """Send this worker's model to newcomers that begin with the same round, if it is their source."""
+        if self.phase not in HOLDS_FIRST:
+            return
+        for worker, entry in self.members.items():
+            is_due_now = entry.source == self.worker and entry.first == self.round
+            if is_due_now and entry.session not in self._first_models:
+                self._first_models[entry.session] = (worker, self.round, self.model.values)
+                self._sent_bytes += 4 * self.facts.elements
+                self.links.send(worker, ModelCopy(entry.session, self.round), _bytes(self.model.values), b"")
+
+    def _begin(self) -> None:
+        """Begin the present round if it is granted, or enter TRAINED after the last one."""
+        if self.round >= self.until and self.round < self.steps:
+            return
+        # Not of the version with which the generation began, whose checkpoint exists.
+        if self.round > self._start and is_due(self.round, self.steps_per_epoch, self.steps, self._due):
+            self.copies[self.round] = (self.model.values, self.model.momentum.copy())
+        if self.round >= self.steps:
+            self.phase = NeighbourPhase.TRAINED
+            return
+        self.phase = NeighbourPhase.TURN
+        if self.exchange.order == "avg-then-grad":
+            self._send_model()
+
+    def _send_model(self) -> None:
+        """Send the model to the neighbours of the present round that take part; nothing if there are none."""
+        parameters = self.model.values[: self.facts.num_parameters]
+        for other, _ in self._neighbours(self.round):
+            entry = self.members.get(other)
+            if entry and entry.first <= self.round:
+                self._last_sent.setdefault(entry.session, deque(maxlen=KEPT_MESSAGES)).append((self.round, parameters))
+                self._sent_bytes += parameters.nbytes
+                self._post(other, self.round, parameters)
+
+    def _post(self, worker: int, round: int, parameters: Vector) -> None:
+        self.links.send(worker, NeighbourModel(self.session, self.worker, round), _bytes(parameters))
+
+    def _try_to_complete(self) -> None:
+        """Complete the round if the models of all neighbours have arrived, and go on to the next one."""
+        if self.phase is not NeighbourPhase.WAITING:
+            return
+        links = self._usable_links()
+        if links is None:
+            return
+        # No other messages go: they may belong to a membership that begins later, with an earlier round.
+        self._mix([(weight, self._inbox[session].pop(self.round)) for weight, session in links])
+        self.rounds.append(OwnRound(self._sent_bytes, self._report))
+        self._sent_bytes = 0
+        self.round += 1
+        if math.isfinite(self._report.loss):
+            self._hold()
+        else:
+            self.phase = NeighbourPhase.TRAINED
+
+    def _usable_links(self) -> list[tuple[float, int]] | None:
+        """Return weight and session of each neighbour in the present round, or None if a model is still missing.
+
+        A neighbour that has left is in it if its model arrived before. The weights are always the whole graph's, whoever
+        has left, so that both ends of a link use the same."""
+        links = []
+        for other, weight in self._neighbours(self.round):
+            entry = self.members.get(other)
+            sessions = [session for session, worker in self._departed.items() if worker == other]
+            if entry and entry.first <= self.round:
+                sessions.append(entry.session)
+            session = next((each for each in sessions if self.round in self._inbox.get(each, {})), None)
+            if session is not None:
+                links.append((weight, session))
+            elif entry and entry.first <= self.round:
+                return None
+        return links
+
+    def _mix(self, others: Sequence[tuple[float, Vector]]) -> None:
+        """Average the parameters with the neighbours'. BatchNorm's statistics are not averaged.
+
+        others: weight and parameters of each neighbour, in the order of their indices."""
+        own = self.model.values
+        parameters = self.facts.num_parameters
+        mixed = np.empty_like(own)
+        mix(own[:parameters], others, out=mixed[:parameters])
+        mixed[parameters:] = own[parameters:]
+        if self.exchange.order == "avg-then-grad":
+            self._descend(mixed)
+        else:
+            self.model.values = mixed
+
+    def _descend(self, values: Vector) -> None:
+        """Subtract the gradient from ``values``, which become the model."""
+        self.model.values = values
+        weight = self._report.examples / self.usual_batch if self.usual_batch else 1.0
+        with np.errstate(over="ignore", invalid="ignore"):  # server 0 ends a run whose model is not finite
+            self.model.apply([self.pushed], replica_rate(self.config, self.facts, self.round), [weight])
+
+    def _neighbours(self, round: int) -> tuple[tuple[int, float], ...]:
+        assert self.plan
+        return links_by_worker(self.plan.edges(round)).get(self.worker, ())
+
+    def _workers(self) -> range:
+        return range(self.facts.num_workers)
+
+    # --- messages to server 0 -----------------------------------------------------------------------------------------
+
+    def report(self) -> tuple[RoundReport, bytes] | None:
+        """Return a report of the rounds that server 0 does not have; without any, it says that a model is here.
+
+        None for a worker without a model."""
+        if self.phase in (NeighbourPhase.OUTSIDE, NeighbourPhase.COPYING):
+            return None
+        return RoundReport(self.worker, self.process, self.session, self.round), pack_own_rounds(self.rounds)
+
+    def copy_of(self, version: int) -> tuple[ReplicaCopy, Body, Body]:
+        """Return the message with the model of a version in ``copies``."""
+        values, momentum = self.copies[version]
+        return ReplicaCopy(self.worker, self.process, self.session, version), _bytes(values), _bytes(momentum)
+
+
+def _bytes(vector: npt.NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(vector).data.cast("B")
+
+
+def _vector(body: Body, elements: int) -> Vector:
+    """Return the floats of a body. Raises MalformedMessageError for another length."""
+    if len(body) != 4 * elements:
+        raise MalformedMessageError(f"{len(body)} bytes for {elements} elements")
+    return np.frombuffer(body, np.float32)
