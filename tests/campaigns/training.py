@@ -8,7 +8,8 @@ a scheduler would.
 
 A run of BSP or all-reduce must end with the bits of an undisturbed BSP run, one of ``--collective torch`` with those of
 an undisturbed run of its own kind, an ASP run with those that its log gives when it is computed again; each has trained
-every row once a pass, and leaves no process behind."""
+every row once a pass, and leaves no process behind. A run of d-psgd or matcha goes on without a lost worker: no gradient
+may count twice, every round must have some, and the result is the mean of the models of the last checkpoint."""
 
 from __future__ import annotations
 
@@ -32,6 +33,9 @@ import numpy as np
 from tests.campaigns.cable import Cable
 from tests.clusters import free_ports
 from tests.support.trainer_runs import Training, train_here
+from trainer.checkpoints.read import read_state
+from trainer.checkpoints.replica_file import open_replicas, replica_name
+from trainer.checkpoints.state import folder_of
 
 STEPS, ROWS = 600, 720
 RUN = (
@@ -39,7 +43,7 @@ RUN = (
     *("--steps", STEPS, "--checkpoint-every-s", 0.5, "--no-epoch-checkpoints", "--heartbeat-timeout-s", 3),
     *("--max-restarts", 10_000, "--no-report", "--quiet"),
 )
-EXCHANGES = {
+EXCHANGES: dict[str, tuple[tuple[str, tuple[object, ...]], ...]] = {
     "parameter-server": (("bsp", ("--protocol", "bsp")), ("asp", ("--protocol", "asp"))),
     "all-reduce": (
         ("all-reduce", ("--exchange", "all-reduce")),
@@ -47,7 +51,10 @@ EXCHANGES = {
         ("torch", ("--exchange", "all-reduce", "--collective", "torch", "--encryption", "off")),
     ),
 }
-SERVERS = {"bsp": 2, "asp": 2, "all-reduce": 1, "torch": 1}
+# The later --steps counts: their rounds are short.
+EXCHANGES |= {name: ((name, ("--exchange", name, "--steps", 5000)),) for name in ("d-psgd", "matcha")}
+OWN_MODELS = ("d-psgd", "matcha")
+SERVERS = {"bsp": 2, "asp": 2, "all-reduce": 1, "torch": 1, "d-psgd": 1, "matcha": 1}
 PATIENCE_S = 240.0  # of a run that nobody disturbs any more
 ACTS_A_RUN = 10
 ROLES_SHARE = 0.8  # of what is killed or frozen; the rest are supervisors and the processes that roles are forked from
@@ -179,10 +186,41 @@ class Disturbed:
 
 def check(run: Disturbed, expected: np.ndarray) -> None:
     """Raises Failed where the run is not what an undisturbed one is."""
-    folder, result = run.hosts[0], run.hosts[0].result()
+    result = run.hosts[0].result()
     if result["cause"] != "finished":
         raise Failed(f"result.json says {result['cause']}")
-    passes = result["passes"]
+    if run.way in OWN_MODELS:
+        check_own_models(run)
+    else:
+        check_gradients(run, expected)
+    wait = time.monotonic() + 20
+    while left := [process for host in run.hosts for process in host.family()]:
+        if time.monotonic() > wait:
+            raise Failed(f"processes are left: {[process.name() for process in left]}")
+        time.sleep(0.1)
+
+
+def check_own_models(run: Disturbed) -> None:
+    """Raises Failed where a run of workers with models of their own lacks a round, or its mean is not theirs."""
+    folder = run.hosts[0]
+    pushes = folder.pushes()
+    rounds = folder.result()["updates"]
+    if pushes.duplicated(["worker", "clock"]).any() or set(pushes["clock"]) != set(range(rounds)):
+        raise Failed(f"{len(pushes)} gradients of {pushes['clock'].nunique()} in {rounds} rounds")
+    root = run.output / "checkpoints"
+    state = read_state(root, rounds)
+    shape = (3, state.num_parameters, state.num_buffers)
+    models = open_replicas(folder_of(root, rounds) / replica_name(state.generation), *shape, rounds)
+    present = [int(worker) for worker in state.memory["replicas"]["begun"]]
+    mean = np.array(models.values, np.float64)[present].mean(axis=0)
+    if not np.allclose(folder.vector(), mean, rtol=1e-6, atol=1e-7):
+        raise Failed("the parameters are not the mean of all models")
+
+
+def check_gradients(run: Disturbed, expected: np.ndarray) -> None:
+    """Raises Failed where not every gradient is used once, or the parameters are others."""
+    folder = run.hosts[0]
+    passes = folder.result()["passes"]
     if passes["true"] != passes["whole"] or (run.way != "asp" and not passes["whole"]):
         raise Failed(f"not every row was trained once a pass: {passes}")
     pushes = folder.pushes()
@@ -197,11 +235,6 @@ def check(run: Disturbed, expected: np.ndarray) -> None:
 
         if simulate(["--replay", str(run.output), "--quiet"]) != 0:
             raise Failed("the log, computed again, does not give the run's parameters")
-    wait = time.monotonic() + 20
-    while left := [process for host in run.hosts for process in host.family()]:
-        if time.monotonic() > wait:
-            raise Failed(f"processes are left: {[process.name() for process in left]}")
-        time.sleep(0.1)
 
 
 def campaign(

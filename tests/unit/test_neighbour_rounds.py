@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
 from tests.support.virtual_runs import QUIET
 from trainer.checkpoints.read import newest, read_state, read_vector
@@ -22,11 +23,14 @@ from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.coordination.orders import StepMeasurements
 from trainer.home.folders import Folders
+from trainer.home.place import StorePlace
+from trainer.home.segments import begin_start
 from trainer.launch.prepare import first_checkpoint
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.rounds import FromWorker, replaced
-from trainer.run_files import CHECKPOINTS, PUSHES
-from trainer.runlog.read import read_pushes
+from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
+from trainer.runlog.kinds import GenerationEvent
+from trainer.runlog.read import iter_events, read_pushes
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import Quadratic
 from trainer.transport.messages import (
@@ -132,13 +136,21 @@ class Network:
     """Workers and a leader. Channels keep the order of messages; everything else is drawn from a seed."""
 
     def __init__(
-        self, seed: int, config: Config, workers: int, losses: Mapping[tuple[int, int], float] | None = None
+        self,
+        seed: int,
+        config: Config,
+        workers: int,
+        losses: Mapping[tuple[int, int], float] | None = None,
+        *,
+        is_far: bool = False,
     ) -> None:
+        """is_far: whether the run's folder is in a store, of which this host has no file."""
         self.random = random.Random(seed)
         self.config = config
         self.facts = RunFacts(workers, ROWS, PARAMETERS, 0)
-        self.folders = Folders.from_home(Path(config.run.output))
-        self.root = Path(config.run.output) / CHECKPOINTS
+        output = Path(config.run.output)
+        self.folders = _far_folders(output) if is_far else Folders.from_home(output)
+        self.root = output / CHECKPOINTS
         self.compute = Quadratic(RunContext.from_config(config), workers)
         self.losses = losses or {}
         self.now = 0.0
@@ -278,6 +290,12 @@ class Network:
         return f"{phases}, {leader.status(self.now)}, view {leader.number} of {members}, granted {leader.until}"
 
 
+def _far_folders(output: Path) -> Folders:
+    work = output.with_name(f"{output.name}-work")
+    work.mkdir()
+    return begin_start(StorePlace(str(output), Store()), work)
+
+
 def models_of(root: Path, workers: int) -> Vector:
     version = newest(root, verify=True)
     assert version == STEPS
@@ -325,6 +343,26 @@ def test_any_order_of_messages_has_virtual_times_bits(
     assert list(zip(pushes["clock"].tolist(), pushes["worker"].tolist(), strict=True)) == [
         (round, worker) for round in range(STEPS) for worker in range(workers)
     ]
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_deaths_of_server_0_leave_the_bits(is_far: bool, tmp_path: Path, oracle: Any) -> None:
+    """Each rolls the run back to a checkpoint of all workers."""
+    values = {"every": 2, "order": "grad-then-avg"}
+    config = run_config(tmp_path / "run", "matcha", heartbeat_timeout_s=60.0, start_wait_s=600.0, **values)
+    network = Network(7, config, 3, is_far=is_far)
+    network.run(["crash_leader"] * 3)
+    models, mean = oracle("matcha", 3, **values)
+    np.testing.assert_array_equal(models_of(network.root, 3), models)
+    np.testing.assert_array_equal(read_vector(network.root, STEPS), mean)
+    events = list(iter_events(network.folders.work / METRICS))
+    assert sum(isinstance(event, GenerationEvent) for event in events) == 4
+
+
+def test_a_loss_that_is_not_finite_ends_all_workers(tmp_path: Path) -> None:
+    network = Network(1, run_config(tmp_path), 3, losses={(1, 3): float("nan")})
+    network.run()
+    assert "the loss of worker 1 is nan in round 3" in str(network.leader.status(network.now).diverged)
 
 
 FAULTS = ("crash", "accuse", "suspect", "cut", "cut_neighbours", "crash_leader")
