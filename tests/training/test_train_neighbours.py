@@ -118,6 +118,11 @@ def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> No
     others = pushes[(pushes["worker"] != 1) & pushes["clock"].isin(missed)]
     assert len(others) == 3 * len(missed)
     assert np.isfinite(run.vector()).all()
+    # The passes without it lack rows, the later ones do not.
+    passes = [event["fingerprint"] == event["expected"] for event in run.events("pass")]
+    assert passes[0]
+    assert not all(passes)
+    assert passes[-1]
 
 
 def test_the_death_of_server_0_rolls_all_workers_back(start: Start) -> None:
@@ -132,3 +137,13 @@ def test_the_death_of_server_0_rolls_all_workers_back(start: Start) -> None:
     assert read_state(run.output / "checkpoints", 6000).parts.keys() == {
         path.name for path in folder.glob("replicas-*")
     }
+
+
+def test_neighbours_on_several_hosts_have_the_same_bits(sets: dict[int, Path], tmp_path: Path, start: Start) -> None:
+    """Their messages are encrypted, and only server 0's host reads the file of links."""
+    links = tmp_path / "links.txt"
+    links.write_text("0 1\n1 2\n2 3\n0 2\n")
+    values: dict[str, Any] = {"exchange": "matcha", "model": "logistic", "steps": 300, "topology": str(links)}
+    run = start(*flags_of(values), "--hosts", 3, "--launcher", "local")
+    assert run.wait() == 0, run.said()
+    assert weights(run.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)

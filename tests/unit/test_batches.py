@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.coordination.passes import WORD
+from trainer.coordination.passes import WORD, Passes
 from trainer.data.augment import PAD, augment, crop_and_flip, normalise
 from trainer.data.batches import Batches, make_batch
 from trainer.data.prefetch import Prefetch
@@ -100,6 +101,30 @@ def test_a_draw_counts_its_rows_by_pass(rows: int, batch: int, clock: int) -> No
     assert seen.passes == passes
     assert seen.begun == (sum(begun) % WORD if passes else 0)
     assert seen.fingerprint == sum(int(hashes[row]) for row in np.asarray(draw.places)) % WORD
+
+
+@given(rows=st.integers(1, 12), batch=st.integers(1, 9), missed=st.integers(0, 20), data=st.data())
+def test_a_worker_that_returns_reports_the_passes_it_missed(rows: int, batch: int, missed: int, data: Any) -> None:
+    """The sums of later passes are as if each missed mini-batch had been counted when it was due."""
+    first = data.draw(st.integers(0, 15))
+    hashes = np.random.default_rng(rows).integers(1, WORD, rows, np.uint64)
+    stream = batches(dataclasses.replace(make(rows), hashes=hashes), batch, worker=0)
+    at_once, late = (Passes(1, {}) for _ in range(2))
+    whole: list[list[Any]] = [[], []]
+    for clock in range(first + missed + 2 * rows):
+        sums = stream.sampler.draw(clock).seen()
+        assert sums
+        is_missed = first <= clock < first + missed
+        at_once.miss(0, sums) if is_missed else at_once.use(0, sums)
+        if clock == first + missed:
+            late.use(0, sums.with_missed(stream.ends_of_passes(first, clock)))
+        elif not is_missed:
+            late.use(0, sums)
+        for ended, passes in zip(whole, (at_once, late), strict=True):
+            ended += [(each.last, each.fingerprint) for each in passes.take()]
+    later = [[each for each in ended if each[0] > (first + missed + 1) * batch // rows + 1] for ended in whole]
+    assert later[0] == later[1]
+    assert at_once.held["ended"] == late.held["ended"]
 
 
 def test_draws_without_passes_or_hashes_count_nothing() -> None:

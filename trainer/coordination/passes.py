@@ -20,6 +20,16 @@ class RowSums(NamedTuple):
     begun: int
     passes: int
 
+    def with_missed(self, passes: int) -> RowSums:
+        """Return these sums with ends of passes in mini-batches that the worker missed right before.
+
+        Their rows are not trained, but without these ends all later passes would seem to lack rows.
+
+        passes: number of these ends."""
+        if not passes:
+            return self
+        return RowSums(self.fingerprint, self.begun if self.passes else self.fingerprint, self.passes + passes)
+
 
 class Whole(NamedTuple):
     """Passes ``first`` to ``last``, counted from 1, that all workers have ended, and the fingerprint of their rows."""

@@ -77,6 +77,10 @@ class Batches:
         rng = generator(self.seed, Purpose.AUGMENTATION, self.worker, clock) if self.augment else None
         return MiniBatch(make_batch(draw, self.mean, rng), draw, time.perf_counter() - start)
 
+    def ends_of_passes(self, first: int, end: int) -> int:
+        """Return the number of passes over the worker's rows that end in mini-batches ``first`` to ``end`` - 1."""
+        return sum(self.sampler.draw(clock).passes or 0 for clock in range(first, end))
+
 
 def build_batches(
     config: Config, shards: Shards, rows: Rows, worker: int, num_workers: int, *, follow: Following | None = None

@@ -19,6 +19,7 @@ from pipeline.core.errors import DataError, DivergenceError, JobError, UsageErro
 from trainer.checkpoints.read import evaluation_of, newest, read_state, whole_states
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
@@ -412,6 +413,8 @@ def is_end(state: RunState, config: Config, facts: RunFacts) -> bool:
     After a resume with a larger --epochs the final checkpoint of the shorter run is only the start of the longer
     one."""
     steps = config.steps_per_worker(facts.rows)
+    if isinstance(config.exchange, NeighbourExchange):  # the others went on while a worker was lost
+        return state.final and state.version >= steps
     if config.run.stop == "local":
         return state.final and min(state.clocks.values()) >= steps
     return state.final and state.accepted >= steps * facts.num_workers

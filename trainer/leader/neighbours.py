@@ -150,6 +150,7 @@ class NeighbourLeader:
         self._file_of: dict[int, ReplicaFile] = {}  # its models, by workers that have one
         self._has_begun = False  # whether the members of the generation's begin are known
         self._begin_at = math.inf  # when it begins without missing workers
+        self._absent_from: dict[int, int] = {}  # the first round that a worker has missed, until it takes part again
         self._sent_bytes = 0
         self._sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
         self._ahead = LEAST_AHEAD
@@ -205,7 +206,7 @@ class NeighbourLeader:
         )
         facts = self.facts
         budget = RoundBudget(facts.num_workers, self.steps, self.steps_per_epoch, self.config.run.stop, position)
-        # No shards are read here, so the rows that a lost worker misses are not known.
+        # No shards are read here: a worker that returns reports the passes that have ended without it.
         self.progress = PeerProgress(budget, partial(worker_rate, self.config, facts), lambda worker, round: None)
         self.journal = Journal(
             self.log,
@@ -223,6 +224,7 @@ class NeighbourLeader:
         file = self.checkpoints.models_of(state) if times.begun else None
         self._file_of = dict.fromkeys(times.begun, file) if file else {}
         self._sent_bytes = times.sent_bytes
+        self._absent_from = {worker: clock for worker, clock in state.clocks.items() if clock < state.version}
         self._sent_in = {}
         self._ahead = LEAST_AHEAD
         self._writing = set()
@@ -365,6 +367,7 @@ class NeighbourLeader:
         }
         for worker in leavers:
             del self.members[worker]
+            self._absent_from.setdefault(worker, self.progress.members[worker].clock)
             self.progress.leave(worker)
         self.number = self._next_number()
         self._send_views()
@@ -394,12 +397,14 @@ class NeighbourLeader:
         return (Regroup(self.number), b"") if beat.number else None
 
     def _view(self) -> tuple[NeighbourView, bytes]:
+        # A source is named until the newcomer has its model, so that a message that was lost is sent again.
         members = {
             str(worker): {
                 "session": member.session,
                 "process": member.process,
                 "first": member.first,
                 "source": None if member.has_model else member.source,
+                "missed_from": self._absent_from.get(worker),
                 "reach": reach_of(member.introduction),
             }
             for worker, member in self.members.items()
@@ -428,6 +433,7 @@ class NeighbourLeader:
         for round, each in enumerate(rounds, message.version - len(rounds)):
             if round == self.progress.members[worker].clock and not self.progress.finished:
                 self.progress.finish(worker, each.report)
+                self._absent_from.pop(worker, None)
                 self._sent_in[round] = self._sent_in.get(round, 0) + each.sent_bytes
         self._advance(now)
         if self.progress.furthest + self._ahead // 2 >= self.until:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 from trainer.coordination.orders import StepMeasurements
@@ -13,7 +14,14 @@ from trainer.worker.clients.base import Client, MustRejoin, Turn
 from trainer.worker.step import Step, step_seed
 
 
-def train(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: int, worker: int) -> None:
+def train(
+    client: Client,
+    mini_batches: Prefetch[MiniBatch],
+    step: Step,
+    seed: int,
+    worker: int,
+    ends_of_passes: Callable[[int, int], int] = lambda first, end: 0,
+) -> None:
     """Compute gradients until the client has no more turns.
 
     Args:
@@ -22,6 +30,7 @@ def train(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: i
         step: computes gradients.
         seed: of the run, for dropout.
         worker: number of the worker.
+        ends_of_passes: see Batches; for mini-batches that the worker has missed (default: none are).
     """
     turn = client.join()
     while turn:
@@ -30,10 +39,14 @@ def train(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: i
         batch, draw, read_s = mini_batches.get(turn.clock)
         outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.is_cancelled, turn))
         seconds = time.monotonic() - start
+        rows = draw.seen()
+        # Later passes would seem to lack rows if the log did not know of the ends that this worker missed.
+        if rows and turn.missed_from is not None:
+            rows = rows.with_missed(ends_of_passes(turn.missed_from, turn.clock))
         if outcome:
-            report = StepMeasurements(len(batch.labels), *outcome, seconds, read_s, draw.seen())
+            report = StepMeasurements(len(batch.labels), *outcome, seconds, read_s, rows)
         else:  # cancelled between two micro-batches: no example counts
-            report = StepMeasurements(0, 0.0, 0, seconds, read_s, draw.seen())
+            report = StepMeasurements(0, 0.0, 0, seconds, read_s, rows)
         turn = _next(client, turn, report, is_cancelled=outcome is None)
 
 

@@ -83,6 +83,7 @@ class PeerEntry:
         process: a random number that identifies its process.
         first: the first round in which it takes part.
         source: the worker that sends it its first model; None if that is server 0.
+        missed_from: the first round that the worker has missed before; None if it has missed none.
         reach: address, host and memory of its process.
     """
 
@@ -90,6 +91,7 @@ class PeerEntry:
     process: int
     first: int
     source: int | None
+    missed_from: int | None
     reach: Mapping[str, Any]
 
     @classmethod
@@ -173,6 +175,12 @@ class NeighbourReplica:
     def must_wait(self) -> bool:
         """True if server 0 lacks so many rounds or models of checkpoints that the next step must wait."""
         return len(self.copies) > MOST_COPIES or len(self.rounds) > MOST_UNHEARD
+
+    @property
+    def missed_from(self) -> int | None:
+        """The first round that the worker has missed before the present one; None if it took part before."""
+        own = self.members.get(self.worker)
+        return own.missed_from if own and self.round == own.first else None
 
     # --- membership ---------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -74,15 +74,22 @@ def main(
             # computes in vectors that are gone.
             network = network if number == 0 else build(config.model, shards.inputs, config.model_seed)
             step = Step(stage, network, client.pulled, client.pushed, device, facts.num_workers)
-            number = _train_stage(client, mini_batches, step, config.run.seed, worker)
+            number = _train_stage(client, mini_batches, step, config.run.seed, worker, batches.ends_of_passes)
 
 
-def _train_stage(client: Client, mini_batches: Prefetch[MiniBatch], step: Step, seed: int, worker: int) -> int | None:
+def _train_stage(
+    client: Client,
+    mini_batches: Prefetch[MiniBatch],
+    step: Step,
+    seed: int,
+    worker: int,
+    ends_of_passes: Callable[[int, int], int],
+) -> int | None:
     """Train until the client has no more turns, and close it. Returns the number of the next stage, None at the end.
 
     See ``train`` for the arguments."""
     try:
-        train(client, mini_batches, step, seed, worker)
+        train(client, mini_batches, step, seed, worker, ends_of_passes)
     except StageSwitch as change:
         return change.stage
     finally:

@@ -36,11 +36,15 @@ class StageSwitch(Exception):
 
 @dataclass(frozen=True)
 class Turn:
-    """The next step: mini-batch ``clock``, with the parameters of ``version``, which are in the client's ``pulled``."""
+    """The next step: mini-batch ``clock``, with the parameters of ``version``, which are in the client's ``pulled``.
+
+    missed_from: the first mini-batch that this worker has missed, of those before ``clock``; None if it has missed none.
+    """
 
     clock: int
     version: int
     generation: int
+    missed_from: int | None = None
 
 
 class Client(Protocol):

@@ -116,7 +116,7 @@ class NeighbourClient:
                 self.link.send(replica.joining(), self.agreement.introduction(**self.mesh.introduction()), b"")
             self._report(now)
             if replica.phase is NeighbourPhase.TURN and not replica.must_wait:
-                return Turn(replica.round, replica.round, replica.session)
+                return Turn(replica.round, replica.round, replica.session, replica.missed_from)
             self._look_at_connections(now)
             before = replica.number
             self._hear(50, now)
