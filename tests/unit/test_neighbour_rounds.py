@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,8 @@ import pytest
 from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
 from tests.support.virtual_runs import QUIET
-from trainer.checkpoints.read import newest, read_state, read_vector
-from trainer.checkpoints.replica_file import open_replicas, replica_name
+from trainer.checkpoints.read import newest, read_state, read_vector, versions
+from trainer.checkpoints.replica_file import create_replicas, open_replicas, replica_name
 from trainer.checkpoints.state import folder_of
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
@@ -364,6 +365,28 @@ def test_a_loss_that_is_not_finite_ends_all_workers(tmp_path: Path) -> None:
     network = Network(1, run_config(tmp_path), 3, losses={(1, 3): float("nan")})
     network.run()
     assert "the loss of worker 1 is nan in round 3" in str(network.leader.status(network.now).diverged)
+
+
+def test_a_full_disk_costs_checkpoints_and_no_training(
+    tmp_path: Path, oracle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the last one, for which the run waits until there is room."""
+    expected = oracle("d-psgd", 4)[0]
+    tries: list[int] = []
+
+    def fail(path: Path, *shape: Any) -> Any:
+        tries.append(shape[-1])
+        if shape[-1] < STEPS or tries.count(STEPS) < 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return create_replicas(path, *shape)
+
+    monkeypatch.setattr("trainer.leader.peer_checkpoints.create_replicas", fail)
+    network = Network(3, run_config(tmp_path, heartbeat_timeout_s=60.0), 4)
+    network.run()
+    np.testing.assert_array_equal(models_of(network.root, 4), expected)
+    assert tries.count(10) == 1
+    assert network.leader.trouble(network.now) is None
+    assert versions(network.root) == [0, STEPS]
 
 
 FAULTS = ("crash", "accuse", "suspect", "cut", "cut_neighbours", "crash_leader")

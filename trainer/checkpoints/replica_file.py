@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -79,7 +80,7 @@ class ReplicaFile:
 
 
 def create_replicas(path: Path, num_workers: int, num_parameters: int, num_buffers: int, version: int) -> ReplicaFile:
-    """Create a file for the models of a version, filled with zeros, which take no space on disk. Raises OSError."""
+    """Create a file for the models of a version, filled with zeros. Raises OSError."""
     values = 4 * num_workers * (num_parameters + num_buffers)
     size = values + 4 * num_workers * num_parameters
     header = {
@@ -94,6 +95,9 @@ def create_replicas(path: Path, num_workers: int, num_parameters: int, num_buffe
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
         file.truncate(LENGTH_BYTES + len(text) + size)
+        # On a full disk this raises OSError. Without it, the first write to the mapped file would kill the process.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, LENGTH_BYTES + len(text) + size)
     return ReplicaFile(path, LENGTH_BYTES + len(text), (num_workers, num_parameters, num_buffers), write=True)
 
 

@@ -447,7 +447,7 @@ class NeighbourLeader:
         if (len(values), len(momentum)) != (4 * self.facts.elements, 4 * self.facts.num_parameters):
             raise MalformedMessageError(f"{len(values)} and {len(momentum)} bytes of a model")
         if not self.checkpoints.is_due(message.version):
-            raise MalformedMessageError(str(message))
+            return
         seconds = self.journal.seconds(now)
         try:
             self.checkpoints.put(
@@ -459,8 +459,10 @@ class NeighbourLeader:
                 seconds,
             )
         except OSError as error:
+            # The run rolls back further without it. Without the last one it would have no end, so a worker sends that
+            # again.
             self._trouble = f"the checkpoint of version {message.version} is not written: {error}"
-            return  # the worker sends it again
+            self.checkpoints.give_up(message.version)
         self._advance(now)
 
     def _member_of(self, worker: int, process: int, session: int) -> PeerMembership | None:

@@ -110,6 +110,7 @@ class PeerCheckpoints:
 
     Attributes:
         extra: versions of checkpoints that are due by time.
+        given_up: versions of checkpoints for which there was no room.
     """
 
     def __init__(self, config: Config, facts: RunFacts, folders: Folders, generation: int, plan: TopologyPlan) -> None:
@@ -120,7 +121,9 @@ class PeerCheckpoints:
         self.local_root = folders.work / CHECKPOINTS
         self.generation = generation
         self.plan = plan
+        # Every member sends its model of such a version, at whatever time it reaches it.
         self.extra: set[int] = set()
+        self.given_up: set[int] = set()
         self._shape = (facts.num_workers, facts.num_parameters, facts.num_buffers)
         self._steps = config.steps_per_worker(facts.rows)
         self._steps_per_epoch = config.steps_per_epoch(facts.rows)
@@ -128,7 +131,15 @@ class PeerCheckpoints:
 
     def is_due(self, version: int) -> bool:
         """Return whether the models of a version are needed: at the end of an epoch or of the run, or by time."""
-        return is_due(version, self._steps_per_epoch, self._steps, self.extra)
+        return version not in self.given_up and is_due(version, self._steps_per_epoch, self._steps, self.extra)
+
+    def give_up(self, version: int) -> bool:
+        """Do without a checkpoint, and return True; False for the end of the run, which cannot do without."""
+        if version >= self._steps:
+            return False
+        self.given_up.add(version)
+        self._pending.pop(version, None)
+        return True
 
     def put(
         self, version: int, worker: int, values: Float32s, momentum: Float32s, now: float, link_free: float
