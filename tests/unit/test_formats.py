@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -47,7 +47,7 @@ def pickled(path: Path) -> None:
     path.write_bytes(pickle.dumps(batch, protocol=2))
 
 
-def archive(**arrays: np.ndarray) -> bytes:
+def archive(**arrays: Any) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, **arrays)
     return file.getvalue()
