@@ -83,15 +83,15 @@ def _rounded(sizes: Ints, shares: npt.NDArray[np.float64]) -> Ints:
 
 
 def _with_least_rows(table: Ints, min_rows: int) -> Ints:
-    """Return the table with rows moved from the largest workers to those with fewer than ``min_rows``.
+    """Move rows, in place, from the largest workers to those with fewer than ``min_rows``, and return the table.
 
-    Only the rounding leaves such workers, so few rows are moved."""
+    Before rounding every worker has enough rows, so only a few must be moved."""
     totals = table.sum(axis=0)
     for worker in np.flatnonzero(totals < min_rows):
         while totals[worker] < min_rows:
             donor = int(totals.argmax())
-            group = int(table[:, donor].argmax())
-            table[group, [donor, worker]] += [-1, 1]
+            label = int(table[:, donor].argmax())
+            table[label, [donor, worker]] += [-1, 1]
             totals[[donor, worker]] += [-1, 1]
     return table
 

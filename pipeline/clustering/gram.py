@@ -108,7 +108,6 @@ def gram_of_blocks(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram
         """Add the float32 products to the exact sums, and clear them and ``diagonal``.
 
         Called before a product could exceed 2^24, beyond which float32 does not hold every integer."""
-        nonlocal single
         for row in range(0, pixels, 256):  # the result holds only the upper triangle
             exact[row : row + 256, row:] += single[row : row + 256, row:].astype(np.int64)
         single[:] = 0
@@ -117,11 +116,12 @@ def gram_of_blocks(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Gram
     for block in _join_small_blocks(blocks):
         count += len(block)
         for low in range(0, len(block), SYRK_ROWS):
+            # Flipping the top bit of a uint8 and reading it as an int8 gives the pixel minus 128.
             pending = [(block[low : low + SYRK_ROWS].view(np.int8) ^ np.int8(-SHIFT)).astype(np.float32)]
             while pending:
                 rows = pending.pop()
                 squares = np.einsum("ij,ij->j", rows, rows)
-                # Halve a block that alone would exceed the bound of exact float32 sums.
+                # Halve a block that alone would exceed the bound of exact float32 sums; 1,024 such rows do not.
                 if len(rows) > 1024 and squares.max() >= EXACT_F32:
                     pending += [rows[len(rows) // 2 :], rows[: len(rows) // 2]]
                     continue

@@ -36,7 +36,7 @@ class Pass:
 
     def __call__(self, centres: Ints) -> Sums:
         """Return the sums of a pass with these centres, int64 [k, p], and keep them as the state of the next pass."""
-        rows = self._unsure(centres)
+        rows = self._relax_bounds(centres)
         self.centres = centres
         index = self._measure(rows, centres)
         before = self.index[rows]
@@ -49,13 +49,15 @@ class Pass:
         counts = np.bincount(self.index, minlength=len(centres)).astype(np.int64)
         return Sums(self.sums.copy(), counts, self._inertia(centres, counts))
 
-    def _unsure(self, centres: Ints) -> Ints:
-        """Return the rows whose nearest centre may have changed with the movement of the centres."""
+    def _relax_bounds(self, centres: Ints) -> Ints:
+        """Relax the bounds by the movement of the centres, and return the rows that must be measured, int64 [rows].
+
+        centres: int64 [k, p], the new ones. In the first pass all rows are returned."""
         if self.centres is None:
             return np.arange(len(self.points))
         shifts = np.sqrt(((centres - self.centres) ** 2).sum(axis=1).astype(np.float64))
         farthest = int(shifts.argmax())
-        # The lower bound concerns other centres, so a cluster's own movement does not count.
+        # The lower bound is to other centres: for rows of the centre that moved farthest, the second movement counts.
         others = np.full(len(shifts), shifts[farthest])
         others[farthest] = np.delete(shifts, farthest).max(initial=0)
         self.upper += shifts[self.index]

@@ -182,8 +182,9 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     """Parse a command line: flags override the TOML file, which overrides built-in defaults.
 
     The file is --config, otherwise conf/NAME.toml if it exists, where NAME is the parser's conf: by default from
-    NAME.py or python -m NAME. A flag also overrides a key of the file that excludes it. The result's ``names_in_argv``
-    has the names of the values given on the command line itself. Raises UsageError for unknown or ill-typed keys."""
+    NAME.py or python -m NAME. If a flag and a key of the file exclude each other, the key is ignored. The result's
+    ``names_in_argv`` has the names of the values given on the command line itself. Raises UsageError for unknown keys
+    or values of another type."""
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags.actions}
     early, _ = _config_only().parse_known_args(argv)

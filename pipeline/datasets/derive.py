@@ -194,7 +194,9 @@ def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout,
 
 
 def _write(path: Path, layout: Layout, rows: Columns, order: Ints | None = None) -> None:
-    """Write all rows in the given order; default: their own."""
+    """Write the rows as Parquet, with ids 0, 1, ... in the order written.
+
+    order: positions of the rows in that order; default: 0, 1, ..."""
     schema = record_schema(layout, neighbourhood=False, copy=False)
     count = len(rows.labels)
     whole = Block(np.arange(count), rows)
@@ -202,6 +204,7 @@ def _write(path: Path, layout: Layout, rows: Columns, order: Ints | None = None)
     order = whole.ids if order is None else order
     with pq.ParquetWriter(path, schema, compression="none") as writer:
         for low in range(0, count, step):
+            # Its ids are positions in ``rows``; in the new file, an id is the position there.
             batch = record_batch(schema, whole, order[low : low + step])
             ids = pa.array(whole.ids[low : low + step])
             writer.write_batch(batch.set_column(0, schema.field("id"), ids))

@@ -64,7 +64,7 @@ def draw_figures(
 
     Args:
         manifest: the manifest of the set.
-        measured: its figures.
+        measured: the quality measures of the set.
         sample: the sample of its images.
         sparse: images of sparse neighbourhoods.
     """

@@ -82,12 +82,12 @@ def cells_of_chunk(store: Store, near: int, slices: int, sides: tuple[Side, Side
 
 
 def owners(store: Store, uri: str, file: ShardFile) -> tuple[Ints, Ints, Ints]:
-    """Return id, worker and group of every row of a chunk, int64 [rows]."""
+    """Return id, worker and group of every row of a chunk, without copies, each int64 [rows]."""
     path = f"{uri}/{file.path}"
     with broken_is_data_error(path), store.open(path) as handle:
-        lines = pq.read_table(handle, columns=["id", "worker", "copy", "group"])
-    owned = lines.column("copy").to_numpy() == 0
-    ids, workers, groups = (lines.column(name).to_numpy()[owned].astype(np.int64) for name in ("id", "worker", "group"))
+        table = pq.read_table(handle, columns=["id", "worker", "copy", "group"])
+    owned = table.column("copy").to_numpy() == 0  # the row at its owner
+    ids, workers, groups = (table.column(name).to_numpy()[owned].astype(np.int64) for name in ("id", "worker", "group"))
     return ids, workers, groups
 
 

@@ -105,7 +105,7 @@ def reshard(
     report: bool = True,
     quiet: bool = False,
 ) -> ShardingResult:
-    """Deal a committed set to another number of workers without a new fit; for the arguments see ``shard``.
+    """Divide a committed set over another number of workers; for the arguments see ``shard``.
 
     The result is, file for file, equal to the output of ``shard`` for that number."""
     request = Request(

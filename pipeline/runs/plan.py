@@ -73,8 +73,9 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "fit_rows" and value < (0 if name in ("clusters", "blocks", "functions") else 1):
-                raise UsageError(f"{name.replace('_', ' ')} must be at least 1, got {value}")
+            least = 0 if name in ("clusters", "blocks", "functions") else 1
+            if name != "fit_rows" and value < least:
+                raise UsageError(f"{name.replace('_', ' ')} must be at least {least}, got {value}")
         if self.workers > self.rows:
             raise UsageError(f"{self.workers:,} workers are more than {self.rows:,} rows")
 

@@ -288,10 +288,11 @@ def check_copies(copies: int, rows: int, remedies: str) -> None:
 
 @contextmanager
 def bucket_keys(context: Context, images: Images, hashes: Hashes, grid: Grid | None) -> Iterator[RDD[KeyedRows]]:
-    """Yield the bucket keys of all rows, which the executors persist until the context ends."""
+    """Yield the bucket keys of all rows, computed once and persisted on the executors until the ``with`` block ends."""
     with context.phase("hash"):
-        size = 16 * context.scan.rows
+        size = 16 * context.scan.rows  # bytes: id and key, int64 each
         rows = images.blocks(kept_bytes=size).mapPartitions(partial(key_rows, hashes, grid))
+        # In memory, many keys would take heap that the tasks need.
         rows.persist(StorageLevel.DISK_ONLY if size > ONE_TASK_BYTES else StorageLevel.MEMORY_AND_DISK)
         count = rows.map(lambda part: len(part.ids)).sum()
         context.report(f"{count:,} rows hashed")

@@ -240,7 +240,7 @@ def fit_space(
 
 @contextmanager
 def project_rows(context: Context, space: Space) -> Iterator[RDD[LabelledPoints]]:
-    """Yield the points of all rows, which the executors persist until the context ends."""
+    """Yield the points of all rows, which the executors persist until the ``with`` block ends."""
     with context.phase("project"):
         size = 4 * context.scan.rows * space.projection.dimensions
         points = space.images.blocks(kept_bytes=size).mapPartitions(partial(project, space.projection))

@@ -27,7 +27,7 @@ from trainer.checkpoints.write import write_state
 from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.home.folders import Folders
-from trainer.launch.prepare import first_checkpoint
+from trainer.launch.prepare import ensure_checkpoint
 from trainer.leader import snapshots
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.kinds import WarningEvent
@@ -77,7 +77,7 @@ class Slow:
         machines = SimulationSettings(compute="quadratic", workers=WORKERS, rows=ROWS)
         compute = Quadratic(RunContext.from_config(config, output), WORKERS)
         facts = facts_of(compute, WORKERS, ROWS)
-        first_checkpoint(config, facts, compute.start(), output)
+        ensure_checkpoint(config, facts, compute.start(), output)
         self.root = output / CHECKPOINTS
         self.engine = Engine(config, facts, machines, compute, Folders.from_home(output), lambda _: observe(self))
         self.disks = [SlowDisk() for _ in self.engine.servers]
@@ -134,10 +134,10 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "other", **TOY | {"epoch_checkpoints": False, "steps": 9, "momentum": 0.5})
     facts, start = RunFacts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32)
     with pytest.raises(DataError, match=r"00000012 is of a run with --momentum 0\.25, not 0\.5"):
-        first_checkpoint(config, facts, start, tmp_path / "other")
+        ensure_checkpoint(config, facts, start, tmp_path / "other")
     for identity in ("{}", "damaged", "3"):
         write_state(folder_of(other.root, 12), replace(read_state(other.root, 12), identity=identity))
-        first_checkpoint(config, facts, start, tmp_path / "other")
+        ensure_checkpoint(config, facts, start, tmp_path / "other")
 
 
 def test_a_slow_disk_skips_no_end_of_an_epoch(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_run_with_unreadable_checkpoints_is_refused(tmp_path: Path) -> None:
     for path in run.root.glob("*/slice-*"):
         path.rename(path.with_name("slice-000-of-001.safetensors"))
     with pytest.raises(DataError, match="--overwrite"):
-        first_checkpoint(run.engine.config, RunFacts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32), tmp_path)
+        ensure_checkpoint(run.engine.config, RunFacts(WORKERS, ROWS, 64, 0), np.ones(64, np.float32), tmp_path)
 
 
 @pytest.mark.full

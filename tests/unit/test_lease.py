@@ -63,8 +63,8 @@ def test_a_lease_counts_from_when_its_renewal_was_tried(home: StorePlace, monkey
     lease.clock = lambda: now[0]
     lease.take()
     looked: list[bool] = []
-    keeps = lease._still_holds
-    monkeypatch.setattr(lease, "_still_holds", lambda: looked.append(True) or keeps())  # type: ignore[func-returns-value]
+    keeps = lease._delete_others
+    monkeypatch.setattr(lease, "_delete_others", lambda: looked.append(True) or keeps())  # type: ignore[func-returns-value]
     create = Store.create
 
     def slow(store: Store, uri: str) -> Any:

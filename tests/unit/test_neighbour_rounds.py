@@ -26,7 +26,7 @@ from trainer.coordination.orders import StepMeasurements
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace
 from trainer.home.segments import begin_start
-from trainer.launch.prepare import first_checkpoint
+from trainer.launch.prepare import ensure_checkpoint
 from trainer.launch.supervisor import is_end
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.rounds import FromWorker, replaced
@@ -161,7 +161,7 @@ class Network:
         self.used: dict[tuple[int, int, int], dict[int, float]] = {}  # by generation, session and round
         self.channels: dict[tuple[int, int], deque[tuple[Message, tuple[bytes, ...]]]] = {}
         self.hosts: dict[int, Host] = {}
-        first_checkpoint(config, self.facts, self.compute.start(), self.folders.home)
+        ensure_checkpoint(config, self.facts, self.compute.start(), self.folders.home)
         self.leader = self._start_leader()
         for worker in range(workers):
             self.start(worker)

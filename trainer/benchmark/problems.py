@@ -107,9 +107,10 @@ def check_exists(context: SparkContext, problem: Problem, uri: str) -> None:
 def read_csv(spark: SparkSession, problem: Problem, uri: str) -> DataFrame:
     """Read a real file: its first column is the label (HIGGS) or the year (YearPredictionMSD), the others are features.
 
-    Features and the year, as a target, are standardised to zero mean and unit variance. The class of a year is its
-    distance from the first year. Makes three passes over the file. Raises DataError for a file that does not exist, has
-    another number of columns, or has fields that are not numbers."""
+    Returns the columns label, target and image. Features and the target, which is the first column, are standardised to
+    zero mean and unit variance; the label is the first column minus its minimum. Reads the file twice, and once more for
+    each action on the result. Raises DataError for a file that does not exist, has another number of columns, or has
+    fields that are not numbers."""
     check_exists(spark.sparkContext, problem, uri)
     table = spark.read.csv(uri, inferSchema=False)
     if len(table.columns) != problem.features + 1:

@@ -24,7 +24,7 @@ def read_state(root: Place, version: int) -> RunState:
 
 
 def _state(root: Place, version: int, names: Listed) -> RunState:
-    """Read the state of a version as ``read_state``. names: the entries of the checkpoint's folder."""
+    """Read the state of a version, like ``read_state``, from a folder that is listed already. names: its entries."""
     place = folder_of(root, version) / STATE
     try:
         state = RunState.from_bytes(_content(place, _entry(place, names)))

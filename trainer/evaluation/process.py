@@ -154,9 +154,11 @@ class Evaluator:
         return bool(states) and states[-1][0].final and all(results)
 
     def handle(self, state: RunState) -> bool:
-        """Evaluate a checkpoint, write its event and its models, then mark it as evaluated. All steps are idempotent.
+        """Evaluate a checkpoint, log the result, update the best and the final model, then mark it as evaluated.
 
-        Returns False if it is no longer a checkpoint of the run."""
+        A damaged checkpoint that is not final is marked without an evaluation, after a warning; a damaged final one
+        raises DataError. Every step may be repeated after a kill. Returns False if the checkpoint was discarded or
+        deleted."""
         try:
             self._load(state)
         except DataError as error:
@@ -172,7 +174,8 @@ class Evaluator:
             self._decide_switch(state)
         evaluation = self._evaluation(state)
         if not self.folders.is_local:
-            copy(self.folders, (METRICS,))  # before the mark, which promises that the event is in the home
+            # Before the mark: a marked checkpoint is not evaluated again, so its event must be in the home by then.
+            copy(self.folders, (METRICS,))
         measured = (evaluation.accuracy, evaluation.loss) if evaluation else ()
         return mark_evaluated(self.root, state, *measured)
 

@@ -112,7 +112,7 @@ class Lease:
         if not self._create_number(numbers.number + 1, whoami() | {"token": self._token}):
             raise self._held_error()
         self.number = self._first = numbers.number + 1
-        if not self._still_holds():
+        if not self._delete_others():
             raise self._held_error()
         _own_tokens.add(self._token)
 
@@ -135,7 +135,7 @@ class Lease:
         is_late = self.clock() - self._last_renewal >= EXPIRES_S
         self._last_renewal = start
         if is_late:
-            return self._still_holds()
+            return self._delete_others()
         if self.number - 1 != self._first:
             self.folder.store.delete(str(self._path(self.number - 1)))
         return True
@@ -148,10 +148,10 @@ class Lease:
         if self.number and self._create_number(self.number + 1, FREE):
             self.number += 1
             self._first = self.number
-            self._still_holds()
+            self._delete_others()
             self.number = 0
 
-    def _still_holds(self) -> bool:
+    def _delete_others(self) -> bool:
         """Return whether this process still has the highest number.
 
         If so, delete the lower numbers except the first that it took, which names it as the holder; otherwise delete

@@ -53,7 +53,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     fingerprint = trained_fingerprint(shards, config)
     facts = RunFacts(*sizes, digest(shards), fingerprint, shards.ratios, classifies=not network.targets)
     if home:
-        first_checkpoint(config, facts, flat.read(), home)
+        ensure_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(pack_json(facts.to_json()))
 
 
@@ -125,7 +125,7 @@ def _check_links(config: Config, facts: RunFacts, root: Place, version: int) -> 
         )
 
 
-def first_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) -> None:
+def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place) -> None:
     """Write checkpoint 0 with a model's initial values, if the run has no checkpoint yet.
 
     Otherwise, if the newest checkpoint is marked final, reopen it so that training can continue. Raises DataError for

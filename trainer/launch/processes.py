@@ -368,6 +368,7 @@ def _redirect(path: str) -> None:
 def _pulse(lifeline: Connection) -> None:
     """Send heartbeats to the supervisor, and exit this process when the supervisor is gone, for any reason."""
     try:
+        # The supervisor sends nothing, so the connection is readable only when it is closed.
         while not lifeline.poll(PULSE_S):
             lifeline.send_bytes(f"{stalled_s():.1f} {trouble()}".encode())
     except (EOFError, OSError):

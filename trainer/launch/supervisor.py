@@ -122,9 +122,9 @@ class Supervisor:
             if self.interrupted:
                 self._leave_checkpoint()
             self._look_after()
-            self._show()
+            self._check_progress()
         self._wait_for_the_rest()
-        self._show()
+        self._check_progress()
 
     def close(self) -> None:
         """Kill the roles that still run, and close all connections. ``run`` must have ended before."""
@@ -145,7 +145,7 @@ class Supervisor:
             if self.interrupted:
                 self._leave_checkpoint()
             time.sleep(POLL_S / 4)
-            self._show()
+            self._check_progress()
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -286,15 +286,15 @@ class Supervisor:
         return version is not None and is_end(read_state(root, version), self.config, self.facts)
 
     def _wait_for_the_rest(self) -> None:
-        """Wait until the evaluator is done, and up to LINGER_S until workers have their last answer.
+        """Wait until this host's evaluator is done, and at most LINGER_S for workers to receive their last answer.
 
-        Then no process needs this host's servers any more."""
+        This host's servers can stop then. Raises RunInterruptedError if the run is interrupted."""
         end = time.monotonic() + LINGER_S
         while self._runs("evaluator") or (time.monotonic() < end and self._needs_servers()):
             if self.interrupted:
                 self._leave_checkpoint()
             self._look_after()
-            self._show()
+            self._check_progress()
 
     def _runs(self, kind: Kind) -> bool:
         """Return whether a role of a kind runs on this host or waits for its restart."""
@@ -319,8 +319,10 @@ class Supervisor:
 
     # --- progress and messages ----------------------------------------------------------------------------------------
 
-    def _show(self) -> None:
-        """Do what is due in every round: obey the overseer, read status and new log events, report changes.
+    def _check_progress(self) -> None:
+        """Obey the overseer, read the status and the new events of the log, and report progress and problems.
+
+        Called in every round of the supervisor.
 
         Raises SupersededError if another start leads the run, or the overseer does not want this part any more;
         JobError if the run rolls back too often or cannot be written for too long."""
@@ -331,7 +333,7 @@ class Supervisor:
         self.interrupted |= action == "checkpoint"
         fresh = self.control.ask()
         self._tell_of_silence()
-        # The log has the clocks, evaluations and roll-backs by which restarts are judged.
+        # Restarts are judged by the clocks, evaluations and roll-backs in the log.
         for event in self.events.new():
             match event:
                 case EvaluationEvent():

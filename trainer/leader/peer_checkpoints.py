@@ -42,8 +42,8 @@ class PeerTimes(NamedTuple):
     """The times at a checkpoint, from which a resumed run repeats all events that follow.
 
     Attributes:
-        begun: virtual time at which each worker began round V, by worker; absent workers are missing.
-        link_free: virtual time at which its link had sent all earlier messages.
+        begun: time at which each worker began round V, in seconds, by worker; absent workers are missing.
+        link_free: time at which its link had sent all earlier messages, in seconds.
         seconds: training time at the earliest time in ``begun``.
         sent_bytes: bytes that all workers had sent in earlier rounds.
     """
@@ -182,12 +182,12 @@ class PeerCheckpoints:
     def take(self, progress: PeerProgress, *, origin: float, now: float, sent_bytes: int) -> ReplicasAtVersion:
         """Return the checkpoint of the version that all members have just reached, which no longer counts as pending.
 
-        The caller has written the log up to this version.
+        The caller must first write the log up to this version, so that a run that resumes here has all earlier pushes.
 
         Args:
             progress: of the run.
-            origin: the time at which its training time was 0.
-            now: the present time.
+            origin: time of a clock at which the training time of the run was 0 (seconds).
+            now: the present time of this clock (seconds).
             sent_bytes: bytes that all workers have sent in all complete rounds.
         """
         version = progress.version

@@ -154,7 +154,7 @@ def worker_rows(events: Sequence[LogEvent], pushes: pd.DataFrame, num_workers: i
         num_workers: number of rows to return.
     """
     restarts = Counter(event.index for event in select_kind(events, RestartEvent) if event.role == "worker")
-    accepted, images, stale, losses, loss_sums = np.zeros((5, num_workers))
+    accepted, images, stale, pushes_with_loss, loss_sums = np.zeros((5, num_workers))
     pushes_by_worker, stalest = np.zeros((2, num_workers), np.int64)
     # All sums by worker are gathered in one pass over bounded parts of the pushes.
     for first in range(0, len(pushes), ROWS_AT_ONCE):
@@ -167,7 +167,7 @@ def worker_rows(events: Sequence[LogEvent], pushes: pd.DataFrame, num_workers: i
         stale += np.bincount(workers, weights=part["staleness"], minlength=num_workers)
         np.maximum.at(stalest, workers, part["staleness"].to_numpy())
         has_loss = part["loss"].notna().to_numpy()
-        losses += np.bincount(workers[has_loss], minlength=num_workers)
+        pushes_with_loss += np.bincount(workers[has_loss], minlength=num_workers)
         loss_sums += np.bincount(workers[has_loss], weights=part["loss"].to_numpy()[has_loss], minlength=num_workers)
     steps = step_seconds(select_kind(events, TrainEvent))
     return [
@@ -175,7 +175,7 @@ def worker_rows(events: Sequence[LogEvent], pushes: pd.DataFrame, num_workers: i
             "images": int(images[worker]) if accepted[worker] else None,
             "staleness_mean": float(stale[worker] / accepted[worker]) if accepted[worker] else None,
             "staleness_max": int(stalest[worker]) if accepted[worker] else None,
-            "loss": float(loss_sums[worker] / losses[worker]) if losses[worker] else None,
+            "loss": float(loss_sums[worker] / pushes_with_loss[worker]) if pushes_with_loss[worker] else None,
             "worker": worker,
             "accepted": int(accepted[worker]),
             "rejected": int(pushes_by_worker[worker] - accepted[worker]),

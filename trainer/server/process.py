@@ -98,7 +98,7 @@ class Server:
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
-        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), listener)
+        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), listener)  # bytes of float32
         self.to_leader = connect(self.context, addresses[0], secret) if index else None
         self.background = Background()
         self.slice_server = SliceServer(
@@ -300,7 +300,6 @@ class Server:
         """Handle a message that only server 0 may get. Raises MalformedMessageError.
 
         body: the first body of the message."""
-        # A worker that is no member, or whose step is not the current one, is told to join again.
         match message:
             case Hello():
                 leader.hello(identity, self._server(message.server), message.session)
@@ -313,6 +312,7 @@ class Server:
                     raise MalformedMessageError(str(message))
                 outcome = WriteOutcome(message.outcome)
                 leader.wrote(self._server(message.server), message.generation, message.order, outcome)
+            # A worker that is no member, or whose step is not the current one, is told to join again.
             case Heartbeat():
                 if not leader.alive(self._worker(message.worker), message.session, now):
                     self.send(identity, Rejoin(message.worker, message.session, joined=message.joined), None)
@@ -327,7 +327,7 @@ class Server:
             case End():
                 self.send(identity, EndReply(), pack_json(self._status(leader, now).to_json()))
                 leader.end(now)
-            case PeerJoin() | PeerBeat():  # a worker of the stage before, which has no servers of parameters
+            case PeerJoin() | PeerBeat():  # of a worker in the previous stage, without parameter servers
                 self.send(identity, ChangeStage(leader.stage.number), None)
             case _:
                 raise MalformedMessageError(f"{type(message).__name__} to server 0")

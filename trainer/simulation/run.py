@@ -18,7 +18,7 @@ from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
-from trainer.launch.prepare import check_evaluation, check_normalisation, first_checkpoint
+from trainer.launch.prepare import check_evaluation, check_normalisation, ensure_checkpoint
 from trainer.launch.supervisor import RunInterruptedError
 from trainer.leader.peer_checkpoints import describe_memory
 from trainer.models.build import build
@@ -70,12 +70,13 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
     # Toy computations have no model to check.
     check = partial(_check, context, num_workers) if simulated.compute == "real" else unchecked
+    # Locks the folder, and decides whether the run is new, resumes or has ended already.
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
             return read_result(output)
         compute = COMPUTES[simulated.compute](context, num_workers)
         facts = facts_of(compute, num_workers, rows)
-        first_checkpoint(config, facts, compute.start(), output)
+        ensure_checkpoint(config, facts, compute.start(), output)
         return _run(context, facts, simulated, compute, options, Folders.from_home(output))
 
 

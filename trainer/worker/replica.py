@@ -275,12 +275,23 @@ class Replica:
         return {"copies": [v for v, copy in self.snapshots.items() if copy.generation == self.generation]}
 
     def adopt(self, view: PeerView, body: Body) -> None:
-        """Enter a view with this worker's model, a checkpoint's, or another member's. Raises DataError.
+        """Enter a view: continue with this worker's model, load the checkpoint, or wait for another member's model.
 
         A worker whose model does not have exactly the view's generation and version takes a copy, even if its own
-        version is higher: that model belongs to rounds that are void. Raises MalformedMessageError."""
+        version is higher, because the rounds of that model are void. A view that is outdated, or for an earlier process
+        of this worker, is ignored.
+
+        Args:
+            view: number, generation and version.
+            body: JSON with ``members`` (process and address of each worker), ``source`` (the worker that has the model;
+                None: the checkpoint), ``copies`` (the workers to which the source sends it), ``accepted`` and
+                ``examples`` (the position), ``until``, and ``clocks`` (the next mini-batch of each worker).
+        Raises:
+            MalformedMessageError, and DataError for a damaged checkpoint.
+        """
         details = unpack_json(body)
         members = details["members"]
+        # An outdated view, or one that this worker has entered already.
         if view.number < self.number or view.number <= self._joined:
             return
         if members[self.worker]["process"] != self.process:
@@ -299,7 +310,7 @@ class Replica:
         source = details["source"]
         if source is None:
             self.snapshots = {}
-            self._wish = self._granted = 0  # a later server 0 counts its wishes from 0
+            self._wish = self._granted = 0  # a restarted server 0 counts its requests from 0 again
             self._take(view.version, *self.load(view.version))
         elif (self.generation, self.version) == (view.generation, view.version):
             if source == self.worker:
@@ -309,7 +320,7 @@ class Replica:
             self._begin()
         else:
             self.phase = Phase.COPYING
-        self._replay()
+        self._replay()  # messages of this view that arrived before it
 
     def _take(self, version: int, values: Vector, momentum: Vector) -> None:
         """Replace the model. Both arrays are complete, so an incomplete copy never overwrites part of the old model."""

@@ -249,13 +249,14 @@ class Attempt:
         return (self.store.info(f"{self.folder}/beat").modified_ms - modified_ms) / 1000
 
     def remove_abandoned(self) -> list[str]:
-        """Delete the folders of dead attempts and return their ids."""
+        """Delete the folders of dead attempts, and stray files beside them; return the deleted names."""
         removed_ids = []
         for entry in self.store.list(f"{self.output}/{ATTEMPTS}"):
             if entry.name == self.id:
                 continue
             if entry.is_dir and self.alive(entry.name):
-                self.store.remove_empty(entry.path)  # empty if its run was killed before the first heartbeat
+                # Without a heartbeat it counts as alive for a while; if its folder is empty, nothing is lost.
+                self.store.remove_empty(entry.path)
             else:
                 self.store.delete(entry.path)
                 removed_ids.append(entry.name)

@@ -297,11 +297,14 @@ class ParquetImages(Format):
 
 
 def _looks_raw(values: Any, size: int) -> bool:
-    """True if all values have the raw size and none begins like an image file. values: large_binary."""
+    """Return whether all values have the raw size and none begins like an image file.
+
+    values: large_binary; size: bytes of a raw image."""
     if not pc.all(pc.equal(pc.binary_length(values), size)).as_py():
         return False
     pixels = raw_images(values, size, "", 0)
     for signature in SIGNATURES:
+        # An image that is shorter than a signature cannot begin with it.
         begins = np.full(len(pixels), size >= max(at + len(part) for at, part in signature))
         for at, part in signature:
             if begins.any():
@@ -337,7 +340,7 @@ def _first_shape(parquet: pq.ParquetFile, column: str, layout: Layout, path: str
 def _shape_of(data: bytes | None, layout: Layout, place: str) -> tuple[tuple[int, int, int], bool]:
     """Return the shape [C, H, W] of an image, and whether it is encoded (an image file).
 
-    Raises DataError if it is null, cannot be decoded, or has not the size of a raw image."""
+    Raises DataError if it is null, cannot be decoded, or does not have the size of a raw image."""
     if data is None:
         raise DataError(f"{place}: the image is null")
     # Only uint8 rows may be image files: Pillow decodes to bytes, and float32 values may begin like an image file.

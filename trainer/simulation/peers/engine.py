@@ -193,8 +193,8 @@ class PeerEngine:
         heapq.heappush(self.queue, PeerEvent(time, worker, kind, lives=lives, **details))
 
     def _handle(self, event: PeerEvent) -> None:
-        """Pass an event to the method of its kind, unless its worker or its sender has died since."""
-        # Failures come first: they concern any life of a worker.
+        """Call the method for an event's kind, unless its worker or sender has died or been rolled back since."""
+        # Failures and returns come first, because they apply even if the worker has been restarted since.
         worker = event.worker
         kind = event.kind
         if kind is PeerEventKind.CRASH:
@@ -211,7 +211,7 @@ class PeerEngine:
             if event.model is not None:
                 self.peers[worker].replica = self._replica(event.model)
             self._begin(worker)
-            # A newcomer that begins after the last round is the last one that the round before waits for.
+            # A worker can join after all others have finished their last round, which may wait for it alone.
             self._complete_rounds()
         elif kind is PeerEventKind.FINISH:
             self._finish(worker)
@@ -432,6 +432,7 @@ class PeerEngine:
         self._load(at=self.now)
         log_event(self.root, "rollback", from_version=before, to_version=self.progress.version, cause=cause)
         log_event(self.root, "generation", generation=self.generation, version=self.progress.version)
+        # ``_load`` has begun the workers that are in the checkpoint. The others join with a neighbour's model.
         for worker, peer in enumerate(self.peers):
             if peer.phase is PeerPhase.ABSENT:
                 self._join(worker)

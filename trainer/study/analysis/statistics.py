@@ -361,7 +361,7 @@ def paired_t_test(b: Floats, a: Floats) -> tuple[Interval, float]:
 
 
 def _bootstrap(a: Floats, b: Floats) -> Interval:
-    """Return the percentile interval of the sd ratio, by the bootstrap over pairs of seeds.
+    """Return the bootstrap percentile interval of sd(a) / sd(b); pairs of seeds are drawn again.
 
     NaN with fewer than FEWEST_RESAMPLED pairs, or if one side does not vary."""
     if len(a) < FEWEST_RESAMPLED or not _sd(a) or not _sd(b):
@@ -377,5 +377,6 @@ def _bootstrap(a: Floats, b: Floats) -> Interval:
         resampled = stats.bootstrap(
             (a, b), log_ratio, paired=True, vectorized=True, n_resamples=RESAMPLES, method="percentile", rng=rng
         ).bootstrap_distribution
+    # Resamples without spread are left out; scipy's own interval would be NaN because of them.
     low, high = np.quantile(resampled[np.isfinite(resampled)], [LEVEL / 2, 1 - LEVEL / 2])
     return Interval(float(np.exp(low)), float(np.exp(high)))

@@ -99,7 +99,9 @@ def same_shards(analysis: Analysis, setting: StudySetting) -> list[str]:
 
 
 def caveats(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> list[str]:
-    """Return warnings about runs of a member that diverged, learned nothing or repeated another run."""
+    """Return warnings about the runs of a member: those that diverged, learned nothing or repeated another run.
+
+    member: one of the compared alternatives."""
     runs = len(member.records)
     about = member_in_words(analysis, setting, member)
     idle = sum(record.get("learned") is False for record in member.records)

@@ -24,7 +24,7 @@ def claim_folder(plan: StudyPlan, root: Path) -> None:
     refuse_foreign(root)
     initial_tests = refuse_other_plan(plan, root).get("tests") if (root / PLAN).exists() else None
     root.mkdir(parents=True, exist_ok=True)
-    # The tests stay as the study began, so that the report can name later changes.
+    # The choices for the statistical tests stay those of the first start, so that the report can name later changes.
     content = _identity(plan) | {"tests": initial_tests or plan.tests()}
     write_durably(root / PLAN, (json.dumps(content, indent=1) + "\n").encode())
 
