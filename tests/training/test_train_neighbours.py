@@ -17,6 +17,7 @@ from trainer.checkpoints.read import newest, read_state
 from trainer.checkpoints.state import folder_of
 from trainer.simulate import simulate
 from trainer.simulation.options import SimulationSettings
+from trainer.simulation.replay import replay
 
 pytestmark = pytest.mark.full
 
@@ -74,6 +75,7 @@ def test_real_processes_have_virtual_times_bits(sets: dict[int, Path], tmp_path:
     virtual_pushes = RunFolder(tmp_path / "virtual").pushes()
     assert run.pushes()[columns].equals(virtual_pushes[columns])
     assert "Distance of the models" in (tmp_path / "run" / "report.html").read_text()
+    assert replay(tmp_path / "run").is_equal
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -133,6 +135,7 @@ def test_the_death_of_server_0_rolls_all_workers_back(start: Start) -> None:
     assert run.result()["cause"] == "finished"
     assert run.result()["restarts"]["server"] == 1
     assert len(run.pushes()) == 4 * 6000
+    assert replay(run.output).is_equal
     folder = folder_of(run.output / "checkpoints", 6000)
     assert read_state(run.output / "checkpoints", 6000).parts.keys() == {
         path.name for path in folder.glob("replicas-*")

@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from pipeline.core.errors import DataError
 from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
 from tests.support.virtual_runs import QUIET
 from trainer.checkpoints.read import newest, read_state, read_vector, versions
 from trainer.checkpoints.replica_file import create_replicas, open_replicas, replica_name
-from trainer.checkpoints.state import folder_of
+from trainer.checkpoints.state import RunState, folder_of
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.coordination.orders import StepMeasurements
@@ -29,12 +30,14 @@ from trainer.home.segments import begin_start
 from trainer.launch.prepare import ensure_checkpoint
 from trainer.launch.supervisor import is_end
 from trainer.leader.neighbours import NeighbourLeader
+from trainer.leader.peer_checkpoints import plan_of
 from trainer.leader.rounds import FromWorker, replaced
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.kinds import GenerationEvent
-from trainer.runlog.read import iter_events, read_pushes
+from trainer.runlog.read import iter_events, read_pushes, surviving
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import Quadratic
+from trainer.simulation.peers.replay import PeerReplay
 from trainer.transport.messages import (
     Message,
     ModelCopy,
@@ -74,9 +77,9 @@ class Host:
         self.replica._usable_links = self._keep_links  # type: ignore[method-assign]
         self.replica._mix = self._note_links  # type: ignore[method-assign]
 
-    def _keep_links(self) -> list[tuple[float, int]] | None:
+    def _keep_links(self) -> list[tuple[int, float, int]] | None:
         links = NeighbourReplica._usable_links(self.replica)
-        self.links = {session: weight for weight, session in links or ()}
+        self.links = {session: weight for _, weight, session in links or ()}
         return links
 
     def _note_links(self, others: Sequence[tuple[float, Vector]]) -> None:
@@ -158,6 +161,7 @@ class Network:
         self.now = 0.0
         self.clock = 1
         self.sent: Counter[int] = Counter()  # bytes of models by round
+        self.outcomes: Counter[str] = Counter()
         self.used: dict[tuple[int, int, int], dict[int, float]] = {}  # by generation, session and round
         self.channels: dict[tuple[int, int], deque[tuple[Message, tuple[bytes, ...]]]] = {}
         self.hosts: dict[int, Host] = {}
@@ -431,10 +435,27 @@ def check(network: Network) -> None:
         for other, weight in links.items():
             if session in survivors and other in survivors:
                 assert used[other, round][session] == weight
+    check_replay(network, state)
     pushes = read_pushes(network.folders.work / PUSHES)
     counts = Counter(zip(pushes["clock"].tolist(), pushes["worker"].tolist(), strict=True))
     assert max(counts.values()) == 1
     assert {round for round, _ in counts} == set(range(STEPS))
+
+
+def check_replay(network: Network, state: RunState) -> None:
+    """The log gives the bits of the run, or lacks gradients of a worker that was killed before it could report them."""
+    pushes = read_pushes(network.folders.work / PUSHES)
+    events = surviving(iter_events(network.folders.work / METRICS))
+    plan = plan_of(network.config, network.facts, network.root, state)
+    models = PeerReplay([(1, network.config)], network.facts, plan, network.compute, events)
+    try:
+        for _, rows in pushes.groupby("version"):
+            models.step(rows["worker"].tolist())
+        np.testing.assert_array_equal(models.mean(state), read_vector(network.root, STEPS))
+        network.outcomes["replayed"] += 1
+    except DataError as error:
+        assert "the log lacks" in str(error)  # noqa: PT017  the other outcome
+        network.outcomes["lacking"] += 1
 
 
 def test_random_faults_never_stop_a_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from tests.support.peer_oracle import ELEMENTS, Matrix, d_psgd, ring_weights
 from tests.support.references import undocumented_below
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
@@ -24,7 +24,7 @@ from trainer.exchange.matcha import MATCHA
 from trainer.exchange.mixing import build_plan
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.exchange.topologies import ONE_PEER
-from trainer.runlog.kinds import ConsensusEvent, EvaluationEvent, RollbackEvent
+from trainer.runlog.kinds import ConsensusEvent, EvaluationEvent, LinkEvent, NewcomerEvent, RollbackEvent
 from trainer.simulate import main
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.peers import engine
@@ -372,9 +372,26 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, words: li
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_of_neighbours_is_not_replayed(tmp_path: Path) -> None:
-    done = decentralised(tmp_path, steps=2)
-    with pytest.raises(UsageError, match="by d-psgd, which a replay cannot compute"):
+@pytest.mark.parametrize("order", ["avg-then-grad", "grad-then-avg"])
+@pytest.mark.parametrize(
+    "failures",
+    ["worker:2@0.55+0.8,worker:3@0.72+0.5", "worker:0@0.3+5,worker:1@0.9+0.4,worker:2@1.2+0.2,server@1.9+0.2"],
+)
+def test_a_replay_repeats_who_averaged_with_whom(tmp_path: Path, order: str, failures: str) -> None:
+    values = HARD | {"failures": parse_failures(failures), "checkpoint_every_s": 0.5, "momentum": 0.9}
+    done = decentralised(tmp_path, exchange="matcha", order=order, **values)
+    links = [event for event in done.events() if isinstance(event, LinkEvent)]
+    assert {event.used for event in links} == {True, False}
+    assert any(isinstance(event, NewcomerEvent) for event in done.events())
+    assert replay(done.output).is_equal
+
+
+def test_a_replay_needs_every_gradient_that_was_used(tmp_path: Path) -> None:
+    done = decentralised(tmp_path, steps=8)
+    path = folder_of_run(done) / "pushes.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:10] + lines[11:]))
+    with pytest.raises(DataError, match="the log lacks what worker 1 did before round 3"):
         replay(done.output)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.core.errors import DataError
 from trainer.checkpoints.slice_file import LENGTH_BYTES, Float32s, broken, json_header
@@ -66,17 +67,21 @@ class ReplicaFile:
     def summary(self, workers: Sequence[int]) -> ReplicaSummary:
         """Return the mean of the models of some workers. Reads their values twice."""
         parameters = self.momentum.shape[1]
-        values = np.zeros(self.values.shape[1])
-        momentum = np.zeros(parameters)
         with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges ends because its mean is not finite
-            for worker in workers:
-                values += self.values[worker]
-                momentum += self.momentum[worker]
-            values /= len(workers)
-            momentum /= len(workers)
+            values = mean_of([self.values[worker] for worker in workers])
+            momentum = mean_of([self.momentum[worker] for worker in workers])
             squares = [np.sum(np.square(self.values[worker, :parameters] - values[:parameters])) for worker in workers]
             distance = float(np.sqrt(sum(squares) / len(workers)))
             return ReplicaSummary(values.astype(np.float32), momentum.astype(np.float32), distance)
+
+
+def mean_of(vectors: Sequence[Float32s]) -> npt.NDArray[np.float64]:
+    """Return the mean of at least one vector, added in the given order."""
+    total = np.zeros(len(vectors[0]))
+    for vector in vectors:
+        total += vector
+    total /= len(vectors)
+    return total
 
 
 def create_replicas(path: Path, num_workers: int, num_parameters: int, num_buffers: int, version: int) -> ReplicaFile:

@@ -47,10 +47,12 @@ class OwnRound(NamedTuple):
     Attributes:
         sent_bytes: bytes of models that it sent to other workers.
         report: its measurements.
+        changed: neighbours whose models it uses again, or no longer, from this round on.
     """
 
     sent_bytes: int
     report: StepMeasurements
+    changed: tuple[int, ...] = ()
 
 
 class Record(NamedTuple):

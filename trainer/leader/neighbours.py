@@ -34,6 +34,7 @@ from trainer.home.segments import SupersededError, copy
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.leader import GIVEN_UP
 from trainer.leader.peer_checkpoints import PeerCheckpoints, PeerTimes, ReplicasAtVersion, plan_of
+from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.leader.process_table import ProcessTable
 from trainer.leader.rounds import Body, FromWorker, SendToWorker, introduction_of, reach_of
 from trainer.rules import worker_rate
@@ -150,6 +151,7 @@ class NeighbourLeader:
         self._file_of: dict[int, ReplicaFile] = {}  # its models, by workers that have one
         self._has_begun = False  # whether the members of the generation's begin are known
         self._begin_at = math.inf  # when it begins without missing workers
+        self._unused: dict[int, set[int]] = {}  # by worker, its neighbours whose models it does not use
         self._absent_from: dict[int, int] = {}  # the first round that a worker has missed, until it takes part again
         self._sent_bytes = 0
         self._sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
@@ -224,6 +226,7 @@ class NeighbourLeader:
         file = self.checkpoints.models_of(state) if times.begun else None
         self._file_of = dict.fromkeys(times.begun, file) if file else {}
         self._sent_bytes = times.sent_bytes
+        self._unused = {}
         self._absent_from = {worker: clock for worker, clock in state.clocks.items() if clock < state.version}
         self._sent_in = {}
         self._ahead = LEAST_AHEAD
@@ -342,6 +345,7 @@ class NeighbourLeader:
             return
         self.number = self._next_number()
         self.members[worker] = PeerMembership(process, self.number, self.until, source, introduction, now)
+        self._unused.pop(worker, None)
         # Before any round from the horizon on is granted.
         self._send_views()
         self._grant(now)
@@ -429,9 +433,12 @@ class NeighbourLeader:
         if not member.has_model:
             member.has_model = True
             self.progress.start_round(worker)
+            if member.source is not None:
+                log_newcomer(self.log, worker, member.source, member.first)
         # A report repeats the rounds of earlier ones until the worker learns that they are here.
         for round, each in enumerate(rounds, message.version - len(rounds)):
             if round == self.progress.members[worker].clock and not self.progress.finished:
+                log_links(self.log, worker, round, each.changed, self._unused)
                 self.progress.finish(worker, each.report)
                 self._absent_from.pop(worker, None)
                 self._sent_in[round] = self._sent_in.get(round, 0) + each.sent_bytes

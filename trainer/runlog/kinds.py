@@ -178,6 +178,42 @@ class ConsensusEvent(LogEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewcomerEvent(LogEvent):
+    """A worker that was lost takes part again, with another worker's model.
+
+    Attributes:
+        version: of the end of its first round.
+        worker, source: the worker; the one whose model it got.
+        round: its first round.
+    """
+
+    kind: str = field(default="newcomer", init=False)
+    version: int = field()
+    worker: int
+    source: int
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkEvent(LogEvent):
+    """A worker stops to average with a neighbour that was lost, or begins again.
+
+    Attributes:
+        version: of the end of the round.
+        worker, neighbour: the worker; the neighbour whose models it uses or does not use.
+        round: the first round with a link between them of which this is true.
+        used: whether it uses them.
+    """
+
+    kind: str = field(default="link", init=False)
+    version: int = field()
+    worker: int
+    neighbour: int
+    round: int
+    used: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassEvent(LogEvent):
     """All workers have ended passes over their rows.
 
@@ -357,6 +393,8 @@ _TYPED: tuple[Kind, ...] = (
     TrainEvent,
     EpochEvent,
     ConsensusEvent,
+    NewcomerEvent,
+    LinkEvent,
     PassEvent,
     EvaluationEvent,
     HoldoutEvent,

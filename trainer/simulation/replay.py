@@ -12,18 +12,20 @@ import pandas as pd
 from tqdm import tqdm
 
 from pipeline.core.errors import DataError, JobError, UsageError
-from trainer.checkpoints.read import newest, read_vector
+from trainer.checkpoints.read import newest, read_state, read_vector
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
+from trainer.leader.peer_checkpoints import plan_of
 from trainer.rules import build_slice, build_weights, enter_stage, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds import LogEvent, StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
+from trainer.simulation.peers.replay import PeerReplay
 
 USED = ("version", "worker", "clock", "version_pulled", "examples")  # the columns of the log that a replay needs
 
@@ -70,6 +72,9 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
     updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
+    if isinstance(config.exchange, NeighbourExchange):
+        values = _replay_models(run, version, spans, facts, compute, updates)
+        return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
     values = _replay(spans, switches, facts, compute, updates, used)
     return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
@@ -159,7 +164,7 @@ def _read_run(run: Place) -> ReplayedRun:
         raise UsageError(
             f"{run} followed a stream, whose order of rows a replay cannot reproduce; replay a run without --follow"
         )
-    if not record.config.exchange.in_virtual_time or isinstance(record.config.exchange, NeighbourExchange):
+    if not record.config.exchange.in_virtual_time:
         raise UsageError(f"{run} exchanged gradients by {record.config.exchange.name}, which a replay cannot compute")
     if adds_by_torch(record.config.exchange):
         raise UsageError(f"{run} added up gradients by --collective torch, whose rounding a replay cannot repeat")
@@ -167,6 +172,33 @@ def _read_run(run: Place) -> ReplayedRun:
     simulated = (record.simulated or {}).get("compute", "real")
     config = replace(record.config, processes=replace(record.config.processes, threads=threads))
     return ReplayedRun(config, simulated, record.num_workers, record.rows, spans)
+
+
+def _replay_models(
+    run: Place,
+    version: int,
+    spans: Sequence[tuple[int, Config]],
+    facts: RunFacts,
+    compute: Compute,
+    rounds: Iterator[list[tuple[int, int, int, int, int]]],
+) -> Floats:
+    """Return the mean of all models at a checkpoint, for an exchange among neighbours. Raises DataError.
+
+    Args:
+        run: the run's folder.
+        version: of the checkpoint.
+        spans: see ``configurations``.
+        facts: the facts of the run.
+        compute: computes the gradients.
+        rounds: see ``_updates``; a round is an update.
+    """
+    root = run / CHECKPOINTS
+    state = read_state(root, version)
+    plan = plan_of(spans[0][1], facts, root, state)
+    models = PeerReplay(spans, facts, plan, compute, surviving(iter_events(run / METRICS)))
+    for rows in rounds:
+        models.step([row[1] for row in rows])
+    return models.mean(state)
 
 
 def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]]]:

@@ -504,7 +504,7 @@ _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _FORMATS = {int: "q", bool: "?"}
 _HEADS = [struct.Struct("<3sB" + "".join(map(_FORMATS.__getitem__, get_type_hints(kind).values()))) for kind in KINDS]
 _REPORT = struct.Struct("<iidddQQi")
-_COUNT = struct.Struct("<Q")
+_OWN_ROUND = struct.Struct("<QI")
 _NO_PASSES = RowSums(0, 0, -1)  # stands for None on the wire
 
 
@@ -586,16 +586,30 @@ def unpack_rounds(body: bytes | memoryview, num_workers: int) -> list[Round]:
 
 
 def pack_own_rounds(rounds: Sequence[OwnRound]) -> bytes:
-    return b"".join(_COUNT.pack(each.sent_bytes) + pack_report(each.report) for each in rounds)
+    return b"".join(
+        _OWN_ROUND.pack(each.sent_bytes, len(each.changed))
+        + struct.pack(f"<{len(each.changed)}I", *each.changed)
+        + pack_report(each.report)
+        for each in rounds
+    )
 
 
 def unpack_own_rounds(body: bytes | memoryview) -> list[OwnRound]:
     """Parse the rounds of one worker. Raises MalformedMessageError."""
-    size = _COUNT.size + _REPORT.size
-    if len(body) % size:
-        raise MalformedMessageError(f"rounds of {len(body)} bytes")
-    parts = [body[start : start + size] for start in range(0, len(body), size)]
-    return [OwnRound(_COUNT.unpack(part[: _COUNT.size])[0], unpack_report(part[_COUNT.size :])) for part in parts]
+    rounds = []
+    at = 0
+    # One after the other, because their sizes differ.
+    try:
+        while at < len(body):
+            sent_bytes, count = _OWN_ROUND.unpack_from(body, at)
+            at += _OWN_ROUND.size
+            changed = struct.unpack_from(f"<{count}I", body, at)
+            at += 4 * count
+            rounds.append(OwnRound(sent_bytes, unpack_report(body[at : at + _REPORT.size]), changed))
+            at += _REPORT.size
+    except struct.error:
+        raise MalformedMessageError(f"rounds of {len(body)} bytes") from None
+    return rounds
 
 
 def pack_json(value: Any) -> bytes:

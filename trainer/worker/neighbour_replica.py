@@ -168,6 +168,7 @@ class NeighbourReplica:
         self._last_sent: dict[int, deque[tuple[int, Vector]]] = {}  # the last models to each session, with their rounds
         self._first_models: dict[int, tuple[int, int, Vector]] = {}  # first models: worker, round and values by session
         self._early: tuple[ModelCopy, tuple[Body, ...]] | None = None  # a first model of a membership that is to begin
+        self._unused: set[int] = set()  # neighbours that were left out of the last round that had a link to them
         self._sent_bytes = 0  # in the present round
         self._report = StepMeasurements(0, 0.0, 0, 0.0)
 
@@ -216,6 +217,7 @@ class NeighbourReplica:
         self._last_sent = {}
         self._first_models = {}
         self._due = frozenset()
+        self._unused = set()
 
     def _adopt(self, view: NeighbourView, details: dict[str, Any]) -> None:
         """Take over a view, if it is newer. Members that have left are out from the first round without their model."""
@@ -406,8 +408,11 @@ class NeighbourReplica:
         if links is None:
             return
         # No other messages go: they may belong to a membership that begins later, with an earlier round.
-        self._mix([(weight, self._inbox[session].pop(self.round)) for weight, session in links])
-        self.rounds.append(OwnRound(self._sent_bytes, self._report))
+        self._mix([(weight, self._inbox[session].pop(self.round)) for _, weight, session in links])
+        unused = {other for other, _ in self._neighbours(self.round)} - {other for other, _, _ in links}
+        changed = [other for other, _ in self._neighbours(self.round) if (other in unused) != (other in self._unused)]
+        self._unused ^= set(changed)
+        self.rounds.append(OwnRound(self._sent_bytes, self._report, tuple(changed)))
         self._sent_bytes = 0
         self.round += 1
         if math.isfinite(self._report.loss):
@@ -415,8 +420,8 @@ class NeighbourReplica:
         else:
             self.phase = NeighbourPhase.TRAINED
 
-    def _usable_links(self) -> list[tuple[float, int]] | None:
-        """Return weight and session of each neighbour in the present round, or None if a model is still missing.
+    def _usable_links(self) -> list[tuple[int, float, int]] | None:
+        """Return index, weight and session of each neighbour in the present round; None if a model is still missing.
 
         A neighbour that has left is in it if its model arrived before. The weights are always the whole graph's, whoever
         has left, so that both ends of a link use the same."""
@@ -428,7 +433,7 @@ class NeighbourReplica:
                 sessions.append(entry.session)
             session = next((each for each in sessions if self.round in self._inbox.get(each, {})), None)
             if session is not None:
-                links.append((weight, session))
+                links.append((other, weight, session))
             elif entry and entry.first <= self.round:
                 return None
         return links

@@ -27,6 +27,7 @@ from trainer.exchange.mixing import Neighbours, links_by_worker, mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerCheckpoints, PeerTimes, plan_of
+from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
@@ -92,6 +93,7 @@ class PeerEngine:
             for _ in range(facts.num_workers)
         ]
         self.newcomers: dict[int, Newcomer] = {}
+        self.unused: dict[int, set[int]] = {}  # by worker, its neighbours whose models it does not use
         self.progress: PeerProgress
         self.journal: Journal
         self.checkpoints: PeerCheckpoints
@@ -270,6 +272,10 @@ class PeerEngine:
         links = self.neighbours(round).get(worker, ())
         if any(other not in arrived and self.progress.takes_part(other, round) for other, _ in links):
             return
+        # For a replay, which cannot know which messages came too late.
+        before = self.unused.get(worker, set())
+        changed = [other for other, _ in links if (other in arrived) == (other in before)]
+        log_links(self.root, worker, round, changed, self.unused)
         self._mix(worker, [(weight, arrived[other]) for other, weight in links if other in arrived])
         peer.inbox.pop(round, None)
         if self.progress.diverged:
@@ -332,6 +338,7 @@ class PeerEngine:
             newcomer = self.newcomers[index]
             if newcomer.spare is None:
                 newcomer.spare = self.peers[worker].replica.values
+                newcomer.spare_from = worker
             if worker in newcomer.sources or not newcomer.sources:
                 self._copy(index, worker)
 
@@ -343,6 +350,8 @@ class PeerEngine:
         # In the round before, which is not complete while a newcomer waits: a run that is resumed does not send it again.
         self._count(newcomer.first - 1, size)
         arrival = self.latency_s + (self.now if source is None else self.peers[source].link.send(size, self.now))
+        log_newcomer(self.root, index, newcomer.spare_from if source is None else source, newcomer.first)
+        self.unused.pop(index, None)
         self.peers[index].phase = PeerPhase.BEGINNING
         self._schedule(arrival, index, PeerEventKind.BEGIN, model=model)
 
@@ -457,6 +466,7 @@ class PeerEngine:
         self.sent_bytes = times.sent_bytes
         self.sent_in = {}
         self.newcomers = {}
+        self.unused = {}
         self.plan = plan_of(self.config, self.facts, root, state)
         self.neighbours.cache_clear()
         self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan)

@@ -90,9 +90,10 @@ class Newcomer:
     Attributes:
         first: the round with which it begins, and of which it needs another worker's model.
         sources: the neighbours from which it may come; empty: any worker.
-        spare: the first model of that round, in case all sources die.
+        spare, spare_from: the first model of that round, and its worker, in case all sources die.
     """
 
     first: int
     sources: set[int]
     spare: Floats | None = None
+    spare_from: int = -1
