@@ -107,7 +107,9 @@ class Host:
         if replica.phase in (NeighbourPhase.OUTSIDE, NeighbourPhase.COPYING) and what < 0.8:
             introduction = {"address": "", "host": "", "memory": {}}
             self.network.post(self.process, LEADER, replica.joining(), pack_json(introduction), b"")
-        elif replica.phase is NeighbourPhase.TURN and not replica.must_wait and what < 0.6:
+        elif replica.phase is NeighbourPhase.TURN and what < 0.6:
+            if replica.must_wait or self.worker == self.network.idle:
+                return
             gradient, examples, loss, correct, _ = self.network.compute.step(
                 self.worker, replica.round, [replica.values.copy()]
             )
@@ -162,6 +164,7 @@ class Network:
         self.clock = 1
         self.sent: Counter[int] = Counter()  # bytes of models by round
         self.outcomes: Counter[str] = Counter()
+        self.idle: int | None = None
         self.used: dict[tuple[int, int, int], dict[int, float]] = {}  # by generation, session and round
         self.channels: dict[tuple[int, int], deque[tuple[Message, tuple[bytes, ...]]]] = {}
         self.hosts: dict[int, Host] = {}
@@ -263,10 +266,11 @@ class Network:
             del self.channels[channel]
         self.leader = self._start_leader()
 
-    def run(self, faults: Sequence[str] = (), most: int = 60_000, until: int | None = None) -> int:
+    def run(self, faults: Sequence[str] = (), most: int = 60_000, idle: int | None = None) -> int:
         """Run to the end, with the faults at random times, and return the number of events.
 
-        until: the version at whose checkpoint to stop instead."""
+        idle: a worker that computes nothing."""
+        self.idle = idle
         due = sorted(self.random.randint(20, 1500) for _ in faults)
         left = list(faults)
         for event in range(most):
@@ -280,8 +284,6 @@ class Network:
             else:
                 self.now += 0.2
                 self.leader.tick(self.now)
-            if until is not None and (newest(self.root) or 0) >= until:
-                return event
             if not left and self.hosts and all(host.finished for host in self.hosts.values()):
                 return event
         raise AssertionError(f"not at the end after {most} events: {self.state()}")
@@ -349,6 +351,18 @@ def test_any_order_of_messages_has_virtual_times_bits(
     assert list(zip(pushes["clock"].tolist(), pushes["worker"].tolist(), strict=True)) == [
         (round, worker) for round in range(STEPS) for worker in range(workers)
     ]
+    plan = plan_of(network.config, network.facts, network.root, read_state(network.root, STEPS))
+    links = {round: len(plan.edges(round)) for round in range(STEPS)}
+    assert network.sent == {round: 2 * 4 * PARAMETERS * count for round, count in links.items() if count}
+
+
+def test_workers_wait_for_their_neighbours_only(tmp_path: Path) -> None:
+    """Worker 0 of a ring of 6 computes nothing: another one stops as many rounds later as it is away from it."""
+    network = Network(1, run_config(tmp_path, heartbeat_timeout_s=600.0), 6)
+    with pytest.raises(AssertionError, match="not at the end"):
+        network.run(most=4000, idle=0)
+    assert {host.worker: host.replica.round for host in network.hosts.values()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 2, 5: 1}
+    assert all(host.replica.until > host.replica.round for host in network.hosts.values())
 
 
 @pytest.mark.parametrize("is_far", [False, True])
