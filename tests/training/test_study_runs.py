@@ -280,9 +280,8 @@ def test_ready_sets_of_other_evaluation_images_are_refused(shards: Path, spark: 
 @pytest.mark.full
 def test_a_study_on_real_processes_has_the_same_accuracies(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards, seeds=1, backend="processes"))
-    plan.write_text(
-        plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"').replace("[shardings.two]", "[shardings.b]")
-    )
+    one = plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"')
+    plan.write_text(one.replace(f'[shardings.two]\nshards = "{shards}"\n', ""))
     assert main([str(plan), "--output", str(tmp_path / "real"), "--quiet"]) == 0
     plan.write_text(plan.read_text().replace('backend = "processes"', 'backend = "virtual"'))
     assert main([str(plan), "--output", str(tmp_path / "virtual"), "--quiet"]) == 0
