@@ -41,8 +41,8 @@ class LocalClient:
         self.pulled[:] = self.own
         return following
 
-    def is_cancelled(self, turn: Turn) -> bool:
-        return self.inner.is_cancelled(turn)
+    def poll_cancelled(self, turn: Turn) -> bool:
+        return self.inner.poll_cancelled(turn)
 
     def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         return self.inner.give_up(turn, report)

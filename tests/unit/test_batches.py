@@ -124,7 +124,7 @@ def test_a_worker_that_returns_reports_the_passes_it_missed(rows: int, batch: in
             ended += [(each.last, each.fingerprint) for each in passes.take()]
     later = [[each for each in ended if each[0] > (first + missed + 1) * batch // rows + 1] for ended in whole]
     assert later[0] == later[1]
-    assert at_once.held["ended"] == late.held["ended"]
+    assert at_once.state["ended"] == late.state["ended"]
 
 
 def test_draws_without_passes_or_hashes_count_nothing() -> None:

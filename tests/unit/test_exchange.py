@@ -136,7 +136,7 @@ class Turns:
         self.clock += 1
         return Turn(self.clock, 0, 1) if self.clock < self.steps else None
 
-    def is_cancelled(self, turn: Turn) -> bool:
+    def poll_cancelled(self, turn: Turn) -> bool:
         return turn.clock in self.cancelled
 
     def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:

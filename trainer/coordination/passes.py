@@ -42,14 +42,14 @@ class Whole(NamedTuple):
 class Passes:
     """Sums the fingerprints of gradients by pass. O(1) per gradient; memory O(workers + passes between them).
 
-    held: the state in plain JSON, which is in every checkpoint, so that gradients that a roll-back undoes do not count.
+    state: the state in plain JSON, which is in every checkpoint, so that gradients that a roll-back undoes do not count.
     Its keys: sums (by worker, over all its rows so far), ended (by worker, number of its passes), at (by number of a
     pass, the sum over the workers that have ended it of their sums up to its end, and the number of these workers),
     last (number and sum of the last pass that all workers have ended)."""
 
     def __init__(self, num_workers: int, state: dict[str, Any]) -> None:
         self.num_workers = num_workers
-        self.held = state
+        self.state = state
         self.whole: list[Whole] = []  # until take() returns them
         for name, empty in (("sums", {}), ("ended", {}), ("at", {}), ("last", [0, 0])):
             state.setdefault(name, empty)
@@ -57,7 +57,7 @@ class Passes:
     def use(self, worker: int, row_sums: RowSums) -> None:
         """Count a gradient that goes into an update."""
         name = str(worker)
-        state = self.held
+        state = self.state
         total = state["sums"][name] = (state["sums"].get(name, 0) + row_sums.fingerprint) % WORD
         if not row_sums.passes:
             return
@@ -73,11 +73,11 @@ class Passes:
 
     def _end(self, number: int) -> None:
         """Note that all workers have ended pass ``number``, and with it any pass since the last such one."""
-        before, sum_before = self.held["last"]
-        sum_ = self.held["at"][str(number)][0]
+        before, sum_before = self.state["last"]
+        sum_ = self.state["at"][str(number)][0]
         self.whole.append(Whole(before + 1, number, (sum_ - sum_before) % WORD))
-        self.held["last"] = [number, sum_]
-        self.held["at"] = {at: entry for at, entry in self.held["at"].items() if int(at) > number}
+        self.state["last"] = [number, sum_]
+        self.state["at"] = {at: entry for at, entry in self.state["at"].items() if int(at) > number}
 
     def take(self) -> list[Whole]:
         """Return the passes that all workers have ended since the last call."""

@@ -278,7 +278,7 @@ class Leader:
             self.work,
             log=journal.write_pushes,
             is_current=lambda: self.generation == generation,
-            told=self._tell_evaluator,
+            notify=self._tell_evaluator,
             given_up=self._given_up,
             by_rule=self.stage.by_rule,
         )
@@ -306,7 +306,7 @@ class Leader:
         if not self.training or generation != self.generation:
             return
         self.training.snapshots.wrote(server, sequence, outcome)
-        if self.training.snapshots.broken:
+        if self.training.snapshots.divergence:
             self.training.coordinator.diverge()
 
     def _given_up(self, deleted: tuple[int, ...]) -> None:
@@ -396,7 +396,7 @@ class Leader:
         # The stage waits for the evaluator. A second checkpoint of its end would void the evaluation.
         if is_held and self.training.has_whole_checkpoint():
             due_s = math.inf
-        if now - self._snapshot_at >= due_s and not (snapshots.under_way or snapshots.broken):
+        if now - self._snapshot_at >= due_s and not (snapshots.under_way or snapshots.divergence):
             coordinator.request_snapshot()
             self._snapshot_at = now
         self._advance(self.training, now)
@@ -447,7 +447,7 @@ class Leader:
             )
         if bad:
             return f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}; lower --learning-rate"
-        return training.snapshots.broken
+        return training.snapshots.divergence
 
     def _advance(self, training: Training, now: float) -> None:
         """Send the orders that can be decided now, and enter the next stage if the present one has ended."""

@@ -260,8 +260,8 @@ class PeerCheckpoints:
             num_buffers=self.facts.num_buffers,
             identity=self.config.identity(),
             memory={REPLICAS: times.to_json(), PLAN: plan_to_json(self.plan)},
-            passes=deepcopy(progress.passes.held),
-            epoch_sums=dict(progress.epoch_sums.held),
+            passes=deepcopy(progress.passes.state),
+            epoch_sums=dict(progress.epoch_sums.sums),
         )
 
     def models_of(self, state: RunState) -> ReplicaFile:

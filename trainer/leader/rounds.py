@@ -160,7 +160,7 @@ class RoundsLeader(Leader):
                     raise MalformedMessageError(str(message))
                 self.written(message.generation, message.version, WriteOutcome(message.outcome))
             case LinkLoss():
-                self.broken(message.number, now)
+                self.link_lost(message.number, now)
             case ReplicaCopy():
                 raise MalformedMessageError(str(message))
         return answer
@@ -195,7 +195,7 @@ class RoundsLeader(Leader):
         if self.members is not None:
             self.regroup(now)
 
-    def broken(self, number: int, now: float) -> None:
+    def link_lost(self, number: int, now: float) -> None:
         """Note that a connection between two workers broke. number: of the view, in which messages may be lost."""
         if self.members is not None and number == self.number:
             self.regroup(now)
@@ -227,7 +227,7 @@ class RoundsLeader(Leader):
             coordinator.alive(worker, self.number, now)  # it may have joined long ago, and waited for a checkpoint
         self._advance(self.training, now)
         for snapshot in self._orders:
-            self._have_written(snapshot)
+            self._request_write(snapshot)
 
     def _send_view(self, source: int | None, now: float) -> None:
         """Send the view to all members. source: the worker that has the model to begin with; None: the checkpoint's."""
@@ -301,9 +301,9 @@ class RoundsLeader(Leader):
         """Have a worker write the snapshot of an order, if it has one. Workers make the updates without orders."""
         if order.snapshot:
             self._orders[order.version] = order.sequence
-            self._have_written(order.version)
+            self._request_write(order.version)
 
-    def _have_written(self, version: int) -> None:
+    def _request_write(self, version: int) -> None:
         """Tell a worker that has a copy of a snapshot to write it: it joined with one, or made one in a round since."""
         if self.members is None or not self.view:
             writers = [worker for worker, request in self.requests.items() if version in request.copies]
@@ -352,7 +352,7 @@ class RoundsLeader(Leader):
         super().tick(now)
         # Each of these messages may have been lost with a connection, and repeating it does no harm.
         for version in self._orders:
-            self._have_written(version)
+            self._request_write(version)
         if self.members is None:
             self._open_view(now)
         self._pass_on(now)

@@ -63,7 +63,7 @@ class Snapshots:
         work: runs slow operations in the background.
         log: appends the pushes that are still in memory to the log files; called in the owner's thread.
         is_current: returns whether the run still has this generation; called in the background.
-        told: called in the background once a checkpoint is complete, to tell the evaluator.
+        notify: called in the background once a checkpoint is complete, to tell the evaluator.
         given_up: called in the owner's thread with the versions that were deleted before their evaluation.
         by_rule: see ``prune``.
 
@@ -71,7 +71,7 @@ class Snapshots:
         under_way: checkpoints that are not complete yet, by sequence number.
         is_final_whole: whether the final checkpoint of the run is complete.
         newest: version of the newest checkpoint that is complete, -1 before the first.
-        broken: the text of a divergence: a server's parameters are not finite, so there is nothing left to checkpoint.
+        divergence: why the run has diverged: a server's parameters are not finite, so nothing is left to checkpoint.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Snapshots:
         *,
         log: Callable[[], None],
         is_current: Callable[[], bool],
-        told: Callable[[], object],
+        notify: Callable[[], object],
         given_up: Callable[[tuple[int, ...]], None],
         by_rule: bool = False,
     ) -> None:
@@ -93,13 +93,13 @@ class Snapshots:
         self.work = work
         self.log = log
         self.is_current = is_current
-        self.told = told
+        self.notify = notify
         self.given_up = given_up
         self.by_rule = by_rule
         self.under_way: dict[int, PendingCheckpoint] = {}  # oldest first
         self.is_final_whole = False
         self.newest = -1
-        self.broken: str | None = None
+        self.divergence: str | None = None
         self._trouble: str | None = None  # why the last attempt at a checkpoint failed, None once one is complete
 
     @property
@@ -137,7 +137,7 @@ class Snapshots:
             return
         del self.under_way[sequence]
         if outcome is WriteOutcome.NOT_FINITE:
-            self.broken = (
+            self.divergence = (
                 f"the parameters of server {server} are no finite numbers at version {version}; lower --learning-rate"
             )
         else:
@@ -163,7 +163,7 @@ class Snapshots:
         try:
             self.secure()
             write_state(folder_of(self.root, state.version), state)
-            self.told()
+            self.notify()
         except (OSError, SupersededError) as error:
             return CheckpointCompletion(f"the checkpoint of version {state.version} was not written: {error}")
         try:

@@ -392,11 +392,11 @@ def open_server(
     index: int,
     addresses: Sequence[str],
     secret: Secret,
-    held: sockets.socket | None,
+    listener: sockets.socket | None,
     folders: Folders,
 ) -> Server:
     """Return a server. See ``Server`` for the arguments. Raises UsageError if the address is taken."""
-    return Server(config, facts, index, addresses, secret, held, folders)
+    return Server(config, facts, index, addresses, secret, listener, folders)
 
 
 def main(

@@ -204,13 +204,13 @@ def open_server(
     index: int,
     addresses: Sequence[str],
     secret: Secret,
-    held: sockets.socket | None,
+    listener: sockets.socket | None,
     folders: Folders,
 ) -> RoundsServer:
     """Return server 0; see ``RoundsServer`` for the arguments. Raises UsageError if the address is taken.
 
-    index: 0, because other servers have no part in the exchange. held: as ``listener`` there."""
-    return RoundsServer(config, facts, addresses[index], secret, held, folders)
+    index: 0, because other servers have no part in the exchange. listener: as there."""
+    return RoundsServer(config, facts, addresses[index], secret, listener, folders)
 
 
 def main(

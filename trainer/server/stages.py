@@ -31,7 +31,7 @@ def main(
     index: int,
     addresses: Sequence[str],
     secret: Secret,
-    held: sockets.socket | None,
+    listener: sockets.socket | None,
     folders: Folders,
 ) -> None:
     """Run one server through all stages; never returns. See trainer.server.process.Server for the arguments.
@@ -39,10 +39,10 @@ def main(
     Server 0 begins as the server of the first stage, which hands over at once if the newest checkpoint continues in
     another one. The other servers only take part in stages with parameter servers; in other stages they are idle.
 
-    held: as ``listener`` there."""
+    listener: as there."""
     module = config.stage_configs()[0].exchange.server if index == 0 else ParameterServer.server
     while True:
-        server = _open_server(module, config, facts, index, addresses, secret, held, folders)
+        server = _open_server(module, config, facts, index, addresses, secret, listener, folders)
         module = server.run()
         server.close()
 
@@ -54,7 +54,7 @@ def _open_server(
     index: int,
     addresses: Sequence[str],
     secret: Secret,
-    held: sockets.socket | None,
+    listener: sockets.socket | None,
     folders: Folders,
 ) -> StageServer:
     """Return the server that a module opens. Raises UsageError if the address is still taken after REBIND_S seconds."""
@@ -62,9 +62,9 @@ def _open_server(
     while True:
         try:
             # A copy, because the server of the next stage needs the listening socket, too.
-            listener = held.dup() if held else None
+            copied = listener.dup() if listener else None
             server: StageServer = import_module(module).open_server(
-                config, facts, index, addresses, secret, listener, folders
+                config, facts, index, addresses, secret, copied, folders
             )
         except UsageError:
             if time.monotonic() > deadline:

@@ -37,7 +37,7 @@ def train(
         kick()
         start = time.monotonic()
         batch, draw, read_s = mini_batches.get(turn.clock)
-        outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.is_cancelled, turn))
+        outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.poll_cancelled, turn))
         seconds = time.monotonic() - start
         rows = draw.seen()
         # Later passes would seem to lack rows if the log did not know of the ends that this worker missed.

@@ -456,7 +456,7 @@ class Replica:
         self.links.offer_sum(0, 0)
         add_pushed(total, vectors, factors, min(max(self.facts.num_parameters - begin, 0), end - begin))
         # A worker that has changed its piece meanwhile has left this view, which makes this sum void.
-        if not all(self._still_there(worker, begin, end) for worker in range(self.num_workers)):
+        if not all(self._is_unchanged(worker, begin, end) for worker in range(self.num_workers)):
             return
         self.links.offer_sum(self.number, self.version)
         self._round.total[begin:end] = total
@@ -487,7 +487,7 @@ class Replica:
         """Return whether the elements of messages to a worker are apart from them: in memory, or in the collective."""
         return self.collective is not None or self.links.shares_memory(worker)
 
-    def _still_there(self, worker: int, begin: int, end: int) -> bool:
+    def _is_unchanged(self, worker: int, begin: int, end: int) -> bool:
         """Return whether a worker's piece was received, or is unchanged in its shared memory."""
         if self._round.pieces[worker][1] is not None:
             return True

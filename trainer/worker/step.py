@@ -86,13 +86,13 @@ class Step:
         self.flat.attach(self.values, self.gradients[: self.flat.buffers_begin])
 
     def __call__(
-        self, batch: Batch, dropout_seed: int, is_cancelled: Callable[[], bool] = lambda: False
+        self, batch: Batch, dropout_seed: int, poll_cancelled: Callable[[], bool] = lambda: False
     ) -> tuple[float, int] | None:
         """Compute a gradient and return (mean loss with the L2 term, correct predictions), or None if it was cancelled.
 
         Gradient and statistics are left in ``pushed``. For an empty mini-batch, which Bernoulli sampling can draw, both
         results and the gradient are 0, and the statistics do not change. If the protocol divides a step into
-        micro-batches, their gradients are summed, and is_cancelled is called between them."""
+        micro-batches, their gradients are summed, and poll_cancelled is called between them."""
         self._seed(dropout_seed)
         if self.copies:
             self.copies.load(self.pulled)
@@ -102,13 +102,13 @@ class Step:
         # BatchNorm updates ``running`` in the forward pass; "changes" pushes the new statistics minus the old ones.
         if self.pushes_changes:
             statistics -= running
-        outcome = self._backward(batch, is_cancelled) if len(batch.labels) else (0.0, 0)
+        outcome = self._backward(batch, poll_cancelled) if len(batch.labels) else (0.0, 0)
         statistics += running
         if self.copies:
             self.copies.store(self.pushed)
         return outcome
 
-    def _backward(self, batch: Batch, is_cancelled: Callable[[], bool]) -> tuple[float, int] | None:
+    def _backward(self, batch: Batch, poll_cancelled: Callable[[], bool]) -> tuple[float, int] | None:
         """Add the gradient of a mini-batch with at least one example to ``gradients``, micro-batch by micro-batch.
 
         Returns (mean loss with the L2 term, correct predictions), or None if the step was cancelled."""
@@ -118,7 +118,7 @@ class Step:
         loss, correct = self._gradient(images, labels) if parts == 1 else (torch.zeros(()), torch.zeros(()))
         # Between two micro-batches the worker can give up a step whose gradient would be refused.
         for part in range(parts if parts > 1 else 0):
-            if part and is_cancelled():
+            if part and poll_cancelled():
                 return None
             span = slice(len(labels) * part // parts, len(labels) * (part + 1) // parts)
             # Weighted by examples, because parts may differ by one: the sum is the gradient of the whole mini-batch.

@@ -143,7 +143,7 @@ class AllReduceClient:
         self.replica.submit(report)
         return self._wait()
 
-    def is_cancelled(self, turn: Turn) -> bool:
+    def poll_cancelled(self, turn: Turn) -> bool:
         """Return False: all-reduce uses every gradient, so no step is cancelled."""
         return False
 

@@ -73,7 +73,7 @@ class Client(Protocol):
         Raises MustRejoin and StageSwitch."""
         ...
 
-    def is_cancelled(self, turn: Turn) -> bool:
+    def poll_cancelled(self, turn: Turn) -> bool:
         """Return whether the gradient of this turn would be refused. Called between two micro-batches, so it is cheap."""
         ...
 

@@ -84,7 +84,7 @@ class NeighbourClient:
         replica.submit(report)
         return self._wait(joins=False)
 
-    def is_cancelled(self, turn: Turn) -> bool:
+    def poll_cancelled(self, turn: Turn) -> bool:
         """Return False: every gradient is used, so no step is cancelled."""
         return False
 

@@ -127,7 +127,7 @@ class ServerClient:
                 raise MustRejoin
         return self._wait(None)
 
-    def is_cancelled(self, turn: Turn) -> bool:
+    def poll_cancelled(self, turn: Turn) -> bool:
         """Return whether server 0 has cancelled the step of this turn, or ended the worker's session.
 
         Called between two micro-batches, so it reads only the messages that have arrived, and never waits. No answer is
