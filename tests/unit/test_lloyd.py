@@ -91,7 +91,7 @@ def test_most_rows_are_left_alone_once_centres_stand_nearly_still() -> None:
     repeated = Pass(points, 6)
     centres = fit(points, 6).centres
     repeated(centres)
-    assert len(repeated._unsure(centres + 1)) < len(points) / 20
+    assert len(repeated._relax_bounds(centres + 1)) < len(points) / 20
 
 
 @pytest.mark.parametrize("parts", [2, 7, 64])
