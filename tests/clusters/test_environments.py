@@ -150,7 +150,9 @@ def test_help_works_in_a_users_environment(installation: Installation, demo: Ins
         assert_shows_help(result)
 
 
+@pytest.mark.parametrize("installation", ["wheel"], indirect=True)
 def test_subcommands_work_in_a_users_environment(installation: Installation, mirror: str) -> None:
+    """An installation without the checkout. It has the demo environment's packages; jobs are tested in that."""
     for name, arguments in SUBCOMMANDS.items():
         result = installation.run("sharding", name, *arguments, *([mirror] if name == "fetch" else []))
         message = f"{name}: {result}"
