@@ -45,7 +45,7 @@ def parser() -> Parser:
         type=int,
         default=1,
         metavar="INT",
-        help="exchange only in rounds that are a multiple of it (default: %(default)s)",
+        help="exchange only in every INT-th round (default: %(default)s)",
     )
     # Both give the size of a message, so together they could contradict each other.
     size = result.add_mutually_exclusive_group()
@@ -54,7 +54,7 @@ def parser() -> Parser:
         type=int,
         default=RESNET20,
         metavar="INT",
-        help="parameters of the model that workers send (default: %(default)s, those of resnet20)",
+        help="number of parameters of the model that workers send (default: %(default)s, as of resnet20)",
     )
     size.add_argument("--model", choices=list(MODELS), help="count the parameters of this model for CIFAR-10 instead")
     result.add_argument(
