@@ -272,6 +272,23 @@ def test_a_lost_answer_of_the_file_system_does_not_undo_a_commit(
     assert whole(tmp_path) == "first"
 
 
+def test_a_lost_answer_while_copying_the_manifest_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create, lost = LocalFiles.create, list[str]()
+
+    def answer_lost(self: LocalFiles, path: str) -> Any:
+        file = create(self, path)
+        if "manifest.json-" in path and not lost:
+            file.close()
+            lost.append(path)
+            raise FileExistsError(path)  # what a NameNode says to the second try of a call that it has carried out
+        return file
+
+    monkeypatch.setattr(LocalFiles, "create", answer_lost)
+    commit(Store(), tmp_path, "first", 2)
+    assert lost
+    assert whole(tmp_path) == "first"
+
+
 @pytest.mark.parametrize("lost", ["the copy", "the versions", "both are older"])
 def test_the_newest_of_manifest_json_and_the_versions_is_the_set(lost: str, place: str) -> None:
     commit(STORE, place, "first", 2)

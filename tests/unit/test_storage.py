@@ -208,6 +208,17 @@ def test_a_failed_read_is_one_line_of_the_file_system() -> None:
     assert is_transient(caught.value)
 
 
+def test_a_refusal_of_the_namenode_is_one_line_without_its_trace() -> None:
+    files = HdfsFiles.__new__(HdfsFiles)
+    files.root = "hdfs://host"
+    trace = (
+        "Failed to CREATE_FILE /set/a\\n\tat org.apache.hadoop.hdfs.server.namenode.FSNamesystem.startFile\n\tat more"
+    )
+    with pytest.raises(FileExistsError) as caught, files._errors("hdfs://host/set/a"):
+        raise FileExistsError(trace)
+    assert str(caught.value) == "hdfs://host/set/a: Failed to CREATE_FILE /set/a"
+
+
 def test_what_is_read_of_hdfs_can_be_sought_as_parquet_does() -> None:
     files = HdfsFiles.__new__(HdfsFiles)
     files.root = "hdfs://host"

@@ -95,12 +95,14 @@ class HdfsFiles:
         The message becomes one line, which begins with the path."""
         try:
             yield
-        except (FileNotFoundError, PermissionError, FileExistsError):
-            raise
         except Exception as error:  # the client raises RuntimeError and OSError for errors of servers
             text = str(error).replace("\\n", "\n")  # Java's trace follows, its line ends sometimes escaped
             first = text.splitlines()[0] if text else type(error).__name__
             first = SERVERS.sub("", first)[:300]
+            if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
+                if first == text:
+                    raise
+                raise type(error)(f"{path}: {first}") from error
             for signs, kind in (
                 (("FileNotFound",), FileNotFoundError),
                 (("AccessControlException",), PermissionError),  # any trace of Java's names an AccessController
