@@ -32,8 +32,8 @@ from trainer.models.linear import Logistic
 from trainer.options import Options
 from trainer.protocols import PROTOCOLS
 from trainer.simulate import SimulationSettings, simulate
-from trainer.worker.clients.all_reduce import HEARTBEAT_S
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
+from trainer.worker.clients.leader_link import HEARTBEAT_S
 from trainer.worker.loop import train
 from trainer.worker.step import Step
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets as random_numbers
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from queue import SimpleQueue
 
 import numpy as np
 import zmq
@@ -25,31 +23,17 @@ from trainer.home.place import Place
 from trainer.leader.background import Background
 from trainer.transport.agreement import Agreement
 from trainer.transport.mesh import Mesh
-from trainer.transport.messages import (
-    ChangeStage,
-    CopyReceipt,
-    LinkLoss,
-    MalformedMessageError,
-    Message,
-    PeerBeat,
-    Refusal,
-    Replacement,
-    RunEnd,
-    StoreEntry,
-    num_frames,
-    pack,
-    unpack,
-)
-from trainer.transport.sockets import Secret, Watch, close, dealer, offer
+from trainer.transport.messages import CopyReceipt, LinkLoss, PeerBeat, RunEnd, StoreEntry
+from trainer.transport.sockets import Secret, close
 from trainer.watchdog import kick
-from trainer.worker.clients.base import MustRejoin, ReplacedError, StageSwitch, Turn, Vector
+from trainer.worker.clients.base import MustRejoin, Turn, Vector
+from trainer.worker.clients.leader_link import LeaderLink
 from trainer.worker.collective import TorchCollective
-from trainer.worker.replica import Body, Phase, Replica
+from trainer.worker.replica import Phase, Replica
 
 logger = logging.getLogger(__name__)
 
 RESEND_S = 1.0
-HEARTBEAT_S = 0.5
 REPORT_S = 0.2  # between two reports of rounds to server 0
 UNREACHABLE_S = 30.0  # without a connection, after which another worker counts as unreachable
 WATCH_S = 0.2  # between two looks at the connections
@@ -112,21 +96,14 @@ class AllReduceClient:
             self._write,
             self.collective,
         )
-        self.to_leader = dealer(self.context, leader, secret)
-        self.watch = Watch(self.to_leader)
-        self.to_leader.connect(leader)
+        self.link = LeaderLink(self.context, leader, secret, self.agreement, self._beat)
         self._poller = zmq.Poller()
-        for source in (self.to_leader, self.mesh.inbox, self.background):
+        for source in (self.link.socket, self.mesh.inbox, self.background):
             self._poller.register(source, zmq.POLLIN)
         self._has_finished = False
         self._writing: set[tuple[int, int]] = set()  # (generation, version) of the checkpoints that are being written
         self._has_reported_end = False
         self._reported_at = self._watched_at = self._heard_at = 0.0
-        self._from_beats: SimpleQueue[tuple[Message, Body]] = SimpleQueue()
-        self._closing = threading.Event()
-        # Last, because the thread reads the fields above.
-        self._beats = threading.Thread(target=self._beat, args=(leader, secret), name="heartbeat", daemon=True)
-        self._beats.start()
 
     # --- the interface of the worker's loop ---------------------------------------------------------------------------
 
@@ -152,8 +129,7 @@ class AllReduceClient:
 
     def close(self) -> None:
         """Close all sockets."""
-        self._closing.set()
-        self._beats.join()
+        self.link.close()
         if self.collective:
             self.collective.close()
         close(self.context)
@@ -197,12 +173,13 @@ class AllReduceClient:
         ready = dict(self._poller.poll(wait_ms))
         if self.mesh.inbox in ready:
             self._drain_mesh()
-        if self.to_leader in ready:
-            self._drain_leader()
+        for message, bodies in self.link.receive(self.process):
+            if isinstance(message, RunEnd):
+                self._has_finished = True
+            else:
+                self.replica.obey(message, bodies[0])
         if self.background.fileno() in ready:
             self.background.collect()
-        while not self._from_beats.empty():
-            self._obey(*self._from_beats.get())
 
     def _drain_mesh(self) -> None:
         for message, bodies in self.mesh.receive():
@@ -214,39 +191,13 @@ class AllReduceClient:
     def _collected(self, number: int, version: int, total: Vector) -> None:
         self.replica.collected(number, version, total)
 
-    def _drain_leader(self) -> None:
-        """Handle the messages of server 0 that have arrived."""
-        while self.to_leader.poll(0):
-            frames = self.to_leader.recv_multipart(copy=False)
-            message = unpack(frames[0].buffer)
-            if len(frames) != num_frames(message):
-                raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
-            self._obey(message, frames[1].buffer)
-
-    def _obey(self, message: Message, body: Body) -> None:
-        """Handle a message of server 0.
-
-        Raises UsageError if it refuses this host, ReplacedError for an old process, StageSwitch if the run is in another
-        stage."""
-        match message:
-            case Refusal():
-                raise self.agreement.refused(body)
-            case Replacement(process=self.process):
-                raise ReplacedError("a later process has this worker's place")
-            case RunEnd():
-                self._has_finished = True
-            case ChangeStage():
-                raise StageSwitch(message.stage)
-            case _:
-                self.replica.obey(message, body)
-
     # --- messages to server 0 -----------------------------------------------------------------------------------------
 
     def _send_join(self) -> None:
         about = self.collective.introduction() if self.collective else {}
         introduction = self.agreement.introduction(**self.mesh.introduction(), **self.replica.holding(), **about)
         message, rounds = self.replica.joining()
-        offer(self.to_leader, pack(message), introduction, rounds)
+        self.link.send(message, introduction, rounds)
 
     def _report(self, now: float) -> None:
         """Report completed rounds to server 0, every REPORT_S seconds and at once at the end.
@@ -257,7 +208,7 @@ class AllReduceClient:
         if self.worker == 0 and is_due and (report := replica.report()):
             self._reported_at = now
             self._has_reported_end = replica.phase is Phase.TRAINED
-            offer(self.to_leader, pack(report[0]), b"", report[1])
+            self.link.send(report[0], b"", report[1])
 
     def _look_at_connections(self, now: float) -> None:
         """Report a broken connection to a worker or to server 0, because messages of this view may be lost."""
@@ -265,7 +216,7 @@ class AllReduceClient:
             return
         self._watched_at = now
         # A new connection has a new identity, which server 0 learns from the first message on it.
-        has_left = self.watch.has_broken()  # raises UsageError for a wrong token
+        has_left = self.link.watch.has_broken()  # raises UsageError for a wrong token
         is_member = self.replica.phase is not Phase.OUTSIDE
         has_broken = self.mesh.has_broken()
         # The collective's connections can break alone. Without a new view the round would never end.
@@ -278,21 +229,14 @@ class AllReduceClient:
                 " --exchange parameter-server"
             )
         if (has_broken or has_left) and is_member:
-            offer(self.to_leader, pack(LinkLoss(self.worker, self.process, self.replica.number)), b"")
+            self.link.send(LinkLoss(self.worker, self.process, self.replica.number))
 
-    def _beat(self, leader: str, secret: Secret) -> None:
-        """Send heartbeats from a separate thread, because a step may take longer than the timeout of server 0.
+    def _beat(self) -> PeerBeat:
+        """Return this worker's heartbeat; called by a thread.
 
-        Each contains this worker's view and version, so that server 0 can repeat a message that was lost."""
-        socket = dealer(self.context, leader, secret)
-        socket.connect(leader)
-        while not self._closing.wait(HEARTBEAT_S):
-            replica = self.replica
-            offer(socket, pack(PeerBeat(self.worker, self.process, replica.number, max(0, replica.version))), b"")
-            while socket.poll(0):
-                head, body = socket.recv_multipart()
-                self._from_beats.put((unpack(head), body))
-        socket.close()
+        It has this worker's view and version, so that server 0 can repeat a message that was lost."""
+        replica = self.replica
+        return PeerBeat(self.worker, self.process, replica.number, max(0, replica.version))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -322,4 +266,4 @@ class AllReduceClient:
     def _tell_written(self, generation: int, version: int, outcome: WriteOutcome) -> None:
         self._writing.discard((generation, version))
         receipt = CopyReceipt(self.worker, self.process, generation, version, int(outcome))
-        offer(self.to_leader, pack(receipt), b"")
+        self.link.send(receipt)

@@ -28,7 +28,7 @@ Body = bytes | memoryview
 
 
 class LeaderLink:
-    """The connection.
+    """The connection to server 0.
 
     Args:
         context: of the sockets.
