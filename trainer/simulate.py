@@ -81,13 +81,18 @@ def parser() -> Parser:
         help="compare protocols and exchanges, such as asp,ssp:3,all-reduce,matcha, each in a folder of its own below"
         " --output; protocols, exchanges or all (without a list) stand for all of a kind",
     )
-    for name, best in (("loss", "lowest training"), ("accuracy", "highest evaluation")):
-        group.add_argument(
-            f"--{name}",
-            type=float,
-            metavar="FLOAT",
-            help=AdvancedHelp(f"target {name} of --compare (default: the {best} {name} that all of them reach)"),
-        )
+    group.add_argument(
+        "--loss",
+        type=float,
+        metavar="FLOAT",
+        help=AdvancedHelp("target loss of --compare (default: the lowest training loss that all of them reach)"),
+    )
+    group.add_argument(
+        "--accuracy",
+        type=float,
+        metavar="FLOAT",
+        help=AdvancedHelp("target accuracy of --compare (default: the highest accuracy that all of them reach)"),
+    )
     return result
 
 

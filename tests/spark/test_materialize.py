@@ -88,7 +88,7 @@ def test_an_assignment_materializes_to_the_set_of_its_job(
     assert again.manifest.generation == made.manifest.generation
     # and its lines are what is in the shards
     rows = read(tmp_path / "direct", direct.manifest.to_json())
-    rows["group"] = rows.get("neighbourhood", rows.label if name in ("stratified", "submodular") else 0)
+    rows["group"] = rows.get("neighbourhood", rows.label if STRATEGIES[name].looks_at_labels else 0)
     expected = rows.sort_values(["id", "copy"])[["id", "worker", "copy", "group"]].to_numpy()
     assert np.array_equal(lines_of(direct).to_numpy(), expected)
 

@@ -192,7 +192,7 @@ def test_an_event_that_lacks_a_key_is_refused(kind: str) -> None:
     """A reader leaves such a line out, as one that a full disk cut off."""
     needed = {item.name: item.type for item in fields(KINDS[kind]) if item.default is item.default_factory}
     values = {
-        name: {"int": 1, "str": "x", "str | None": "x", "list[Any]": []}.get(str(hint), 0.5)
+        name: {"int": 1, "bool": True, "str": "x", "str | None": "x", "list[Any]": []}.get(str(hint), 0.5)
         for name, hint in needed.items()
     }
     assert event_from_json({"event": kind, **values}).kind == kind
