@@ -19,8 +19,6 @@ from trainer.simulate import simulate
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.replay import replay
 
-pytestmark = pytest.mark.full
-
 VALUES: dict[str, Any] = {"batch_size": 24, "learning_rate": 0.02, "threads": 1, "device": "cpu"}
 Start = Callable[..., Training]
 
@@ -62,7 +60,7 @@ def consensus(run: RunFolder) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize(
     "values",
     [
-        {"exchange": "d-psgd", "model": "cnn", "epochs": 2},
+        pytest.param({"exchange": "d-psgd", "model": "cnn", "epochs": 2}, marks=pytest.mark.full),
         {"exchange": "matcha", "model": "cnn", "epochs": 2, "every": 2, "order": "grad-then-avg"},
     ],
 )
@@ -78,6 +76,7 @@ def test_real_processes_have_virtual_times_bits(sets: dict[int, Path], tmp_path:
     assert replay(tmp_path / "run").is_equal
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_resumes_with_the_same_bits(
     sets: dict[int, Path], tmp_path: Path, start: Start, number: int
@@ -102,6 +101,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
     assert resumed.result()["updates"] == 60
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> None:
     """It is replaced, and trains to the end with the others. The run never rolls back."""
@@ -127,6 +127,7 @@ def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> No
     assert passes[-1]
 
 
+@pytest.mark.full
 def test_the_death_of_server_0_rolls_all_workers_back(start: Start) -> None:
     run = start("--exchange", "matcha", "--model", "logistic", "--steps", 6000, "--checkpoint-every-s", 0.5)
     until(lambda: (newest(run.output / "checkpoints") or 0) > 100, "a checkpoint")
@@ -142,6 +143,7 @@ def test_the_death_of_server_0_rolls_all_workers_back(start: Start) -> None:
     }
 
 
+@pytest.mark.full
 def test_neighbours_on_several_hosts_have_the_same_bits(sets: dict[int, Path], tmp_path: Path, start: Start) -> None:
     """Their messages are encrypted, and only server 0's host reads the file of links."""
     links = tmp_path / "links.txt"
