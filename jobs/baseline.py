@@ -6,10 +6,8 @@ from pathlib import Path
 if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.core.command_line import parse
-from pipeline.core.specs import member_from_flags
 from pipeline.runs import flags as cli
-from pipeline.runs.command import run_sharding
+from pipeline.runs.command import shard_by_one_of
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.random import Random
 
@@ -17,10 +15,7 @@ BASELINES = {name: kind for name, kind in STRATEGIES.items() if not (kind.looks_
 
 
 def main() -> int:
-    flags = cli.sharding_parser("baseline.py", __doc__)
-    cli.add_strategy_flags(flags, BASELINES, default=Random.name)
-    args = parse(flags)
-    return run_sharding(args, member_from_flags(BASELINES, "--strategy", args))
+    return shard_by_one_of("baseline.py", __doc__, BASELINES, default=Random.name)
 
 
 if __name__ == "__main__":

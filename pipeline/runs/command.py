@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.core.command_line import Parser, parse
 from pipeline.core.reporting.tables import two_column_table
@@ -23,6 +23,21 @@ def shard_with(prog: str, description: str | None, kind: type[Strategy]) -> int:
     args = parse(cli.sharding_parser(prog, description, kind))
     cli.fill_embedding(args)
     return run_sharding(args, from_flags(kind, args))
+
+
+def shard_by_one_of(prog: str, description: str | None, members: Mapping[str, type[Strategy]], default: str) -> int:
+    """Run the command of several strategies, one of which --strategy chooses. Returns the exit code.
+
+    Args:
+        prog: name of the command.
+        description: for --help.
+        members: the strategies, by name.
+        default: name of the default.
+    """
+    flags = cli.sharding_parser(prog, description)
+    cli.add_strategy_flags(flags, members, default=default)
+    args = parse(flags)
+    return run_sharding(args, member_from_flags(members, "--strategy", args))
 
 
 def main(argv: Sequence[str]) -> None:

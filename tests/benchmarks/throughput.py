@@ -38,7 +38,7 @@ Sets = Callable[[int], Path]
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained.
+    """A training task that all contenders run.
 
     Attributes:
         model: name of the model.

@@ -206,7 +206,7 @@ def digest(files: Sequence[Path], text: str = "") -> str:
 
 
 def describe_package() -> str:
-    """What pyproject.toml says to installers. Settings of the linters change no environment."""
+    """Return the tables of pyproject.toml that installers read. Settings of the linters change no environment."""
     tables = tomllib.loads((ROOT / "pyproject.toml").read_text())
     return json.dumps([tables["build-system"], tables["project"]], sort_keys=True)
 

@@ -1,4 +1,4 @@
-"""What all pure tests share."""
+"""Settings of all pure tests."""
 
 from __future__ import annotations
 

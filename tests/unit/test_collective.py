@@ -100,7 +100,7 @@ def gradients(workers: int, elements: int) -> list[Vector]:
 def test_sums_are_those_of_the_mesh_but_for_rounding(
     network: Callable[..., Network], workers: int, elements: int
 ) -> None:
-    """With factors, which do not apply to statistics. All workers have the same bits, in each of several rounds."""
+    """Check several rounds, with factors, which do not apply to statistics. All workers get the same bits."""
     run = network(workers, elements, elements // 4)
     run.open(1)
     factors = [0.5 + worker for worker in range(workers)]

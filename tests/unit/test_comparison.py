@@ -109,7 +109,7 @@ def test_a_comparison_names_who_reaches_the_loss_first(tmp_path: Path, capsys: p
 
 
 def test_every_exchange_is_compared_on_one_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One slow worker: who waits for it, what is sent, and how far models are apart."""
+    """Compare with one slow worker: the waits for it, the bytes sent, and the distance between models."""
     argv = ["--compute", "quadratic", "--workers", "4", "--rows", "400", "--batch-size", "40", "--epochs", "4"]
     argv += ["--profile", "one-slow:4", "--no-report", "--quiet", "--output", str(tmp_path)]
     assert main([*argv, "--servers", "2", "--compare", "asp,exchanges"]) == 0

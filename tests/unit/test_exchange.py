@@ -212,7 +212,7 @@ def test_a_cancelled_step_is_given_up_without_examples() -> None:
 
 
 def test_a_frozen_worker_is_noticed_before_three_seconds() -> None:
-    """With the look of the supervisor, and several heartbeats before that, of which each may be late."""
+    """Count the check of the supervisor, and several heartbeats before it, each of which may be late."""
     assert max(HEARTBEAT_S, PULSE_S) * 4 <= AllReduce.worker_timeout_s <= 3.0 - 2 * POLL_S
 
 

@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether neither times nor failures that only delay gradients change a bit."""
+        """Return whether its bits depend neither on times nor on failures that only delay gradients."""
         stages = [protocol for _, protocol in self.kind().stages()] or [PROTOCOLS[self.protocol]()]
         return all(protocol.reproducible for protocol in stages)
 
@@ -108,7 +108,7 @@ def test_every_gradient_of_a_calm_run_is_used_once(case: Case, calm: dict[Case, 
 
 @every_exchange
 def test_the_same_command_repeats_its_bits(case: Case, calm: dict[Case, Result], tmp_path: Path) -> None:
-    """With and without failures; another seed has other bits."""
+    """Repeat runs with and without failures; another seed has other bits."""
     failures = parse_failures("worker:2@0.4+0.3,server@0.7+0.2")
     one, two = (train(tmp_path / name, case, failures=failures) for name in ("one", "two"))
     assert bits_of(one) == bits_of(two)

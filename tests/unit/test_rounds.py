@@ -385,7 +385,7 @@ def test_many_random_faults_end_with_the_bits_of_bsp(tmp_path: Path) -> None:
 
 
 def collective_walk(seed: int, folder: Path) -> None:
-    """With the sums of a collective, of which some operations fail on some workers."""
+    """Take the sums from a collective, some of whose operations fail on some workers."""
     draw = random.Random(seed)
     workers = draw.randint(1, 4)
     faults = draw.choices((*FAULTS, "fail"), weights=(4, 1, 1, 1, 3), k=draw.randint(0, 6))

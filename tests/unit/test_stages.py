@@ -315,7 +315,7 @@ def test_the_rule_switches_by_the_losses_in_the_log(tmp_path: Path, shards: Path
 
 
 def test_the_rule_reads_the_loss_without_its_l2_term(tmp_path: Path, shards: Path) -> None:
-    """With a large penalty the sum of both changes so much that it would not decide yet."""
+    """Give a large penalty, so that the sum of both changes too much to decide yet."""
     done = by_rule(shards, tmp_path / "run", weight_decay=0.3, epochs=6, switch_threshold=0.5)
     events = evaluated(done)
     matrices = [array for array in done.weights().values() if array.ndim > 1]

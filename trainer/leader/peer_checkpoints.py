@@ -55,7 +55,7 @@ class PeerTimes(NamedTuple):
 
     @property
     def start(self) -> float:
-        """The virtual time at which the first worker began; 0 at the start of a run."""
+        """The time at which the first worker began, in seconds; 0 at the start of a run."""
         return min(self.begun.values(), default=0.0)
 
     def to_json(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from trainer.transport.messages import (
     pack_own_rounds,
     unpack_json,
 )
+from trainer.transport.vectors import from_body, to_body
 
 Vector = npt.NDArray[np.float32]
 Body = bytes | memoryview
@@ -304,9 +305,9 @@ class NeighbourReplica:
             self._early = (message, bodies)
         if self.phase is not NeighbourPhase.COPYING or message.number != self.session:
             return
-        values = _vector(bodies[0], self.facts.elements).copy()
+        values = from_body(bodies[0], self.facts.elements).copy()
         parameters = self.facts.num_parameters
-        momentum = _vector(bodies[1], parameters).copy() if len(bodies[1]) else np.zeros(parameters, np.float32)
+        momentum = from_body(bodies[1], parameters).copy() if len(bodies[1]) else np.zeros(parameters, np.float32)
         self.model = build_replica(self.config, self.facts, values, momentum)
         self._early = None
         self._hold()
@@ -342,7 +343,7 @@ class NeighbourReplica:
         is_early = message.session > self.number or self.phase is NeighbourPhase.OUTSIDE
         if not (is_early or (is_member and message.round >= self.round)):
             return
-        model = _vector(body, self.facts.num_parameters)
+        model = from_body(body, self.facts.num_parameters)
         self._inbox.setdefault(message.session, {})[message.round] = model
         self._first_models.pop(message.session, None)
         self._try_to_complete()
@@ -350,7 +351,7 @@ class NeighbourReplica:
     def repeat(self) -> None:
         """Send the last models to all neighbours again, because a connection broke. Duplicates do no harm."""
         for session, (worker, round, values) in self._first_models.items():
-            self.links.send(worker, ModelCopy(session, round), _bytes(values), b"")
+            self.links.send(worker, ModelCopy(session, round), to_body(values), b"")
         for worker, entry in self.members.items():
             for round, model in self._last_sent.get(entry.session, ()):
                 self._post(worker, round, model)
@@ -371,7 +372,7 @@ class NeighbourReplica:
             if is_due_now and entry.session not in self._first_models:
                 self._first_models[entry.session] = (worker, self.round, self.model.values)
                 self._sent_bytes += 4 * self.facts.elements
-                self.links.send(worker, ModelCopy(entry.session, self.round), _bytes(self.model.values), b"")
+                self.links.send(worker, ModelCopy(entry.session, self.round), to_body(self.model.values), b"")
 
     def _begin(self) -> None:
         """Begin the present round if it is granted, or enter TRAINED after the last one."""
@@ -398,7 +399,7 @@ class NeighbourReplica:
                 self._post(other, self.round, parameters)
 
     def _post(self, worker: int, round: int, parameters: Vector) -> None:
-        self.links.send(worker, NeighbourModel(self.session, self.worker, round), _bytes(parameters))
+        self.links.send(worker, NeighbourModel(self.session, self.worker, round), to_body(parameters))
 
     def _try_to_complete(self) -> None:
         """Complete the round if the models of all neighbours have arrived, and go on to the next one."""
@@ -479,15 +480,4 @@ class NeighbourReplica:
     def copy_of(self, version: int) -> tuple[ReplicaCopy, Body, Body]:
         """Return the message with the model of a version in ``copies``."""
         values, momentum = self.copies[version]
-        return ReplicaCopy(self.worker, self.process, self.session, version), _bytes(values), _bytes(momentum)
-
-
-def _bytes(vector: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(vector).data.cast("B")
-
-
-def _vector(body: Body, elements: int) -> Vector:
-    """Return the floats of a body. Raises MalformedMessageError for another length."""
-    if len(body) != 4 * elements:
-        raise MalformedMessageError(f"{len(body)} bytes for {elements} elements")
-    return np.frombuffer(body, np.float32)
+        return ReplicaCopy(self.worker, self.process, self.session, version), to_body(values), to_body(momentum)

@@ -40,6 +40,7 @@ from trainer.transport.messages import (
     unpack_report,
     unpack_reports,
 )
+from trainer.transport.vectors import from_body, to_body
 
 Vector = npt.NDArray[np.float32]
 Body = bytes | memoryview
@@ -361,7 +362,7 @@ class Replica:
                 continue
             in_memory = self._is_apart(owner)
             piece = GradientPiece(self.number, self.version, self.worker, in_memory)
-            self.links.send(owner, piece, body, b"" if in_memory else _bytes(part))
+            self.links.send(owner, piece, body, b"" if in_memory else to_body(part))
         self._replay()
         self._add_up()
 
@@ -403,15 +404,15 @@ class Replica:
         """Use a message of the current round, or the model of the view. Raises MalformedMessageError."""
         first, second = bodies
         if isinstance(message, ModelCopy):
-            values = _vector(first, self.facts.elements)
-            self._take(message.version, values, _vector(second, self.facts.num_parameters))
+            values = from_body(first, self.facts.elements)
+            self._take(message.version, values, from_body(second, self.facts.num_parameters))
             self._replay()
             return
         if message.worker >= self.num_workers:
             raise MalformedMessageError(str(message))
         if isinstance(message, GradientPiece):
             begin, end = self.bounds[self.worker]
-            part = None if message.in_memory else _vector(second, end - begin)
+            part = None if message.in_memory else from_body(second, end - begin)
             self._round.pieces[message.worker] = (unpack_report(first), part)
             self._add_up()
         else:
@@ -427,7 +428,7 @@ class Replica:
                 if memory.range_sum(message.number, message.version, begin, end) is None:
                     return
             elif not self.collective:
-                self._round.total[begin:end] = _vector(second, end - begin)
+                self._round.total[begin:end] = from_body(second, end - begin)
             self._note_sum(message.worker, unpack_reports(first), snapshot=message.snapshot)
 
     def _add_up(self) -> None:
@@ -480,7 +481,7 @@ class Replica:
             if other != self.worker:
                 in_memory = self._is_apart(other)
                 message = RangeSum(self.number, self.version, self.worker, in_memory, snapshot)
-                self.links.send(other, message, body, b"" if in_memory else _bytes(total))
+                self.links.send(other, message, body, b"" if in_memory else to_body(total))
         self._note_sum(self.worker, reports, snapshot=snapshot)
 
     def _is_apart(self, worker: int) -> bool:
@@ -548,14 +549,3 @@ class Replica:
 
 def _number(message: Message) -> int:
     return getattr(message, "number", 0)
-
-
-def _bytes(vector: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(vector).data.cast("B")
-
-
-def _vector(body: Body, elements: int) -> Vector:
-    """Return the floats of a body. Raises MalformedMessageError for another length."""
-    if len(body) != 4 * elements:
-        raise MalformedMessageError(f"{len(body)} bytes for {elements} elements")
-    return np.frombuffer(body, np.float32)
