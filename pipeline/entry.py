@@ -19,6 +19,7 @@ COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
     "train": "train a model on a committed shard set",
     "simulate": "train in virtual time in a single process",
+    "predict": "predict the class of every image with a trained model",
     "topology": "show the matchings, weights and traffic of a topology of workers",
     "embed": "compute vectors of images, for --embedding of the sharding jobs",
     "study": "train several configurations with many seeds, and compare them",
@@ -26,6 +27,7 @@ COMMANDS = {
 PROGRAMS = {
     "train": "trainer.__main__",
     "simulate": "trainer.simulate",
+    "predict": "trainer.inference.__main__",
     "topology": "trainer.topology.__main__",
     "embed": "trainer.embed.__main__",
     "study": "trainer.study.__main__",

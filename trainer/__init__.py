@@ -1,4 +1,6 @@
-"""A parameter-server trainer that reads committed shard sets: ``train(config) -> Result``. Importing it loads no torch."""
+"""A parameter-server trainer that reads committed shard sets: ``train(config) -> Result``, ``load(run) -> Classifier``.
+
+Importing it loads no torch."""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer.api import train
     from trainer.config import Config, Data, Optimiser, Processes, RunSpec
+    from trainer.inference.classifier import Classifier, load
     from trainer.options import Options
     from trainer.runlog.result import Result
 
@@ -26,11 +29,13 @@ _HOMES = {
     "Optimiser": "trainer.config",
     "Processes": "trainer.config",
     "RunSpec": "trainer.config",
+    "Classifier": "trainer.inference.classifier",
+    "load": "trainer.inference.classifier",
     "Options": "trainer.options",
     "Result": "trainer.runlog.result",
 }
 
-__all__ = ["Config", "Data", "Optimiser", "Options", "Processes", "Result", "RunSpec", "train"]
+__all__ = ["Classifier", "Config", "Data", "Optimiser", "Options", "Processes", "Result", "RunSpec", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,11 +1,12 @@
 """``python -m trainer``: train a model on committed shards with worker, server and evaluator processes.
 
-``python -m trainer embed`` makes vectors of images."""
+``python -m trainer embed`` makes vectors of images, ``python -m trainer predict`` predicts their classes."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
@@ -15,6 +16,7 @@ from trainer.api import train
 from trainer.cluster.hosts import Hosts
 from trainer.embed import __main__ as embedding
 from trainer.flags import build_parser, config_of, options_of
+from trainer.inference import __main__ as inference
 
 INTERRUPTED = "the same command with --resume continues from the last checkpoint"
 
@@ -34,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["embed"]:
-        command_line.execute(lambda: embedding.main(sys.argv[2:]), interrupted=embedding.INTERRUPTED)
+    for name, program in (("embed", embedding), ("predict", inference)):
+        if sys.argv[1:2] == [name]:
+            command_line.execute(partial(program.main, sys.argv[2:]), interrupted=program.INTERRUPTED)
     command_line.execute(main, interrupted=INTERRUPTED)

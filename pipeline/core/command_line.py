@@ -43,7 +43,7 @@ def as_typed(text: str) -> str:
     """Replace ``python -m pipeline shard`` and the like by ``sharding shard`` if that is the running program."""
     if Path(sys.argv[0]).stem != "sharding":
         return text
-    text = re.sub(r"python -m (?:pipeline |trainer\.|trainer (?=embed))(?=\w)", "sharding ", text)
+    text = re.sub(r"python -m (?:pipeline |trainer\.|trainer (?=embed|predict))(?=\w)", "sharding ", text)
     return re.sub(r"python -m trainer\b", "sharding train", text)
 
 
@@ -112,7 +112,8 @@ class Parser(ListedParser):
                 formatter.end_section()
         formatter.add_text(self.epilog)
         if any(isinstance(action.help, AdvancedHelp) for action in hidden_actions):
-            formatter.add_text(f"all {len(self.actions)} options: {self.prog} --help-all")
+            flags = [action for action in self.actions if action.option_strings]
+            formatter.add_text(f"all {len(flags)} options: {self.prog} --help-all")
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
     def _is_hidden(self, action: argparse.Action) -> bool:

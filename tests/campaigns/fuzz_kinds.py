@@ -68,7 +68,7 @@ from trainer.checkpoints.read import marked_states, newest, read_vector
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
 from trainer.data.shards import load_eval, load_worker, open_shards
-from trainer.embed.table import TableFile, table_schema
+from trainer.embed.run import METADATA_KEY, table_schema
 from trainer.flags import build_parser, config_of
 from trainer.report import history
 from trainer.report.findings import describe_incident, findings, headline, title
@@ -83,6 +83,7 @@ from trainer.study.plan.cases import essentials, strategy_of
 from trainer.study.plan.study_plan import read_plan
 from trainer.study.run.folder import claim_folder, refuse_other_plan
 from trainer.study.run.ledger import StudyLedger, environments
+from trainer.tables.resumable import TableFile
 
 STORE = Store()
 SHAPE, SIZE, CLASSES, ROWS = (3, 4, 4), 48, 4, 60
@@ -370,7 +371,7 @@ def read_assignments(folder: Path) -> None:
 
 def make_embeddings(folder: Path) -> None:
     vectors = np.random.default_rng(2).standard_normal((40, 6)).astype(np.float32)
-    schema = table_schema(6, {"identity": "i"})
+    schema = table_schema(6).with_metadata({METADATA_KEY: b'{"identity": "i"}'})
     column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 6)
     table = pa.Table.from_arrays([pa.array(np.arange(40)), column], schema=schema)
     pq.write_table(table, folder / "a.parquet", row_group_size=15, use_dictionary=False)
@@ -384,7 +385,7 @@ def read_embeddings(folder: Path) -> None:
             assert vectors.shape == (len(ids), table.length)
             assert np.isfinite(vectors).all()
     for name in ("a.parquet", "b.parquet"):
-        about = TableFile(STORE, str(folder / name), "i").read_metadata()
+        about = TableFile(STORE, str(folder / name), "i", METADATA_KEY).read_metadata()
         assert isinstance(about, dict)
 
 

@@ -42,7 +42,9 @@ WRITTEN = {
     "pipeline/input/README.md": ("build/from-npz/manifest.json",),
     "pipeline/strategies/README.md": ("build/in-runs/manifest.json",),
     "pipeline/stream/README.md": ("build/stream/report.html",),
-    "trainer/README.md": ("build/run/report.html", "build/run-bsp/report.html", "build/embedding.parquet"),
+    "trainer/README.md": (
+        "build/run/report.html", "build/run-bsp/report.html", "build/predictions.parquet", "build/embedding.parquet",
+    ),
     "trainer/protocols/README.md": ("build/run-own/result.json",),
     "trainer/exchange/README.md": ("build/graph0.png", "build/switch/result.json", "build/run-switch/result.json"),
     "trainer/study/README.md": ("build/study/ledger.jsonl", "build/study/report.html", "build/study/tables.tex"),

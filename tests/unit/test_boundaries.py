@@ -26,14 +26,17 @@ TRAINER = (
     "run_files", "protocols", "exchange", "coordination", "models", "config", "stages", "plan", "watchdog", "data",
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker", "evaluation",
     "options", "launch",
-    "cluster", "simulation", "flags", "topology", "embed", "api", "simulate", "spark_job", "benchmark", "study",
+    "cluster", "simulation", "flags", "topology", "tables", "embed", "inference", "api", "simulate", "spark_job",
+    "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")
 # Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.
 ENTERS = {
     "study": {"runs", "datasets", "spark"},
     "spark_job": {"spark"},
+    "tables": {"input"},
     "embed": {"input"},
+    "inference": {"input"},
     "benchmark": {"clustering", "datasets", "input", "spark", "strategies"},
 }
 NEEDS_SPARK = ("trainer.study.run.make_sets", "trainer.benchmark")  # a process of its own; a job
@@ -163,11 +166,11 @@ FILES_PRINT = {
     "pipeline/upkeep": {"clean.py", "contents.py", "verify.py"},
     "trainer": {"api.py"},
     "trainer/cluster": {"run.py"},
-    "trainer/embed": {"run.py"},
     "trainer/launch": {"ends.py", "processes.py", "run.py"},
     "trainer/report": {"progress.py"},
     "trainer/simulation": {"replay.py", "run.py"},
     "trainer/simulation/comparison": {"compare.py"},
+    "trainer/tables": {"progress.py"},
     "trainer/study/run": {"make_sets.py", "measure.py"},
 }
 # The files that use private members of a library, which has no public ones for that.

@@ -69,6 +69,7 @@ def test_no_command_shows_the_commands(main: Callable[[list[str]], int], capsys:
         ("python -m trainer", "sharding train"),
         ("python -m trainer.simulate", "sharding simulate"),
         ("python -m trainer embed", "sharding embed"),
+        ("python -m trainer predict", "sharding predict"),
         ("python -m trainer.study", "sharding study"),
     ],
 )

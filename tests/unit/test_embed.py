@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -25,12 +26,14 @@ from pipeline.input.embedding_table import open_embeddings
 from tests.conftest import write_binary
 from tests.support.places import files_below
 from trainer.embed import run as embedding
-from trainer.embed import table as tables
 from trainer.embed.fit import ENCODED_NUMBERS, Fitting
 from trainer.embed.options import Embedding
-from trainer.embed.rows import draw_rows, open_rows
-from trainer.embed.run import embed
+from trainer.embed.rows import draw_rows
+from trainer.embed.run import METADATA_KEY, embed, table_schema
 from trainer.models.networks.autoencoder import AutoEncoder, code_length
+from trainer.tables import resumable
+from trainer.tables.resumable import TableFile
+from trainer.tables.rows import open_rows
 
 ROWS, SIDE = 300, 8
 SHAPE = (3, SIDE, SIDE)
@@ -82,7 +85,7 @@ def test_the_table_has_every_id_once_in_order_and_anybody_reads_it(made: Path) -
 @pytest.mark.full
 def test_a_trained_network_reconstructs_better_than_the_mean(made: Path) -> None:
     """The share of variance that it tells: 0 is the mean image. Hardly trained, it is farther off."""
-    assert json.loads(pq.read_schema(made).metadata[tables.ABOUT])["explained"] < 0.2
+    assert json.loads(pq.read_schema(made).metadata[METADATA_KEY])["explained"] < 0.2
     rng = np.random.default_rng(1)
     grey = rng.integers(0, 256, (ROWS, 1, 1, 1)) + rng.normal(0, 4, (ROWS, *SHAPE))
     asked = Embedding(output="t", input="i", epochs=20.0, batch_size=60, learning_rate=1e-3)
@@ -155,27 +158,46 @@ def test_another_recipe_makes_another_table(source: Path, tmp_path: Path, monkey
     assert embedding.identity_of(asked, dataset) != before
 
 
+def vector_parts(vectors: npt.NDArray[np.float32]) -> Any:
+    """The function that computes a range of a table of some vectors."""
+    schema = table_schema(vectors.shape[1])
+
+    def compute(low: int, high: int) -> pa.RecordBatch:
+        column = pa.FixedSizeListArray.from_arrays(pa.array(vectors[low:high].reshape(-1)), type=schema.types[1])
+        return pa.RecordBatch.from_arrays([pa.array(np.arange(low, high)), column], schema=schema)
+
+    return compute
+
+
 def test_the_table_may_lie_on_any_store(place: str, tmp_path: Path) -> None:
     """Kept in ranges, put in its place, found again, and nothing is left beside it."""
     vectors = np.random.default_rng(0).random((25, 6)).astype(np.float32)
-    file = tables.TableFile(Store(), f"{place}/day/table", "1234")
-    assert (file.read_metadata(), file.checkpoint(), file.stored_ranges()) == (None, None, set())
+    file = TableFile(Store(), f"{place}/day/table", "1234", METADATA_KEY)
+    assert (file.read_metadata(), file.checkpoint()) == (None, None)
     file.write_checkpoint(b"first")
     file.write_checkpoint(b"second")
     assert file.checkpoint() == b"second"
     spans = [(0, 10), (10, 20), (20, 25)]
-    for number, (low, high) in enumerate(spans):
-        file.write_range(number, vectors[low:high])
-    assert file.stored_ranges() == {0, 1, 2}
-    file.finish(spans, 6, {"length": 6})
+    computed: list[int] = []
+    compute = vector_parts(vectors)
+
+    def counted(low: int, high: int) -> pa.RecordBatch:
+        computed.append(low)
+        return compute(low, high)
+
+    file.write_parts(spans[:2], counted, lambda high: None)
+    ends: list[int] = []
+    file.write_parts(spans, counted, ends.append)  # as after a kill: the first two exist
+    assert (computed, ends) == ([0, 10, 20], [10, 20, 25])
+    file.finish(3, table_schema(6), {"length": 6})
     assert file.read_metadata() == {"identity": "1234", "length": 6}
     assert files_below(place) == {"day/table"}
     table = open_embeddings(Store(), f"{place}/day/table")
     read = [part for each in table.parts for part in table.read(each)]
     np.testing.assert_array_equal(np.concatenate([found for _, found in read]), vectors)
-    other = tables.TableFile(Store(), f"{place}/day/table", "5678")
-    other.write_range(0, vectors)
-    other.finish([(0, 25)], 6, {})
+    other = TableFile(Store(), f"{place}/day/table", "5678", METADATA_KEY)
+    other.write_parts([(0, 25)], compute, lambda high: None)
+    other.finish(1, table_schema(6), {})
     assert other.read_metadata() == {"identity": "5678"}
 
 
@@ -190,7 +212,7 @@ def test_killed_at_any_write_it_goes_on_to_the_same_bytes(
 ) -> None:
     """Every change of the store may be the last of a process: before it, or after it was made."""
     rng = np.random.default_rng(seed)
-    monkeypatch.setattr(tables, "PART_ROWS", 100)
+    monkeypatch.setattr(resumable, "PART_ROWS", 100)
     target = tmp_path / "table.parquet"
     whole = tmp_path.parent / f"whole-{seed}.parquet"
     embed(Embedding(output=str(whole), input=str(source), **FAST))
@@ -263,16 +285,15 @@ def wait_for(there: Any) -> None:
 
 def test_the_slower_of_two_equal_runs_finds_the_others_table(tmp_path: Path) -> None:
     """The slower of two runs of one command finds the other ones table."""
-    slower, faster = (tables.TableFile(Store(), str(tmp_path / "t.parquet"), "identity") for _ in range(2))
-    spans = [(0, 3)]
-    faster.write_range(0, np.ones((3, 2), np.float32))
-    faster.finish(spans, 2, {"length": 2})
+    slower, faster = (TableFile(Store(), str(tmp_path / "t.parquet"), "identity", METADATA_KEY) for _ in range(2))
+    faster.write_parts([(0, 3)], vector_parts(np.ones((3, 2), np.float32)), lambda high: None)
+    faster.finish(1, table_schema(2), {"length": 2})
     data = (tmp_path / "t.parquet").read_bytes()
-    slower.finish(spans, 2, {"length": 2})  # its vectors went with the faster one's
+    slower.finish(1, table_schema(2), {"length": 2})  # its parts went with the faster one's
     assert (tmp_path / "t.parquet").read_bytes() == data
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
     with pytest.raises(FileNotFoundError):
-        tables.TableFile(Store(), str(tmp_path / "t.parquet"), "other").finish(spans, 2, {"length": 2})
+        TableFile(Store(), str(tmp_path / "t.parquet"), "other", METADATA_KEY).finish(1, table_schema(2), {})
 
 
 def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path: Path) -> None:
@@ -303,7 +324,7 @@ def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path:
     different = Embedding(output=str(made), input=str(source), **{**FAST, "seed": 9})
     with pytest.raises(UsageError, match=r"another configuration or input: give --overwrite"):
         embed(different)
-    assert json.loads(pq.read_schema(made).metadata[tables.ABOUT])["asked"]["seed"] == 0
+    assert json.loads(pq.read_schema(made).metadata[METADATA_KEY])["asked"]["seed"] == 0
     done = subprocess.run(command("--output", output), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 

@@ -27,6 +27,7 @@ MODULES = {
     **{f"python -m pipeline {name}": module for name, (module, _) in COMMANDS.items()},
     "python -m trainer": "trainer.__main__",
     "python -m trainer embed": "trainer.embed.__main__",
+    "python -m trainer predict": "trainer.inference.__main__",
     "python -m trainer.simulate": "trainer.simulate",
     "python -m trainer.topology": "trainer.topology.__main__",
     "python -m trainer.study": "trainer.study.__main__",
@@ -135,7 +136,7 @@ def test_the_options_of_a_choice_are_shown_with_it(capsys: pytest.CaptureFixture
 def test_help_loads_neither_torch_nor_spark(flag: str) -> None:
     program = (
         "import sys; from pipeline import entry\n"
-        "for name in ('train', 'simulate', 'topology', 'embed', 'study', 'inspect', 'doctor'):\n"
+        "for name in ('train', 'simulate', 'topology', 'embed', 'predict', 'study', 'inspect', 'doctor'):\n"
         f"    try: entry.main([name, '{flag}'])\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'pyspark', 'zmq', 'pandas'} & set(sys.modules)"

@@ -10,6 +10,7 @@ from pipeline.core.command_line import Parser
 from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from trainer.embed.options import Embedding
+from trainer.tables.options import ROWS
 
 INTERRUPTED = "the same command continues from the last checkpoint"
 PROG = "python -m trainer embed"
@@ -30,15 +31,12 @@ def parser() -> Parser:
     result = command_line.parser(
         PROG, "Compute a vector of every image by an auto-encoder, and write a table of (id, embedding).", EPILOG
     )
-    sources = ("input", "shards")
-    add_flags(
-        result.add_argument_group("rows"), Embedding, only=(*sources, "format", "image_shape", "channels", "output")
-    )
+    add_flags(result.add_argument_group("rows"), Embedding, only=ROWS)
     fit = ("fit_rows", "epochs", "batch_size", "learning_rate", "weight_decay", "seed")
     add_flags(result.add_argument_group("auto-encoder"), Embedding, only=fit)
     # This group takes all other fields, so that a new option needs no change here.
     run = result.add_argument_group("run")
-    add_flags(run, Embedding, leave_out=(*sources, "format", "image_shape", "channels", "output", *fit))
+    add_flags(run, Embedding, leave_out=(*ROWS, *fit))
     command_line.add_config_flag(run, "embed")
     run.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result

@@ -18,9 +18,9 @@ from pipeline.core.seeds import Purpose, word
 from trainer.data.augment import Floats, normalise
 from trainer.data.sampling import indices, permutation
 from trainer.embed.options import Embedding
-from trainer.embed.rows import Images
 from trainer.models.devices import compute_reproducibly
 from trainer.models.networks.autoencoder import AutoEncoder
+from trainer.tables.rows import Images
 
 STEP = "step"
 TOLD_ROWS = 2000  # most rows for the share of explained variance

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.store import configured_store
 from pipeline.input.dataset import Dataset
-from pipeline.input.files import check_apart
 from trainer.embed.fit import Fitting
 from trainer.embed.options import Embedding
-from trainer.embed.rows import draw_rows, open_rows, read_rows, rows_to_fit
-from trainer.embed.table import TableFile, spans_of
+from trainer.embed.rows import draw_rows, rows_to_fit
 from trainer.models.devices import pick_device
 from trainer.models.networks.autoencoder import code_length
 from trainer.plan import usable_cores
+from trainer.tables.progress import TableProgress
+from trainer.tables.resumable import TableFile, spans_of
+from trainer.tables.rows import open_rows, read_rows
 
-LINE_EVERY_S = 10.0
+METADATA_KEY = b"sharding.embedding"
 RECIPE = 1  # version of the network, the loss and all else that no flag sets; changes if vectors change
 
 
@@ -52,37 +56,51 @@ def embed(embedding: Embedding) -> EmbeddingResult:
     and after an interruption the same call resumes. Raises UsageError, DataError and JobError."""
     device = pick_device(embedding.device, 0)
     store = configured_store()
-    check_apart(store, store.resolve(embedding.output), store.resolve(embedding.input or str(embedding.shards)))
     dataset = open_rows(store, embedding)
-    # The identity names the work folder, so that only files of the same configuration and input are reused.
-    table = TableFile(store, store.resolve(embedding.output), identity_of(embedding, dataset))
-    before = table.read_metadata()
-    if before is not None and before.get("identity") == table.identity:
-        table.clear()
-        return EmbeddingResult(table.uri, False, dataset.rows, before["length"], before["explained"])
-    if before is not None and not embedding.overwrite:
+    # Real-valued features need no embedding: the jobs use them directly.
+    if dataset.layout.dtype != "uint8":
         raise UsageError(
-            f"{table.uri} exists, but has another configuration or input: give --overwrite, or another --output"
+            f"{dataset.uri} holds {dataset.layout.describe()}: the jobs look at such features as they are, without a table"
         )
+    # The identity names the work folder, so that only files of the same configuration and input are reused.
+    table = TableFile(store, store.resolve(embedding.output), identity_of(embedding, dataset), METADATA_KEY)
+    before = table.read_finished(embedding.overwrite)
+    if before is not None:
+        return EmbeddingResult(table.uri, False, dataset.rows, before["length"], before["explained"])
     torch.set_num_threads(embedding.threads or usable_cores())
     length = code_length(dataset.layout.shape)
-    progress = _Progress(embedding.quiet)
+    progress = TableProgress(embedding.quiet, "learn")
     # Deterministic kernels: a resumed run must compute the same vectors.
     with torch.backends.cudnn.flags(enabled=True, deterministic=True, benchmark=False, allow_tf32=False):
         fitting = fit_autoencoder(embedding, dataset, table, device, progress)
-        explained = fitting.explained_variance()
+        explained = round(fitting.explained_variance(), 6)
         progress.say(f"{length} numbers per row reconstruct {explained:.1%} of the variance")
         spans = spans_of(dataset.rows, dataset.record_bytes)
         progress.begin("embed", dataset.rows)
-        kept_parts = table.stored_ranges()
-        for number, (low, high) in enumerate(spans):
-            if number not in kept_parts:
-                table.write_range(number, fitting.encode(read_rows(dataset, low, high)))
-            progress.advance(high, f"{high:,} of {dataset.rows:,} rows")
-    explained = round(explained, 6)
+        table.write_parts(
+            spans,
+            partial(_encode, fitting, dataset),
+            lambda high: progress.advance(high, f"{high:,} of {dataset.rows:,} rows"),
+        )
     about = {"length": length, "rows": dataset.rows, "explained": explained, "asked": embedding.identity()}
-    table.finish(spans, length, about)
+    table.finish(len(spans), table_schema(length), about)
     return EmbeddingResult(table.uri, True, dataset.rows, length, explained)
+
+
+def table_schema(length: int) -> pa.Schema:
+    """Return the columns of the table. length: numbers per vector."""
+    item = pa.field("element", pa.float32(), nullable=False)
+    return pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), pa.field("embedding", pa.list_(item, length), nullable=False)]
+    )
+
+
+def _encode(fitting: Fitting, dataset: Dataset, low: int, high: int) -> pa.RecordBatch:
+    """Return the rows low..high-1 of the table."""
+    vectors = fitting.encode(read_rows(dataset, low, high).view(np.uint8))
+    schema = table_schema(vectors.shape[1])
+    column: Any = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), type=schema.field("embedding").type)
+    return pa.RecordBatch.from_arrays([pa.array(np.arange(low, high)), column], schema=schema)
 
 
 def identity_of(embedding: Embedding, dataset: Dataset) -> str:
@@ -97,7 +115,7 @@ def identity_of(embedding: Embedding, dataset: Dataset) -> str:
 
 
 def fit_autoencoder(
-    embedding: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: _Progress
+    embedding: Embedding, dataset: Dataset, table: TableFile, device: torch.device, progress: TableProgress
 ) -> Fitting:
     """Return the trained auto-encoder, which resumes from a checkpoint in the table's work folder if there is one."""
     num_rows = rows_to_fit(dataset, embedding.fit_rows)
@@ -124,50 +142,3 @@ def fit_autoencoder(
 
     fitting.run(on_step)
     return fitting
-
-
-@dataclass
-class _Progress:
-    """The progress of a run on stderr, one line every LINE_EVERY_S.
-
-    Attributes:
-        quiet: print nothing.
-        phase: name of the present phase.
-        total: steps or rows of the phase.
-        first: steps or rows that were done before this start.
-        start: when the phase began (monotonic seconds).
-        last_line: when the last line was printed (monotonic seconds).
-    """
-
-    quiet: bool
-    phase: str = ""
-    total: int = 0
-    first: int = 0
-    start: float = 0.0
-    last_line: float = field(default=0.0)
-
-    def begin(self, phase: str, total: int, first: int = 0) -> None:
-        self.phase = phase
-        self.total = total
-        self.first = first
-        self.start = self.last_line = time.monotonic()
-
-    def advance(self, position: int, text: str) -> None:
-        """Print a line with the time that is left, if it is time for one or the phase has ended.
-
-        position: steps or rows so far; text: the beginning of the line."""
-        now = time.monotonic()
-        if now - self.last_line < LINE_EVERY_S and position < self.total:
-            return
-        self.last_line = now
-        pace = (position - self.first) / max(1e-9, now - self.start)
-        ending = (
-            f", {(self.total - position) / pace:,.0f} s left"
-            if position < self.total
-            else f" in {now - self.start:,.1f} s"
-        )
-        self.say(f"{text}{ending}")
-
-    def say(self, text: str) -> None:
-        if not self.quiet:
-            print(f"[{self.phase or 'learn'}] {text}", file=sys.stderr, flush=True)

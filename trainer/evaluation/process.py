@@ -6,7 +6,6 @@ W pixels, P parameters, Q statistics."""
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import threading
@@ -38,6 +37,7 @@ from trainer.home.segments import copy
 from trainer.models.build import build
 from trainer.models.devices import EVALUATOR, compute_reproducibly, pick_device
 from trainer.models.flat_vector import FlatModel
+from trainer.models.metadata import ModelMetadata
 from trainer.models.tasks import Task
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, NEWS
 from trainer.runlog.event_tail import tail_of
@@ -132,12 +132,8 @@ class Evaluator:
         self.warned: set[str] = set()
         self.num_classes = shards.num_classes
         self.num_rows = shards.rows
-        self.about = {
-            "network": config.model.to_json(),
-            "shape": list(shards.shape),
-            "classes": None if built_model.targets else shards.num_classes,
-            "mean": shards.mean.tolist(),
-        }
+        num_classes = None if built_model.targets else shards.num_classes
+        self.metadata = ModelMetadata(config.model.to_json(), list(shards.shape), num_classes, shards.mean.tolist())
         self._best_key: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
         if self.rows is None:
             self._warn(NO_ROWS)
@@ -309,8 +305,7 @@ class Evaluator:
             name: BEST or MODEL.
             state: the checkpoint of the model.
         """
-        metadata = {"model": json.dumps(self.about)}  # a single entry, because safetensors does not order several
-        data = save(self.flat.named(self.flat.read()), metadata=metadata)
+        data = save(self.flat.named(self.flat.read()), metadata=self.metadata.to_header())
         write_whole(self.home / name, data)
         if name == BEST:
             write_whole(self.home / BEST_OF, best_of(state, data))

@@ -17,6 +17,8 @@ class Task(Protocol):
         loss: mean over examples, 0-d.
         losses: loss of each example, [N].
         guessing: loss of a guess that only knows the number of classes; None if it is meaningless.
+        probabilities: probability of each class, [N, classes]; None if outputs are no logits.
+        predicted: most likely class of each example, int64 [N].
         correct: number of correct predictions, int64, 0-d.
     """
 
@@ -25,6 +27,10 @@ class Task(Protocol):
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
 
     def guessing(self, num_classes: int) -> float | None: ...
+
+    def probabilities(self, outputs: Tensor) -> Tensor | None: ...
+
+    def predicted(self, outputs: Tensor) -> Tensor: ...
 
     def correct(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
 
@@ -46,9 +52,17 @@ class Classification:
     def guessing(self, num_classes: int) -> float | None:
         return math.log(num_classes)
 
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        if outputs.shape[1] == 1:
+            second = outputs[:, 0].sigmoid()
+            return torch.stack([1 - second, second], dim=1)
+        return outputs.softmax(1)
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        return (outputs[:, 0] > 0).long() if outputs.shape[1] == 1 else outputs.argmax(1)
+
     def correct(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        predicted = outputs[:, 0] > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
-        return (predicted == labels).sum()
+        return (self.predicted(outputs) == labels).sum()
 
 
 class LeastSquares:
@@ -60,6 +74,12 @@ class LeastSquares:
     def guessing(self, num_classes: int) -> float | None:
         return None
 
+    def probabilities(self, outputs: Tensor) -> None:
+        return None
+
+    def predicted(self, outputs: Tensor) -> Tensor:
+        return outputs.argmax(1)
+
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         real = labels.is_floating_point()
         targets = labels.view_as(outputs) if real else F.one_hot(labels, outputs.shape[1])
@@ -69,7 +89,7 @@ class LeastSquares:
         """Return 0 for real labels, which have no accuracy: a real number is never predicted exactly."""
         if labels.is_floating_point():
             return torch.zeros((), dtype=torch.int64, device=outputs.device)
-        return (outputs.argmax(1) == labels).sum()
+        return (self.predicted(outputs) == labels).sum()
 
 
 CLASSIFICATION = Classification()

@@ -1,0 +1,181 @@
+"""``trainer.load`` and ``sharding predict`` beside the evaluator, plain torch, kills and wrong input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.store import Store
+from tests.conftest import write_binary
+from tests.support.configs import make_config
+from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
+from trainer import Options, load
+from trainer.inference.__main__ import main
+from trainer.inference.options import PredictOptions
+from trainer.inference.predict import METADATA_KEY, predict
+from trainer.models.resnet import ResNet20
+from trainer.runlog.result import Result
+from trainer.simulate import SimulationSettings, simulate
+from trainer.tables import resumable
+
+QUIET = Options(silent=True, report=False)
+FAST: dict[str, Any] = {"image_shape": SHAPE, "threads": 1, "quiet": True, "format": "cifar10-binary"}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workers = [rows_of(30, 2), rows_of(50, 3, 100)]
+    return write_shards(tmp_path_factory.mktemp("shards"), workers, EVAL_ROWS)
+
+
+@pytest.fixture(scope="module")
+def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    output = tmp_path_factory.mktemp("run") / "run"
+    result = simulate(make_config(shards, output, epochs=1, batch_size=10), SimulationSettings(), QUIET)
+    assert isinstance(result, Result)
+    return result
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    images = EVAL_ROWS.images_NCHW.reshape(len(EVAL_ROWS), -1)
+    folder = tmp_path_factory.mktemp("in") / "cifar"
+    return write_binary(folder, EVAL_ROWS.labels.astype(np.uint8), images, files=2)
+
+
+def test_a_loaded_model_is_the_evaluated_one(run: Result) -> None:
+    classifier = load(str(run.output))
+    images = torch.from_numpy(EVAL_ROWS.images_NCHW)
+    labels = torch.from_numpy(EVAL_ROWS.labels)
+    with torch.no_grad():
+        outputs = classifier(images)
+    assert (outputs.argmax(1) == labels).float().mean().item() == pytest.approx(run.final_accuracy)
+    network = ResNet20().make(SHAPE, CLASSES).eval()
+    network.load_state_dict(load_file(str(run.output / "model.safetensors")), strict=False)
+    mean = torch.tensor(classifier.metadata.mean)
+    with torch.no_grad():
+        expected = network((images.float() - mean[:, None, None]) / 255)
+    torch.testing.assert_close(outputs, expected)
+    assert (classifier.metadata.chw, classifier.metadata.classes, classifier.training) == (SHAPE, CLASSES, False)
+
+
+def test_a_model_file_is_enough_to_load_a_model(run: Result, tmp_path: Path) -> None:
+    shutil.copy(str(run.output / "model.safetensors"), tmp_path / "alone.safetensors")
+    state = torch.random.get_rng_state()
+    alone = load(tmp_path / "alone.safetensors")
+    assert torch.equal(state, torch.random.get_rng_state())
+    images = torch.from_numpy(EVAL_ROWS.images_NCHW)
+    with torch.no_grad():
+        assert torch.equal(alone(images), load(str(run.output))(images))
+    assert load(str(run.output), best=True).metadata == alone.metadata
+
+
+def test_the_table_has_each_rows_probabilities(run: Result, source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "table.parquet"
+    asked = PredictOptions(run=str(run.output), output=str(target), input=str(source), **FAST)
+    assert predict(asked).fresh
+    table = pd.read_parquet(target)
+    with torch.no_grad():
+        expected = load(str(run.output))(torch.from_numpy(EVAL_ROWS.images_NCHW)).softmax(1).numpy()
+    np.testing.assert_allclose(np.stack(list(table["probabilities"])), expected, rtol=1e-5, atol=1e-6)
+    assert table["id"].tolist() == list(range(len(EVAL_ROWS)))
+    assert table["label"].tolist() == expected.argmax(1).tolist()
+    accuracy = (table["label"] == EVAL_ROWS.labels).mean()
+    assert accuracy == pytest.approx(run.final_accuracy)
+    data = target.read_bytes()
+    assert not predict(asked).fresh
+    assert target.read_bytes() == data
+    about = json.loads(pq.read_schema(target).metadata[METADATA_KEY])
+    assert about["model"] == load(str(run.output)).digest
+    with pytest.raises(UsageError, match="another configuration or input: give --overwrite"):
+        predict(PredictOptions(run=str(run.output), output=str(target), input=str(source), batch_size=7, **FAST))
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_killed_prediction_goes_on_to_the_same_bytes(
+    run: Result, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Every change of the store may be the last of a process: before it, or after it was made."""
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(resumable, "PART_ROWS", 7)
+    whole, target = tmp_path / "whole", tmp_path / "table"
+    predict(PredictOptions(run=str(run.output), output=str(whole), input=str(source), **FAST))
+    changes_left = 0
+
+    def dying(name: str) -> None:
+        real = getattr(Store, name)
+
+        def change(self: Store, *args: Any, **options: Any) -> Any:
+            nonlocal changes_left
+            changes_left -= 1
+            if changes_left == 0 and rng.random() < 0.5:
+                raise Killed
+            result = real(self, *args, **options)
+            if changes_left <= 0:
+                raise Killed
+            return result
+
+        monkeypatch.setattr(Store, name, change)
+
+    for name in ("replace", "rename", "delete", "sync_folder"):
+        dying(name)
+    kills = 0
+    while True:
+        changes_left = int(rng.integers(1, 5))
+        try:
+            predict(PredictOptions(run=str(run.output), output=str(target), input=str(source), **FAST))
+            break
+        except Killed:
+            kills += 1
+            assert kills < 100
+            assert not target.exists() or target.read_bytes() == whole.read_bytes()
+    assert kills > 1
+    assert target.read_bytes() == whole.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "table"}
+
+
+def test_a_wrong_model_or_input_is_one_line(
+    run: Result, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(DataError, match=r"model\.safetensors does not exist: give the folder of a run that has ended"):
+        load(empty)
+    shutil.copy(str(run.output / "best.safetensors"), empty)
+    with pytest.raises(DataError, match="the run has not ended; the best model so far can be loaded"):
+        load(empty)
+    whole = (run.output / "model.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-8])
+    with pytest.raises(DataError, match=r"cut\.safetensors is damaged"):
+        load(tmp_path / "cut.safetensors")
+    (tmp_path / "text").write_bytes(b"no model at all, but long enough to have a header")
+    with pytest.raises(DataError, match="text is not a model of a run, or damaged"):
+        load(tmp_path / "text")
+    (tmp_path / "other.safetensors").write_bytes(whole.replace(b"resnet20", b"resnet32"))
+    with pytest.raises(DataError, match=r"is of another network: .* has no counterpart"):
+        load(tmp_path / "other.safetensors")
+    images = EVAL_ROWS.images_NCHW[:, :, :4].reshape(len(EVAL_ROWS), -1)
+    low = write_binary(tmp_path / "low", EVAL_ROWS.labels.astype(np.uint8), images)
+    narrow = {**FAST, "image_shape": (SHAPE[0], 4, SHAPE[2])}
+    with pytest.raises(UsageError, match="the model takes images of 3x"):
+        predict(PredictOptions(run=str(run.output), output=str(tmp_path / "t"), input=str(low), **narrow))
+    with pytest.raises(UsageError, match="give the images to read: either --input or --shards"):
+        main([str(run.output), "--output", str(tmp_path / "t")])
+    assert not (tmp_path / "t").exists()
+    flags = ["--input", str(source), "--output", str(tmp_path / "t"), "--image-shape", "3x8x8"]
+    assert main([str(run.output), *flags, "--format", "cifar10-binary", "--quiet"]) == 0
+    assert "made; predictions of 60 rows" in capsys.readouterr().out

@@ -1,0 +1,104 @@
+"""A trained network with the normalisation of its inputs, loaded from a run's folder or from a model file alone."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+
+from pipeline.core.errors import DataError
+from pipeline.core.storage.retries import unreadable_is_data_error
+from trainer.checkpoints.slice_file import json_header
+from trainer.home.place import Place, is_file, place_of
+from trainer.models import model_from_json
+from trainer.models.metadata import ModelMetadata, from_header
+from trainer.models.tasks import Task
+from trainer.run_files import BEST, MODEL
+
+
+class Classifier(nn.Module):
+    """A trained network that takes raw images: ``outputs = classifier(images)``. In eval mode, on the CPU at first.
+
+    Attributes:
+        network: the network, which takes normalised images.
+        metadata: shape of images, number of classes, and the flags of the network.
+        task: meaning of the outputs, such as logits.
+        digest: SHA-256 of the model file, in hexadecimal.
+        mean: float32 [C], a buffer that is not saved with the network.
+    """
+
+    mean: Tensor
+
+    def __init__(self, network: nn.Module, metadata: ModelMetadata, task: Task, digest: str) -> None:
+        super().__init__()
+        self.network = network
+        self.metadata = metadata
+        self.task = task
+        self.digest = digest
+        self.register_buffer("mean", torch.tensor(metadata.mean, dtype=torch.float32), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the outputs [B, K] of the network.
+
+        images: uint8 [B, C, H, W], normalised here; real-valued features are used as they are, as in training."""
+        if images.dtype == torch.uint8:
+            images = (images.float() - self.mean[:, None, None]) * (1 / 255)
+        outputs: Tensor = self.network(images)
+        return outputs
+
+
+def load(run: str | Path, *, best: bool = False) -> Classifier:
+    """Load the trained model of a run.
+
+    Costs one read of the model file. A model of ``--model module:function`` needs this module to be importable, as in
+    training.
+
+    Args:
+        run: folder of a run, or its model file, local, on HDFS or in an object store.
+        best: the model of the best evaluation, which exists during the run too, instead of the final one.
+    Raises:
+        DataError: there is no such model, or its file is damaged.
+        UsageError: the network's function does not exist, or does not fit the file.
+    """
+    place = place_of(str(run))
+    with unreadable_is_data_error(str(run)):
+        path = place if is_file(place) else place / (BEST if best else MODEL)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            advice = "give the folder of a run that has been evaluated" if best else _advice(place)
+            raise DataError(f"{path} does not exist: {advice}") from None
+        metadata = _read_metadata(path)
+    spec = model_from_json(metadata.network)
+    # The initial parameters are replaced: fork_rng keeps them from changing the state of torch's generator.
+    with torch.random.fork_rng(devices=[]):
+        network = spec.make(metadata.chw, metadata.classes or 1)
+    try:
+        # BatchNorm's number of batches is an integer, which is not trained, and so is not in the file.
+        missing, unexpected = network.load_state_dict(load_tensors(data), strict=False)
+    except (SafetensorError, RuntimeError) as error:
+        raise DataError(f"{path} is damaged, or of another network: {' '.join(str(error).split())[:200]}") from None
+    absent = [name for name in missing if network.state_dict()[name].is_floating_point()]
+    if absent or unexpected:
+        raise DataError(f"{path} is of another network: {(absent + list(unexpected))[0]} has no counterpart")
+    return Classifier(network, metadata, spec.task(), sha256(data).hexdigest()).eval()
+
+
+def _advice(place: Place) -> str:
+    """Return the next step for a run without a final model."""
+    if (place / BEST).exists():
+        return "the run has not ended; the best model so far can be loaded (best=True, --best)"
+    return "give the folder of a run that has ended"
+
+
+def _read_metadata(path: Place) -> ModelMetadata:
+    """Return the metadata of a model file. Raises DataError if it is damaged or of another program."""
+    try:
+        header, _ = json_header(path)
+        return from_header(header["__metadata__"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path} is not a model of a run, or damaged ({error!r}); train again to write it") from None

@@ -1,0 +1,52 @@
+"""The metadata of a model file, which suffice to make its network and to normalise its inputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.core.json_values import build, parse_object
+
+ENTRY = "model"  # the only entry, because safetensors does not order several
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """The entry ``model`` in the metadata of a model file, as JSON.
+
+    Attributes:
+        network: name and flags of the model, as in config.json.
+        shape: channels, height and width of an image.
+        classes: number of classes; None for a model of real targets.
+        mean: mean of each channel of the training images, in 0..255.
+    """
+
+    network: dict[str, Any]
+    shape: list[int]
+    classes: int | None
+    mean: list[float]
+
+    @property
+    def chw(self) -> tuple[int, int, int]:
+        channels, height, width = self.shape
+        return channels, height, width
+
+    def to_header(self) -> dict[str, str]:
+        """Return the metadata as a model file holds them."""
+        return {ENTRY: json.dumps(asdict(self))}
+
+
+def from_header(metadata: Mapping[str, str]) -> ModelMetadata:
+    """Read the metadata of a model file. Raises KeyError, TypeError or ValueError if they are damaged or of another program.
+
+    metadata: text by name."""
+    about = build(ModelMetadata, parse_object(metadata[ENTRY]))
+    if len(about.shape) != 3 or min(about.shape) < 1 or (about.classes is not None and about.classes < 1):
+        raise ValueError(f"images of shape {about.shape} in {about.classes} classes")
+    if len(about.mean) != about.shape[0] or not np.isfinite(about.mean).all():
+        raise ValueError(f"means {about.mean} of {about.shape[0]} channels")
+    return about

@@ -1,0 +1,56 @@
+"""The progress of a long command on stderr."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+
+LINE_EVERY_S = 10.0
+
+
+@dataclass
+class TableProgress:
+    """The progress of a command on stderr, one line every LINE_EVERY_S.
+
+    Attributes:
+        quiet: print nothing.
+        phase: name of the present phase.
+        total: steps or rows of the phase.
+        first: steps or rows that were done before this start.
+        start: when the phase began (monotonic seconds).
+        last_line: when the last line was printed (monotonic seconds).
+    """
+
+    quiet: bool
+    phase: str
+    total: int = 0
+    first: int = 0
+    start: float = 0.0
+    last_line: float = field(default=0.0)
+
+    def begin(self, phase: str, total: int, first: int = 0) -> None:
+        self.phase = phase
+        self.total = total
+        self.first = first
+        self.start = self.last_line = time.monotonic()
+
+    def advance(self, position: int, text: str) -> None:
+        """Print a line with the time that is left, if it is time for one or the phase has ended.
+
+        position: steps or rows so far; text: the beginning of the line."""
+        now = time.monotonic()
+        if now - self.last_line < LINE_EVERY_S and position < self.total:
+            return
+        self.last_line = now
+        pace = (position - self.first) / max(1e-9, now - self.start)
+        ending = (
+            f", {(self.total - position) / pace:,.0f} s left"
+            if position < self.total
+            else f" in {now - self.start:,.1f} s"
+        )
+        self.say(f"{text}{ending}")
+
+    def say(self, text: str) -> None:
+        if not self.quiet:
+            print(f"[{self.phase}] {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,35 @@
+"""The images of a table, read by ranges of ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.core.shardset.manifest import open_committed
+from pipeline.core.storage.store import Store
+from pipeline.input.committed import committed_dataset
+from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.files import check_apart
+from pipeline.input.read_options import ReadOptions
+from trainer.tables.options import TableOptions
+
+Images = npt.NDArray[np.uint8]
+
+
+def open_rows(store: Store, options: TableOptions) -> Dataset:
+    """Open the images of --input or --shards, without labels.
+
+    Raises DataError if there are none, UsageError if the table is among them."""
+    check_apart(store, store.resolve(options.output), store.resolve(options.input or str(options.shards)))
+    if options.shards is not None:
+        dataset: Dataset = committed_dataset(open_committed(store, options.shards))
+        return dataset
+    assert options.input is not None, "checked by TableOptions"
+    read_options = ReadOptions(options.format, options.image_shape, unlabelled=True, channels=options.channels)
+    return discover(store, store.resolve(options.input), run=serial, read_options=read_options)
+
+
+def read_rows(dataset: Dataset, low: int, high: int) -> npt.NDArray[np.uint8 | np.float32]:
+    """Return the rows low..high-1 as numbers of the dataset's type, [rows, C, H, W]."""
+    blocks = [block.numbers(dataset.layout) for block in dataset.read(low, high)]
+    return np.concatenate(blocks).reshape(-1, *dataset.layout.shape)
