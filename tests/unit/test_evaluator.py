@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import load_file
 from safetensors.torch import save as save_file
+from sklearn.metrics import confusion_matrix
 
 from pipeline.core.errors import DataError
 from tests.support.configs import make_config
@@ -152,6 +153,18 @@ def test_loss_and_accuracy_do_not_depend_on_how_the_rows_are_batched(size: Any) 
     assert found[:2] == pytest.approx(plainly(built.model, EVAL_ROWS), rel=1e-4)
     one_by_one = [evaluate(built.model, built.task, iter([batch])).loss for batch in batches(EVAL_ROWS, mean, 1)]
     assert found.noise == pytest.approx(np.std(one_by_one) / len(one_by_one) ** 0.5, rel=1e-4)
+
+
+def test_confusion_is_scikit_learns() -> None:
+    built = build(model_from_json({"name": "cnn"}), ModelInput(SHAPE, CLASSES), 1)
+    mean = np.array([120, 125, 130], np.float32)
+    found = evaluate(built.model, built.task, batches(EVAL_ROWS, mean, 7), CLASSES)
+    images = (torch.from_numpy(EVAL_ROWS.images_NCHW).float() - torch.from_numpy(mean)[:, None, None]) / 255
+    with torch.no_grad():
+        predicted = built.model.eval()(images).argmax(1)
+    expected = confusion_matrix(EVAL_ROWS.labels, predicted, labels=range(CLASSES))
+    assert found.confusion is not None
+    assert found.confusion.tolist() == expected.tolist()
 
 
 def test_an_evaluation_changes_no_number_of_the_model() -> None:

@@ -66,6 +66,9 @@ def test_a_loaded_model_is_the_evaluated_one(run: Result) -> None:
     with torch.no_grad():
         expected = network((images.float() - mean[:, None, None]) / 255)
     torch.testing.assert_close(outputs, expected)
+    by_class = [(outputs.argmax(1)[labels == c] == c).float().mean().item() for c in range(CLASSES)]
+    assert run.class_accuracy == pytest.approx(by_class)
+    assert np.array(run.confusion).sum() == len(EVAL_ROWS)
     assert (classifier.metadata.chw, classifier.metadata.classes, classifier.training) == (SHAPE, CLASSES, False)
 
 

@@ -233,6 +233,9 @@ def test_a_run_is_summed_up() -> None:
             "accuracy": 0.5,
             "seconds": 2.0,
             "train_accuracy": 1.0,
+            "class_rows": [4, 0],
+            "class_correct": [3, 0],
+            "confusion": [[3, 1], [0, 0]],
         },
     ]
     pushes = pushes_of([(1, 0, 0, 1), (2, 1, 1, 1), (2, 2, 9, 0), (3, 0, 1, 1), (4, 2, 2, 1)])
@@ -251,6 +254,8 @@ def test_a_run_is_summed_up() -> None:
         "images_per_second": 10.0,
         "final_accuracy": 0.5,
         "final_loss": None,
+        "class_accuracy": [0.75, None],
+        "confusion": [[3, 1], [0, 0]],
         "best_accuracy": 0.75,
         "best_loss": 1.0,
         "best_epoch": 1.0,

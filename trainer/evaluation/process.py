@@ -11,9 +11,10 @@ import math
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.numpy import save
 from torch import nn
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", bound=LogEvent)
 
 BATCH = 500  # images per batch; it changes the result only by rounding
+MOST_CONFUSED = 100  # classes: the event of more has no counts by predicted class
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and used to recalibrate BatchNorm
 POLL_S = 0.5
 # Looking for checkpoints costs several operations of a store: seconds between two looks on server 0's host, where a new
@@ -213,7 +215,9 @@ class Evaluator:
         learned = self._has_learned(state, train)
         if self.rows is None:
             return
-        evaluation = self._evaluate(self.rows)
+        # Only of the final model, because the event of many classes is long.
+        counted_classes = self.metadata.classes if state.final else None
+        evaluation = self._evaluate(self.rows, counted_classes)
         l2 = penalty(self.flat.model, self.config.optimiser.weight_decay)
         log_event(
             self.work,
@@ -230,6 +234,7 @@ class Evaluator:
             train_accuracy=train.accuracy,
             learned=learned,
             final=state.final,
+            **_class_counts(evaluation.confusion),
         )
 
     def _measure_held_out(self, state: RunState) -> None:
@@ -266,8 +271,8 @@ class Evaluator:
             change = mean_change(losses, window)
             write_switch(self.root, SwitchDecision(state.version, state.generation, epoch, change))
 
-    def _evaluate(self, rows: Rows) -> EvaluationResult:
-        return evaluate(self.flat.model, self.task, self._batches(rows))
+    def _evaluate(self, rows: Rows, num_classes: int | None = None) -> EvaluationResult:
+        return evaluate(self.flat.model, self.task, self._batches(rows), num_classes)
 
     def _has_learned(self, state: RunState, train: EvaluationResult) -> bool | None:
         """Return whether the model is better than guessing; None if the task has no such baseline.
@@ -354,25 +359,45 @@ class EvaluationResult(NamedTuple):
         loss: mean loss without the L2 term.
         accuracy: share of correct predictions, None for real targets.
         noise: standard error of the loss.
+        confusion: int64 [K, K], rows by class and predicted class; None if classes were not counted.
     """
 
     loss: float
     accuracy: float | None
     noise: float
+    confusion: npt.NDArray[np.int64] | None = None
+
+
+def _class_counts(confusion: npt.NDArray[np.int64] | None) -> dict[str, Any]:
+    """Return the keys of an ``eval`` event that count rows by class; empty if none were counted."""
+    if confusion is None:
+        return {}
+    counts = {"class_rows": confusion.sum(1).tolist(), "class_correct": confusion.diagonal().tolist()}
+    return counts | ({"confusion": confusion.tolist()} if len(confusion) <= MOST_CONFUSED else {})
 
 
 @torch.no_grad()
 @one_thread()
-def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> EvaluationResult:
+def evaluate(
+    model: nn.Module, task: Task, batches: Iterator[Batch], num_classes: int | None = None
+) -> EvaluationResult:
     """Evaluate a model on all rows in eval mode, without changing its parameters or statistics.
 
-    On the CPU the result is bit-identical for any number of threads. Raises ValueError without rows.
+    On the CPU the result is bit-identical for any number of threads.
 
-    task: the loss and the rule for correct predictions; batches: all rows, on the model's device."""
+    Args:
+        model: the model.
+        task: the loss and the rule for correct predictions.
+        batches: all rows, on the model's device.
+        num_classes: count the rows by class and predicted class, of so many classes (default: do not).
+    Raises:
+        ValueError: there are no rows.
+    """
     model.eval()
     rows = right = 0
     loss = squares = 0.0
     are_classes = True
+    confusion = None if num_classes is None else np.zeros((num_classes, num_classes), np.int64)
     for images, labels in batches:
         outputs = model(images)
         rows += len(labels)
@@ -380,13 +405,16 @@ def evaluate(model: nn.Module, task: Task, batches: Iterator[Batch]) -> Evaluati
         loss += float(task.loss(outputs, labels)) * len(labels)
         squares += float(task.losses(outputs, labels).double().square().sum())
         right += int(task.correct(outputs, labels))
+        if confusion is not None:
+            np.add.at(confusion, (labels.cpu().numpy(), task.predicted(outputs).cpu().numpy()), 1)
         are_classes = not labels.is_floating_point()
     if not rows:
         raise ValueError("no rows to evaluate")
     # Rounding can make the variance of nearly equal losses negative, hence max().
     mean = loss / rows
     accuracy = right / rows if are_classes else None
-    return EvaluationResult(mean, accuracy, math.sqrt(max(0.0, squares / rows - mean * mean) / rows))
+    noise = math.sqrt(max(0.0, squares / rows - mean * mean) / rows)
+    return EvaluationResult(mean, accuracy, noise, confusion)
 
 
 @torch.no_grad()

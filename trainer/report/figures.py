@@ -34,6 +34,7 @@ Ints = npt.NDArray[np.int64]
 SPREAD = (0.01, 0.25, 0.5, 0.75, 0.99)  # the quantiles of a box's whiskers, sides and middle
 POINTS = 600  # per curve; more are indistinguishable at the report's width
 LINES = 200  # most lines or boxes of workers in a figure; of more workers a sample or bands are drawn
+NUMBERED = 20  # most classes of a grid whose cells have numbers
 BARS = 60  # most bars of a histogram
 WIDE_SPREAD = 100.0  # losses that differ by more than this factor need a log scale
 CURVE_LOOKS: Mapping[str, Mapping[str, Any]] = {
@@ -162,6 +163,27 @@ def consensus(epoch: Floats, distance: Floats, sent_bytes: Floats) -> Figure:
     right.set(xlabel="epoch", ylabel="MB sent", xlim=(0, None), ylim=(0, None))
     for ax in (left, right):
         few_ticks(ax.xaxis)
+    return figure
+
+
+def confusion(counts: Ints) -> Figure:
+    """Draw the share of each class's rows that is predicted as each class. counts: [K, K], by class and predicted class.
+
+    A class without rows is white. Up to ``NUMBERED`` classes have numbers in their cells, in percent."""
+    rows = counts.sum(1, keepdims=True)
+    shares = np.divide(counts, rows, out=np.full(counts.shape, np.nan), where=rows > 0)
+    figure, (ax, _) = canvas(3.6, 2, width_ratios=(2, 1))
+    figure.axes[1].set_axis_off()  # a square grid of the report's whole width would fill the screen
+    image = ax.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    if len(counts) <= NUMBERED:
+        for (row, predicted), share in np.ndenumerate(shares):
+            if np.isfinite(share):
+                colour = "white" if share > 0.5 else "black"
+                ax.text(predicted, row, f"{100 * share:.0f}", ha="center", va="center", color=colour, fontsize=7)
+    ax.set(xlabel="predicted class", ylabel="class")
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(NUMBERED, integer=True))
+    figure.colorbar(image, ax=ax, format=PercentFormatter(1), label="share of the class's rows")
     return figure
 
 

@@ -111,6 +111,21 @@ def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapp
     return result
 
 
+def describe_classes(summary: Mapping[str, Any]) -> str:
+    """Return a sentence on the classes that the final model recognises least and best; "" if they were not counted.
+
+    summary: the content of result.json."""
+    accuracy = {number: share for number, share in enumerate(summary["class_accuracy"] or ()) if share is not None}
+    if len(accuracy) < 2:
+        return ""
+    order = sorted(accuracy, key=lambda number: accuracy[number])
+    least = ", ".join(f"{number} ({percent(accuracy[number])})" for number in order[: min(3, len(order) - 1)])
+    return (
+        f"Share of the rows of a class that the final model recognises: least for {least}, most for {order[-1]}"
+        f" ({percent(accuracy[order[-1]])})."
+    )
+
+
 def describe_consensus(live: Sequence[LogEvent]) -> str:
     """Return a sentence on how far the workers' own models are apart; "" if they have none.
 

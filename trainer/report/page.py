@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, origin, p
 from pipeline.core.reporting.plots import MANY, style
 from trainer.home.place import Place, StorePlace, write_whole
 from trainer.report import figures
-from trainer.report.findings import describe_consensus, describe_incident, findings, headline, title
+from trainer.report.findings import describe_classes, describe_consensus, describe_incident, findings, headline, title
 from trainer.report.history import (
     Incident,
     clock_table,
@@ -66,6 +66,17 @@ def draw_consensus(live: Sequence[LogEvent]) -> dict[str, EmbeddedFigure]:
         return {}
     figure = figures.consensus(*(column(events, key) for key in ("epoch", "distance", "sent_bytes")))
     return {"consensus": embed_figure(figure, "Distance of the models from their mean, and data sent, over epochs")}
+
+
+def draw_confusion(summary: Mapping[str, Any]) -> dict[str, EmbeddedFigure]:
+    """Return the figure of correct and wrong predictions; none if they were not counted.
+
+    summary: the content of result.json."""
+    counts = summary["confusion"]
+    if not counts or len(counts) < 2:
+        return {}
+    figure = figures.confusion(np.array(counts))
+    return {"confusion": embed_figure(figure, "Share of the rows of each class that is predicted as each class")}
 
 
 def draw_speed(live: Sequence[LogEvent], happened: Sequence[Incident]) -> dict[str, EmbeddedFigure]:
@@ -129,6 +140,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
     trained = {} if compute == "real" else {"model": f"simulated computation ({compute})"}
     with style():
         embedded_figures = draw_learning(live, happened)
+        embedded_figures |= draw_confusion(summary)
         embedded_figures |= draw_consensus(live)
         embedded_figures |= draw_speed(live, happened)
         if num_workers > 1:
@@ -143,6 +155,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         findings=findings(events, live, summary),
         headline=headline(summary),
         figures=embedded_figures,
+        classes=describe_classes(summary),
         consensus=describe_consensus(live),
         kinds={incident.event.kind for incident in happened},
         staleness_max=summary["staleness"]["max"],

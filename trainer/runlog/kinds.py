@@ -245,6 +245,8 @@ class EvaluationEvent(LogEvent):
         train_loss, train_accuracy: on a sample of training rows.
         learned: whether train_loss is below the loss of guessing; None if that is unknown.
         final: whether the checkpoint is the last one of the run.
+        class_rows, class_correct: [K], evaluation rows and correct predictions by class; only of a final checkpoint.
+        confusion: [K][K], evaluation rows by class and predicted class; also only for up to 100 classes.
     """
 
     kind: str = field(default="eval", init=False)
@@ -259,6 +261,9 @@ class EvaluationEvent(LogEvent):
     train_accuracy: float | None = None
     learned: bool | None = None
     final: bool | None = None
+    class_rows: list[int] | None = None
+    class_correct: list[int] | None = None
+    confusion: list[list[int]] | None = None
 
     def loss_alone(self) -> float:
         """Return the loss on the evaluation rows without the L2 term; NaN if it is no number."""

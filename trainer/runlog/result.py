@@ -81,6 +81,8 @@ class Result:
     passes: dict[str, Any]  # complete passes of all workers, passes with the expected fingerprint, last fingerprint
     restarts: dict[str, int]  # by role
     rollbacks: int
+    class_accuracy: list[float | None] | None = None  # by class, of the final model; None for a class without rows
+    confusion: list[list[int]] | None = None  # evaluation rows by class and predicted class, up to 100 classes
     evaluations_given_up: int = 0  # checkpoints that were deleted for space before they were evaluated
     stages: list[dict[str, Any]] = field(default_factory=list)  # exchange, protocol, first_epoch from 0, reason
     simulated: dict[str, Any] | None = None  # settings of the virtual cluster, for virtual-time runs
@@ -246,6 +248,8 @@ def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
     return {
         "final_accuracy": _finite(last.accuracy),
         "final_loss": _finite(last.loss),
+        "class_accuracy": _class_accuracy(last),
+        "confusion": last.confusion,
         "best_accuracy": _finite(top.accuracy),
         "best_loss": _finite(top.loss),
         "best_epoch": _finite(top.epoch),
@@ -255,6 +259,15 @@ def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
         "running_train_accuracy": _finite(epoch.accuracy),
         "running_train_loss": _finite(epoch.loss),
     }
+
+
+def _class_accuracy(evaluation: EvaluationEvent) -> list[float | None] | None:
+    """Return the share of correct predictions by class, None for a class without rows; None if it was not counted."""
+    rows = evaluation.class_rows
+    correct = evaluation.class_correct
+    if rows is None or correct is None:
+        return None
+    return [right / count if count else None for right, count in zip(correct, rows, strict=True)]
 
 
 def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
