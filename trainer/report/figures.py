@@ -182,7 +182,7 @@ def confusion(counts: Ints) -> Figure:
                 ax.text(predicted, row, f"{100 * share:.0f}", ha="center", va="center", color=colour, fontsize=7)
     ax.set(xlabel="predicted class", ylabel="class")
     for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(NUMBERED, integer=True))
+        axis.set_major_locator(MaxNLocator(NUMBERED if len(counts) <= NUMBERED else 10, integer=True))
     figure.colorbar(image, ax=ax, format=PercentFormatter(1), label="share of the class's rows")
     return figure
 
