@@ -10,7 +10,7 @@ from pipeline.core.command_line import Parser, parse
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
-from pipeline.runs.api import materialize_request, reshard_request, shard_request
+from pipeline.runs.api import shard_request
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.strategies import STRATEGIES, Strategy
 from pipeline.upkeep.contents import describe
@@ -67,26 +67,6 @@ def run_sharding(args: argparse.Namespace, strategy: Strategy) -> int:
     """Shard, write the report and print the set. Returns the exit code."""
     request = cli.read_request(args)
     return print_result(shard_request(request, strategy, report=not args.no_report, quiet=args.quiet, debug=args.debug))
-
-
-def run_resharding(args: argparse.Namespace) -> int:
-    """Reshard, write the report and print the set. Returns the exit code."""
-    request = cli.read_request(args)
-    return print_result(reshard_request(request, report=not args.no_report, quiet=args.quiet, debug=args.debug))
-
-
-def run_materializing(args: argparse.Namespace) -> int:
-    """Materialize, write the report and print the set. Returns the exit code."""
-    return print_result(
-        materialize_request(
-            cli.read_request(args),
-            cli.fill_in(args.assignment, args),
-            args.workers,
-            report=not args.no_report,
-            quiet=args.quiet,
-            debug=args.debug,
-        )
-    )
 
 
 def print_result(result: ShardingResult) -> int:

@@ -137,14 +137,19 @@ def read_strategy(name: str, args: argparse.Namespace) -> Strategy:
     return kind(**{key: value for key, value in vars(args).items() if key in own and value is not None})
 
 
-def run_comparison(prog: str, description: str | None) -> int:
+def main(argv: Sequence[str]) -> None:
+    """Shard an input by every strategy, and compare quality and seconds in a table and a report."""
+    cli.execute(lambda: run_comparison("python -m pipeline compare", main.__doc__, argv))
+
+
+def run_comparison(prog: str, description: str | None, argv: Sequence[str] | None = None) -> int:
     """Shard the input by each strategy, write compare.json and compare.html, and return the exit code.
 
     A set that is committed already is measured as it is. A strategy that is unsuitable for the input is skipped; it is
     an error if that leaves none."""
     from pipeline.quality.report import comparison_row, render_comparison
 
-    args = parse(comparison_parser(prog, description))
+    args = parse(comparison_parser(prog, description), argv)
     strategies = read_strategies(args)
     request = cli.read_request(args)
     preflight(request, *strategies.values())

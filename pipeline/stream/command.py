@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -124,9 +125,16 @@ def stream_parser(prog: str, description: str | None) -> Parser:
     return flags
 
 
-def run_stream(prog: str, description: str | None) -> int:
-    """Stream, write the report and print the set. Returns the exit code."""
-    args = parse(stream_parser(prog, description))
+def main(argv: Sequence[str]) -> None:
+    """Shard a stream of images by buckets of hash functions, on the running Spark or on a local Spark."""
+    cli.execute(lambda: run_stream("python -m pipeline stream", main.__doc__, argv))
+
+
+def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = None) -> int:
+    """Stream, write the report and print the set. Returns the exit code.
+
+    prog, description: name and help of the command; argv: its arguments (default: the process's own)."""
+    args = parse(stream_parser(prog, description), argv)
     request = read_request(args)
     trigger = read_trigger(args.trigger)
     if args.batch_limit is not None and args.batch_limit < 1:

@@ -43,7 +43,8 @@ WRITTEN = {
     "pipeline/strategies/README.md": ("build/in-runs/manifest.json",),
     "pipeline/stream/README.md": ("build/stream/report.html",),
     "trainer/README.md": (
-        "build/run/report.html", "build/run-bsp/report.html", "build/predictions.parquet", "build/embedding.parquet",
+        "build/run/report.html", "build/run-bsp/report.html", "build/runs/comparison.png", "build/predictions.parquet",
+        "build/embedding.parquet",
     ),
     "trainer/protocols/README.md": ("build/run-own/result.json",),
     "trainer/exchange/README.md": ("build/graph0.png", "build/switch/result.json", "build/run-switch/result.json"),

@@ -187,51 +187,59 @@ def test_a_job_shards_without_evaluation_rows(sets: Sets, last_line_of: Check) -
     assert_set(output, "random", eval_rows=0)
 
 
-def test_reshard(shards: Path, tmp_path: Path, last_line_of: Check) -> None:
+def run_either(name: str, *arguments: object) -> Ended:
+    """Run a job, or the command that does the same without spark-submit."""
+    return run_job(name, *arguments) if name.endswith(".py") else run_command(name, *arguments)
+
+
+@pytest.mark.parametrize("name", ["reshard.py", "reshard"])
+def test_reshard(name: str, shards: Path, tmp_path: Path, last_line_of: Check) -> None:
     output = tmp_path / "o"
-    result = run_job("reshard.py", "--input", shards, "--output", output, "--workers", 5)
+    result = run_either(name, "--input", shards, "--output", output, "--workers", 5)
     assert last_line_of(result) == report_line(output / "report.html")
     assert_set(output, "stratified", workers=5)
 
 
-def test_materialize(sample: Path, tmp_path: Path, last_line_of: Check) -> None:
+@pytest.mark.parametrize("name", ["materialize.py", "materialize"])
+def test_materialize(name: str, sample: Path, tmp_path: Path, last_line_of: Check) -> None:
     """Commit an assignment, then write the shards that it describes."""
     assignment, output = tmp_path / "assigned", tmp_path / "o"
     flags = ("--input", sample, "--output", assignment, "--ratios", "4:2:1:1", "--assignment-only")
     assert last_line_of(run_job("stratified.py", *flags))
-    result = run_job("materialize.py", "--input", sample, "--output", output, "--assignment", assignment)
+    result = run_either(name, "--input", sample, "--output", output, "--assignment", assignment)
     assert last_line_of(result) == report_line(output / "report.html")
     assert_set(output, "stratified", workers=4, eval_rows=0)
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("name", "names"),
     [
-        pytest.param(("random", "stratified"), id="two"),
-        pytest.param(EVEN, id="all", marks=pytest.mark.full),
+        pytest.param("compare", ("random", "stratified"), id="two"),
+        pytest.param("compare.py", EVEN, id="all", marks=pytest.mark.full),
     ],
 )
-def test_compare(names: Sequence[str], sample: Path, tmp_path: Path, last_line_of: Check) -> None:
+def test_compare(name: str, names: Sequence[str], sample: Path, tmp_path: Path, last_line_of: Check) -> None:
     """Compare strategies, each with a set and a report of its own. The default is all that shard evenly."""
     output = tmp_path / "o"
     choice = () if names == EVEN else ("--strategies", ",".join(names))
-    result = run_job("compare.py", "--input", sample, "--output", output, "--workers", WORKERS, *choice)
+    result = run_either(name, "--input", sample, "--output", output, "--workers", WORKERS, *choice)
     assert last_line_of(result) == f"report: {output}/compare.html"
     rows = {row["name"]: row for row in json.loads((output / "compare.json").read_text())}
     assert list(rows) == list(names)
     assert rows["stratified"]["class_chi_square_per_dof"] < 0.1 < rows["random"]["class_chi_square_per_dof"]
     assert_page(output / "compare.html", *names)
-    for name in names:
-        assert_set(output / name, name, eval_rows=0)
+    for strategy in names:
+        assert_set(output / strategy, strategy, eval_rows=0)
     if "distribution_aware" in names:
         assert rows["distribution_aware"]["mmd_ratio"] < rows["random"]["mmd_ratio"]
 
 
-def test_hash_stream(sample: Path, tmp_path: Path, last_line_of: Check) -> None:
+@pytest.mark.parametrize("name", ["hash_stream.py", "stream"])
+def test_hash_stream(name: str, sample: Path, tmp_path: Path, last_line_of: Check) -> None:
     """Shard the files that are there, then end the stream."""
     output = tmp_path / "o"
     flags = ("--source", sample, "--output", output, "--workers", WORKERS, "--trigger", "once")
-    assert last_line_of(run_job("hash_stream.py", *flags)) == report_line(output / "report.html")
+    assert last_line_of(run_either(name, *flags)) == report_line(output / "report.html")
     assert_set(output, "hash", eval_rows=0)
 
 
@@ -343,15 +351,31 @@ def test_embed(sample: Path, tmp_path: Path) -> None:
     assert int(pq.ParquetFile(output).metadata.num_rows) == ROWS // 5
 
 
+def test_report(shards: Path) -> None:
+    before = (shards / "report.html").read_bytes()
+    assert last_line(run_command("report", shards)) == f"report: {shards}/report.html"
+    assert (shards / "report.html").read_bytes() == before
+
+
+@pytest.mark.full
+def test_predict_and_runs(shards: Path, sample: Path, tmp_path: Path) -> None:
+    output, table = tmp_path / "run", tmp_path / "predictions.parquet"
+    assert last_line(run_command("simulate", "--shards", shards, "--output", output, "--model", "cnn", "--steps", 3))
+    result = run_command("predict", output, "--input", sample, "--output", table)
+    assert last_line(result) == f"{table}: made; predictions of {ROWS} rows"
+    assert int(pq.ParquetFile(table).metadata.num_rows) == ROWS
+    assert last_line(run_command("runs", output)) == "The runs have the same settings."
+
+
 # --- completeness -------------------------------------------------------------------------------------------------------
 
 # A new job and a new command need a line here.
 CASES: dict[str, Callable[..., None]] = {
     **dict.fromkeys(STRATEGY_JOBS, test_a_job_shards),
-    "reshard.py": test_reshard,
-    "materialize.py": test_materialize,
-    "compare.py": test_compare,
-    "hash_stream.py": test_hash_stream,
+    **dict.fromkeys(("reshard.py", "reshard"), test_reshard),
+    **dict.fromkeys(("materialize.py", "materialize"), test_materialize),
+    **dict.fromkeys(("compare.py", "compare"), test_compare),
+    **dict.fromkeys(("hash_stream.py", "stream"), test_hash_stream),
     "train.py": test_train_on_spark,
     "sample": test_sample,
     "derive": test_derive,
@@ -367,6 +391,9 @@ CASES: dict[str, Callable[..., None]] = {
     "train": test_train,
     "simulate": test_simulate,
     "embed": test_embed,
+    "report": test_report,
+    "predict": test_predict_and_runs,
+    "runs": test_predict_and_runs,
 }
 
 

@@ -26,8 +26,8 @@ TRAINER = (
     "run_files", "protocols", "exchange", "coordination", "models", "config", "stages", "plan", "watchdog", "data",
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker", "evaluation",
     "options", "launch",
-    "cluster", "simulation", "flags", "topology", "tables", "embed", "inference", "api", "simulate", "spark_job",
-    "benchmark", "study",
+    "cluster", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "api", "simulate",
+    "spark_job", "report_command", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")
 # Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.
@@ -37,6 +37,7 @@ ENTERS = {
     "tables": {"input"},
     "embed": {"input"},
     "inference": {"input"},
+    "report_command": {"quality", "runs", "upkeep"},
     "benchmark": {"clustering", "datasets", "input", "spark", "strategies"},
 }
 NEEDS_SPARK = ("trainer.study.run.make_sets", "trainer.benchmark")  # a process of its own; a job
@@ -156,7 +157,7 @@ def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch(module: st
 
 
 # Each may print: a command, a display of progress, or the output of train(), simulate() and the jobs unless they are silent.
-COMMANDS_PRINT = {"__main__.py", "command.py", "plan_command.py", "check.py", "child.py"}
+COMMANDS_PRINT = {"__main__.py", "command.py", "plan_command.py", "report_command.py", "check.py", "child.py"}
 FILES_PRINT = {
     "pipeline/core": {"command_line.py", "import_path.py"},
     "pipeline/datasets": {"cifar.py", "derive.py", "synthetic.py"},

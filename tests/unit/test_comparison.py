@@ -13,6 +13,7 @@ from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, TOY
 from trainer import Options
+from trainer.comparison.measurements import Measurements
 from trainer.exchange import EXCHANGES
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.ssp import SSP
@@ -21,7 +22,6 @@ from trainer.runlog.read import evaluations, read_events
 from trainer.simulate import main
 from trainer.simulation.comparison.compare import compare
 from trainer.simulation.comparison.contenders import parse_contenders
-from trainer.simulation.comparison.measurements import Measurements
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.profiles import parse_profile
 

@@ -24,12 +24,12 @@ from tests.support.configs import make_config
 from tests.support.references import ROOT, RUNS, SETS, events, names, undocumented, undocumented_below, unlisted
 from trainer import Options
 from trainer.checkpoints.state import EvaluationMark, RunState
+from trainer.comparison.measurements import Measurements
 from trainer.data.follow import Stretch
 from trainer.plan import RunPlan
 from trainer.runlog.events import COLUMNS
 from trainer.runlog.result import Result
 from trainer.simulate import simulate
-from trainer.simulation.comparison.measurements import Measurements
 from trainer.simulation.options import SimulationSettings
 
 LEDGERS = ROOT / "conf" / "study" / "results"

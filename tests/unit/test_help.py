@@ -27,6 +27,8 @@ MODULES = {
     **{f"python -m pipeline {name}": module for name, (module, _) in COMMANDS.items()},
     "python -m trainer": "trainer.__main__",
     "python -m trainer embed": "trainer.embed.__main__",
+    "sharding report": "trainer.report_command",
+    "sharding runs": "trainer.comparison.__main__",
     "python -m trainer predict": "trainer.inference.__main__",
     "python -m trainer.simulate": "trainer.simulate",
     "python -m trainer.topology": "trainer.topology.__main__",
@@ -136,7 +138,8 @@ def test_the_options_of_a_choice_are_shown_with_it(capsys: pytest.CaptureFixture
 def test_help_loads_neither_torch_nor_spark(flag: str) -> None:
     program = (
         "import sys; from pipeline import entry\n"
-        "for name in ('train', 'simulate', 'topology', 'embed', 'predict', 'study', 'inspect', 'doctor'):\n"
+        "for name in ('train', 'simulate', 'topology', 'embed', 'predict', 'report', 'runs', 'study', 'inspect',\n"
+        "             'doctor'):\n"
         f"    try: entry.main([name, '{flag}'])\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'pyspark', 'zmq', 'pandas'} & set(sys.modules)"

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from pipeline.core.atomic import write_durably
+from trainer.comparison.measurements import (
+    Measurements,
+    highest_common_accuracy,
+    lowest_common_loss,
+    measure,
+    with_times,
+)
+from trainer.comparison.presentation import PICTURE, Goals, describe, write_comparison
 from trainer.config import Config, Optimiser
 from trainer.context import RunContext
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.runlog.run_folder import resolve_output
 from trainer.simulation.comparison.contenders import Contender
-from trainer.simulation.comparison.measurements import (
-    Measurements,
-    highest_common_accuracy,
-    lowest_common_loss,
-    measure,
-    time_to,
-)
-from trainer.simulation.comparison.presentation import Goals, describe, draw
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.run import check_exchange, drawn_ratios, run_in, size_of
-
-PICTURE = "comparison.png"
-TABLE = "comparison.json"
 
 
 def compare(
@@ -78,27 +71,9 @@ def compare(
         lowest_common_loss(runs) if loss is None else loss,
         highest_common_accuracy(runs) if accuracy is None else accuracy,
     )
-    runs = [_timed(run, goals) for run in runs]
-    _write(output, runs, goals)
+    runs = [with_times(run, *goals) for run in runs]
+    write_comparison(output, runs, goals, unit_of_time="virtual second")
     if not options.silent:
-        print(describe(runs, goals))
+        print(describe(runs, goals, subject="contender", clock="virtual time"))
         print(f"picture: {output / PICTURE}")
     return runs
-
-
-def _timed(run: Measurements, goals: Goals) -> Measurements:
-    """Return a run with the times to the goals."""
-    falling = None if goals.accuracy is None else -goals.accuracy
-    return replace(
-        run,
-        to_loss=time_to(run.loss, run.seconds, goals.loss),
-        to_accuracy=time_to(-run.accuracy, run.evaluated_s, falling),
-    )
-
-
-def _write(output: Path, runs: Sequence[Measurements], goals: Goals) -> None:
-    """Write the table as JSON and the figure."""
-    output.mkdir(parents=True, exist_ok=True)
-    plain = [{name: value for name, value in vars(run).items() if not isinstance(value, np.ndarray)} for run in runs]
-    write_durably(output / TABLE, (json.dumps({**goals._asdict(), "runs": plain}, indent=1) + "\n").encode())
-    write_durably(output / PICTURE, draw(runs, goals))

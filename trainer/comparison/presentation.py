@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.core.atomic import write_durably
 from pipeline.core.reporting.plots import PALETTE, canvas, number_decades, style
 from pipeline.core.reporting.tables import table
+from trainer.comparison.measurements import Measurements
 from trainer.report.figures import thin
 from trainer.report.progress import number
 from trainer.report.terminal import duration
-from trainer.simulation.comparison.measurements import Measurements
 
+PICTURE = "comparison.png"
+TABLE = "comparison.json"
 LINES = ("-", "--", ":")  # of the contenders that share a colour
 ROW_INCHES = 0.19
 PANEL_INCHES = 3.2
@@ -28,18 +33,25 @@ class Goals(NamedTuple):
     accuracy: float | None
 
 
-def describe(runs: Sequence[Measurements], goals: Goals) -> str:
-    """Return the comparison as a text table, a row per contender. Columns without any value are left out."""
+def describe(runs: Sequence[Measurements], goals: Goals, *, subject: str, clock: str) -> str:
+    """Return the comparison as a text table, a row per run. Columns without any value are left out.
+
+    Args:
+        runs: the measurements.
+        goals: to which times are measured.
+        subject: title of the first column.
+        clock: title of the column of training times.
+    """
     columns: dict[str, Callable[[Measurements], str]] = {
-        "contender": lambda run: run.label,
+        subject: lambda run: run.label,
         "images/s": lambda run: number(run.images_per_s, ",.0f"),
         "updates": lambda run: f"{run.updates:,}",
         "refused": lambda run: f"{run.refused:,}",
         "staleness": lambda run: number(run.staleness_mean, ".2f"),
         # A largest staleness of 0 is a measurement, None is not.
         "most": lambda run: str(run.staleness_max if run.staleness_max is not None else "-"),
-        "sent": lambda run: _size(run.sent_bytes),
-        "virtual time": lambda run: duration(run.total_s),
+        "sent": lambda run: "-" if run.sent_bytes is None else _size(run.sent_bytes),
+        clock: lambda run: duration(run.total_s),
         _goal("s to loss", goals.loss): lambda run: number(run.to_loss, ".2f"),
         _goal("s to accuracy", goals.accuracy): lambda run: number(run.to_accuracy, ".2f"),
         "final loss": lambda run: number(run.final_loss, ".4g"),
@@ -65,17 +77,19 @@ def _size(sent_bytes: int) -> str:
     return f"{sent_bytes / size:.3g} {unit}"
 
 
-def draw(runs: Sequence[Measurements], goals: Goals) -> bytes:
-    """Return the figure as PNG: curves over virtual time; throughput, staleness and traffic by contender."""
+def draw(runs: Sequence[Measurements], goals: Goals, *, unit_of_time: str) -> bytes:
+    """Return the figure as PNG: curves over training time; throughput, staleness and traffic by run.
+
+    unit_of_time: "second", or "virtual second"."""
     labels = [run.label for run in runs]
     looks = [
         {"color": PALETTE[at % len(PALETTE)], "ls": LINES[at // len(PALETTE) % len(LINES)]} for at in range(len(runs))
     ]
-    unit, size = _unit(max((run.sent_bytes for run in runs), default=0))
+    unit, size = _unit(max((run.sent_bytes or 0 for run in runs), default=0))
     bars: dict[str, tuple[str, list[float]]] = {
-        "Throughput": ("images per virtual second", [run.images_per_s or 0 for run in runs]),
+        "Throughput": (f"images per {unit_of_time}", [run.images_per_s or 0 for run in runs]),
         "Staleness": ("mean staleness in updates", [run.staleness_mean or 0 for run in runs]),
-        "Traffic": (f"{unit} sent", [run.sent_bytes / size for run in runs]),
+        "Traffic": (f"{unit} sent", [(run.sent_bytes or 0) / size for run in runs]),
     }
     # Runs of a toy loss have no accuracy, and no panel for it.
     curves = 2 if any(len(run.accuracy) for run in runs) else 1
@@ -86,6 +100,8 @@ def draw(runs: Sequence[Measurements], goals: Goals) -> bytes:
         handles = _draw_losses(axes[0], runs, looks, goals.loss)
         if curves > 1:
             _draw_accuracies(axes[1], runs, looks, goals.accuracy)
+        for side in axes[:curves]:
+            side.set_xlabel(f"{unit_of_time}s of training")
         for side, (title, (label, values)) in zip(axes[curves:], bars.items(), strict=True):
             side.barh(range(len(runs)), values, color=[look["color"] for look in looks])
             side.set(xlabel=label, title=title, yticks=range(len(runs)), yticklabels=labels)
@@ -96,6 +112,14 @@ def draw(runs: Sequence[Measurements], goals: Goals) -> bytes:
         data = io.BytesIO()
         figure.savefig(data, format="png", dpi=120)
     return data.getvalue()
+
+
+def write_comparison(output: Path, runs: Sequence[Measurements], goals: Goals, *, unit_of_time: str) -> None:
+    """Write the table as JSON and the figure to a folder, which is created. unit_of_time: as for ``draw``."""
+    output.mkdir(parents=True, exist_ok=True)
+    plain = [{name: value for name, value in vars(run).items() if not isinstance(value, np.ndarray)} for run in runs]
+    write_durably(output / TABLE, (json.dumps({**goals._asdict(), "runs": plain}, indent=1) + "\n").encode())
+    write_durably(output / PICTURE, draw(runs, goals, unit_of_time=unit_of_time))
 
 
 def _draw_losses(axes: Any, runs: Sequence[Measurements], looks: Sequence[Any], goal: float | None) -> list[Any]:
@@ -112,7 +136,7 @@ def _draw_losses(axes: Any, runs: Sequence[Measurements], looks: Sequence[Any], 
     if axes.get_yscale() == "log":
         number_decades(axes.yaxis)
     title = "Loss" if len(losses) else "No loss was computed"
-    axes.set(xlabel="virtual seconds of training", ylabel="training loss", title=title)
+    axes.set(ylabel="training loss", title=title)
     return handles
 
 
@@ -121,4 +145,4 @@ def _draw_accuracies(axes: Any, runs: Sequence[Measurements], looks: Sequence[An
         axes.plot(run.evaluated_s, run.accuracy, lw=1.2, marker=".", **look)
     if goal is not None:
         axes.axhline(goal, color="#888", lw=0.8, ls=":")
-    axes.set(xlabel="virtual seconds of training", ylabel="evaluation accuracy", title="Accuracy")
+    axes.set(ylabel="evaluation accuracy", title="Accuracy")

@@ -1,9 +1,9 @@
-"""The measurements of the run of one contender."""
+"""The measurements of a run, for a comparison with others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +23,17 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements of one contender's simulated run. All times are virtual.
+    """The measurements of a run. The times of a run in virtual time are virtual.
 
     Attributes:
-        label: the contender, as written after --compare.
+        label: the contender, as written after --compare, or the folder of the run.
         images_per_s: training images per second.
         updates: number of updates.
         refused: number of refused gradients.
         staleness_mean: in versions.
         staleness_max: in versions.
-        sent_bytes: bytes of gradients, parameters and models that all processes have sent.
+        sent_bytes: bytes of gradients, parameters and models that all processes have sent; None before the first
+            checkpoint.
         total_s: seconds of training.
         final_loss: of the last evaluation; without evaluations the end of ``loss``.
         final_accuracy: of the last evaluation; None without evaluations.
@@ -52,7 +53,7 @@ class Measurements:
     refused: int
     staleness_mean: float | None
     staleness_max: int | None
-    sent_bytes: int
+    sent_bytes: int | None
     total_s: float | None
     final_loss: float | None
     final_accuracy: float | None
@@ -66,7 +67,7 @@ class Measurements:
 
 
 def measure(label: str, config: Config, result: Result) -> Measurements:
-    """Return the measurements of a finished run, without the times to a goal.
+    """Return the measurements of a run so far, without the times to a goal.
 
     Its loss curve is the moving average over as many accepted pushes as there are workers."""
     pushes = result.pushes()
@@ -96,8 +97,8 @@ def measure(label: str, config: Config, result: Result) -> Measurements:
     )
 
 
-def _sent_bytes(config: Config, result: Result, events: Sequence[LogEvent], versions: Ints) -> int:
-    """Return the bytes that all processes have sent for the gradients of a run, headers apart.
+def _sent_bytes(config: Config, result: Result, events: Sequence[LogEvent], versions: Ints) -> int | None:
+    """Return the bytes that all processes have sent for the gradients of a run, headers apart; None without checkpoints.
 
     Args:
         config: the configuration of the run.
@@ -107,7 +108,8 @@ def _sent_bytes(config: Config, result: Result, events: Sequence[LogEvent], vers
     """
     root = result.output / CHECKPOINTS
     version = newest(root)
-    assert version is not None, "a finished run has a last checkpoint"
+    if version is None:
+        return None
     state = read_state(root, version)
     times = PeerTimes.from_state(state)
     if times.begun:  # workers with models of their own, whose links the engine counts
@@ -142,3 +144,13 @@ def time_to(values: Floats, seconds: Floats, goal: float | None) -> float | None
     """Return the seconds until a value is first at most ``goal``; None if it never is, or without a goal."""
     reached = np.flatnonzero(values <= (np.nan if goal is None else goal))
     return float(seconds[reached[0]]) if len(reached) else None
+
+
+def with_times(run: Measurements, loss: float | None, accuracy: float | None) -> Measurements:
+    """Return a run with the times to the goals. loss, accuracy: the goals; None: there is none."""
+    falling = None if accuracy is None else -accuracy
+    return replace(
+        run,
+        to_loss=time_to(run.loss, run.seconds, loss),
+        to_accuracy=time_to(-run.accuracy, run.evaluated_s, falling),
+    )

@@ -1,0 +1,50 @@
+"""The command that writes the shards of an assignment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.core.command_line import Parser, parse
+from pipeline.runs import flags as cli
+from pipeline.runs.api import materialize_request
+from pipeline.runs.command import print_result
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the shards of an assignment, a committed set or a table, on the running Spark or on a local Spark."""
+    cli.execute(lambda: run_materializing("python -m pipeline materialize", main.__doc__, argv))
+
+
+def materialize_parser(prog: str, description: str | None) -> Parser:
+    flags = cli.parser(prog, description)
+    cli.add_input_flags(flags)
+    flags.add_argument_group("assignment").add_argument(
+        "--assignment",
+        required=True,
+        metavar="URI",
+        help="committed set whose assignment is used, or a Parquet or CSV table with the columns id (the position of a row"
+        " in the input, from 0), worker, and optionally copy",
+    )
+    # The assignment has already decided the shares and every random choice, so there is no --ratios and no --seed.
+    cli.add_output_flags(
+        flags, workers="number of shards, a shard per worker (default: the assignment's)", ratios=False
+    )
+    cli.add_run_flags(flags, seed=False)
+    return flags
+
+
+def run_materializing(prog: str, description: str | None, argv: Sequence[str] | None = None) -> int:
+    """Materialize, write the report and print the set. Returns the exit code.
+
+    prog, description: name and help of the command; argv: its arguments (default: the process's own)."""
+    args = parse(materialize_parser(prog, description), argv)
+    return print_result(
+        materialize_request(
+            cli.read_request(args),
+            cli.fill_in(args.assignment, args),
+            args.workers,
+            report=not args.no_report,
+            quiet=args.quiet,
+            debug=args.debug,
+        )
+    )

@@ -1,0 +1,37 @@
+"""The command that divides a committed set among another number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.core.command_line import Parser, parse
+from pipeline.runs import flags as cli
+from pipeline.runs.api import reshard_request
+from pipeline.runs.command import print_result
+
+
+def main(argv: Sequence[str]) -> None:
+    """Divide a committed shard set among another number of workers, on the running Spark or on a local Spark."""
+    cli.execute(lambda: run_resharding("python -m pipeline reshard", main.__doc__, argv))
+
+
+def reshard_parser(prog: str, description: str | None) -> Parser:
+    flags = cli.parser(prog, description)
+    flags.add_argument_group("input").add_argument(
+        "--input",
+        required=True,
+        metavar="URI",
+        help="folder of a committed set, the --output of another job",
+    )
+    cli.add_output_flags(flags, rescan=False)
+    cli.add_run_flags(flags, seed=False)
+    return flags
+
+
+def run_resharding(prog: str, description: str | None, argv: Sequence[str] | None = None) -> int:
+    """Reshard, write the report and print the set. Returns the exit code.
+
+    prog, description: name and help of the command; argv: its arguments (default: the process's own)."""
+    args = parse(reshard_parser(prog, description), argv)
+    request = cli.read_request(args)
+    return print_result(reshard_request(request, report=not args.no_report, quiet=args.quiet, debug=args.debug))

@@ -1,0 +1,132 @@
+"""``sharding runs RUN ...``: compare training runs in a table and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline.core import command_line
+from pipeline.core.command_line import Parser
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.extras import require
+from pipeline.core.json_values import build
+from pipeline.core.reporting.tables import table
+from pipeline.core.specs import AdvancedHelp
+from pipeline.core.storage.retries import unreadable_is_data_error
+from trainer.home.place import place_of
+from trainer.run_files import CONFIG, METRICS, PUSHES
+from trainer.runlog.run_folder import RunRecord, read_record
+
+if TYPE_CHECKING:
+    from trainer.comparison.measurements import Measurements
+
+INTERRUPTED = "nothing is lost; run the same command again"
+SAME_BY_NATURE = {"--output", "--supervise"}  # differ without a difference between the runs
+EPILOG = """\
+example: sharding runs build/run build/run-bsp --output build/runs
+
+Runs may be unfinished. Exit codes: 0 done, 2 wrong usage, 3 a missing or
+damaged run, 1 other errors."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run of the comparison.
+
+    Attributes:
+        label: its folder, as it was given.
+        record: its configuration and shards.
+        measurements: what it has reached so far.
+    """
+
+    label: str
+    record: RunRecord
+    measurements: Measurements
+
+
+def parser() -> Parser:
+    """Return the parser of the command."""
+    result = command_line.parser("sharding runs", "Compare training runs in a table and a figure.", EPILOG)
+    result.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, local, hdfs:// or s3://")
+    reached = "to which times are measured (default: the best that all runs reach)"
+    result.add_argument("--loss", type=float, metavar="FLOAT", help=f"training loss {reached}")
+    result.add_argument("--accuracy", type=float, metavar="FLOAT", help=f"evaluation accuracy {reached}")
+    result.add_argument(
+        "--output",
+        metavar="DIR",
+        help="local folder for comparison.png and comparison.json (default: only the terminal)",
+    )
+    result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code. Raises UsageError and DataError."""
+    args = command_line.parse(parser(), argv)
+    require("trainer", "runs")
+    if len(set(args.runs)) < len(args.runs):
+        raise UsageError("a run is given twice: name each folder once")
+    # Imported late, because --help needs neither pandas nor matplotlib.
+    from trainer.comparison.measurements import highest_common_accuracy, lowest_common_loss, with_times
+    from trainer.comparison.presentation import PICTURE, Goals, describe, write_comparison
+
+    runs = [read_run(run) for run in args.runs]
+    measured = [run.measurements for run in runs]
+    goals = Goals(
+        lowest_common_loss(measured) if args.loss is None else args.loss,
+        highest_common_accuracy(measured) if args.accuracy is None else args.accuracy,
+    )
+    timed = [with_times(run, *goals) for run in measured]
+    print(describe(timed, goals, subject="run", clock="training time"))
+    print(describe_differences(runs))
+    if args.output:
+        write_comparison(Path(args.output), timed, goals, unit_of_time="second")
+        print(f"picture: {Path(args.output) / PICTURE}")
+    return 0
+
+
+def read_run(uri: str) -> ComparedRun:
+    """Read the configuration and the log of a run, finished or not. Raises DataError if it is missing or damaged."""
+    from trainer.comparison.measurements import measure
+    from trainer.runlog.read import read_pushes
+    from trainer.runlog.result import Result, summarise
+    from trainer.runlog.thinned import thinned_log
+
+    place = place_of(uri)
+    with unreadable_is_data_error(uri):
+        try:
+            record = read_record(place)
+        except FileNotFoundError:
+            raise DataError(f"{place} has no {CONFIG}: it is not the folder of a run") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{place / CONFIG} is damaged, or of another version ({error})") from None
+        # From the log and not from result.json, which an unfinished run does not have.
+        summary = summarise(thinned_log(place / METRICS), read_pushes(place / PUSHES))
+    result = build(Result, summary | {"output": place})
+    return ComparedRun(uri, record, measure(uri, record.config, result))
+
+
+def describe_differences(runs: Sequence[ComparedRun]) -> str:
+    """Return a table of the settings that differ between runs, a row per setting and a column per run."""
+    settings = [_settings(run.record) for run in runs]
+    names = list(dict.fromkeys(name for each in settings for name in each))
+    rows = [(name, *(each.get(name, "-") for each in settings)) for name in names]
+    different = [row for row in rows if len(set(row[1:])) > 1]
+    if not different:
+        return "The runs have the same settings."
+    return table(different, ("setting", *(run.label for run in runs)), right=(), indent="  ")
+
+
+def _settings(record: RunRecord) -> dict[str, str]:
+    """Return the settings of a run by name: of its shards, and every flag that has a value."""
+    from trainer.report.settings import flags_in_words
+
+    flags = flags_in_words(record.config.to_json(), record.simulated or {})
+    shards = {
+        "workers": str(record.num_workers),
+        "rows": f"{record.rows:,}",
+        "digest of the shards": record.shards[:12],
+    }
+    return shards | {row.flag: str(row.value) for row in flags if row.flag not in SAME_BY_NATURE}
