@@ -15,17 +15,17 @@ COMMANDS = {
     "fetch": ("pipeline.datasets.cifar", "download CIFAR-10 or CIFAR-100 to a local folder, HDFS or S3"),
     "sample": ("pipeline.datasets.synthetic", "write a small generated data set in CIFAR-10's binary layout"),
     "derive": ("pipeline.datasets.derive", "write a smaller or badly ordered copy of a data set, for studies"),
-    "shard": ("pipeline.runs.command", "shard images by any strategy, on a local Spark if none is running"),
+    "shard": ("pipeline.runs.command", "shard images by any strategy, by default on all cores of this machine"),
     "reshard": ("pipeline.runs.reshard_command", "divide a committed set among another number of workers"),
     "materialize": ("pipeline.runs.materialize_command", "write the shards of an assignment"),
     "compare": ("pipeline.runs.compare", "shard an input by every strategy, and compare the sets"),
     "stream": ("pipeline.stream.command", "shard a stream of files or messages, by generations"),
     "plan": ("pipeline.runs.plan_command", "estimate the time and memory of a sharding run before it starts"),
-    "doctor": ("pipeline.doctor.command", "check versions, permissions, free space, clocks and tickets"),
+    "doctor": ("pipeline.doctor.command", "check versions, permissions, free space, clocks and Kerberos tickets"),
     "inspect": ("pipeline.upkeep.contents", "show the contents of a committed set"),
     "verify": ("pipeline.upkeep.verify", "compare the files of a committed set with its manifest"),
     "clean": ("pipeline.upkeep.clean", "list and delete the leftovers of killed runs"),
-    "zip": ("pipeline.spark.package", "pack the packages for --py-files of spark-submit"),
+    "zip": ("pipeline.spark.package", "write pipeline and trainer as one zip file, for spark-submit --py-files"),
 }
 
 

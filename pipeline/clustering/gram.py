@@ -3,7 +3,6 @@
 Products of (u8 - 128) are integers of at most 2^14, so a float32 product of a block is exact while every diagonal sum
 stays within 2^24 (by Cauchy-Schwarz the diagonal bounds all partial sums). Block results are added as integers. The
 covariance is therefore bit-identical for any blocks, any order and any number of BLAS threads, at the speed of float32.
-(Block bound and measurements: the design notes on sharding performance.)
 
 Costs rows * d^2 flop; d*d*12 bytes of state per task, and d*d*2 to d*d*4 bytes from each task to the merge."""
 

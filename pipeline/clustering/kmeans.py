@@ -192,7 +192,7 @@ class BlockKMeans(
                 return tree_reduce(points.map(lambda part: look(part.ids, part.points)), merge)
 
             def refine(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
-                """Return the centres after Lloyd iterations on a hashed subset of the rows, which run in one task."""
+                """Return the centres after Lloyd iterations, in one task, on a sample of the rows."""
                 limit = refinement_limit(sample.count)
                 few = points.map(lambda part: refinement_sample(limit, settings.seed, part.ids, part.points))
                 return (
@@ -203,6 +203,7 @@ class BlockKMeans(
                     .first()
                 )
 
+            # The pass is the same for any k: each task takes k from the centres that it gets.
             result = fit(lambda k: run_pass, rows, sample, settings, refine, report)
         return self.model(result, exponent)
 

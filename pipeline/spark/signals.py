@@ -21,48 +21,50 @@ SAME_S = 1.0  # signals within this time are one, because a terminal or schedule
 
 @contextmanager
 def forward_sigterm(context: SparkContext) -> Iterator[None]:
-    """Make the JVM send SIGTERM to this process, instead of stopping the Spark context, when the JVM is signalled.
+    """Make the JVM of spark-submit send SIGTERM to this process when it gets a signal itself.
 
-    Schedulers do not know a JVM that this process started itself, so nothing changes there. Only the main thread may
-    call it."""
+    By default the JVM would stop the Spark context instead. A no-op if this process has started
+    the JVM: schedulers then signal this process. Only the main thread may call this."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         yield
         return
     jvm = jvm_of(context)
     start_callbacks(context)
     handler = _Handler()
-    python = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    noting = {number: handler.noting(then) for number, then in python.items() if callable(then)}
-    for number, noting_handler in noting.items():
-        signal.signal(number, noting_handler)
-    java = [
+    python_handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # A terminal's Ctrl-C reaches both processes and must count once, so this one records its own.
+    recorders = {
+        number: handler.recorder(original) for number, original in python_handlers.items() if callable(original)
+    }
+    for number, recorder in recorders.items():
+        signal.signal(number, recorder)
+    java_handlers = [
         (jvm.sun.misc.Signal(name), jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)) for name in NAMES
     ]
     try:
         yield
     finally:
-        for name, before in java:
-            jvm.sun.misc.Signal.handle(name, before)
-        for number, noting_handler in noting.items():
-            if signal.getsignal(number) is noting_handler:  # else it was replaced meanwhile
-                signal.signal(number, python[number])
+        for name, original in java_handlers:
+            jvm.sun.misc.Signal.handle(name, original)
+        for number, recorder in recorders.items():
+            if signal.getsignal(number) is recorder:  # else it was replaced meanwhile
+                signal.signal(number, python_handlers[number])
 
 
 class _Handler:
     """A sun.misc.SignalHandler that sends SIGTERM to this process, unless the signal has reached the process itself.
 
-    A terminal's Ctrl-C goes to the JVM and to this process: then the process has noted it already."""
+    A terminal's Ctrl-C, for example, goes to the JVM and to this process."""
 
     def __init__(self) -> None:
-        self._at = -SAME_S
+        self._last_signal = -SAME_S  # when this process got its last signal (monotonic seconds)
 
-    def noting(self, then: Any) -> Any:
-        """Return a handler for Python's signal module that notes the time of a signal and calls the handler
-        ``then``."""
+    def recorder(self, original: Any) -> Any:
+        """Return a Python handler that records the time of a signal and calls ``original``."""
 
         def handle(number: int, frame: FrameType | None) -> Any:
-            self._at = time.monotonic()
-            return then(number, frame)
+            self._last_signal = time.monotonic()
+            return original(number, frame)
 
         return handle
 
@@ -73,7 +75,7 @@ class _Handler:
     def _pass_on(self) -> None:
         """Send SIGTERM to this process if no signal has reached it shortly before or after the JVM's."""
         time.sleep(SAME_S / 2)
-        if time.monotonic() - self._at > SAME_S:
+        if time.monotonic() - self._last_signal > SAME_S:
             os.kill(os.getpid(), signal.SIGTERM)
 
     class Java:

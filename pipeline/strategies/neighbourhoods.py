@@ -300,16 +300,20 @@ def group_rows(
     scratch = context.scratch
 
     def count_and_keep(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
-        """Keep the groups of a partition in a file, and yield their counts and the file. Yields nothing for no rows."""
-        low = -1
+        """Write the groups of a partition's rows to a file, and yield their counts and the file's id range.
+
+        Yields nothing for a partition without rows."""
+        first_id = -1
         group_arrays: list[npt.NDArray[np.int32]] = []
         for ids, groups in parts:
-            low = low if group_arrays else int(ids[0])
+            if not group_arrays:
+                first_id = int(ids[0])
             group_arrays.append(groups.astype(np.int32))
         if group_arrays:
             whole = np.concatenate(group_arrays)
-            counts = count_by_chunk(np.arange(low, low + len(whole)), whole, num_groups, bounds)
-            yield counts, write_groups(store, scratch, low, whole)
+            # The blocks of a partition are consecutive, so the first id and the number of rows give all ids.
+            counts = count_by_chunk(np.arange(first_id, first_id + len(whole)), whole, num_groups, bounds)
+            yield counts, write_groups(store, scratch, first_id, whole)
 
     ranges_and_counts = groups_by_row.mapPartitions(count_and_keep).collect()
     ranges = sorted((kept_range for _, kept_range in ranges_and_counts), key=lambda kept_range: kept_range.low)

@@ -130,7 +130,7 @@ class StreamBatch:
         return replace(batch_scan, scan=replace(batch_scan.scan, label_counts=counts[:, :num_classes]))
 
     def _fit(self, batch_scan: BatchScan) -> Hashes:
-        """Fit the hash functions to a keyed sample of the first batch."""
+        """Fit the hash functions to the first batch, or to a sample drawn by hashes of its ids."""
         assert self.dataset
         images = Images(self.context, self.dataset)
         return fit_functions(images, batch_scan.scan, self.request.strategy, self.staging, self.phase)

@@ -35,7 +35,7 @@ def fit_functions(
     scratch: str,
     phase: Callable[[str], AbstractContextManager[None]],
 ) -> Hashes:
-    """Fit the strategy's hash functions to a keyed sample of the rows.
+    """Fit the strategy's hash functions to the rows of a batch, or to a sample of them.
 
     Args:
         images: the rows of the batch.
@@ -44,8 +44,17 @@ def fit_functions(
         scratch: folder for the fit's files.
         phase: context manager that times a named phase.
     """
-    context = Context(images, scan, [(0, scan.rows)], 1, phase, lambda text: None, scratch)
-    return strategy.fit_functions(context, images, None)
+    # The functions of a stream depend neither on its chunks nor on its workers: any number will do.
+    context = Context(
+        images,
+        scan,
+        bounds=[(0, scan.rows)],
+        num_workers=1,
+        phase=phase,
+        report=lambda text: None,
+        scratch=scratch,
+    )
+    return strategy.fit_functions(context, images, grid=None)
 
 
 def save_hashes(context: SparkContext, store: Store, hashes: Hashes, staging: str) -> list[Move]:

@@ -188,11 +188,14 @@ class ClusterRun:
         return False
 
     def _raise_if_all_have_gone(self) -> None:
-        """Raise JobError if the launcher is over, but the leading part has not reported its end."""
+        """Raise JobError if no part runs or will be restarted, and none has reported the run's end.
+
+        The report of a part can arrive a little later than the launcher notices that the part has
+        ended, so the error is raised only after SETTLE_S."""
         now = time.monotonic()
         self._over_since = min(self._over_since, now) if self.launcher.is_over() else math.inf
         if now - self._over_since > SETTLE_S and self.rendezvous.ends.empty():
-            raise JobError("every host's part has ended without a word; see their logs")
+            raise JobError("all hosts have stopped without reporting a result; see their logs")
 
     def _raise_for(self, end: PartEnd) -> None:
         """Raise the error with which a part has ended, of the class of its exit code. A no-op for exit code 0."""

@@ -152,10 +152,10 @@ class SampledGraph:
 
 
 def equal_weight(share: float, lambda_2: float, lambda_max: float) -> tuple[float, float]:
-    """Return MATCHA's weight and s, if all matchings have the same probability.
+    """Return MATCHA's weight and s (see ``best_weight``) if all probabilities are equal.
 
     Args:
-        share: the probability.
+        share: the probability of every matching.
         lambda_2, lambda_max: of the Laplacian of all links.
     """
     from scipy.optimize import minimize_scalar
@@ -165,7 +165,11 @@ def equal_weight(share: float, lambda_2: float, lambda_max: float) -> tuple[floa
         return weight, contraction(weight, lambda_2, lambda_max)
 
     def s(weight: float) -> float:
-        # Convex in the eigenvalue, so that the largest value is at an end.
+        """Return the largest eigenvalue of the mean of W^2 - J, for W with this weight.
+
+        The matrix has the eigenvectors of the Laplacian; the polynomial below gives its
+        eigenvalue for each eigenvalue of the Laplacian but 0."""
+        # The polynomial is convex, so its maximum is at lambda_2 or at lambda_max.
         return max(
             1 - 2 * weight * share * value + weight**2 * (share**2 * value**2 + 2 * share * (1 - share) * value)
             for value in (lambda_2, lambda_max)

@@ -87,9 +87,11 @@ class WorkFolder:
             complete_log(self.folders)
 
     def close(self) -> None:
-        """Copy processes' logs and, on a host that does not lead, the rest of its events, if the home can be reached.
+        """Stop the thread, and copy processes' logs, TensorBoard files and new events to the home.
 
-        Keeps the work folder."""
+        The leading host copies no events here, because ``settle`` and every checkpoint do. Nothing
+        is copied if the home was never reached or a later start leads the run. Errors of the home
+        are ignored, and the work folder stays."""
         self._stop_thread()
         if self.folders.is_local or self._stop_error or not self._is_reached:
             return

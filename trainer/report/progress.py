@@ -73,9 +73,9 @@ class ProgressLine:
         self._quiet = quiet
         self._terminal = self._file.isatty()
         self._bar: Any = None
-        self._unsaid: str | None = None
+        self._pending: str | None = None  # the newest line that has not been printed
         self._begin = now()
-        self._next = self._begin
+        self._next = self._begin  # earliest time of the next plain line
 
     def update(self, status: RunStatus) -> None:
         """Show a status: at once on a terminal, elsewhere as a line if the last one is old enough."""
@@ -84,7 +84,7 @@ class ProgressLine:
         if self._terminal:
             self._draw(status)
             return
-        self._unsaid = line(status)
+        self._pending = line(status)
         if self._now() >= self._next:
             self._say_pending()
 
@@ -115,9 +115,9 @@ class ProgressLine:
         self._bar.set_description_str(line(status))
 
     def _say_pending(self) -> None:
-        if self._unsaid is not None:
-            self._say(self._unsaid)
-            self._unsaid = None
+        if self._pending is not None:
+            self._say(self._pending)
+            self._pending = None
             self._next = self._now() + SILENCE_S
 
     def _say(self, text: str) -> None:

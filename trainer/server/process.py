@@ -104,7 +104,7 @@ class Server:
         self.slice_server = SliceServer(
             config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote
         )
-        self._untold: list[WriteReceipt] = []  # receipts that could not be sent to server 0 yet
+        self._unsent_receipts: list[WriteReceipt] = []  # for server 0, in order
         self.leader = None if index else self._make_leader()
         self.malformed = 0
 
@@ -186,7 +186,7 @@ class Server:
             self.leader.tick(now)
         else:
             self._tell_leader(Hello(self.index, self.session), self.agreement.introduction())
-            self._tell_what_is_written()
+            self._send_receipts()
 
     def _tell_leader(self, message: Message, body: bytes = b"") -> bool:
         """Send a message to server 0. Returns False if server 0 does not read its messages."""
@@ -202,13 +202,13 @@ class Server:
         if self.leader:
             self.leader.wrote(0, generation, sequence, outcome)
         else:
-            self._untold.append(WriteReceipt(self.index, generation, sequence, int(outcome)))
-            self._tell_what_is_written()
+            self._unsent_receipts.append(WriteReceipt(self.index, generation, sequence, int(outcome)))
+            self._send_receipts()
 
-    def _tell_what_is_written(self) -> None:
+    def _send_receipts(self) -> None:
         """Send the unsent receipts in order, and keep the rest if server 0 does not read."""
-        while self._untold and self._tell_leader(self._untold[0]):
-            self._untold.pop(0)
+        while self._unsent_receipts and self._tell_leader(self._unsent_receipts[0]):
+            self._unsent_receipts.pop(0)
 
     def _drain(self, socket: zmq.Socket[bytes], most: int = 64) -> None:
         """Handle up to ``most`` waiting messages of a socket; the limit lets ``run`` do its other work in between.

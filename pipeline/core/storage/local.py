@@ -35,17 +35,20 @@ class DurableWriter(io.BufferedWriter):
 
 
 def rename_no_replace(source: str, target: str) -> None:
-    """Rename by Linux's renameat2 with RENAME_NOREPLACE. Raises FileExistsError, and OSError if it is not supported."""
+    """Rename a file, unless the target exists, on a file system without hard links.
+
+    Calls Linux's renameat2 with the flag RENAME_NOREPLACE. Raises FileExistsError if the target
+    exists, and OSError if the system or the file system does not support the flag."""
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
-        raise OSError(errno.ENOSYS, "no hard links here, and no rename that does not overwrite", target)
-    # AT_FDCWD, RENAME_NOREPLACE
+        raise OSError(errno.ENOSYS, "neither hard links nor renameat2 are supported here", target)
+    # The values of AT_FDCWD and RENAME_NOREPLACE in Linux's headers.
     at_working_folder = -100
     no_replace = 1
     if library.renameat2(at_working_folder, os.fsencode(source), at_working_folder, os.fsencode(target), no_replace):
         code = ctypes.get_errno()
         if code == errno.EINVAL:
-            raise OSError(code, "a file system without hard links and without renames that do not overwrite", target)
+            raise OSError(code, "the file system supports neither hard links nor RENAME_NOREPLACE", target)
         raise OSError(code, os.strerror(code), target)
 
 

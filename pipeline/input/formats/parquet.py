@@ -286,13 +286,13 @@ class ParquetImages(Format):
         if values.null_count:
             row = first + int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
             raise DataError(f"{path}, row {row}: the image is null")
-        if layout.dtype != "uint8":
-            return raw_images(values, size, path, first)
-        if _looks_raw(values, size):
+        # Only uint8 images can be image files. Raw images are converted as one block.
+        if layout.dtype != "uint8" or _looks_raw(values, size):
             return raw_images(values, size, path, first)
         out = np.empty((len(values), size), np.uint8)
         for at, value in enumerate(values):
-            out[at] = _pixels(value.as_py(), layout, f"{path}, row {first + at}", converts=bool(file.channels))
+            place = f"{path}, row {first + at}"
+            out[at] = _pixels(value.as_py(), layout, place, to_layout_channels=bool(file.channels))
         return out
 
 
@@ -359,7 +359,7 @@ def _shape_of(data: bytes | None, layout: Layout, place: str) -> tuple[tuple[int
     return layout.shape, False
 
 
-def _pixels(data: bytes, layout: Layout, place: str, *, converts: bool) -> npt.NDArray[np.uint8]:
+def _pixels(data: bytes, layout: Layout, place: str, *, to_layout_channels: bool) -> npt.NDArray[np.uint8]:
     """Return one image, encoded or raw, as uint8 [C*H*W]. Raises DataError.
 
     Each image is classified by itself, independent of block boundaries. Raw pixels may begin like an image file: bytes
@@ -369,7 +369,7 @@ def _pixels(data: bytes, layout: Layout, place: str, *, converts: bool) -> npt.N
         data: the bytes of the image.
         layout: the layout of the rows.
         place: the file and row, for error lines.
-        converts: whether decoded images are converted to the layout's channels.
+        to_layout_channels: convert decoded images to the layout's number of channels (--channels).
     """
     is_raw = len(data) == layout.record_bytes
     if not begins_as_image(data):
@@ -383,7 +383,7 @@ def _pixels(data: bytes, layout: Layout, place: str, *, converts: bool) -> npt.N
         if is_raw and isinstance(error, Undecodable):
             return np.frombuffer(data, np.uint8)
         raise DataError(f"{place}: {error}") from None
-    if converts:
+    if to_layout_channels:
         image = to_channels(image, layout.shape[0])
     if image.shape != layout.shape:
         size, first = ("x".join(map(str, shape)) for shape in (image.shape, layout.shape))

@@ -59,7 +59,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
 
 
 def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]:
-    """Return the entries of the workers, of an assignment without shards if only that was written."""
+    """Return the manifest's entry of every worker; without files after --assignment-only."""
     allowed = run.request.allow_empty
     histogram = written_set.placed_rows.histogram
     if written_set.rows.tally:
