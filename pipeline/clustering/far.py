@@ -135,14 +135,16 @@ def _farthest_from(centres: Ints, keep: int, ids: Ints, points: npt.NDArray[np.i
 
 
 def _merge(keep: int, left: Farthest, right: Farthest) -> Farthest:
-    """Return the ``keep`` farthest rows of two parts and one more, as ``_farthest_rows`` selects them."""
+    """Return the ``keep`` + 1 farthest rows of two parts together, see ``_farthest_rows``."""
     distances = np.concatenate([left.distances, right.distances])
     ids = np.concatenate([left.ids, right.ids])
     return _farthest_rows(keep, Farthest(distances, ids, np.concatenate([left.points, right.points])))
 
 
 def _farthest_rows(keep: int, rows: Farthest) -> Farthest:
-    """Return the ``keep`` farthest rows and one more, which shows a step below the last."""
+    """Return the ``keep`` + 1 farthest rows; equally far ones in the order of ids.
+
+    A step is found by comparing each row with the next one, so the last row needs one more."""
     order = np.lexsort((rows.ids, -rows.distances))[: keep + 1]
     return Farthest(rows.distances[order], rows.ids[order], rows.points[order])
 

@@ -203,18 +203,21 @@ def _normal_direction(sample: Rows, draw: np.random.Generator) -> Floats:
 def _step_function(sample: Rows, draw: np.random.Generator, width: float) -> _Function:
     """Return a function of ``lsh``: steps of equal width along a normal direction, with a random offset.
 
-    width: the step in the unit of the rows' numbers. The range of values follows from the range of pixels or points."""
+    width: width of a step in the unit of the rows' numbers."""
     weights, exponent = _round_to_grid(_normal_direction(sample, draw), sample)
-    steps = max(1, min(SIDES, round(width * 2.0**exponent)))
-    offset = int(draw.integers(steps))
+    # The same width in the unit of the products, whose directions are multiplied by 2^exponent.
+    scaled_width = max(1, min(SIDES, round(width * 2.0**exponent)))
+    offset = int(draw.integers(scaled_width))
+    # The lowest and the highest product of any row limit the values that the function can have.
     if sample.dtype == np.uint8:
         low = 255 * int(weights[weights < 0].sum())
         high = 255 * int(weights[weights > 0].sum())
     else:
         low = -(1 << EXACT)
         high = 1 << EXACT
-    first = (low + offset) // steps
-    return _Function(weights, offset, steps, first, (high + offset) // steps - first + 1)
+    first = (low + offset) // scaled_width
+    last = (high + offset) // scaled_width
+    return _Function(weights, offset, scaled_width, first, values=last - first + 1)
 
 
 def _threshold_function(weights: Ints, threshold: int) -> _Function:

@@ -4,7 +4,7 @@ The rule for keys of another version of the program, which every contract in JSO
 
 * A missing key takes the default of its field. Without a default it is refused.
 * An unknown key is refused if the program acts on the whole contract: configurations, checkpoints, results and launch
-  arguments, where dropping it could change a run without a word.
+  arguments, where dropping it could silently change a run.
 * An unknown key is ignored if the program only reports on the contract or reads some parts of it: manifests, the
   status, and the events and pushes of a log. Whoever rewrites such a file drops it.
 * A refusal is one line that names the key: a DataError for a file or a message, never a KeyError."""

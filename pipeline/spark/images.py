@@ -34,6 +34,8 @@ def run_on(context: SparkContext) -> Callable[[Callable[[T], R], Sequence[T]], l
 
 @dataclass(frozen=True)
 class Images:
+    """The rows of a data set, read by Spark's tasks."""
+
     context: SparkContext
     dataset: Dataset
 

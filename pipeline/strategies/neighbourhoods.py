@@ -221,7 +221,10 @@ def feature_grid(context: Context, images: Images) -> Grid:
 def fit_space(
     context: Context, *, embedding: str | None, components: float, whiten: bool, fit_rows: int | str, seed: int
 ) -> Space:
-    """Return the space of the principal components of images, or of float32 vectors and features unchanged.
+    """Return the space in which rows are compared, see ``Space``.
+
+    Images are projected to their principal components. Vectors of an embedding and other float32
+    features keep all their dimensions and are only rounded to a grid of integers.
 
     Args:
         context: the run.
@@ -300,7 +303,7 @@ def group_rows(
     scratch = context.scratch
 
     def count_and_keep(parts: Iterable[tuple[Ints, Ints]]) -> Iterator[tuple[ChunkCounts, KeptRange]]:
-        """Write the groups of a partition's rows to a file, and yield their counts and the file's id range.
+        """Write the groups of a partition's rows to a file, and yield their counts and the file.
 
         Yields nothing for a partition without rows."""
         first_id = -1
@@ -311,7 +314,7 @@ def group_rows(
             group_arrays.append(groups.astype(np.int32))
         if group_arrays:
             whole = np.concatenate(group_arrays)
-            # The blocks of a partition are consecutive, so the first id and the number of rows give all ids.
+            # The blocks of a partition are consecutive: the first id gives all ids.
             counts = count_by_chunk(np.arange(first_id, first_id + len(whole)), whole, num_groups, bounds)
             yield counts, write_groups(store, scratch, first_id, whole)
 

@@ -15,7 +15,7 @@ from pipeline.spark.session import PACKAGE
 from tests.support.trainer_runs import Training, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.unit.test_trainer_wire import FACTS, Served
-from trainer.launch.open_files import OF_A_WORKER, SPARE, needed
+from trainer.launch.open_files import FILES_PER_WORKER, SPARE, needed
 from trainer.options import all_roles, parse_roles
 from trainer.transport.addresses import local_addresses
 
@@ -56,7 +56,7 @@ def test_a_server_has_no_more_open_files_than_are_counted(tmp_path: Path) -> Non
     workers = [served.worker(index) for index in range(FACTS.num_workers)]
     for worker in workers:
         worker.step()
-    until(lambda: server.num_fds() == before + OF_A_WORKER * len(workers), "the heartbeats are there too")
+    until(lambda: server.num_fds() == before + FILES_PER_WORKER * len(workers), "the heartbeats are there too")
     assert before < SPARE
     for worker in workers:
         worker.client.close()

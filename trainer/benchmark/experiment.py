@@ -30,7 +30,7 @@ QUICK_HIGGS_ROWS = 160 * BLOCK_ROWS
 # YearPredictionMSD has 463,715 rows for training
 YEAR_ROWS = 463_715
 QUICK_YEAR_ROWS = 20_000
-TASKS = (published.NODES * published.CORES_A_NODE, 70, MAX_WORKERS, 8)
+TASKS = (published.NODES * published.CORES_PER_NODE, 70, MAX_WORKERS, 8)
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from pipeline.core.errors import UsageError
 from trainer.options import Role
 
 SPARE = 64  # other open files of a process: libraries, logs, checkpoints
-OF_A_WORKER = 3  # per worker in a server: its socket, its heartbeats' socket (server 0 only), its shared memory
-OF_A_CHILD = 3  # per child in the supervisor: its lifeline, and two pipes of the fork server
+FILES_PER_WORKER = 3  # in a server: socket, heartbeats' socket (server 0 only), shared memory
+FILES_PER_CHILD = 3  # in the supervisor: its lifeline, and two pipes of the fork server
 
 
 def raise_limit() -> None:
@@ -23,8 +23,8 @@ def raise_limit() -> None:
 
 def needed(roles: Sequence[Role], num_servers: int, num_workers: int) -> int:
     """Return the open files of the host's process that needs the most. Pure."""
-    server = OF_A_WORKER * num_workers + num_servers if any(role.kind == "server" for role in roles) else 0
-    return SPARE + max(server, OF_A_CHILD * len(roles) + num_servers)
+    server = FILES_PER_WORKER * num_workers + num_servers if any(role.kind == "server" for role in roles) else 0
+    return SPARE + max(server, FILES_PER_CHILD * len(roles) + num_servers)
 
 
 def check_limit(roles: Sequence[Role], num_servers: int, num_workers: int) -> None:

@@ -186,7 +186,7 @@ class Child:
         """Return the exit code, or None while the process runs.
 
         It is -9 after signal 9. If the fork server is gone, only the process itself can tell its code: the result is
-        then the one that it announced, or UNKNOWN if it ended without a word."""
+        then the one that it announced, or UNKNOWN if it announced none."""
         code = self.process.exitcode
         if code != UNKNOWN:
             return code

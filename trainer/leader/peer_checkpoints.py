@@ -195,6 +195,7 @@ class PeerCheckpoints:
         pending = self._pending.pop(version)
         times = PeerTimes(pending.begun, pending.link_free, min(pending.begun.values()) - origin, sent_bytes)
         final = version >= self._steps
+        # Other complete versions are not written: only the distance of their models is logged.
         is_kept = final or version in self.extra or (boundary is not None and self.config.run.epoch_checkpoints)
         state = self._state(progress, times, seconds=now - origin, final=final)
         return ReplicasAtVersion(state, pending.file, tuple(sorted(pending.begun)), sent_bytes, is_kept)

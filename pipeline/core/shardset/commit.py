@@ -137,10 +137,10 @@ def publish(
 
 
 def _paths_of_set(current: ShardSet | None) -> set[str]:
-    """Return the full paths of a set's files.
+    """Return the full paths of a set's files, which must not be deleted.
 
-    These may include files of this run: if the reply to its commit was lost, and another run has appended a generation
-    since. Listed files are never deleted."""
+    The set of another run can list files of this run: if this run's commit succeeded, but its
+    reply was lost, the other run may have appended a generation to it."""
     return {f"{current.uri}/{path}" for path in current.paths()} if current else set()
 
 

@@ -21,7 +21,7 @@ from trainer.benchmark.results.cost_model import (
 from trainer.benchmark.results.summary import SystemSummary
 
 ROWS_TO_FIT = 100_000  # with fewer, the fixed cost of a job hides the cost per row
-MASTER_CORES = published.CORES_A_NODE  # the thesis's master is a node like the others
+MASTER_CORES = published.CORES_PER_NODE  # the thesis's master is a node like the others
 Samples = Sequence[TimedMiniBatch]
 
 
@@ -49,7 +49,7 @@ class Prediction:
         rows: of the set.
         mllib: seconds by cause.
         sync: seconds by cause of the synchronous server with one worker per node.
-        sync_a_core_s: seconds of the synchronous server with one worker per core.
+        sync_per_core_s: seconds of the synchronous server with one worker per core.
         async_s: seconds of the asynchronous server with one worker per node.
     """
 
@@ -58,18 +58,18 @@ class Prediction:
     rows: int
     mllib: Mapping[str, float]
     sync: Mapping[str, float]
-    sync_a_core_s: float
+    sync_per_core_s: float
     async_s: float
 
     @property
     def gap(self) -> float:
-        """Return MLlib's seconds / the synchronous server's."""
+        """Return MLlib's seconds / the synchronous server's, with one worker per node."""
         return sum(self.mllib.values()) / sum(self.sync.values())
 
     @property
-    def gap_a_core(self) -> float:
-        """Return the gap with one worker per core."""
-        return sum(self.mllib.values()) / self.sync_a_core_s
+    def gap_per_core(self) -> float:
+        """Return MLlib's seconds / the synchronous server's, with one worker per core."""
+        return sum(self.mllib.values()) / self.sync_per_core_s
 
 
 @dataclass(frozen=True)
@@ -282,29 +282,29 @@ def predict_mini_batches(model: Model, spark: SparkCosts, server: ServerCosts) -
     rows = published.SYNTHETIC_ROWS[model]
     nodes = published.NODES
     weights = count_model_weights(model)
-    cores = nodes * published.CORES_A_NODE
+    cores = nodes * published.CORES_PER_NODE
     # MLlib runs a task per core, the thesis's server a worker per node. The benchmark's own server has a worker per
     # core, and so twice the pushes, which is predicted as well.
-    a_core, a_node = (Cluster(cores, tasks, MASTER_CORES) for tasks in (cores, nodes))
+    per_core, per_node = (Cluster(cores, tasks, MASTER_CORES) for tasks in (cores, nodes))
     return [
         Prediction(
             model,
             batch,
             rows,
-            spark.split(rows, batch, weights, a_core),
-            server.split(rows, batch, weights, a_node),
-            server.mini_batch_s(rows, batch, weights, a_core),
-            server.asynchronous_s(rows, batch, weights, a_node),
+            spark.split(rows, batch, weights, per_core),
+            server.split(rows, batch, weights, per_node),
+            server.mini_batch_s(rows, batch, weights, per_core),
+            server.asynchronous_s(rows, batch, weights, per_node),
         )
         for batch in (rows, rows // 100, rows // 1000)
     ]
 
 
 def average_gaps(models: Sequence[CostModel]) -> tuple[float, float] | None:
-    """Return the mean predicted gaps with one worker per node and with one worker per core, or None.
+    """Return the means of ``gap`` and ``gap_per_core``, MLlib's predicted slowdown factors.
 
-    The mean is over configurations with mini-batches, which the thesis averages too."""
+    The means are over mini-batches smaller than the set, as in the thesis; None if there are none."""
     predictions = [each for model in models for each in model.predictions if each.batch < each.rows]
     if not predictions:
         return None
-    return fmean(each.gap for each in predictions), fmean(each.gap_a_core for each in predictions)
+    return fmean(each.gap for each in predictions), fmean(each.gap_per_core for each in predictions)

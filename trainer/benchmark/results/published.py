@@ -24,7 +24,7 @@ READ_THROUGHPUT: dict[Model, tuple[int, int]] = {
     "perceptron": (1_986_486, 788_048),
 }
 NODES = 140
-CORES_A_NODE = 2
+CORES_PER_NODE = 2
 # "The average performance gap when scaling to 140 nodes" (1.3), "on a 140-node synthetic workload" (7.1.2). The thesis
 # does not list the configurations in the average.
 AVERAGE_GAP = 8.23

@@ -302,7 +302,9 @@ class PeerEngine:
         self.progress.finish(worker, self._measured[worker])
 
     def _descend(self, worker: int, values: Floats) -> None:
-        """Subtract the gradient of a worker's model from other values, which become its model."""
+        """Replace a worker's model by ``values``, updated by the gradient of its present model.
+
+        values: the present model, or its average with the neighbours' models."""
         peer = self.peers[worker]
         round = self.progress.members[worker].clock
         vector, examples, loss, correct, rows = self.compute.step(worker, round, [peer.replica.values])

@@ -211,14 +211,16 @@ class AllReduceClient:
             self.link.send(report[0], b"", report[1])
 
     def _look_at_connections(self, now: float) -> None:
-        """Report a broken connection to a worker or to server 0, because messages of this view may be lost."""
+        """Ask server 0 for a new view if a connection broke, because messages may be lost.
+
+        Checks every WATCH_S seconds. Raises JobError if another member stays unreachable."""
         if now - self._watched_at < WATCH_S:
             return
         self._watched_at = now
-        # A new connection has a new identity, which server 0 learns from the first message on it.
-        has_left = self.link.watch.has_broken()  # raises UsageError for a wrong token
         is_member = self.replica.phase is not Phase.OUTSIDE
-        has_broken = self.mesh.has_broken()
+        # No call may be skipped, because each also reads the events of its connections.
+        has_broken = self.link.watch.has_broken()  # raises UsageError for a wrong token
+        has_broken |= self.mesh.has_broken()
         # The collective's connections can break alone. Without a new view the round would never end.
         if self.collective:
             has_broken |= self.collective.has_broken(now)
@@ -228,7 +230,8 @@ class AllReduceClient:
                 f"cannot reach {other} for {UNREACHABLE_S:g} s: let workers reach each other at any port, or use"
                 " --exchange parameter-server"
             )
-        if (has_broken or has_left) and is_member:
+        # Server 0 can answer over a new connection only after a first message on it: this one.
+        if has_broken and is_member:
             self.link.send(LinkLoss(self.worker, self.process, self.replica.number))
 
     def _beat(self) -> PeerBeat:

@@ -169,7 +169,7 @@ class NeighbourClient:
         if now - self._watched_at < WATCH_S:
             return
         self._watched_at = now
-        # A new connection has a new identity, which server 0 learns from the first message on it.
+        # Report at once: server 0 can answer over a new connection only after a first message.
         if self.link.watch.has_broken():  # raises UsageError for a wrong token
             self._reported_at = 0.0
             self._sent_copies = {}
