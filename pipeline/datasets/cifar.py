@@ -14,8 +14,7 @@ import sys
 import tarfile
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
@@ -27,11 +26,9 @@ import requests
 from pipeline.core import command_line
 from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.core.storage.hadoop_conf import hadoop_conf, webhdfs_address
 from pipeline.core.storage.http import BACKOFF_S, CHUNK_BYTES, ResumingDownloader, innermost_reason
 from pipeline.core.storage.objects import is_object
-from pipeline.core.storage.store import Store
-from pipeline.core.storage.webhdfs import connect
+from pipeline.core.storage.store import Store, configured_store
 
 HOME_PAGE = "https://www.cs.toronto.edu/~kriz/"
 # Spark and Hadoop ignore names that begin with _ or .
@@ -153,75 +150,19 @@ class LocalTarget:
             os.replace(files, self.folder)  # fails if the target folder is not empty
 
 
-class HdfsTarget:
-    """A folder on HDFS through WebHDFS, which passes gateways.
-
-    The store's client cannot take its place: it speaks to NameNode and DataNodes directly, so that --webhdfs and
-    clusters behind a gateway would stay out of reach."""
-
-    def __init__(self, path: str, webhdfs: str, kerberos: bool = False) -> None:
-        self.path = path.rstrip("/")
-        self.webhdfs = webhdfs
-        self._client = connect(webhdfs, kerberos=kerberos)
-
-    def sizes(self) -> dict[str, int] | None:
-        with self._errors():
-            status = self._client.status(self.path, strict=False)
-            if status is None:
-                return None
-            if status["type"] != "DIRECTORY":
-                raise UsageError(f"{self.path} is a file; give --to a folder that does not exist yet")
-            return {name: entry["length"] for name, entry in self._client.list(self.path, status=True)}
-
-    def read(self, name: str) -> bytes:
-        with self._errors(), self._client.read(f"{self.path}/{name}") as reader:
-            return bytes(reader.read())
-
-    def publish(self, fill: Callable[[Path], None]) -> None:
-        """Fill a local temporary folder, upload it to a hidden folder beside the target, and rename that."""
-        parent, _, name = self.path.rpartition("/")
-        partial = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}"
-        with tempfile.TemporaryDirectory() as work, self._errors():
-            with path_in_errors(tempfile.gettempdir()):
-                fill(Path(work))
-            try:
-                self._client.makedirs(partial)
-                for file in sorted(Path(work).iterdir()):
-                    self._client.upload(f"{partial}/{file.name}", str(file), chunk_size=CHUNK_BYTES)
-                # HDFS moves a folder *into* an existing one, so an empty one goes first.
-                if self._client.status(self.path, strict=False) is not None:
-                    self._client.delete(self.path)  # not recursive: fails if the folder is not empty
-                self._client.rename(partial, self.path)
-            finally:
-                self._client.delete(partial, recursive=True)  # returns False after the rename, as it is gone
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Convert errors of the client in a ``with`` block to JobErrors of one line."""
-        import hdfs
-
-        try:
-            yield
-        except hdfs.HdfsError as error:
-            first = str(error).splitlines()[0]
-            raise JobError(f"{self.webhdfs} refused {self.path}: {first}; check its rights and --to") from error
-        except requests.RequestException as error:
-            raise JobError(
-                f"{self.webhdfs} cannot be reached: {innermost_reason(error)}; start HDFS, or name its web address with"
-                " --webhdfs"
-            ) from error
-
-
 @dataclass(frozen=True)
 class StoreTarget:
-    """A folder of an object store.
-
-    Files appear one by one, and are valid once the marker of an unfinished upload is deleted."""
+    """A folder on HDFS or in an object store."""
 
     uri: str
     store: Store
 
     def sizes(self) -> dict[str, int] | None:
+        if not is_object(self.uri):
+            if not self.store.exists(self.uri):
+                return None
+            if not self.store.info(self.uri).is_dir:
+                raise UsageError(f"{self.uri} is a file; give --to a folder that does not exist yet")
         sizes = {entry.name: entry.bytes for entry in self.store.list(self.uri)}
         return None if UNFINISHED in sizes else sizes
 
@@ -229,36 +170,47 @@ class StoreTarget:
         return self.store.read(f"{self.uri}/{name}")
 
     def publish(self, fill: Callable[[Path], None]) -> None:
-        """Fill a local temporary folder and upload its files, while the marker UNFINISHED exists in the target."""
+        """Fill a local temporary folder and upload its files.
+
+        On HDFS they go to a hidden folder, which is renamed. An object store cannot rename: files appear there one by
+        one, and are valid once the marker UNFINISHED is deleted."""
         with tempfile.TemporaryDirectory() as work:
             with path_in_errors(tempfile.gettempdir()):
                 fill(Path(work))
-            self.store.replace(f"{self.uri}/{UNFINISHED}", b"")
-            for file in sorted(Path(work).iterdir()):
-                self.store.replace(f"{self.uri}/{file.name}", file.read_bytes())  # 30 MB each
-            self.store.delete(f"{self.uri}/{UNFINISHED}")
+            if is_object(self.uri):
+                self.store.replace(f"{self.uri}/{UNFINISHED}", b"")
+                self._upload(Path(work), self.uri)
+                self.store.delete(f"{self.uri}/{UNFINISHED}")
+                return
+            parent, _, name = self.uri.rpartition("/")
+            partial = f"{parent}/.{name}.{uuid.uuid4().hex[:12]}"
+            try:
+                self.store.makedirs(partial)
+                self._upload(Path(work), partial)
+                self.store.remove_empty(self.uri)
+                self.store.rename(partial, self.uri)  # fails if the target folder is not empty
+            finally:
+                self.store.delete(partial)
+
+    def _upload(self, source: Path, uri: str) -> None:
+        for file in sorted(source.iterdir()):
+            self.store.replace(f"{uri}/{file.name}", file.read_bytes())  # 30 MB each
 
 
 def target_of(uri: str, webhdfs: str | None) -> Target:
-    """Return the target for a path or URI. Raises UsageError for an unknown scheme, or an hdfs:// URI without a host or
-    folder.
+    """Return the target for a path or URI. Raises UsageError for an unknown scheme, or a URI without a host or folder.
 
-    webhdfs: the NameNode's web address; None: from Hadoop's configuration."""
+    webhdfs: the web address through which an hdfs:// URI is written; None: HDFS's own protocol."""
     parts = urlparse(uri)
     if parts.scheme in ("", "file"):
         return LocalTarget(Path(os.path.abspath(parts.path if parts.scheme else uri)))
-    if is_object(uri):
-        return StoreTarget(Store().resolve(uri), Store())
-    if parts.scheme != "hdfs":
-        raise UsageError(f"{uri}: the scheme {parts.scheme!r} is not supported; use a path, hdfs:// or s3://")
-    if not parts.path.strip("/"):
-        raise UsageError(f"{uri} names no folder; write hdfs://host:port/folder")
-    conf = hadoop_conf(os.environ.get("HADOOP_CONF_DIR", ""))
-    # Without a host, the address would be http://:9870, and its connection error would not say what is missing.
-    if not (webhdfs or parts.netloc or conf.get("fs.defaultFS")):
-        raise UsageError(f"{uri} names no host and HADOOP_CONF_DIR sets none; write hdfs://host:port/folder")
-    kerberos = conf.get("hadoop.security.authentication") == "kerberos"
-    return HdfsTarget(parts.path, webhdfs or webhdfs_address(parts.netloc, conf), kerberos)
+    if parts.scheme == "hdfs" and webhdfs:
+        web = urlparse(webhdfs)
+        uri = f"{'swebhdfs' if web.scheme == 'https' else 'webhdfs'}://{web.netloc}{parts.path}"
+    store = configured_store()
+    if not (is_object(uri) or parts.path.strip("/")):
+        raise UsageError(f"{uri} names no folder; write {parts.scheme}://host:port/folder")
+    return StoreTarget(store.resolve(uri), store)
 
 
 # -------------------------------------------------------------------------------------------------- the whole
@@ -321,7 +273,7 @@ def fetch(
         archive: the archive.
         to: the folder, local or as a URI.
         base_url: the home page or a mirror.
-        webhdfs: the NameNode's web address; None: from Hadoop's configuration.
+        webhdfs: the web address through which hdfs:// is written; None: HDFS's own protocol.
         cache: the folder for archives.
         backoff_s: the pause before the first retry, in seconds.
     """
@@ -348,9 +300,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--layout", choices=("bin", "py"), default="bin", help="binary records or pickles (default: %(default)s)"
     )
-    parser.add_argument("--to", required=True, metavar="URI", help="folder to create, local, hdfs:// or s3://")
     parser.add_argument(
-        "--webhdfs", metavar="URL", help="web address of the NameNode, such as http://host:9870 (default: detected)"
+        "--to", required=True, metavar="URI", help="folder to create, local, hdfs://, webhdfs:// or s3://"
+    )
+    parser.add_argument(
+        "--webhdfs", metavar="URL", help="write hdfs:// through this web address, such as http://host:9870"
     )
     parser.add_argument(
         "--base-url", default=HOME_PAGE, metavar="URL", help="home page or mirror (default: %(default)s)"

@@ -10,7 +10,7 @@ from pyspark import SparkContext
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.attempt import try_claim
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.uri import is_remote
+from pipeline.core.storage.uri import is_hdfs, is_remote
 from pipeline.doctor.facts import check_access
 from pipeline.doctor.places import invisible_path_error, output_error
 from pipeline.doctor.security import is_kerberos, no_tokens
@@ -41,7 +41,7 @@ def _check(context: SparkContext, store: Store, paths: Mapping[str, tuple[str, s
     if str(context.master).startswith("local"):
         return
     local = {flag: both for flag, both in paths.items() if not is_remote(both[0])}
-    kerberos = is_kerberos(dict(store.conf)) and any(path.startswith("hdfs://") for path, _ in paths.values())
+    kerberos = is_kerberos(dict(store.conf)) and any(is_hdfs(path) for path, _ in paths.values())
     if not local and not kerberos:
         return
     tasks = context.defaultParallelism

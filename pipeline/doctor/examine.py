@@ -14,6 +14,7 @@ from pipeline.core.storage.hdfs import UMASK, parse_umask
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.retries import call_within
 from pipeline.core.storage.store import Store, configured_store
+from pipeline.core.storage.uri import is_hdfs
 from pipeline.doctor.checks import FAILED, OK, Check, has_failed, shorten_names
 from pipeline.doctor.clocks import Reading, check_clocks, closest
 from pipeline.doctor.executors import facts_of_executors, reach_of_executors
@@ -107,10 +108,10 @@ class Examination:
     def _judge_settings(self, conf: dict[str, str], facts: list[ProcessFacts]) -> None:
         """Add the checks of Kerberos and of the umask. conf: Hadoop's settings of the store."""
         paths = [uri for uri in (self.source, self.output) if uri]
-        uses_hdfs = any(uri.startswith("hdfs:") for uri in paths)
+        uses_hdfs = any(map(is_hdfs, paths))
         self.checks.append(check_kerberos(is_kerberos(conf), uses_hdfs, facts))
         if self.output and not is_object(self.output):
-            on_hdfs = self.output.startswith("hdfs:")
+            on_hdfs = is_hdfs(self.output)
             self.checks.append(check_umask(facts, parse_umask(conf.get(UMASK, "022")) if on_hdfs else None))
 
     def _judge_places(self, store: Store, context: SparkContext | None) -> list[Reading]:

@@ -15,6 +15,7 @@ from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios, parse_ratios
 from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.store import configured_store
+from pipeline.core.storage.uri import is_hdfs
 from pipeline.input.formats import FORMATS
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
@@ -23,7 +24,8 @@ from pipeline.strategies import Strategy
 
 COMMON = ("seed",)  # parameters of every strategy, listed among the flags of the run
 EPILOG = """\
-Paths are local (plain or file:), hdfs://host:port/path or s3://bucket/path.
+Paths are local (plain or file:), hdfs://host:port/path, webhdfs://host:port/path
+or s3://bucket/path.
 The values of --ds and --run-id replace {ds} and {run_id} in paths. Exit codes:
 0 done or already committed, 2 wrong usage, 3 broken input, 1 other errors; on
 YARN in cluster mode, the cluster's own 0 or 1."""
@@ -236,7 +238,7 @@ def fill_in(uri: str, args: argparse.Namespace) -> str:
         if key not in interval:
             raise UsageError(f"{uri} contains {{{key}}}, but --{key.replace('_', '-')} is not given")
         # HDFS forbids colons in names, and Airflow's run ids have them. The manifest stores the id unchanged.
-        value = interval[key].replace(":", "_") if uri.startswith("hdfs:") else interval[key]
+        value = interval[key].replace(":", "_") if is_hdfs(uri) else interval[key]
         uri = uri.replace(f"{{{key}}}", value)
     return uri
 

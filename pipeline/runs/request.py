@@ -17,7 +17,7 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import lowest_terms
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
-from pipeline.core.storage.uri import split_uri
+from pipeline.core.storage.uri import WEB_SCHEMES, split_uri
 from pipeline.doctor.places import output_error
 from pipeline.input.files import check_apart, match_paths
 from pipeline.input.read_options import ReadOptions
@@ -96,9 +96,11 @@ def preflight(request: Request, *strategies: Strategy) -> None:
 def only_spark_knows(uri: str) -> bool:
     """True if only Spark's settings may contain the address of a place or the right to use it.
 
-    Examples are a name service, keys of S3, and spark-submit's --proxy-user."""
+    Examples are a name service, keys of S3, whether WebHDFS asks for Kerberos, and spark-submit's --proxy-user."""
     scheme, authority, _ = split_uri(uri)
-    return is_object(uri) or (scheme == "hdfs" and (":" not in authority or _is_for_another_user()))
+    if is_object(uri) or scheme in WEB_SCHEMES:
+        return True
+    return scheme == "hdfs" and (":" not in authority or _is_for_another_user())
 
 
 def _is_for_another_user() -> bool:
@@ -126,10 +128,10 @@ def check_output(store: Store, request: Request) -> None:
 
     request: with resolved places."""
     output = request.output
-    if store.encrypts_spill and is_object(output):
+    if store.encrypts_spill and (is_object(output) or split_uri(output)[0] in WEB_SCHEMES):
         raise UsageError(
-            f"--output {output}: writes to an object store pass through unencrypted temporary files, which"
-            f" {ENCRYPTED_SPILL}=true forbids; write to HDFS or a local folder, or unset it"
+            f"--output {output}: writes to an object store or WebHDFS pass through unencrypted temporary files, which"
+            f" {ENCRYPTED_SPILL}=true forbids; write to hdfs:// or a local folder, or unset it"
         )
     for source in filter(None, (request.input, request.eval_input)):
         check_apart(store, output, source)

@@ -34,7 +34,8 @@ class Hdfs(Cluster):
 
     The current user is the superuser. A folder that already holds a file system is served again, not formatted.
 
-    uri: hdfs://127.0.0.1:PORT; webhdfs_url: http://127.0.0.1:PORT; conf_dir: for HADOOP_CONF_DIR.
+    uri: hdfs://127.0.0.1:PORT; webhdfs_url: http://127.0.0.1:PORT; web_uri: webhdfs://127.0.0.1:PORT; conf_dir: for
+    HADOOP_CONF_DIR.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Hdfs(Cluster):
         self.rpc_port, self.http_port = rpc_port or ports[0], http_port or ports[1]
         self.uri = f"hdfs://{HOST}:{self.rpc_port}"
         self.webhdfs_url = f"http://{HOST}:{self.http_port}"
+        self.web_uri = f"webhdfs://{HOST}:{self.http_port}"
         self.conf_dir = self.folder / "conf"
         self._datanode_ports = [ports[2 + 3 * i : 5 + 3 * i] for i in range(datanodes)]
         self._detached = detached

@@ -84,9 +84,10 @@ def assert_trained(output: str, *, with_evaluation: bool) -> None:
 
 
 def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None:
+    """The sample and the run are on HDFS by its own protocol, the shards through WebHDFS."""
     target = Target(f"{hdfs.uri}/default-flags", {"master": standalone.master_url, "env": QUIET})
     sample = upload_sample(target.root)
-    shards, output = f"{target.root}/shards", f"{target.root}/run"
+    shards, output = f"{hdfs.web_uri}/default-flags/shards", f"{target.root}/run"
     both = ("--input", sample, "--eval-input", sample)
     target.run("distribution_aware.py", *both, "--output", shards, "--workers", 2)
     assert_sharded(shards, 2, with_evaluation=True)

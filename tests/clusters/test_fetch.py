@@ -53,7 +53,7 @@ def test_on_hdfs_files_arrive_whole_or_not_at_all(mirror: Mirror, hdfs: Hdfs, tm
     for name, data in FILES.items():
         with client.read(f"/data/set/{name}") as reader:
             assert reader.read() == data
-    assert json.loads(target_of("hdfs:///data/set", web).read(RECORD))["md5"] == archive.md5
+    assert json.loads(target_of(f"{hdfs.uri}/data/set", None).read(RECORD))["md5"] == archive.md5
 
     client.makedirs("/data/empty")
     assert publish("/data/empty")

@@ -1,6 +1,6 @@
 """A folder on every kind of store for tests that must hold on all of them, and what such tests share: a pytest plugin.
 
-A test with the fixture ``place`` runs on a local disk, on HDFS and on S3. The last two count as slow."""
+A test with the fixture ``place`` runs on a local disk, on HDFS, through WebHDFS and on S3. All but the first are slow."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from trainer.home.place import StorePlace
 STORE = Store()
 
 
-@pytest.fixture(params=["file", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("hdfs", "s3"))])
+@pytest.fixture(params=["file", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("hdfs", "webhdfs", "s3"))])
 def place(request: pytest.FixtureRequest) -> str:
     """A folder on each kind of store, which is not there yet. A test may name some (``indirect``)."""
     kind = request.param
-    root = request.getfixturevalue("tmp_path") if kind == "file" else request.getfixturevalue(kind).uri
+    if kind == "webhdfs":
+        root = request.getfixturevalue("hdfs").web_uri
+    else:
+        root = request.getfixturevalue("tmp_path") if kind == "file" else request.getfixturevalue(kind).uri
     return f"{root}/set-{uuid.uuid4().hex[:8]}"
 
 

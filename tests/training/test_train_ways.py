@@ -160,8 +160,7 @@ def test_a_run_reads_hdfs_natively_and_through_a_gateway(hdfs: Hdfs, shards: Pat
     """Wherever the shards are read from, a run ends with the same bits."""
     expected = vector(runs(batch_norm="ema"))[0]
     hdfs.client().upload("/train-ways", str(shards))
-    gateway = hdfs.webhdfs_url.replace("http://", "webhdfs://")
-    for number, uri in enumerate((f"{hdfs.uri}/train-ways", f"{gateway}/train-ways")):
+    for number, uri in enumerate((f"{hdfs.uri}/train-ways", f"{hdfs.web_uri}/train-ways")):
         config = make_config(uri, tmp_path / f"run-{number}", model="cnn", protocol="bsp", **COMMON)
         result = train(config, Options(silent=True, report=False))
         assert result is not None

@@ -132,6 +132,7 @@ def kill_before_changes(place: str, older: bool, workers: int, every: int) -> li
         ("file", False),
         ("file", True),
         pytest.param("hdfs", True, marks=pytest.mark.full),
+        pytest.param("webhdfs", True, marks=pytest.mark.full),
         pytest.param("s3", True, marks=pytest.mark.full),
     ],
     indirect=["place"],

@@ -18,10 +18,11 @@ import pytest
 from pipeline.__main__ import main
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.storage.hadoop_conf import read_site, webhdfs_address
+from pipeline.core.storage.hdfs import PROXY_USER
 from pipeline.core.storage.http import ResumingDownloader, first_byte, validator
 from pipeline.core.storage.webhdfs import connect, user_name
 from pipeline.datasets import cifar as fetch
-from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive, target_of
+from pipeline.datasets.cifar import ARCHIVES, RECORD, Archive
 
 FILES = {"batches.meta.txt": b"a\nb\n", **{f"data_batch_{i}.bin": os.urandom(70_000) for i in range(1, 6)}}
 FILES["test_batch.bin"] = os.urandom(50_000)
@@ -404,38 +405,26 @@ def test_a_content_range_tells_where_the_answer_starts(header: str, start: int) 
 
 
 HA = {
-    "fs.defaultFS": "hdfs://prod",
     "dfs.nameservices": "prod",
     "dfs.namenode.http-address.prod.nn1": "m1:9870",
     "dfs.namenode.http-address.prod.nn2": "m2:9870",
+    "dfs.namenode.https-address.prod.nn1": "m1:9871",
 }
 
 
 @pytest.mark.parametrize(
-    ("authority", "conf", "expected"),
+    ("authority", "secure", "expected"),
     [
-        ("nn:8020", {}, "http://nn:9870"),
-        ("nn:8020", {"fs.defaultFS": "hdfs://nn:8020"}, "http://nn:9870"),
-        ("", {"fs.defaultFS": "hdfs://nn:8020"}, "http://nn:9870"),
-        ("nn:1", {"fs.defaultFS": "hdfs://nn:1", "dfs.namenode.http-address": "0.0.0.0:50"}, "http://nn:50"),
-        ("other:8020", {"fs.defaultFS": "hdfs://nn:1", "dfs.namenode.http-address": "nn:50"}, "http://other:9870"),
-        ("prod", HA, "http://m1:9870;http://m2:9870"),
-        ("", HA, "http://m1:9870;http://m2:9870"),
-        (
-            "nn:1",
-            {
-                "fs.defaultFS": "hdfs://nn:1",
-                "dfs.http.policy": "HTTPS_ONLY",
-                "dfs.namenode.https-address": "nn:51",
-            },
-            "https://nn:51",
-        ),
+        ("nn:14000", False, "http://nn:14000"),
+        ("nn:14000", True, "https://nn:14000"),
+        ("nn", False, "http://nn:9870"),
+        ("nn", True, "https://nn:9871"),
+        ("prod", False, "http://m1:9870;http://m2:9870"),
+        ("prod", True, "https://m1:9871"),
     ],
 )
-def test_the_webhdfs_address_follows_the_hadoop_configuration(
-    authority: str, conf: dict[str, str], expected: str
-) -> None:
-    assert webhdfs_address(authority, conf) == expected
+def test_the_webhdfs_address_follows_the_hadoop_configuration(authority: str, secure: bool, expected: str) -> None:
+    assert webhdfs_address(authority, HA, secure=secure) == expected
 
 
 def test_a_user_without_a_name_is_told_to_give_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,10 +433,12 @@ def test_a_user_without_a_name_is_told_to_give_one(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("getpass.getuser", getuser)
     monkeypatch.setenv("HADOOP_USER_NAME", "alice")
-    assert user_name() == "alice"
+    monkeypatch.delenv("SPARK_USER", raising=False)
+    assert user_name({}) == "alice"
+    assert user_name({PROXY_USER: "bob"}) == "bob"
     monkeypatch.delenv("HADOOP_USER_NAME")
     with pytest.raises(UsageError, match=r"has no name here .*: set HADOOP_USER_NAME"):
-        user_name()
+        user_name({})
 
 
 def test_a_hadoop_site_file_is_read() -> None:
@@ -455,12 +446,13 @@ def test_a_hadoop_site_file_is_read() -> None:
     assert read_site(xml) == {"a.b": "1"}
 
 
-def test_an_absent_webhdfs_is_one_line(mirror: Mirror) -> None:
+def test_an_absent_webhdfs_is_one_line(mirror: Mirror, tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-        with pytest.raises(JobError, match=r"cannot be reached: Connection refused; start HDFS"):
-            target_of("hdfs://127.0.0.1:1/x", f"http://127.0.0.1:{port}").sizes()
+        web = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(JobError, match=r"Connection refused; check that http://127.0.0.1:\d+ is up") as refused:
+            fetch.fetch(archive_of(b""), "hdfs://127.0.0.1:1/x", base_url=mirror.url, webhdfs=web, cache=tmp_path)
+        assert "\n" not in str(refused.value)
 
 
 def test_a_cluster_with_kerberos_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,4 +460,4 @@ def test_a_cluster_with_kerberos_needs_its_package(monkeypatch: pytest.MonkeyPat
     with pytest.raises(
         UsageError, match=r"^http://h:9870 asks for Kerberos: install hdfs\[kerberos\] and run kinit first$"
     ):
-        connect("http://h:9870", kerberos=True)
+        connect("http://h:9870", {"hadoop.security.authentication": "kerberos"})

@@ -200,6 +200,7 @@ def kill_at(step: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("place", ["file", "hdfs", "s3"], indirect=True)
 def test_a_writer_killed_on_a_store_leaves_a_whole_checkpoint(place: str) -> None:
     found = elsewhere(killed_at_every_change, place)
     assert len(found) > 5, "there are more steps than that"
@@ -210,7 +211,7 @@ def test_a_writer_killed_on_a_store_leaves_a_whole_checkpoint(place: str) -> Non
 @pytest.mark.parametrize(
     ("output", "part"),
     [
-        ("webhdfs://name:9870/run", "for reading"),
+        ("webhdfs:///run", "'' is not host:port"),
         ("http://name/run", "for reading"),
         ("hdfs:/x", "no host"),
         ("ftp://name/run", "'ftp' is not supported"),

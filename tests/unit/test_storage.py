@@ -21,9 +21,9 @@ import pytest
 from pipeline.core.atomic import path_in_errors, write_durably
 from pipeline.core.errors import UsageError
 from pipeline.core.storage import hdfs as storage
+from pipeline.core.storage.files import SpooledWriter
 from pipeline.core.storage.hdfs import PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
 from pipeline.core.storage.local import DurableWriter
-from pipeline.core.storage.objects import ObjectWriter
 from pipeline.core.storage.retries import call_within, is_transient
 from pipeline.core.storage.store import Store
 from pipeline.spark.store import submitted_for
@@ -391,7 +391,7 @@ def test_a_full_disk_is_named_by_what_was_being_written(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/state'"):
         write_durably(tmp_path / "state", b"data")
     assert not list(tmp_path.iterdir())
-    writer = ObjectWriter.__new__(ObjectWriter)  # without a client
+    writer = SpooledWriter(lambda file, size: None)
     writer._spool = type("Spool", (), {"write": full, "close": lambda self: None})()
     with pytest.raises(OSError, match=r"No space left on device: '/"):
         writer.write(b"data")

@@ -38,11 +38,9 @@ from pipeline.core.shardset.schema import (
     raw_images,
 )
 from pipeline.core.shardset.versions import NAME
-from pipeline.core.storage.objects import SCHEMES
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
-from pipeline.core.storage.store import configured_settings
+from pipeline.core.storage.store import Store, configured_store
 from pipeline.core.storage.uri import split_uri
-from pipeline.core.storage.webhdfs import ReadStore
 from trainer.config import Data
 from trainer.models.base import ModelInput
 from trainer.watchdog import kick
@@ -241,15 +239,9 @@ def load_eval(shards: Shards, on_loaded: OnLoaded | None = None, *, targets: boo
     return _load(shards, files, on_loaded, targets) if files else None
 
 
-def store_of(uri: str) -> ReadStore:
-    """Return a store for reading a URI.
-
-    It reads Hadoop's configuration only if the URI lacks what is needed: the keys of an object store, or the host of
-    ``hdfs:///path``."""
-    scheme, authority, _ = split_uri(uri)
-    if scheme in SCHEMES or (scheme, authority) == ("hdfs", ""):
-        return ReadStore(configured_settings())
-    return ReadStore()
+def store_of(uri: str) -> Store:
+    """Return a store for reading a URI, with Hadoop's configuration unless it is a local path."""
+    return Store() if split_uri(uri)[0] in ("", "file") else configured_store()
 
 
 def _check_layout(shards: Shards) -> None:

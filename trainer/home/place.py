@@ -78,7 +78,7 @@ def resolve_home(output: str) -> str:
     """Return --output in its canonical form for all processes: an absolute path or a canonical URI.
 
     Raises UsageError for an address that cannot be written, or a local path that leads through a file."""
-    if split_uri(output)[0] in ("webhdfs", "http", "https"):
+    if split_uri(output)[0] in ("http", "https"):
         raise UsageError(f"--output {output}: that is for reading; give a local folder, hdfs:// or s3://")
     try:
         home = place_of(output)

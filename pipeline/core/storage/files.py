@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import io
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Protocol
+from typing import IO, Any, BinaryIO, Protocol
+
+from pipeline.core.atomic import path_in_errors
+
+IN_MEMORY_BYTES = 64 << 10  # of each open file, of which a task has hundreds; the rest is spooled to the local disk
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,48 @@ class RemoteReader(io.RawIOBase):
         data = self.read(len(buffer)) or b""
         buffer[: len(data)] = data
         return len(data)
+
+
+class SpooledWriter(io.RawIOBase):
+    """A writer that spools to a local file and uploads it when it is closed.
+
+    After an exception in its ``with`` block, or if it is never closed, nothing is uploaded.
+
+    upload(file, bytes): creates the remote file from the spooled one, which is at its beginning."""
+
+    def __init__(self, upload: Callable[[IO[bytes], int], None]) -> None:
+        self._upload = upload
+        self._spool = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115  closed with this one
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        with path_in_errors(tempfile.gettempdir()):
+            return self._spool.write(data)
+
+    def close(self) -> None:
+        """Upload the spooled bytes and delete the spool."""
+        if self.closed:
+            return
+        try:
+            size = self._spool.tell()
+            with path_in_errors(tempfile.gettempdir()):
+                self._spool.seek(0)  # writes what is buffered
+            self._upload(self._spool, size)
+        finally:
+            self._discard()
+
+    def _discard(self) -> None:
+        self._spool.close()
+        super().close()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._discard() if kind else self.close()
+
+    def __del__(self) -> None:
+        if not self.closed:
+            self._discard()
 
 
 class Files(Protocol):

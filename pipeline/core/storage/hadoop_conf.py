@@ -3,7 +3,6 @@
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlparse
 
 from pipeline.core.errors import UsageError
 
@@ -28,21 +27,14 @@ def hadoop_conf(folder: str) -> dict[str, str]:
     return conf
 
 
-def webhdfs_address(authority: str, conf: Mapping[str, str]) -> str:
-    """Return the WebHDFS address of an hdfs:// authority; for a name service several, joined by semicolons.
+def webhdfs_address(authority: str, conf: Mapping[str, str], *, secure: bool) -> str:
+    """Return the web address of a NameNode or gateway; for a name service several, joined by semicolons.
 
-    The configuration applies only to its own file systems (the default one and its name services). The NameNode of
-    another cluster is expected at Hadoop's default web port."""
-    host = authority.partition(":")[0]
-    default = urlparse(conf.get("fs.defaultFS", "")).netloc
-    services = conf.get("dfs.nameservices", "").replace(",", " ").split()
-    if authority not in ("", default, *services):
-        return f"http://{host}:9870"
-    secure = conf.get("dfs.http.policy", "HTTP_ONLY") == "HTTPS_ONLY"
-    scheme, key = ("https", "dfs.namenode.https-address") if secure else ("http", "dfs.namenode.http-address")
-    service = authority or default
+    authority: host:port, a host with Hadoop's default port, or a name service of the configuration. secure: by HTTPS."""
+    scheme, port = ("https", 9871) if secure else ("http", 9870)
+    if ":" in authority:
+        return f"{scheme}://{authority}"
     # A name service has one address per NameNode, under keys that end with the name of the NameNode.
-    own = [value for name, value in sorted(conf.items()) if name.startswith(f"{key}.{service}")]
-    addresses = own or ([conf[key]] if key in conf else [f"{service.partition(':')[0]}:{9871 if secure else 9870}"])
-    fallback = default.partition(":")[0] or host or "localhost"
-    return ";".join(f"{scheme}://{address.replace('0.0.0.0', fallback)}" for address in addresses)
+    key = f"dfs.namenode.{scheme}-address.{authority}."
+    addresses = [value for name, value in sorted(conf.items()) if name.startswith(key)]
+    return ";".join(f"{scheme}://{address}" for address in addresses or [f"{authority}:{port}"])

@@ -35,7 +35,8 @@ HDFS_SETTINGS = (
     *HDFS_DEFAULTS,
 )
 _PREFIXES = (
-    "dfs.nameservices", "dfs.internal.nameservices", "dfs.ha.namenodes.", "dfs.namenode.rpc-address.", "dfs.client.",
+    "dfs.nameservices", "dfs.internal.nameservices", "dfs.ha.namenodes.", "dfs.namenode.rpc-address.",
+    "dfs.namenode.http-address.", "dfs.namenode.https-address.", "dfs.client.",
     "dfs.data.transfer.", "fs.viewfs.mounttable.",
 )  # fmt: skip
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 import io
 import os
 import re
-import tempfile
 import time
 import uuid
 from contextlib import AbstractContextManager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
-from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import UsageError
-from pipeline.core.storage.files import FileInfo, RemoteReader
+from pipeline.core.storage.files import FileInfo, RemoteReader, SpooledWriter
 from pipeline.core.storage.object_client import client_of, convert_errors
 from pipeline.core.storage.retries import LastingError
 from pipeline.core.storage.uri import split_uri
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 SCHEMES = {"s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs", "abfs": "abfs", "abfss": "abfss", "az": "az"}
 SINGLE_PUT_BYTES = PART_BYTES = 8 << 20  # longer files are uploaded in parts of this size
-IN_MEMORY_BYTES = 64 << 10  # of each open file, of which a task has hundreds; the rest is spooled to the local disk
 FIRST_BYTES = 128 << 10  # fetched when a file is opened
 AHEAD_BYTES = 1 << 20  # fetched at least by later requests
 PUTS = 5  # tries if the store reports a conflicting writer and there is no object
@@ -142,7 +139,14 @@ class ObjectFiles:
             return bytes(self.api.get(self.client, self._key(path)).bytes())
 
     def create(self, path: str) -> BinaryIO:
-        return cast(BinaryIO, ObjectWriter(self, path))
+        return cast(BinaryIO, SpooledWriter(partial(self._upload, path)))
+
+    def _upload(self, path: str, file: IO[bytes], size: int) -> None:
+        """Create an object from a spooled file, a small one by one conditional PUT and a large one in parts."""
+        if size <= SINGLE_PUT_BYTES:
+            self.put_new(path, file.read())
+        else:
+            self.put_parts(path, file)
 
     def put(self, path: str, data: bytes) -> None:
         """Write an object atomically, whether it exists or not."""
@@ -275,51 +279,6 @@ class ObjectReader(RemoteReader):
         self._ahead = self.files._get(self.path, self._at, max(size, AHEAD_BYTES), self._tag)[0]
         if len(self._ahead) < size:
             raise OSError(f"{self.path}: {len(self._ahead)} bytes came of {size}; read it again")
-
-
-class ObjectWriter(io.RawIOBase):
-    """A writer that spools to a local file and uploads it when it is closed.
-
-    After an exception in its ``with`` block, or if it is never closed, no object is created."""
-
-    def __init__(self, files: ObjectFiles, path: str) -> None:
-        self.files = files
-        self.path = path
-        self._spool = tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES)  # noqa: SIM115  closed with this one
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        with path_in_errors(tempfile.gettempdir()):
-            return self._spool.write(data)
-
-    def close(self) -> None:
-        """Upload the spooled bytes, small objects by one conditional PUT and large ones in parts, and delete the
-        spool."""
-        if self.closed:
-            return
-        try:
-            size = self._spool.tell()
-            with path_in_errors(tempfile.gettempdir()):
-                self._spool.seek(0)  # writes what is buffered
-            if size <= SINGLE_PUT_BYTES:
-                self.files.put_new(self.path, self._spool.read())
-            else:
-                self.files.put_parts(self.path, self._spool)
-        finally:
-            self._discard()
-
-    def _discard(self) -> None:
-        self._spool.close()
-        super().close()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._discard() if kind else self.close()
-
-    def __del__(self) -> None:
-        if not self.closed:
-            self._discard()
 
 
 _users: list[int] = []  # id of the process that owns obstore's threads

@@ -1,8 +1,8 @@
 """A common interface to files on local disks, on HDFS and in object stores, for the driver and its tasks.
 
 Paths without a scheme or with ``file:`` are local. ``hdfs://`` uses the native RPC client, which supports high-availability
-name services and Kerberos. ``s3://`` (and s3a, gs, abfs, az) uses obstore. Errors are FileNotFoundError, PermissionError,
-FileExistsError, and for everything else OSError, whose message contains the address.
+name services and Kerberos, ``webhdfs://`` the package hdfs, and ``s3://`` (and s3a, gs, abfs, az) obstore. Errors are
+FileNotFoundError, PermissionError, FileExistsError, and for everything else OSError, whose message contains the address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pipeline.core.storage.local import LocalFiles
 from pipeline.core.storage.objects import SCHEMES, ObjectFiles, object_files, object_uri
 from pipeline.core.storage.retries import is_transient, with_retries
 from pipeline.core.storage.s3a import PREFIX, PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
-from pipeline.core.storage.uri import split_uri
+from pipeline.core.storage.uri import is_hdfs, split_uri
+from pipeline.core.storage.webhdfs import web_files
 
 ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disks must not hold data in the clear
 
@@ -51,7 +52,9 @@ class Store:
         return dict(self.conf).get(ENCRYPTED_SPILL) == "true"
 
     def resolve(self, uri: str) -> str:
-        """Return the canonical form of a path: an absolute local path, ``hdfs://authority/path`` or ``s3://bucket/path``."""
+        """Return the canonical form of a path: an absolute local path, ``hdfs://authority/path`` or ``s3://bucket/path``.
+
+        Raises UsageError for an invalid path."""
         scheme, authority, path = split_uri(uri)
         if not uri:
             raise UsageError("an empty path names no file or folder")
@@ -62,8 +65,17 @@ class Store:
             return "/" + os.path.abspath(path).lstrip("/")
         if scheme in SCHEMES:
             return object_uri(uri)
-        if scheme != "hdfs":
+        if not is_hdfs(uri):
             raise UsageError(f"{uri}: the scheme {scheme!r} is not supported; use file:, hdfs:// or s3://")
+        if scheme == "hdfs":
+            authority = self._name_node(uri)
+        if not re.fullmatch(r"[^:\s]+(:\d{1,5})?", authority):
+            raise UsageError(f"{uri}: {authority!r} is not host:port; write {scheme}://host:port/path")
+        return f"{scheme}://{authority}/" + os.path.normpath(path or "/").lstrip("/")
+
+    def _name_node(self, uri: str) -> str:
+        """Return the host or name service of an hdfs:// URI, which fs.defaultFS completes. Raises UsageError."""
+        authority = split_uri(uri)[1]
         # The default file system can only complete an address if it is HDFS: a bucket is no NameNode.
         default = split_uri(dict(self.conf).get("fs.defaultFS", ""))
         if not authority and default[0] not in ("", "hdfs"):
@@ -71,15 +83,15 @@ class Store:
         authority = authority or default[1]
         if not authority:
             raise UsageError(f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path")
-        if not re.fullmatch(r"[^:\s]+(:\d{1,5})?", authority):
-            raise UsageError(f"{uri}: {authority!r} is not host:port")
-        return f"hdfs://{authority}/" + os.path.normpath(path or "/").lstrip("/")
+        return authority
 
     def files(self, uri: str) -> Files:
         """Return the file system of a path. Clients of remote ones are shared within a process."""
         scheme, authority, _ = split_uri(uri)
         if scheme == "hdfs":
             return _hdfs(authority, self.hdfs_conf, os.getpid())  # a forked task needs a client of its own
+        if is_hdfs(uri):
+            return web_files(f"{scheme}://{authority}", self.hdfs_conf, os.getpid())
         if scheme in SCHEMES:
             return object_files(f"{SCHEMES[scheme]}://{authority}", self.conf, os.getpid())
         return LocalFiles()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pipeline.core.errors import UsageError
 
+WEB_SCHEMES = ("webhdfs", "swebhdfs")  # HDFS by HTTP and by HTTPS
+
 
 def local_folder(uri: str, flag: str) -> Path:
     """Return the local folder of a flag. Raises UsageError if it is not on this machine, such as ``s3:/bucket``."""
@@ -14,6 +16,11 @@ def local_folder(uri: str, flag: str) -> Path:
     if scheme not in ("", "file") or authority not in ("", "localhost"):
         raise UsageError(f"{flag} {uri} must be a folder of this machine; copy it from there")
     return Path(path)
+
+
+def is_hdfs(uri: str) -> bool:
+    """True if a URI is on HDFS, by its own protocol or through WebHDFS."""
+    return split_uri(uri)[0] in ("hdfs", *WEB_SCHEMES)
 
 
 def is_remote(path: str) -> bool:
