@@ -21,9 +21,10 @@ import psutil
 import pytest
 
 from pipeline.core.shardset.manifest import read_committed
-from pipeline.core.storage.store import Store
-from tests.clusters import ROOT, end_tree
+from pipeline.datasets.synthetic import SampleSpec, files_of
+from tests.clusters import ROOT, Hdfs, end_tree
 from tests.clusters.environments import AIRFLOW
+from tests.support.places import STORE, put
 from tests.support.trainer_runs import until
 from trainer.runlog.read import read_pushes
 from trainer.runlog.run_folder import locked
@@ -59,17 +60,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Installation:
-    """A home of Airflow whose DAG folder holds the DAG, with places below the home and other parameters."""
+    """A home of Airflow whose DAG folder holds the DAG with other parameters.
+
+    python: Airflow's interpreter. root: URI of the folder of raw data, shards and training runs."""
 
     python: Path
     home: Path
+    root: str
 
     def edit(self, **parameters: str) -> None:
         """Copy the DAG and edit its parameters, as its user does. Each is an expression."""
-        places = {name: f'f"file://{self.home}/{name.lower()}/{{DAY}}"' for name in ("RAW", "SHARDS")}
-        run = {"RUN": f'f"{self.home}/run/{{DAY}}"'}
+        places = {name: f'f"{self.root}/{name.lower()}/{{DAY}}"' for name in ("RAW", "SHARDS", "RUN")}
         text = DAG.read_text()
-        for name, value in {**places, **run, **QUICK, **parameters}.items():
+        for name, value in {**places, **QUICK, **parameters}.items():
             (before,) = re.findall(rf"^{name} = .*$", text, re.MULTILINE)
             text = text.replace(before, f"{name} = {value}")
         self.file.write_text(text)
@@ -83,16 +86,17 @@ class Installation:
         """What all runs so far have said, in one line each."""
         return (self.home / "log").read_text().replace("\u00a0", " ")
 
-    def place(self, what: str, day: str) -> Path:
-        return self.home / what / day
+    def place(self, what: str, day: str) -> str:
+        return STORE.resolve(f"{self.root}/{what}/{day}")
 
     def bring(self, day: str, *, complete: bool = True) -> Path:
-        """The day's raw data."""
+        """Write the day's raw data and return their folder, which is one of this machine unless the root is remote."""
         folder = self.place("raw", day)
-        pipeline("sample", "--to", folder, "--rows", 400, "--test-rows", 40)
+        for name, data in files_of(SampleSpec(rows=400, test_rows=40)).items():
+            put(f"{folder}/{name}", data)
         if complete:
-            (folder / "_SUCCESS").touch()
-        return folder
+            put(f"{folder}/_SUCCESS", b"")
+        return Path(folder)
 
     @contextmanager
     def under_way(self, *days: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -132,7 +136,8 @@ class Installation:
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     """An installation with an empty database, for the others to copy."""
-    made = Installation(AIRFLOW.make(), tmp_path_factory.mktemp("airflow"))
+    home = tmp_path_factory.mktemp("airflow")
+    made = Installation(AIRFLOW.make(), home, f"file://{home}")
     made.file.parent.mkdir()
     subprocess.run(
         [made.python, "-m", "airflow", "db", "migrate"], env=made.environment, check=True, capture_output=True
@@ -144,10 +149,10 @@ def pipeline(*command: object) -> None:
     subprocess.run([sys.executable, "-m", "pipeline", *map(str, command)], cwd=ROOT, check=True, capture_output=True)
 
 
-def installed(first: Installation, home: Path, **parameters: str) -> Installation:
+def installed(first: Installation, home: Path, root: str = "", **parameters: str) -> Installation:
     shutil.copytree(first.home, home, dirs_exist_ok=True)
     (home / "airflow.cfg").unlink()  # which names the first one's database
-    made = Installation(first.python, home)
+    made = Installation(first.python, home, root or f"file://{home}")
     made.edit(**parameters)
     return made
 
@@ -168,22 +173,23 @@ class Days:
 
 
 def manifests(airflow: Installation) -> list[tuple[bytes, int]]:
-    files = [airflow.place("shards", day) / "manifest.json" for day in (MONDAY, TUESDAY)]
-    return [(file.read_bytes(), file.stat().st_mtime_ns) for file in files]
+    files = [f"{airflow.place('shards', day)}/manifest.json" for day in (MONDAY, TUESDAY)]
+    return [(STORE.read(file), STORE.info(file).modified_ms) for file in files]
 
 
 @pytest.fixture(scope="module")
-def days(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> Days:
-    airflow = installed(first, tmp_path_factory.mktemp("days"))
-    late = airflow.bring(MONDAY, complete=False)
+def days(first: Installation, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFactory) -> Days:
+    """Everything is on HDFS; the other runs are on local files."""
+    airflow = installed(first, tmp_path_factory.mktemp("days"), f"{hdfs.uri}/lake")
+    airflow.bring(MONDAY, complete=False)
     airflow.bring(TUESDAY)
     with airflow.under_way(MONDAY, TUESDAY, "none") as process:
         until(lambda: "Rescheduling task" in airflow.log, "the sensor waits", 120)
-        (late / "_SUCCESS").touch()
+        put(f"{airflow.place('raw', MONDAY)}/_SUCCESS", b"")
         assert process.wait() == 0, airflow.log[-3000:]
     found = manifests(airflow)
     for name in ("report.html", "quality.json"):  # as a kill between commit and report leaves it
-        (airflow.place("shards", TUESDAY) / name).unlink()
+        STORE.delete(f"{airflow.place('shards', TUESDAY)}/{name}")
     (again,) = airflow.run(TUESDAY)
     monday, tuesday, without = airflow.runs()[:3]
     return Days(airflow, found, monday, tuesday, without, again)
@@ -194,11 +200,11 @@ def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days)
         shards = days.airflow.place("shards", day)
         assert run.state == "success"
         assert run.tasks == {task: ("success", 1) for task in ("wait", "shard", "check", "train", "publish")}
-        assert run.assets == [(f"file://{shards}/manifest.json", {"rows": 400, "workers": 2, "version": 1})]
-        committed = read_committed(Store(), str(shards))
+        assert run.assets == [(f"{shards}/manifest.json", {"rows": 400, "workers": 2, "version": 1})]
+        committed = read_committed(STORE, shards)
         assert committed is not None
         assert committed.manifest.interval == {"ds": day}
-        assert (days.airflow.place("run", day) / "model.safetensors").exists()
+        assert STORE.exists(f"{days.airflow.place('run', day)}/model.safetensors")
 
 
 def test_a_rerun_keeps_set_and_run_and_makes_a_missing_report(days: Days) -> None:
@@ -207,7 +213,7 @@ def test_a_rerun_keeps_set_and_run_and_makes_a_missing_report(days: Days) -> Non
     said = days.airflow.log.rpartition(days.again.run_id)[0]
     assert f"{days.airflow.place('shards', TUESDAY)}: already committed" in said
     assert "finished already" in said
-    assert (days.airflow.place("shards", TUESDAY) / "quality.json").exists()
+    assert STORE.exists(f"{days.airflow.place('shards', TUESDAY)}/quality.json")
 
 
 def test_a_run_id_with_colons_is_one_like_any_other(days: Days) -> None:
@@ -235,7 +241,7 @@ def hopeless(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> t
     given = airflow.bring("given")
     order = ("--order", "class-blocks", "--workers", 2)
     pipeline("derive", "--input", given, "--eval-input", given, "--to", airflow.place("raw", MONDAY), *order)
-    (airflow.place("raw", MONDAY) / "_SUCCESS").touch()
+    put(f"{airflow.place('raw', MONDAY)}/_SUCCESS", b"")
     cut = airflow.bring(TUESDAY) / "data_batch_2.bin"
     os.truncate(cut, cut.stat().st_size - 1)
     airflow.bring(WEDNESDAY)
@@ -249,7 +255,7 @@ def test_shards_over_the_limit_fail_once_with_the_reports_words(
     assert worse.tasks["shard"] == ("success", 1)
     assert worse.tasks["check"] == ("failed", 1)
     assert worse.tasks["train"][0] == "upstream_failed"
-    found = json.loads((airflow.place("shards", MONDAY) / "quality.json").read_text())
+    found = json.loads(STORE.read(f"{airflow.place('shards', MONDAY)}/quality.json"))
     words = [finding["text"].replace("\u00a0", " ") for finding in found["verdict"] if finding["level"] == "worse"]
     assert words
     assert all(text in airflow.log for text in words)
@@ -260,7 +266,7 @@ def test_broken_input_is_tried_once(hopeless: tuple[Installation, list[Run]]) ->
     airflow, (_, broken, _) = hopeless
     assert broken.tasks["shard"] == ("failed", 1)
     assert "exit code 3: the input is broken" in airflow.log
-    assert not airflow.place("shards", TUESDAY).exists()
+    assert not STORE.exists(airflow.place("shards", TUESDAY))
 
 
 def test_a_set_without_its_report_fails_the_task_that_shards(
@@ -276,7 +282,7 @@ def test_a_set_without_its_report_fails_the_task_that_shards(
 
 def at_work(airflow: Installation) -> bool:
     """Whether Monday's job has begun to write."""
-    return any((airflow.place("shards", MONDAY) / "_attempts").glob("*"))
+    return bool(STORE.list(f"{airflow.place('shards', MONDAY)}/_attempts"))
 
 
 def programs(process: subprocess.Popen[bytes], *names: str) -> list[psutil.Process]:
@@ -290,7 +296,7 @@ def programs(process: subprocess.Popen[bytes], *names: str) -> list[psutil.Proce
 
 
 def versions(airflow: Installation) -> list[str]:
-    shards = airflow.place("shards", MONDAY)
+    shards = Path(airflow.place("shards", MONDAY))
     assert not (shards / "_attempts").exists(), "nothing is left of the job that was killed"
     return sorted(path.name for path in (shards / "_manifests").iterdir())
 
@@ -300,7 +306,7 @@ def test_a_killed_task_ends_its_programs_and_the_next_try_resumes(first: Install
     train = '"--model logistic --protocol bsp --steps 2000 --batch-size 40"'
     airflow = installed(first, tmp_path, TRAIN=train, RETRIES="3")
     airflow.bring(MONDAY)
-    run = airflow.place("run", MONDAY)
+    run = Path(airflow.place("run", MONDAY))
     with airflow.under_way(MONDAY) as process:
         with locked(run):
             until(lambda: at_work(airflow), "the job writes", 120)
@@ -311,7 +317,7 @@ def test_a_killed_task_ends_its_programs_and_the_next_try_resumes(first: Install
             assert not alive
             until(lambda: "is in use by a run that has not ended" in airflow.log, "the trainer waits", 120)
         until(lambda: (run / "pushes.csv").exists() and (run / "pushes.csv").stat().st_size > 2000, "it trains", 120)
-        trainers = programs(process, "trainer")
+        trainers = programs(process, "java", "jobs/train.py", "trainer")
         process.send_signal(signal.SIGTERM)
         _, alive = psutil.wait_procs(trainers, timeout=60)
         assert trainers
@@ -336,7 +342,7 @@ def test_a_scheduler_that_dies_leaves_one_commit_and_not_two(first: Installation
             job.wait(timeout=120)
         finally:
             end_tree([job])
-    manifest = airflow.place("shards", MONDAY) / "manifest.json"
+    manifest = Path(airflow.place("shards", MONDAY)) / "manifest.json"
     before = manifest.read_bytes()
     (again,) = airflow.run(MONDAY)
     assert again.state == "success"
