@@ -9,6 +9,7 @@ from pyspark import SparkContext
 
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.attempt import try_claim
+from pipeline.core.storage.hdfs import KEYTAB
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_hdfs, is_remote
 from pipeline.doctor.facts import check_access
@@ -45,7 +46,8 @@ def _check(context: SparkContext, store: Store, paths: Mapping[str, tuple[str, s
     if not local and not kerberos:
         return
     tasks = context.defaultParallelism
-    look = partial(check_access, tuple(local_path for _, local_path in local.values()), kerberos)
+    keytab = dict(store.conf).get(KEYTAB, "")
+    look = partial(check_access, tuple(local_path for _, local_path in local.values()), kerberos, keytab)
     views = context.parallelize(range(tasks), tasks).map(look).collect()
     lines = [invisible_path_error(flag, path, at, views) for at, (flag, (path, _)) in enumerate(local.items())]
     if line := next(filter(None, [*lines, no_tokens(views) if kerberos else ""]), ""):

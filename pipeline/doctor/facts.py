@@ -120,13 +120,19 @@ def facts_of_executor(_: int) -> ProcessFacts:
     return facts_of_process(socket.gethostname(), java_above())
 
 
-def check_access(paths: Sequence[str], kerberos: bool, _: int) -> ExecutorAccess:
+def check_access(paths: Sequence[str], kerberos: bool, keytab: str, _: int) -> ExecutorAccess:
     """Return which local paths this executor sees, and whether it may use HDFS. Runs in a Spark task.
 
-    paths: the local paths to look for. kerberos: whether HDFS requires a Kerberos ticket or delegation tokens. The last
-    argument is the element that ``RDD.map`` passes, the task's number; it is not used."""
+    Args:
+        paths: the local paths to look for.
+        kerberos: whether HDFS requires a Kerberos ticket or delegation tokens.
+        keytab: the path of the job's keytab, empty without one.
+        _: the element that ``RDD.map`` passes, the task's number; not used.
+    """
     exists = tuple(os.path.exists(path) for path in paths)
-    return ExecutorAccess(socket.gethostname(), exists, not kerberos or has_tokens() or has_ticket())
+    return ExecutorAccess(
+        socket.gethostname(), exists, not kerberos or has_tokens() or has_ticket() or os.path.isfile(keytab)
+    )
 
 
 def package_versions() -> dict[str, str]:
@@ -179,7 +185,9 @@ def folder_facts(setting: str, path: str) -> Folder:
 
 
 def has_ticket() -> bool:
-    """True if this user has a valid Kerberos ticket. Without the program klist: if a ticket cache exists."""
+    """True if this user has a valid Kerberos ticket or a keytab. Without the program klist: if a ticket cache exists."""
+    if os.path.isfile(os.environ.get("KRB5_CLIENT_KTNAME", "").removeprefix("FILE:")):
+        return True
     if klist := shutil.which("klist"):
         with suppress(OSError, subprocess.TimeoutExpired):
             return subprocess.run([klist, "-s"], capture_output=True, timeout=PROGRAM_S, check=False).returncode == 0

@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
 from pipeline.core.errors import UsageError
-from pipeline.core.storage.hdfs import HDFS_SETTINGS, PROXY_USER, is_hdfs_setting
+from pipeline.core.storage.hdfs import HDFS_SETTINGS, KEYTAB, PRINCIPAL, PROXY_USER, is_hdfs_setting
 from pipeline.core.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
 from pipeline.spark.jvm import hadoop_configuration, jvm_of
@@ -32,6 +32,8 @@ def open_store(context: SparkContext) -> Store:
         conf.setdefault("fs.s3a.endpoint.region", region)
     if user := proxied_user(context):
         conf[PROXY_USER] = user
+    for setting, name in ((KEYTAB, "spark.kerberos.keytab"), (PRINCIPAL, "spark.kerberos.principal")):
+        conf[setting] = context.getConf().get(name) or ""
     if context.getConf().get("spark.io.encryption.enabled", "false") == "true":
         conf[ENCRYPTED_SPILL] = "true"
     return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))

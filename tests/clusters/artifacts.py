@@ -22,6 +22,7 @@ from pipeline.core.errors import JobError, UsageError
 from tests.clusters.machine import ROOT, cache_folder, locked
 
 MINICLUSTER = ("org.apache.hadoop", "hadoop-client-minicluster")
+MINIKDC = ("org.apache.hadoop", "hadoop-minikdc")
 KAFKA = ("org.apache.kafka", "kafka_2.13", "4.0.1", "40 MB")
 # The newest connector that there is, and what it needs beside pyspark's own jars; Spark 4.3 has none of its own yet.
 KAFKA_CONNECTOR = (
@@ -186,6 +187,11 @@ def hadoop_classpath() -> list[Path]:
     patterns = ("hadoop-client-api-*", "hadoop-client-runtime-*", "*slf4j*", "log4j*")
     libraries = sorted(jar for pattern in patterns for jar in jars.glob(f"{pattern}.jar"))
     return [unpack_webapps(server), server, *libraries]
+
+
+def minikdc_classpath() -> list[Path]:
+    """The class path of Hadoop's KDC for tests."""
+    return fetch_with_dependencies(*MINIKDC, hadoop_version(spark_home() / "jars"), "10 MB")
 
 
 def kafka_classpath() -> list[Path]:

@@ -21,7 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import JobError
-from tests.clusters.artifacts import find_java, java_home, kafka_classpath, kafka_connector, yarn_classpath
+from tests.clusters.artifacts import (
+    find_java,
+    java_home,
+    kafka_classpath,
+    kafka_connector,
+    minikdc_classpath,
+    yarn_classpath,
+)
 from tests.clusters.machine import HOST, ROOT, cache_folder, locked
 
 # Variables of the tests' own environment, which a command of another one must not inherit.
@@ -258,7 +265,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for environment in (MOTO, AIRFLOW, DEMO):
             print(f"{environment.name}: {environment.make()}", flush=True)
-        for name, jars in (("hadoop", yarn_classpath()), ("kafka", [*kafka_classpath(), *kafka_connector()])):
+        kafka = [*kafka_classpath(), *kafka_connector()]
+        for name, jars in (("hadoop", yarn_classpath()), ("kafka", kafka), ("kdc", minikdc_classpath())):
             print(f"{name}: {len(jars)} jars", flush=True)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)

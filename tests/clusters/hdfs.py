@@ -13,6 +13,7 @@ import hdfs
 
 from pipeline.core.errors import JobError
 from tests.clusters.artifacts import find_java, hadoop_classpath
+from tests.clusters.kerberos import Kdc
 from tests.clusters.machine import HOST, current_user, free_ports
 from tests.clusters.servers import (
     START_TIMEOUT,
@@ -32,7 +33,8 @@ TRIES = 3  # to start, where a DataNode's port is taken
 class Hdfs(Cluster):
     """One NameNode and three DataNodes with WebHDFS. They take 9 s to start and 1 GB of memory.
 
-    The current user is the superuser. A folder that already holds a file system is served again, not formatted.
+    The current user is the superuser. With a kdc it is ``hdfs``, and clients need tickets. A folder that already holds a
+    file system is served again, not formatted.
 
     uri: hdfs://127.0.0.1:PORT; webhdfs_url: http://127.0.0.1:PORT; web_uri: webhdfs://127.0.0.1:PORT; conf_dir: for
     HADOOP_CONF_DIR.
@@ -45,6 +47,7 @@ class Hdfs(Cluster):
         http_port: int | None = None,
         datanodes: int = 3,
         detached: bool = False,
+        kdc: Kdc | None = None,
     ) -> None:
         super().__init__(folder)
         ports = free_ports(2 + 3 * datanodes)
@@ -55,6 +58,7 @@ class Hdfs(Cluster):
         self.conf_dir = self.folder / "conf"
         self._datanode_ports = [ports[2 + 3 * i : 5 + 3 * i] for i in range(datanodes)]
         self._detached = detached
+        self._kdc = kdc
 
     def start(self, launched: Callable[[], object] = lambda: None) -> None:
         """Start all servers. Return when every DataNode is live and the file system accepts writes.
@@ -78,8 +82,11 @@ class Hdfs(Cluster):
         java = find_java()
         settings = hdfs_settings(self.folder, self.rpc_port, self.http_port)
         core = core_settings(self.folder, self.rpc_port)
+        if self._kdc:
+            settings |= self._kdc.hdfs_settings()
+            core |= self._kdc.core_settings()
         write_conf(self.conf_dir, {"core-site.xml": core, "hdfs-site.xml": settings})
-        base = hadoop_command(java, self.folder, hadoop_classpath())
+        base = hadoop_command(java, self.folder, hadoop_classpath(), [self._kdc.java_option] if self._kdc else [])
         namenode = [*base, "org.apache.hadoop.hdfs.server.namenode.NameNode"]
         env = server_environment(java)
         if not (self.folder / "name" / "current").exists():

@@ -118,17 +118,25 @@ def jmx_bean(port: int, name: str) -> dict[str, Any]:
 # How a server starts
 
 
-def hadoop_command(java: Path, folder: Path, classpath: Sequence[Path]) -> list[str | Path]:
+def hadoop_command(
+    java: Path, folder: Path, classpath: Sequence[Path], options: Sequence[str] = ()
+) -> list[str | Path]:
     """The command line of a Hadoop server up to its class.
 
     The server reads its settings from folder/conf and puts temporary files into folder/tmp.
+
+    Args:
+        java: the java program.
+        folder: of the cluster.
+        classpath: of the server.
+        options: further options of the JVM.
     """
     scratch = folder / "tmp"
     # Servers of an earlier start that were killed leave files there.
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     path = os.pathsep.join(map(str, [folder / "conf", write_logging(folder), *classpath]))
-    return [java, "-Xmx256m", *QUICK_START, f"-Djava.io.tmpdir={scratch}", "-cp", path]
+    return [java, "-Xmx256m", *QUICK_START, *options, f"-Djava.io.tmpdir={scratch}", "-cp", path]
 
 
 def server_environment(java: Path) -> dict[str, str]:

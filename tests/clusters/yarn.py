@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tests.clusters.artifacts import find_java, yarn_classpath
 from tests.clusters.hdfs import Hdfs
+from tests.clusters.kerberos import Kdc
 from tests.clusters.machine import free_ports
 from tests.clusters.servers import (
     START_TIMEOUT,
@@ -27,21 +28,24 @@ class Yarn(SparkCluster):
     conf_dir holds the configuration of YARN and of HDFS, which spark-submit needs as HADOOP_CONF_DIR.
     """
 
-    def __init__(self, hdfs: Hdfs, memory_mb: int = 6144, folder: Path | None = None) -> None:
+    def __init__(self, hdfs: Hdfs, memory_mb: int = 6144, folder: Path | None = None, kdc: Kdc | None = None) -> None:
         super().__init__(folder)
         self.hdfs = hdfs
         self.conf_dir = self.folder / "conf"
         self._ports = free_ports(len(YARN_ADDRESSES))
         self._memory_mb = memory_mb
+        self._kdc = kdc
 
     def start(self) -> None:
         """Start both servers. Return when the ResourceManager counts the NodeManager as active."""
         java = find_java()
-        write_conf(self.conf_dir, {"yarn-site.xml": yarn_settings(self.folder, self._ports, self._memory_mb)})
+        settings = yarn_settings(self.folder, self._ports, self._memory_mb)
+        settings |= self._kdc.yarn_settings() if self._kdc else {}
+        write_conf(self.conf_dir, {"yarn-site.xml": settings})
         for name in ("core-site.xml", "hdfs-site.xml"):
             shutil.copy(self.hdfs.conf_dir / name, self.conf_dir / name)
         env = {**server_environment(java), "HADOOP_CONF_DIR": str(self.conf_dir)}
-        base = hadoop_command(java, self.folder, yarn_classpath())
+        base = hadoop_command(java, self.folder, yarn_classpath(), [self._kdc.java_option] if self._kdc else [])
         package, logs = "org.apache.hadoop.yarn.server", self.folder / "logs"
         self.servers = [
             Server("resourcemanager", [*base, f"{package}.resourcemanager.ResourceManager"], logs / "rm.log", env),

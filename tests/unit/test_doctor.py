@@ -259,7 +259,7 @@ def test_a_local_path_that_executors_do_not_see_is_named() -> None:
 
 
 def test_a_task_tells_what_it_sees(tmp_path: Path) -> None:
-    view = check_access((str(tmp_path), f"{tmp_path}/no"), False, 0)
+    view = check_access((str(tmp_path), f"{tmp_path}/no"), False, "", 0)
     assert view == ExecutorAccess(socket.gethostname(), (True, False), True)
 
 

@@ -7,10 +7,12 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from pipeline.core.errors import UsageError
+from pipeline.core.storage.hdfs import KEYTAB, PRINCIPAL, kerberos_login
 from pipeline.core.storage.retries import LastingError, is_transient
 from pipeline.core.storage.store import Store
 
@@ -78,3 +80,12 @@ def test_web_addresses_are_canonical() -> None:
     assert store.resolve("swebhdfs://names/a") == "swebhdfs://names/a"
     with pytest.raises(UsageError, match="'' is not host:port; write webhdfs://host:port/path"):
         store.resolve("webhdfs:///a")
+
+
+def test_a_keytab_is_used_where_it_is(tmp_path: Path) -> None:
+    conf = {KEYTAB: f"{tmp_path}/alice.keytab", PRINCIPAL: "alice@REALM"}
+    assert kerberos_login({}) == kerberos_login(conf) == {}
+    Path(conf[KEYTAB]).touch()
+    login = kerberos_login(conf)
+    assert (login["kerberos_principal"], login["kerberos_keytab"]) == ("alice@REALM", conf[KEYTAB])
+    assert login["kerberos_cache"].startswith("MEMORY:")

@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import Any, BinaryIO, cast
@@ -26,6 +26,8 @@ HDFS_DEFAULTS = {
 
 UMASK = "fs.permissions.umask-mode"
 PROXY_USER = "sharding.proxy-user"  # our own setting: the user on whose behalf the job was submitted
+KEYTAB = "sharding.keytab"  # our own settings: those of spark-submit --keytab and --principal
+PRINCIPAL = "sharding.principal"
 # Settings that HDFS's client or this module reads, by name and by the start of the name.
 HDFS_SETTINGS = (
     "fs.defaultFS",
@@ -48,7 +50,7 @@ SERVERS = re.compile(r": \[?Datanode.*", re.DOTALL)
 
 def is_hdfs_setting(key: str) -> bool:
     """True if the HDFS client or this module reads a Hadoop setting."""
-    return key in (*HDFS_SETTINGS, PROXY_USER) or key.startswith(_PREFIXES)
+    return key in (*HDFS_SETTINGS, PROXY_USER, KEYTAB, PRINCIPAL) or key.startswith(_PREFIXES)
 
 
 def parse_umask(text: str) -> int:
@@ -69,6 +71,17 @@ def parse_umask(text: str) -> int:
     return umask
 
 
+def kerberos_login(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the client's arguments to log in by spark-submit's keytab; none if there is none on this machine.
+
+    The tickets are kept in memory, so that those of the user are neither used nor replaced."""
+    keytab = conf.get(KEYTAB, "")
+    if not os.path.isfile(keytab):
+        return {}
+    names = ("kerberos_principal", "kerberos_keytab", "kerberos_cache")
+    return dict(zip(names, (conf[PRINCIPAL], os.path.abspath(keytab), "MEMORY:sharding"), strict=True))
+
+
 class HdfsFiles:
     """HDFS through hdfs-native, with one client per process and name service."""
 
@@ -87,7 +100,7 @@ class HdfsFiles:
         if "SPARK_USER" in os.environ:
             os.environ.setdefault("HADOOP_USER_NAME", os.environ["SPARK_USER"])
         with self._errors(self.root):
-            self.client = Client(self.root, {**HDFS_DEFAULTS, **dict(conf)})
+            self.client = Client(self.root, {**HDFS_DEFAULTS, **dict(conf)}, **kerberos_login(dict(conf)))
 
     @contextmanager
     def _errors(self, path: str) -> Iterator[None]:

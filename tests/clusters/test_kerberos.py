@@ -1,0 +1,116 @@
+"""Jobs and training on an HDFS with Kerberos and encrypted blocks: by keytab, by ticket and by delegation token."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clusters import QUICK_START, ROOT, Hdfs, Yarn, spark_submit
+from tests.clusters.kerberos import REALM, USER, Kdc
+from tests.support.commands import BATCH, JOBS, plan_batch, read_batch
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+TRAIN = ("--model", "logistic", "--epochs", 1)
+NO_TICKET = "HDFS asks for Kerberos and there is no valid ticket"
+
+
+@dataclass(frozen=True)
+class SecuredCluster:
+    """HDFS and YARN of a Kerberos realm, and a sample on this machine."""
+
+    kdc: Kdc
+    hdfs: Hdfs
+    yarn: Yarn
+    sample: Path
+
+    def environment(self, cache: Path | None = None) -> dict[str, str]:
+        """The environment of a user's command. cache: the credential cache (default: none)."""
+        conf = {"HADOOP_CONF_DIR": str(self.yarn.conf_dir)}
+        return {
+            **self.kdc.environment(cache),
+            **conf,
+            "SPARK_SUBMIT_OPTS": " ".join([*QUICK_START, self.kdc.java_option]),
+        }
+
+    def command(self, *arguments: object, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command without Spark."""
+        command = [sys.executable, "-m", *map(str, arguments)]
+        environment = {**os.environ, **self.environment(cache)}
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    def shard_and_train(self, name: str, hosts: int, cache: Path | None, **submit: Any) -> None:
+        """Run a job, then training on its shards, in one application."""
+        output = f"{self.hdfs.uri}/{name}"
+        sample = ("--input", self.sample, "--eval-input", self.sample)
+        plan: list[tuple[object, ...]] = [
+            (JOBS["stratified.py"], *sample, "--output", f"{output}/set", "--workers", 2),
+            (JOBS["train.py"], "--shards", f"{output}/set", "--output", f"{output}/run", "--hosts", hosts, *TRAIN),
+        ]
+        batch = plan_batch(plan, path=[ROOT], spark=True)
+        for result in read_batch(spark_submit(BATCH, batch, env=self.environment(cache), **submit)):
+            assert result.code == 0, result.out[-3000:] + result.err[-3000:]
+
+
+@pytest.fixture(scope="session")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
+    sample = tmp_path_factory.mktemp("secured") / "sample"
+    command = [sys.executable, "-m", "pipeline", "sample", "--to", str(sample), "--rows", "400", "--test-rows", "40"]
+    with Kdc() as kdc, Hdfs(datanodes=1, kdc=kdc) as hdfs, Yarn(hdfs, kdc=kdc) as yarn:
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        yield SecuredCluster(kdc, hdfs, yarn, sample)
+
+
+@pytest.fixture(scope="session")
+def by_keytab(secured: SecuredCluster) -> str:
+    """A set that was made by a job with a keytab and without a ticket, and trained on in the same way."""
+    conf = {"spark.kerberos.principal": f"{USER}@{REALM}", "spark.kerberos.keytab": str(secured.kdc.user_keytab)}
+    secured.shard_and_train("keytab", 1, None, conf=conf)
+    return f"{secured.hdfs.uri}/keytab/set"
+
+
+def test_a_keytab_suffices_for_a_job_and_training(by_keytab: str) -> None:
+    assert by_keytab
+
+
+def test_a_ticket_suffices_to_train_without_spark(secured: SecuredCluster, by_keytab: str) -> None:
+    output = f"{secured.hdfs.uri}/ticket/run"
+    done = secured.command("trainer", "--shards", by_keytab, "--output", output, *TRAIN, cache=secured.kdc.kinit())
+    assert done.returncode == 0, done.stderr
+
+
+def test_yarn_passes_delegation_tokens_to_its_containers(secured: SecuredCluster) -> None:
+    option = secured.kdc.java_option
+    conf = {f"spark.{part}.extraJavaOptions": " ".join([*QUICK_START, option]) for part in ("executor", "yarn.am")}
+    secured.shard_and_train("yarn", 2, secured.kdc.kinit(), master="yarn", conf=conf)
+
+
+def test_blocks_are_sent_only_encrypted(secured: SecuredCluster, by_keytab: str) -> None:
+    """A client that does not encrypt is refused by the DataNode."""
+    program = (
+        "import sys; from hdfs_native import Client\n"
+        "conf = {'dfs.data.transfer.protection': 'authentication'}\n"
+        "print(len(Client(sys.argv[1], conf).read('/keytab/set/manifest.json').read()))"
+    )
+    environment = {**os.environ, **secured.environment(secured.kdc.kinit())}
+    command = [sys.executable, "-c", program, secured.hdfs.uri]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0, done.stdout
+
+
+@pytest.mark.parametrize("scheme", ["hdfs", "webhdfs"])
+def test_without_a_ticket_the_next_step_is_one_line(secured: SecuredCluster, by_keytab: str, scheme: str) -> None:
+    uri = by_keytab if scheme == "hdfs" else f"{secured.hdfs.web_uri}/keytab/set"
+    done = secured.command("trainer", "--shards", uri, "--output", secured.sample.parent / "none", *TRAIN)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode in (1, 2, 3)
+    print(json.dumps(last))
+    assert "kinit" in last or "hdfs[kerberos]" in last, done.stderr
+    assert "Traceback" not in done.stderr
