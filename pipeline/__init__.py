@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.core.import_path import drop_zips, leave_working_folder
 
 if TYPE_CHECKING:
+    from pipeline.assignment.sizes import named_ratios
     from pipeline.assignment.speeds import measured_ratios
     from pipeline.core.shardset.manifest import ShardSet
     from pipeline.runs.api import materialize, open_shards, reshard, shard
@@ -31,12 +32,23 @@ if "pyspark" not in sys.modules:
     sys.path[:] = drop_zips(sys.path)
 
 __version__ = "0.1.0"
-__all__ = ["ShardSet", "ShardingResult", "assign", "materialize", "measured_ratios", "open_shards", "reshard", "shard"]
+__all__ = [
+    "ShardSet",
+    "ShardingResult",
+    "assign",
+    "materialize",
+    "measured_ratios",
+    "named_ratios",
+    "open_shards",
+    "reshard",
+    "shard",
+]
 
 _HOMES = {
     "ShardSet": "pipeline.core.shardset.manifest",
     "ShardingResult": "pipeline.runs.steps.run",
     "measured_ratios": "pipeline.assignment.speeds",
+    "named_ratios": "pipeline.assignment.sizes",
     "assign": "pipeline.runs.assign",
     "materialize": "pipeline.runs.api",
     "open_shards": "pipeline.runs.api",

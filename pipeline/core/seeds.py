@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     LINKS = 13  # which links of a topology are in use in round ``number``
     SKEW = 14  # the shares of classes in skewed shards
     HOLDOUT = 15  # which training rows are not trained, but decide when a run switches
+    SIZES = 18  # shares of workers that are drawn from a distribution
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

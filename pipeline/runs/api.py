@@ -67,7 +67,8 @@ def shard(
         allow_empty: allow workers without rows.
         interval: {"ds": ...} or {"run_id": ...} of a batch run.
         ratios: shares of the workers, such as (4, 2, 1, 1); None: equal. ``pipeline.measured_ratios`` derives them
-            from a training run.
+            from a training run, ``pipeline.named_ratios`` from a name such as "linear".
+        group_by: column of the input whose rows with one value all go to one worker.
         assignment_only: write the worker of every row and no shards (``materialize`` makes them).
         report: also write report.html and quality.json, which takes about 2 s for 12 workers.
         quiet: print no progress.

@@ -7,12 +7,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from pipeline.assignment.sizes import NAMES, named_ratios
 from pipeline.assignment.speeds import measured_ratios
 from pipeline.core import command_line, errors, specs
 from pipeline.core.argparse_internals import FlagGroup
 from pipeline.core.command_line import Parser, image_shape
 from pipeline.core.errors import JobError, UsageError
-from pipeline.core.shardset.ratios import Ratios, parse_ratios
+from pipeline.core.shardset.ratios import Ratios
 from pipeline.core.specs import AdvancedHelp
 from pipeline.core.storage.store import configured_store
 from pipeline.core.storage.uri import is_hdfs
@@ -98,7 +99,11 @@ def add_output_flags(
     if ratios:
         # Both flags set the shares of the workers, so only one may be given.
         either = group.add_mutually_exclusive_group()
-        either.add_argument("--ratios", metavar="INT:INT:...", help="unequal shares of the workers, such as 4:2:1:1")
+        either.add_argument(
+            "--ratios",
+            metavar="INT:INT:...",
+            help=f"unequal shares of the workers, such as 4:2:1:1, or by name with --workers: {NAMES}",
+        )
         either.add_argument(
             "--ratios-from",
             metavar="URI",
@@ -256,7 +261,11 @@ def _ratios(args: argparse.Namespace) -> Ratios | None:
     if ratios is not None and run is not None:  # argparse does not check flags set in a TOML file
         raise UsageError(f"--ratios {ratios} and --ratios-from {run} exclude each other; leave one of them out")
     if run is None:
-        return None if ratios is None else parse_ratios(ratios)
+        if ratios is None:
+            return None
+        if args.workers is None and ratios[:1].isalpha():
+            raise UsageError(f"--ratios {ratios} needs --workers N: a name does not say how many workers there are")
+        return named_ratios(ratios, args.workers or 1, getattr(args, "seed", 0))
     measured = measured_ratios(run, configured_store())
     if args.workers not in (None, len(measured)):
         raise UsageError(

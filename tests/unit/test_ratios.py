@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 import pipeline
 from pipeline.assignment.groups import group_table, rows_by_worker
+from pipeline.assignment.sizes import named_ratios
 from pipeline.assignment.speeds import measured_ratios, ratios_of
 from pipeline.assignment.uneven import spread
 from pipeline.core.errors import DataError, UsageError
@@ -98,6 +100,52 @@ def test_equal_ratios_are_none_and_others_are_in_lowest_terms() -> None:
     assert lowest_terms((3, 3, 3), 3) is None
     assert lowest_terms((8, 4, 2, 2), 4) == (4, 2, 1, 1)
     assert parse_ratios("4:2:1:1") == (4, 2, 1, 1)
+
+
+def test_named_sizes_follow_their_formula() -> None:
+    """Exactly where whole numbers suffice, else to within a part of 16,384, with no worker without a part."""
+    assert named_ratios("4:2:1:1", 4) == (4, 2, 1, 1)
+    assert named_ratios("linear", 5) == (1, 2, 3, 4, 5)
+    assert named_ratios("square", 4) == (1, 4, 9, 16)
+    for name, formula in (("linear", lambda i: i), ("square", lambda i: i * i), ("exponential", np.exp)):
+        for workers in (1, 3, 12, 300):
+            ratios = named_ratios(name, workers)
+            lowest_terms(ratios, workers)
+            shares = formula(np.arange(1, workers + 1) / 1.0)
+            wrong = np.array(ratios) / sum(ratios) - shares / shares.sum()
+            assert np.abs(wrong).max() <= 1.1 * workers / (1 << 14)
+            assert min(ratios) >= 1
+            assert sorted(ratios) == list(ratios)
+
+
+def test_lognormal_sizes_are_drawn_from_the_distribution() -> None:
+    drawn = np.log(np.concatenate([_centred(named_ratios("lognormal:0.5", 100, seed)) for seed in range(20)]))
+    assert stats.kstest(drawn / 0.5, stats.norm(scale=np.sqrt(0.99)).cdf).pvalue > 0.01
+    assert (
+        named_ratios("lognormal:0.5", 9, 1) == named_ratios("lognormal:0.5", 9, 1) != named_ratios("lognormal:0.5", 9)
+    )
+
+
+def _centred(ratios: tuple[int, ...]) -> np.ndarray:
+    """Shares divided by their geometric mean."""
+    shares = np.array(ratios, float)
+    return shares / np.exp(np.log(shares).mean())
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "cubic",
+            "^--ratios must be numbers such as 4:2:1:1, or linear, square, exponential or lognormal:S, got 'cubic'$",
+        ),
+        ("lognormal", "or lognormal:S, got 'lognormal'$"),
+        ("lognormal:-1", "needs a number S above 0 and at most 10, such as 0.5, got '-1'$"),
+    ],
+)
+def test_unknown_names_of_sizes_are_refused(text: str, line: str) -> None:
+    with pytest.raises(UsageError, match=line):
+        named_ratios(text, 4)
 
 
 @pytest.mark.parametrize("text", ["", "4", "4:x", "4::1", "4:-1", "1.5:1", "4:2:", "٤:1", "9" * 5000 + ":1"])
