@@ -5,9 +5,11 @@ the meaning of a colour. No function reads a file."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
@@ -33,8 +35,9 @@ from pipeline.core.reporting.plots import (
     short,
 )
 from pipeline.core.shardset.contract import Neighbourhood
-from pipeline.quality.metrics import Floats, Ints, expected_counts
+from pipeline.quality.metrics import Floats, Ints, expected_counts, hypergeometric_deviations
 
+EVEN_SD = 10  # deviations of shards that are about even, which have a linear scale of colours
 BARS = 400  # above, neighbourhoods are drawn as one outline, because a bar takes half a millisecond
 COLUMNS = 2000  # the most columns of the outline, each as high as the largest neighbourhood in it
 
@@ -44,11 +47,8 @@ def against_chance(table: Ints) -> tuple[Floats, Floats, Floats]:
 
     The split has the table's shard and class sizes (hypergeometric). The third result is the deviation from the mean in
     standard deviations, 0 if the standard deviation is 0."""
-    total = table.sum()
     mean = expected_counts(table)
-    shards = table.sum(axis=1, keepdims=True)
-    classes = table.sum(axis=0, keepdims=True)
-    deviation = np.sqrt(mean * (1 - classes / total) * (total - shards) / max(total - 1, 1))
+    deviation = hypergeometric_deviations(table)
     off = np.divide(table - mean, deviation, out=np.zeros(table.shape), where=deviation > 0)
     return mean, deviation, off
 
@@ -72,24 +72,30 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
 def class_heat_map(table: Ints) -> Figure:
     """Draw the rows by worker and class, int64 [W, L] without copies.
 
-    A cell's colour is its deviation from the expectation of a random split, in standard deviations."""
+    A cell's colour is its deviation from the expectation of a random split, in standard deviations. Beyond EVEN_SD the
+    scale is logarithmic, because skewed shards deviate by hundreds."""
     *_, off = against_chance(table)
     farthest = float(np.abs(off).max())
     # Deviations below 3 sd stay pale, and one extreme cell does not make all others pale.
-    limit = min(max(3.0, farthest), 10.0)
+    limit = max(3.0, farthest)
+    norm = Normalize(-limit, limit) if limit <= EVEN_SD else SymLogNorm(3.0, vmin=-limit, vmax=limit)
     workers, classes = table.shape
     figure, (ax,) = canvas(min(1.5 + 0.28 * workers, 6.0))
-    image = ax.imshow(off, cmap="PuOr_r", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+    image = ax.imshow(off, cmap="PuOr_r", norm=norm, aspect="auto", interpolation="nearest")
     if workers <= MANY and classes <= 12:
         for (worker, label), count in np.ndenumerate(table):
-            ink = "white" if abs(off[worker, label]) > 0.65 * limit else "#111"
+            ink = "white" if abs(norm(off[worker, label]) - 0.5) > 0.325 else "#111"
             ax.text(label, worker, f"{count:,}", ha="center", va="center", color=ink, size=9)
     ax.set(xlabel="class", ylabel="worker")
     ax.spines[:].set_visible(False)
     number_ticks(ax.xaxis, classes)
     number_ticks(ax.yaxis, workers)
-    extend = "both" if farthest > limit else "neither"
-    bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01, extend=extend)
+    bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01)
+    if limit > EVEN_SD:
+        decades = 10 ** np.arange(1, math.floor(math.log10(limit)) + 1)
+        marks = [*-decades[::-1], -3, 0, 3, *decades]
+        bar.set_ticks(marks, labels=[f"{mark:,}" for mark in marks], minor=False)
+        bar.minorticks_off()
     bar.set_label("sd from expected")
     bar.outline.set_visible(False)
     return figure

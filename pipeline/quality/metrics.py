@@ -143,6 +143,62 @@ def chi_square(table: Ints) -> ChiSquare | None:
     return ChiSquare(statistic, dof, float(chdtrc(dof, statistic)), cramers_v)
 
 
+@dataclass(frozen=True)
+class ClassSkew:
+    """The distance of the shards' class shares from the whole set's, as means over the shards with rows.
+
+    Attributes:
+        total_variation: half the sum of absolute differences of the shares; 0: equal, 1: no class in common.
+        random_total_variation: its expectation under a random split of the same sizes.
+        jensen_shannon: Jensen-Shannon divergence in bits; 0: equal, 1: no class in common.
+        effective_classes: e to the entropy of a shard's shares: as many equally frequent classes are as diverse.
+        whole_effective_classes: the same number for the whole set.
+    """
+
+    total_variation: float
+    random_total_variation: float
+    jensen_shannon: float
+    effective_classes: float
+    whole_effective_classes: float
+
+
+def class_skew(table: Ints) -> ClassSkew | None:
+    """Return the skew of a table of rows by shard and class [W, L], None for a single class or shard. O(W L)."""
+    table = table[table.sum(axis=1) > 0]
+    if len(table) < 2 or np.count_nonzero(table.sum(axis=0)) < 2:
+        return None
+    sizes = table.sum(axis=1, keepdims=True)
+    shares = table / sizes
+    whole = table.sum(axis=0) / table.sum()
+    # The mean absolute deviation of a normal variable is sqrt(2 / pi) standard deviations.
+    deviations = hypergeometric_deviations(table) / sizes * math.sqrt(2 / math.pi)
+    between = (entropy((shares + whole) / 2) - (entropy(shares) + entropy(whole)) / 2) / math.log(2)
+    return ClassSkew(
+        float(np.abs(shares - whole).sum(axis=1).mean() / 2),
+        float(deviations.sum(axis=1).mean() / 2),
+        float(np.maximum(between, 0).mean()),
+        float(np.exp(entropy(shares)).mean()),
+        float(np.exp(entropy(whole))),
+    )
+
+
+def entropy(shares: Floats) -> Floats:
+    """Return the entropy of shares along the last axis, in nats."""
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    total: Floats = -(shares * logs).sum(axis=-1)
+    return total
+
+
+def hypergeometric_deviations(table: Ints) -> Floats:
+    """Return the standard deviation of each count of a table [W, groups] under a random split of the same sizes."""
+    total = table.sum()
+    shards = table.sum(axis=1, keepdims=True)
+    groups = table.sum(axis=0, keepdims=True)
+    variance = expected_counts(table) * (1 - groups / total) * (total - shards) / max(total - 1, 1)
+    deviations: Floats = np.sqrt(variance)
+    return deviations
+
+
 def expected_counts(table: Ints) -> Floats:
     """Return the expected counts of a table [W, groups] if its rows and columns were independent."""
     rows, columns = (table.sum(axis=axis, dtype=np.float64) for axis in (1, 0))
@@ -215,6 +271,7 @@ class Quality:
     min_rows: int
     size_ratio: float | None  # max / min; None if a shard is empty
     classes: ChiSquare | None
+    skew: ClassSkew | None  # of the classes; None without labels
     neighbourhoods: ChiSquare | None  # dense ones by worker, the largest of very many; sparse ones are not split
     bandwidth: float
     mmd_ratio: float | None  # mean over the workers
@@ -303,6 +360,7 @@ def assess(
         min_rows=min(sizes),
         size_ratio=max(sizes) / min(sizes) if min(sizes) else None,
         classes=chi_square(class_table),
+        skew=class_skew(class_table),
         neighbourhoods=None if neighbourhood_table is None else chi_square(neighbourhood_table[:, np.array(dense)]),
         bandwidth=bandwidth,
         mmd_ratio=mean_of(shard.mmd_ratio for shard in shards),

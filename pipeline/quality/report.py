@@ -165,6 +165,9 @@ def comparison_row(manifest: Manifest, measured: Quality) -> dict[str, Any]:
         # Rows without labels or neighbourhoods have no such test, and ``and`` keeps its None.
         "class_chi_square_per_dof": measured.classes and measured.classes.per_dof,
         "neighbourhood_chi_square_per_dof": measured.neighbourhoods and measured.neighbourhoods.per_dof,
+        "total_variation": measured.skew and measured.skew.total_variation,
+        "jensen_shannon": measured.skew and measured.skew.jensen_shannon,
+        "effective_classes": measured.skew and measured.skew.effective_classes,
         "mmd_ratio": measured.mmd_ratio,
         "mmd_ratio_sd": measured.mmd_ratio_sd,
         "mean_ratio": measured.mean_ratio,

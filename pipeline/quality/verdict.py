@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from pipeline.quality.metrics import ChiSquare, Quality
+from pipeline.quality.metrics import ChiSquare, ClassSkew, Quality
 
 SURE = 0.01  # call a split non-random only if chance gives such a split in less than 1 % of cases
 
@@ -35,6 +35,8 @@ def verdict(measured: Quality) -> list[Verdict]:
         findings.append(Verdict("note", text))
     if measured.classes:
         findings.append(spread_finding(measured.classes, "Classes"))
+        if measured.skew and findings[-1].level == "worse":
+            findings.append(skew_finding(measured.skew))
     if measured.neighbourhoods:
         findings.append(spread_finding(measured.neighbourhoods, "Dense neighbourhoods"))
     if measured.mmd_ratio is not None:
@@ -50,6 +52,16 @@ def spread_finding(test: ChiSquare, subject: str) -> Verdict:
     if test.p_value > 1 - SURE:
         return Verdict("better", f"{subject} are spread over the workers more evenly than in a random split ({aside}).")
     return Verdict("as random", f"{subject} are spread over the workers as evenly as in a random split ({aside}).")
+
+
+def skew_finding(skew: ClassSkew) -> Verdict:
+    """Say how far the class shares of shards are from the whole set's, and how many classes a worker sees."""
+    return Verdict(
+        "note",
+        f"The class shares of a shard differ by {skew.total_variation:.3f} from those of all rows (mean total variation;"
+        f" random split ≈\u00a0{skew.random_total_variation:.3f}); a shard is as diverse as"
+        f" {skew.effective_classes:.1f} equally frequent classes, the whole set as {skew.whole_effective_classes:.1f}.",
+    )
 
 
 def distance_finding(ratio: float, sd: float | None) -> Verdict:

@@ -40,6 +40,8 @@ COLUMNS = (
     ("max_rows", "max rows", "{:,}"),
     ("copies", "copies", "{:,}"),
     ("class_chi_square_per_dof", "class chi2/dof", "{:.3f}"),
+    ("total_variation", "class TV", "{:.3f}"),
+    ("effective_classes", "classes", "{:.1f}"),
     ("neighbourhood_chi_square_per_dof", "nbhd chi2/dof", "{:.3f}"),
     ("cluster_chi_square_per_dof", "k-means chi2/dof", "{:.3f}"),
     ("adjusted_rand", "ARI", "{:.3f}"),
@@ -56,7 +58,9 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
         "--strategies",
         default=",".join(name for name, kind in STRATEGIES.items() if not kind.decides_sizes),
         metavar="LIST",
-        help="strategies to compare, each committed to OUTPUT/NAME (default: all but those that make skewed shards)",
+        # Skewed shards differ on purpose, have parameters of their own, and refuse the ratios of the others.
+        help="strategies to compare, each committed to OUTPUT/NAME (default: all that aim at even shards; name dirichlet,"
+        " by_class, sorted or by_attribute to compare skewed ones)",
     )
     group.add_argument(
         "--variants",

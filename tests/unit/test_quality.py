@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from scipy.spatial.distance import cdist, pdist
-from scipy.stats import chi2_contingency
+from scipy.spatial.distance import cdist, jensenshannon, pdist
+from scipy.stats import chi2_contingency, entropy
 from scipy.stats.contingency import association
 
 from pipeline.core.errors import DataError
@@ -331,3 +331,39 @@ def test_a_file_that_is_not_parquet_is_named(tmp_path: Path) -> None:
     (tmp_path / "worker=001/part-00000.parquet").write_bytes(b"torn")
     with pytest.raises(DataError, match=r"worker=001/part-00000.parquet is not a whole Parquet file"):
         measured(tmp_path, manifest)
+
+
+def test_class_skew_equals_scipys_figures() -> None:
+    """Jensen-Shannon by scipy, total variation by its definition, effective classes by the entropy."""
+    table = np.random.default_rng(4).multinomial(300, [0.7, 0.2, 0.1, 0.0], 6)
+    table[2] = [0, 0, 40, 0]
+    table[3] = 0  # a worker without rows has no shares
+    skew = quality.class_skew(table)
+    assert skew is not None
+    whole = table.sum(axis=0) / table.sum()
+    shares = [row / row.sum() for row in table if row.any()]
+    assert skew.total_variation == pytest.approx(np.mean([abs(share - whole).sum() / 2 for share in shares]))
+    assert skew.jensen_shannon == pytest.approx(np.mean([jensenshannon(share, whole, 2) ** 2 for share in shares]))
+    assert skew.effective_classes == pytest.approx(np.mean([np.exp(entropy(share)) for share in shares]))
+    assert skew.whole_effective_classes == pytest.approx(np.exp(entropy(whole)))
+
+
+def test_class_skew_of_a_random_split_is_the_expected_one() -> None:
+    """The mean over 200 shuffles of the same labels."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat([0, 1, 2], [500, 300, 100])
+    found = []
+    for _ in range(200):
+        shards = np.split(rng.permutation(labels), [300, 500, 700])
+        found.append(quality.class_skew(np.array([np.bincount(shard, minlength=3) for shard in shards])))
+    measured = np.mean([skew.total_variation for skew in found if skew])
+    assert found[0] is not None
+    assert measured == pytest.approx(found[0].random_total_variation, rel=0.05)
+
+
+def test_disjoint_classes_have_the_largest_skew() -> None:
+    skew = quality.class_skew(np.eye(50, dtype=np.int64) * 7)
+    assert skew is not None
+    assert (skew.total_variation, skew.effective_classes) == pytest.approx((0.98, 1))
+    assert 0.9 < skew.jensen_shannon < 1
+    assert quality.class_skew(np.array([[3], [4]])) is None
