@@ -34,6 +34,7 @@ SHARDING = {
     "dirichlet": ["skewed.py", "--alpha", "0.1"],
     "by_class": ["skewed.py", "--strategy", "by_class"],
     "sorted": ["skewed.py", "--strategy", "sorted"],
+    "by_attribute": ["skewed.py", "--strategy", "by_attribute", "--column", "label"],
 }
 TRAINING = {
     "bsp-1": ["random-1", "--model", "cnn", "--protocol", "bsp"],

@@ -15,9 +15,17 @@ import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.contract import Manifest
-from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Dtype, Layout
+from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Dtype, KeptColumn, Layout
 from pipeline.core.shardset.manifest import ShardSet, missing_file, with_rows
-from pipeline.core.shardset.schema import DTYPES, broken_is_data_error, no_labels, raw_images, record_schema
+from pipeline.core.shardset.schema import (
+    DTYPES,
+    KEPT_TYPES,
+    OWN_COLUMNS,
+    broken_is_data_error,
+    no_labels,
+    raw_images,
+    record_schema,
+)
 from pipeline.core.shardset.versions import NAME
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
@@ -112,6 +120,7 @@ class CommittedDataset(Dataset):
                     column(part, "coarse_label"),
                     column(part, "neighbourhood"),
                     column(part, "target"),
+                    {each.name: part.column(each.name).combine_chunks() for each in self.layout.attributes},
                 ),
             )
 
@@ -161,7 +170,7 @@ class ShardReader:
         with broken_is_data_error(self._path):
             table = parquet.read_row_groups(groups, columns=names).select(names)
         for name in names:
-            if table.column(name).null_count:
+            if table.column(name).null_count and not schema.field(name).nullable:
                 raise DataError(f"{self._path}: column {name} holds nulls; the set is damaged")
         # Foreign files may declare their columns nullable.
         table = pa.Table.from_arrays(table.columns, schema=pa.schema([schema.field(name) for name in names]))
@@ -247,4 +256,13 @@ def layout_of(manifest: Manifest) -> Layout:
         cast(Dtype, image.dtype),
         "target" in columns,
         "label" in columns,
+        attributes=_kept_columns(manifest),
     )
+
+
+def _kept_columns(manifest: Manifest) -> tuple[KeptColumn, ...]:
+    """Return the columns that a set keeps of its input. Raises ValueError for a type that no set has."""
+    for column in manifest.columns:
+        if column.type not in KEPT_TYPES or column.name in OWN_COLUMNS:
+            raise ValueError(f"a column {column.name!r} of {column.type!r}")
+    return tuple(manifest.columns)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.core.errors import DataError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import no_labels
 from pipeline.core.storage.files import FileInfo
@@ -192,12 +192,13 @@ def discover(
     name = format or recognise(store, entries, shape)
     kind: Format = FORMATS[name]
     # Formats whose files must be opened are surveyed by tasks, so that the driver does not read them one by one.
-    surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, shape), entries)
+    names = read_options.columns
+    surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, shape, names), entries)
     files = []
     layouts = []
     for entry, (file, layout, error) in zip(entries, surveys, strict=True):
         if error:
-            raise DataError(error)
+            raise error
         if file.rows == 0 and kind.may_be_empty and len(entries) > 1:
             continue
         if file.rows == 0:
@@ -226,17 +227,26 @@ def discover(
 
 
 def _survey(
-    kind: Format, store: Store, entry: FileInfo, shape: tuple[int, int, int] | None
-) -> tuple[DataFile | None, Layout | None, str | None]:
-    """Return one file's rows and layout, or an error text.
+    kind: Format, store: Store, entry: FileInfo, shape: tuple[int, int, int] | None, columns: Sequence[str]
+) -> tuple[DataFile | None, Layout | None, JobError | None]:
+    """Return one file's rows and layout, or an error.
 
-    Errors are values, because Spark retries a task that raises and wraps the error in a stack trace."""
+    Errors are values, because Spark retries a task that raises and wraps the error in a stack trace.
+
+    Args:
+        kind: the format.
+        store: the file system.
+        entry: the file.
+        shape: the declared shape of raw images, or None.
+        columns: names of the columns to keep.
+    """
     try:
-        return *kind.survey(store, entry, shape), None
-    except DataError as error:
-        return None, None, str(error)
+        file, layout = kind.survey(store, entry, shape)
+        return file, replace(layout, attributes=kind.kept_columns(store, entry, columns) if columns else ()), None
+    except (DataError, UsageError) as error:
+        return None, None, error
     except PermissionError:
-        return None, None, f"{entry.path} cannot be read: permission denied"
+        return None, None, DataError(f"{entry.path} cannot be read: permission denied")
 
 
 def serial(fn: Callable[[T], R], items: Iterable[T]) -> list[R]:

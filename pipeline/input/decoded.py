@@ -49,7 +49,7 @@ def read_decoded(
         if path is None:
             yield from read_converted(kind, store, file, max(start, low), min(stop, high), layout, True)
         else:
-            yield from _read_mapped(path, max(start, low) - low, min(stop, high) - low)
+            yield from _read_mapped(path, max(start, low) - low, min(stop, high) - low, layout)
 
 
 def _decoded_file(kind: Format, store: Store, file: DataFile, low: int, high: int, layout: Layout) -> Path | None:
@@ -112,12 +112,14 @@ def _batch(columns: Columns) -> pa.RecordBatch:
     images = pa.py_buffer(np.ascontiguousarray(columns.images))
     present = {"label": columns.labels, "coarse_label": columns.coarse_labels, "target": columns.targets}
     arrays = {name: pa.array(column) for name, column in present.items() if column is not None}
+    arrays |= columns.attributes
     arrays["image"] = pa.Array.from_buffers(pa.binary(size), rows, [None, images])
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def _read_mapped(path: Path, start: int, stop: int) -> Iterator[Columns]:
-    """Yield rows start <= r < stop of a kept file, in the blocks that were written, without a copy."""
+def _read_mapped(path: Path, start: int, stop: int, layout: Layout) -> Iterator[Columns]:
+    """Yield rows start <= r < stop of a decoded file, in the blocks that were written, without a copy."""
+    names = [column.name for column in layout.attributes]
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     at = 0
     for number in range(reader.num_record_batches):
@@ -126,7 +128,15 @@ def _read_mapped(path: Path, start: int, stop: int) -> Iterator[Columns]:
         high = min(stop - at, len(batch))
         if low < high:
             part = batch.slice(low, high - low)
-            beside = {name: part.column(name).to_numpy() for name in part.schema.names if name != "image"}
+            # Kept columns stay in Arrow, because they may hold text and nulls.
+            beside = {name: part.column(name).to_numpy() for name in part.schema.names if name not in ("image", *names)}
             data = np.frombuffer(batch.column("image").buffers()[1], np.uint8).reshape(len(batch), -1)
-            yield Columns(beside["label"], data[low:high], beside.get("coarse_label"), None, beside.get("target"))
+            yield Columns(
+                beside["label"],
+                data[low:high],
+                beside.get("coarse_label"),
+                None,
+                beside.get("target"),
+                {name: part.column(name) for name in names},
+            )
         at += len(batch)

@@ -42,7 +42,10 @@ def record_batch(
         rows: the positions of the rows to take; default: all.
         extra: columns that the block lacks.
     """
-    take = slice(None) if rows is None else rows
+    take: Any = slice(None) if rows is None else rows
+    attributes = block.columns.attributes
+    if rows is not None:
+        attributes = {name: column.take(pa.array(rows)) for name, column in attributes.items()}
     values: dict[str, Any] = {"id": block.ids[take], "label": block.labels[take]}
     if block.columns.coarse_labels is not None:
         values["coarse_label"] = block.columns.coarse_labels[take]
@@ -53,6 +56,8 @@ def record_batch(
         # pa.array would need a bytes object per image; binary_array passes the buffer on.
         if field.name == "image":
             arrays.append(binary_array(block.images[take]))
+        elif field.name in attributes:
+            arrays.append(attributes[field.name])
         else:
             arrays.append(pa.array({**values, **extra}[field.name], field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

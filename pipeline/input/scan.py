@@ -13,6 +13,7 @@ from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import row_hashes
 from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import attribute_hash
 from pipeline.input.dataset import Block, Dataset, Run, ranges
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.read_options import MAX_CLASSES
@@ -29,6 +30,7 @@ class Scan:
         label_counts: int64 [chunks, classes].
         channel_sums: [channels], int64 for pixels and float64 for real numbers.
         fingerprint: 64-bit sum over rows.
+        attribute_sum: 64-bit sum over the kept columns of rows, 0 without.
         versions: the versions of the decoders, one entry if all hosts have the same.
     """
 
@@ -36,6 +38,7 @@ class Scan:
     label_counts: npt.NDArray[np.int64]
     channel_sums: npt.NDArray[Any]
     fingerprint: int
+    attribute_sum: int = 0
     versions: frozenset[str] = frozenset()
 
     @property
@@ -55,6 +58,7 @@ class PieceScan:
         counts: rows by chunk and class; None if no row was scanned.
         channel_sums: see Scan.
         fingerprint: see Scan.
+        attribute_sum: see Scan.
         problem: the first broken row and its error line. A value, because Spark retries a task that raises.
         versions: the versions of the decoders on this host.
     """
@@ -63,6 +67,7 @@ class PieceScan:
     counts: ChunkCounts | None
     channel_sums: npt.NDArray[Any]
     fingerprint: int
+    attribute_sum: int = 0
     problem: tuple[int, str] | None = None
     versions: str = field(default_factory=decoder_versions)
 
@@ -113,22 +118,23 @@ def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple
     classes = layout.num_classes or 1
     counts: ChunkCounts | None = None
     sums = _no_sums(layout)
-    checksum = rows = 0
+    checksum = attribute_sum = rows = 0
     try:
         for block in dataset.read(*piece):
             problem = _invalid(block, dataset)
             if problem:
-                return PieceScan(rows, counts, sums, checksum, problem)
+                return PieceScan(rows, counts, sums, checksum, attribute_sum, problem)
             # Without a known number of classes, the histogram grows with the labels.
             labels = block.labels.astype(np.int64)
             block_counts = count_by_chunk(block.ids, labels, max(classes, int(labels.max()) + 1), list(bounds))
             counts = counts + block_counts if counts else block_counts
             sums += block.numbers(layout).sum(axis=(0, 2), dtype=sums.dtype)
             checksum = (checksum + fingerprint(block)) & WORD
+            attribute_sum = (attribute_sum + attribute_hash(block.ids, block.columns.attributes)) & WORD
             rows += len(block.ids)
     except DataError as error:
-        return PieceScan(rows, counts, sums, checksum, (piece[0] + rows, str(error)))
-    return PieceScan(rows, counts, sums, checksum)
+        return PieceScan(rows, counts, sums, checksum, attribute_sum, (piece[0] + rows, str(error)))
+    return PieceScan(rows, counts, sums, checksum, attribute_sum)
 
 
 def _no_sums(layout: Layout) -> npt.NDArray[Any]:
@@ -143,7 +149,10 @@ def merge(parts: Sequence[PieceScan], layout: Layout, num_chunks: int) -> Scan:
     counts = sum_counts([part.counts for part in parts if part.counts], num_chunks, layout.num_classes or 1)
     sums = sum((part.channel_sums for part in parts), _no_sums(layout))
     word = sum(part.fingerprint for part in parts) & WORD
-    return Scan(sum(part.rows for part in parts), counts, sums, word, frozenset(part.versions for part in parts))
+    attribute_sum = sum(part.attribute_sum for part in parts) & WORD
+    return Scan(
+        sum(part.rows for part in parts), counts, sums, word, attribute_sum, frozenset(part.versions for part in parts)
+    )
 
 
 def scan(dataset: Dataset, bounds: list[tuple[int, int]], pieces: int, run: Run[tuple[int, int], PieceScan]) -> Scan:

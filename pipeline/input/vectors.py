@@ -34,5 +34,5 @@ def vector_view(dataset: Dataset, column: str) -> Dataset:
     length = vectors_of(first, None, path, 0).shape[1] // 4
     if not length:
         raise DataError(f"{path}, row 0: {column} is an empty vector")
-    layout = replace(dataset.layout, shape=(length, 1, 1), dtype="float32", column=column)
+    layout = replace(dataset.layout, shape=(length, 1, 1), dtype="float32", column=column, attributes=())
     return replace(dataset, layout=layout, files=tuple(replace(file, decode_rows=0) for file in dataset.files))

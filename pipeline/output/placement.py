@@ -8,10 +8,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from pipeline.assignment.bundles import Keys
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.ranks import ranks
 from pipeline.core.arrays import Ints
+from pipeline.core.errors import JobError
+from pipeline.core.shardset.schema import value_hashes
 from pipeline.input.dataset import Block
 from pipeline.strategies.base import Grouping
 
@@ -85,6 +89,53 @@ class Dealing:
             groups = self.grouping.groups(block)
             owners = self.grouping.workers(block.ids, groups, ranks(groups, offsets), self.table)
             yield BlockDeliveries(block, groups, *deliver_rows(owners, self.table.sparse[groups], self.num_workers))
+
+
+@dataclass(frozen=True)
+class BundledDealing:
+    """A Placement of rows that share a value of a column at one worker.
+
+    Attributes:
+        grouping: returns the groups of rows, which are written beside them.
+        bundle: the column.
+        keys: uint64 [bundles], hashes of its values, ascending.
+        owners: int32 [bundles], the worker of each.
+        num_workers: n.
+    """
+
+    grouping: Grouping
+    bundle: str
+    keys: Keys
+    owners: npt.NDArray[np.int32]
+    num_workers: int
+
+    @property
+    def neighbourhoods(self) -> bool:
+        return self.grouping.neighbourhoods
+
+    @property
+    def reads_images(self) -> bool:
+        return self.grouping.reads_images
+
+    def deliveries(self, chunk: int, blocks: Iterator[Block]) -> Iterator[BlockDeliveries]:
+        """Yield each block of a chunk with the workers of its rows' bundles. Raises JobError for an unknown value."""
+        for block in blocks:
+            keys = bundle_keys(block, self.bundle)
+            places = np.searchsorted(self.keys, keys)
+            if not np.array_equal(self.keys[np.minimum(places, len(self.keys) - 1)], keys):
+                raise JobError(
+                    f"the column {self.bundle} changed while the input was sharded: rerun on a settled input"
+                )
+            owners = self.owners[places].astype(np.int64)
+            alone = np.zeros(len(owners), np.bool_)
+            yield BlockDeliveries(block, self.grouping.groups(block), *deliver_rows(owners, alone, self.num_workers))
+
+
+def bundle_keys(block: Block, bundle: str) -> Keys:
+    """Return a hash of the value that a column has in each row, uint64 [rows]. bundle: the column."""
+    columns = block.columns
+    own = {"label": columns.labels, "coarse_label": columns.coarse_labels}
+    return value_hashes(pa.array(own[bundle]) if bundle in own else columns.attributes[bundle])
 
 
 def deliver_rows(

@@ -20,7 +20,14 @@ from pipeline.assignment.ranks import runs_of_equal_keys
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import row_hashes
 from pipeline.core.shardset.attempt import task_folder
-from pipeline.core.shardset.schema import TARGET_COLUMN, no_labels, raw_images, record_schema
+from pipeline.core.shardset.schema import (
+    OWN_COLUMNS,
+    TARGET_COLUMN,
+    attribute_hash,
+    no_labels,
+    raw_images,
+    record_schema,
+)
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset
 from pipeline.input.decoded import decoder_versions
@@ -46,6 +53,7 @@ class WrittenFile:
         bytes: size.
         sha256: hash of the contents.
         label_counts: int64 [classes].
+        attribute_sum: sum of the hashes of the owned rows' kept columns.
     """
 
     staged: str
@@ -56,6 +64,7 @@ class WrittenFile:
     bytes: int
     sha256: str
     label_counts: Ints
+    attribute_sum: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,11 @@ class WrittenChunk:
     fingerprint: int
     assignment: AssignmentFile | None = None
     versions: frozenset[str] = field(default_factory=lambda: frozenset({decoder_versions()}))
+
+    @property
+    def attribute_sum(self) -> int:
+        """The sum of the hashes of the owned rows' kept columns, to compare with the scan."""
+        return sum(file.attribute_sum for file in self.files) & WORD
 
 
 @dataclass
@@ -106,6 +120,7 @@ class ShardWriter:
     def __post_init__(self) -> None:
         """Create the file at its staged path."""
         self.file = HashingFile(self.store.create(self.staged))
+        # Plain and uncompressed, because photographs do not compress and readers memory-map them.
         self.writer = pq.ParquetWriter(
             self.file,
             self.schema,
@@ -115,7 +130,8 @@ class ShardWriter:
             store_schema=True,
         )
         self.batches: list[pa.RecordBatch] = []
-        self.buffered = self.rows = self.copies = self.fingerprint = 0
+        self.buffered = self.rows = self.copies = self.fingerprint = self.attribute_sum = 0
+        self.attribute_names = [name for name in self.schema.names if name not in OWN_COLUMNS]
         self.label_counts = np.zeros(self.num_classes, np.int64)
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -128,6 +144,8 @@ class ShardWriter:
         owners = batch.filter(pc.equal(batch.column("copy"), 0)) if copies else batch
         self.copies += copies
         self.fingerprint = (self.fingerprint + batch_fingerprint(owners, self.record_bytes, self.path)) & WORD
+        columns = {name: owners.column(name) for name in self.attribute_names}
+        self.attribute_sum = (self.attribute_sum + attribute_hash(owners.column("id").to_numpy(), columns)) & WORD
         self.label_counts += np.bincount(labels_of(batch), minlength=self.num_classes)
         while self.buffered >= 2 * self.group_rows:
             self._write(self.group_rows)
@@ -157,6 +175,7 @@ class ShardWriter:
             self.file.bytes,
             self.file.digest.hexdigest(),
             self.label_counts,
+            self.attribute_sum,
         )
 
 

@@ -38,10 +38,12 @@ def shard(
     num_classes: int | None = None,
     unlabelled: bool = False,
     channels: int | None = None,
+    keep_columns: Sequence[str] = (),
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
     ratios: Sequence[int] | None = None,
+    group_by: str | None = None,
     assignment_only: bool = False,
     report: bool = True,
     quiet: bool = False,
@@ -63,6 +65,7 @@ def shard(
         num_classes: labels must be in 0..num_classes-1; None: the layout's, or as found.
         unlabelled: the rows have no labels, or none that shards should contain.
         channels: 1 or 3, to convert RGB images to grey or grey ones to RGB; None: as they are.
+        keep_columns: columns of the input that the shards keep beside image and label.
         overwrite: replace a committed set of another configuration.
         allow_empty: allow workers without rows.
         interval: {"ds": ...} or {"run_id": ...} of a batch run.
@@ -82,12 +85,13 @@ def shard(
         output=output,
         num_workers=num_workers,
         eval_input=eval_input,
-        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
+        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels, tuple(keep_columns)),
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,
         ratios=ratios,
         assignment_only=assignment_only,
+        group_by=group_by,
     )
     spec = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
     return shard_request(request, spec, spark=spark, report=report, quiet=quiet)
@@ -134,6 +138,7 @@ def materialize(
     num_classes: int | None = None,
     unlabelled: bool = False,
     channels: int | None = None,
+    keep_columns: Sequence[str] = (),
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
@@ -155,7 +160,7 @@ def materialize(
         output=output,
         num_workers=1 if num_workers is None else num_workers,
         eval_input=eval_input,
-        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
+        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels, tuple(keep_columns)),
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,

@@ -24,9 +24,10 @@ from pipeline.input.dataset import Dataset
 from pipeline.input.read_options import ReadOptions
 from pipeline.output.assignment import SCHEMA, lines_of
 from pipeline.output.writer import ChunkJob
-from pipeline.runs.request import Request, resolve_places
+from pipeline.runs.request import Request, resolve_places, with_bundles
+from pipeline.runs.steps.bundle import check_bundles, place_rows
 from pipeline.runs.steps.inputs import check_num_workers, discover_inputs
-from pipeline.runs.steps.place import deal, fitting_context
+from pipeline.runs.steps.place import fitting_context
 from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
@@ -49,6 +50,7 @@ def assign(
     num_classes: int | None = None,
     unlabelled: bool = False,
     channels: int | None = None,
+    group_by: str | None = None,
     scratch: str | None = None,
     quiet: bool = True,
 ) -> DataFrame:
@@ -69,6 +71,7 @@ def assign(
         num_classes: labels must be in 0..num_classes-1.
         unlabelled: ignore labels.
         channels: 1 or 3, to convert images to grey or RGB.
+        group_by: column whose values are kept together at one worker.
         scratch: an empty folder that all executors reach, required on a cluster. The caller deletes it once the result
             is no longer used. None: a temporary folder that is deleted when Python exits.
         quiet: print no progress.
@@ -89,7 +92,9 @@ def assign(
         num_workers=num_workers,
         read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
         ratios=ratios,
+        group_by=group_by,
     )
+    request = with_bundles(request, spec)
     spec.check_ratios(request.ratios)
     if unlabelled:
         spec.check_without_labels()
@@ -98,11 +103,12 @@ def assign(
     with progress.phase("discover"):
         dataset = discover_inputs(run).dataset
     spec.check_input(dataset)
+    check_bundles(request, dataset)
     check_num_workers(request, dataset)
     with progress.phase("scan"):
         source = scan_input(context, dataset, num_workers)
     fit_result = spec.fit(fitting_context(run, source, folder))
-    placement = deal(fit_result, num_workers, request.ratios).placement
+    placement = place_rows(run, source, fit_result, spec).placement
     job = ChunkJob(dataset, placement, source.bounds, folder, source.scan.num_classes)
     return _frame(spark, job, own_ids=isinstance(data, DataFrame))
 

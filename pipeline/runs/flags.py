@@ -47,6 +47,12 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
         " are read, and partition folders such as label=3 become columns",
     )
     group.add_argument("--eval-input", metavar="URI", help="evaluation images, which are committed to OUTPUT/_eval")
+    # Shown by --help-all alone: most inputs have no further columns.
+    group.add_argument(
+        "--keep-columns",
+        metavar="A,B",
+        help=AdvancedHelp("columns of the input that the shards keep beside image and label"),
+    )
     add_layout_flags(group)
 
 
@@ -110,6 +116,12 @@ def add_output_flags(
             help=AdvancedHelp(
                 "folder of a training run whose measured speeds are the shares of the workers, instead of --ratios"
             ),
+        )
+    if ratios and rescan:  # jobs that place the rows of an input
+        group.add_argument(
+            "--group-by",
+            metavar="COLUMN",
+            help=AdvancedHelp("column of the input, such as a patient: rows with the same value go to the same worker"),
         )
     group.add_argument("--overwrite", action="store_true", help="replace a committed set of another configuration")
     if rescan:
@@ -221,6 +233,7 @@ def read_request(args: argparse.Namespace) -> Request:
         interval=interval,
         ratios=ratios,
         assignment_only=getattr(args, "assignment_only", False),
+        group_by=getattr(args, "group_by", None),
         rescan=getattr(args, "rescan", False),
     )
 
@@ -229,7 +242,15 @@ def layout_options(args: argparse.Namespace) -> ReadOptions:
     """Return the values of the flags that describe rows, for a job that has them. Raises UsageError."""
     if "image_shape" not in args:
         return ReadOptions()
-    return ReadOptions(args.format, args.image_shape, args.num_classes, args.unlabelled, args.channels)
+    columns = getattr(args, "keep_columns", None)
+    return ReadOptions(
+        args.format,
+        args.image_shape,
+        args.num_classes,
+        args.unlabelled,
+        args.channels,
+        () if columns is None else tuple(columns.split(",")),
+    )
 
 
 def _interval(args: argparse.Namespace) -> dict[str, str]:

@@ -22,7 +22,14 @@ from pipeline.input.assignment_table import AssignmentTable, open_table, read_li
 from pipeline.input.dataset import Dataset
 from pipeline.output.tabled import LineCheck, TablePlacement, check_and_write_lines
 from pipeline.runs.request import Request
-from pipeline.runs.reshard import ASSIGNED, read_strategy, refuse_other_manifests, resolved_params, stored_models
+from pipeline.runs.reshard import (
+    ASSIGNED,
+    keep_same_columns,
+    read_strategy,
+    refuse_other_manifests,
+    resolved_params,
+    stored_models,
+)
 from pipeline.runs.steps.commit import commit, describe_set
 from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless_current
 from pipeline.runs.steps.inputs import check_num_workers, discover_inputs
@@ -75,6 +82,7 @@ def materialize(
         check_inputs(context, run.store, {"--assignment": table.uri})
         if table.made_by:
             refuse_other_manifests(table.made_by)
+            run = replace(run, request=keep_same_columns(run.request, table.made_by))
         inputs = discover_inputs(run)
         workers = _num_workers(context, table, num_workers, allow_empty=request.allow_empty)
         run = replace(run, request=replace(run.request, num_workers=workers, ratios=_ratios(table)))

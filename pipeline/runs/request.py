@@ -15,6 +15,7 @@ from pipeline.core.shardset.commit import check_reports
 from pipeline.core.shardset.contract import FORMAT_VERSION
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import lowest_terms
+from pipeline.core.shardset.schema import OWN_COLUMNS
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
 from pipeline.core.storage.uri import WEB_SCHEMES, split_uri
@@ -22,6 +23,8 @@ from pipeline.doctor.places import output_error
 from pipeline.input.files import check_apart, match_paths
 from pipeline.input.read_options import ReadOptions
 from pipeline.strategies import Strategy
+
+NATIVE = ("label", "coarse_label")  # columns of rows that need not be kept to group by them
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Request:
         interval: {"ds": ...} or {"run_id": ...} of a batch run, or None.
         ratios: shares of the workers, reduced to lowest terms; None: equal.
         assignment_only: write the worker of every row and no shards.
+        group_by: column whose values are kept together at one worker, or None.
         rescan: compare a committed set with the content of the input, not only with its listing.
     """
 
@@ -52,6 +56,7 @@ class Request:
     interval: Mapping[str, str] | None = None
     ratios: Sequence[int] | None = None
     assignment_only: bool = False
+    group_by: str | None = None
     rescan: bool = False
 
     def __post_init__(self) -> None:
@@ -67,12 +72,29 @@ class Request:
             )
 
 
+def with_bundles(request: Request, strategy: Strategy) -> Request:
+    """Return the request with the column of its bundles, if any, which then travels into the shards.
+
+    Raises UsageError if the strategy has a column of its own and --group-by names another one."""
+    own = strategy.bundle_column
+    if own and request.group_by not in (None, own):
+        raise UsageError(f"{strategy.name} keeps rows together by --column {own}: leave out --group-by")
+    column = own or request.group_by
+    if column in OWN_COLUMNS and column not in NATIVE:
+        raise UsageError(f"--group-by {column}: rows cannot be kept together by this column; name another one")
+    options = request.read_options
+    if column and column not in (*NATIVE, *options.columns):
+        options = replace(options, columns=(*options.columns, column))
+    return replace(request, group_by=column, read_options=options)
+
+
 def preflight(request: Request, *strategies: Strategy) -> None:
     """Check everything that can be checked without Spark, so that a mistake does not wait for the seconds of its start.
 
     Raises UsageError or DataError. strategies: all ways of sharding that are requested, several in a comparison."""
     for strategy in strategies:
         strategy.check_ratios(request.ratios)
+        with_bundles(request, strategy)
         if request.read_options.unlabelled:
             strategy.check_without_labels()
     uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
@@ -164,10 +186,14 @@ def identity(request: Request, strategy: Strategy) -> str:
         configuration["unlabelled"] = True
     if options.channels:
         configuration["channels"] = options.channels
+    if options.columns:
+        configuration["columns"] = options.columns
     if request.ratios:
         configuration["ratios"] = request.ratios
     if request.assignment_only:
         configuration["assignment_only"] = True
+    if request.group_by:
+        configuration["group_by"] = request.group_by
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()
 
 
@@ -182,7 +208,9 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "ratios": request.ratios and list(request.ratios),
         "interval": request.interval,
         "evaluation rows": "yes" if request.eval_input else "none",
+        "kept columns": request.read_options.columns,
         "assignment only": request.assignment_only,
+        "grouped by": request.group_by,
     }
     committed_settings = {
         "strategy": manifest.strategy,
@@ -192,7 +220,9 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "ratios": manifest.ratios,
         "interval": manifest.interval,
         "evaluation rows": "yes" if manifest.evaluation else "none",
+        "kept columns": [column.name for column in manifest.columns],
         "assignment only": manifest.assignment_only,
+        "grouped by": manifest.group_by,
         "channels": next(iter(manifest.image.shape), None),
     }
     if request.read_options.channels:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -22,16 +22,17 @@ from pipeline.doctor.beforehand import check_inputs
 from pipeline.input.committed import CommittedDataset, committed_dataset
 from pipeline.input.dataset import Dataset
 from pipeline.input.formats import DataFile
-from pipeline.input.scan import Scan
 from pipeline.runs.request import Request
+from pipeline.runs.steps.bundle import place_rows
 from pipeline.runs.steps.commit import commit, describe_set
 from pipeline.runs.steps.current import define_goal, keep_committed, scan_unless_current
 from pipeline.runs.steps.inputs import Inputs, check_num_workers
-from pipeline.runs.steps.place import deal, fitting_context
+from pipeline.runs.steps.place import fitting_context
 from pipeline.runs.steps.run import ShardingResult, ShardingRun, open_run
 from pipeline.runs.steps.write import copy_models, write_rows
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.progress import PhaseLog
+from pipeline.spark.source import ScannedInput
 from pipeline.strategies import STRATEGIES, Context, FitResult, Strategy
 from pipeline.strategies.base import StoredGroups
 
@@ -51,6 +52,7 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
         check_inputs(context, run.store, {"--input": run.request.input})
         refuse_other_manifests(shards)
         strategy = read_strategy(shards)
+        run = replace(run, request=keep_same_columns(run.request, shards))
         dataset = committed_dataset(shards)
         progress.report(f"{dataset.rows:,} rows of {strategy.name} for {shards.num_workers} workers")
     check_num_workers(run.request, dataset)
@@ -60,9 +62,9 @@ def reshard(context: SparkContext, request: Request, progress: PhaseLog) -> Shar
         return keep_committed(run, goal)
     # Whatever fails from here on, the end of the attempt deletes its files.
     with Attempt(run.store, run.request.output) as attempt:
-        refuse_other_rows(shards, scans.source.scan)
+        refuse_other_rows(shards, scans.source)
         fit_result = refit(run, shards, strategy, dataset, fitting_context(run, scans.source, attempt.folder))
-        placed_rows = deal(fit_result, run.request.num_workers, run.request.ratios)
+        placed_rows = place_rows(run, scans.source, fit_result, strategy)
         written_set = write_rows(run, scans, placed_rows, attempt.folder)
         with progress.phase("commit"):
             models = copy_models(run.store, stored_models(shards), attempt.folder)
@@ -75,7 +77,7 @@ def evaluation_rows(shards: ShardSet, dataset: Dataset) -> Dataset | None:
     if not (files_of_set := shards.eval_files()):
         return None
     files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in files_of_set)
-    return Dataset(shards.store, f"{shards.uri}/_eval", "parquet", files, dataset.layout)
+    return Dataset(shards.store, f"{shards.uri}/_eval", "parquet", files, replace(dataset.layout, attributes=()))
 
 
 def refit(
@@ -98,11 +100,15 @@ def refit(
     return strategy.refit(fitting, StoredGroups(counts, resolved_params(shards.manifest)))
 
 
-def refuse_other_rows(shards: ShardSet, scan: Scan) -> None:
-    """Raise DataError if the rows of a set are not the ones that its manifest describes."""
-    fingerprint = f"{scan.rows}-{scan.fingerprint:016x}"
-    if fingerprint != shards.manifest.input.fingerprint:
-        raise DataError(f"{shards.uri}: its rows ({fingerprint}) differ from its manifest's; the set is damaged")
+def refuse_other_rows(shards: ShardSet, source: ScannedInput) -> None:
+    """Raise DataError if the rows of a set, or their kept columns, are not the ones that its manifest describes."""
+    described = shards.manifest.input
+    for actual, expected, part in (
+        (source.fingerprint(), described.fingerprint, "rows"),
+        (source.attributes(), described.attributes, "kept columns"),
+    ):
+        if actual != expected:
+            raise DataError(f"{shards.uri}: its {part} ({actual}) differ from its manifest's; the set is damaged")
 
 
 def refuse_other_manifests(shards: ShardSet) -> None:
@@ -110,6 +116,13 @@ def refuse_other_manifests(shards: ShardSet) -> None:
     missing = next((key for key in NEEDED if key in shards.manifest.absent), None)
     if missing or shards.manifest.input.fingerprint is None:
         raise DataError(f"{shards.uri}/{NAME} is damaged: it lacks {missing or 'input.fingerprint'}; restore it")
+
+
+def keep_same_columns(request: Request, shards: ShardSet) -> Request:
+    """Return the request with a set's column of bundles and its kept columns, unless it names columns of its own."""
+    columns = request.read_options.columns or tuple(column.name for column in shards.manifest.columns)
+    options = replace(request.read_options, columns=columns)
+    return replace(request, read_options=options, group_by=shards.manifest.group_by)
 
 
 def resolved_params(manifest: Manifest) -> dict[str, Any]:

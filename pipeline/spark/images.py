@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -70,7 +70,7 @@ class Images:
         pieces = self.pieces()
         if partitions is not None:
             pieces = ranges(0, dataset.rows, min(partitions, dataset.rows))
-        schema = record_schema(dataset.layout, neighbourhood=False, copy=False)
+        schema = record_schema(replace(dataset.layout, attributes=()), neighbourhood=False, copy=False)
 
         # spark.range only carries piece numbers, one per partition; the tasks read the rows themselves.
         def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

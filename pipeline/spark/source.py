@@ -35,6 +35,10 @@ class ScannedInput:
     def fingerprint(self) -> str:
         return f"{self.scan.rows}-{self.scan.fingerprint:016x}"
 
+    def attributes(self) -> str | None:
+        """Return the sum of the hashes of the kept columns, None without such columns."""
+        return f"{self.scan.attribute_sum:016x}" if self.dataset.layout.attributes else None
+
     def describe(self) -> Input:
         return Input(
             uri=self.dataset.uri,
@@ -44,6 +48,7 @@ class ScannedInput:
             rows=self.dataset.rows,
             fingerprint=self.fingerprint(),
             listing=self.dataset.listing(),
+            attributes=self.attributes(),
         )
 
 

@@ -2,6 +2,7 @@
 
 from pipeline.core.specs import registry
 from pipeline.strategies.base import Context, FitResult, Grouping, Strategy
+from pipeline.strategies.by_attribute import ByAttribute
 from pipeline.strategies.by_class import ByClass
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.dirichlet import Dirichlet
@@ -26,6 +27,7 @@ STRATEGIES = registry(
     Dirichlet,
     ByClass,
     Sorted,
+    ByAttribute,
 )
 
 __all__ = ["STRATEGIES", "Context", "FitResult", "Grouping", "Strategy"]

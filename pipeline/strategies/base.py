@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from pipeline.assignment.bundles import BundleOrder
 from pipeline.assignment.groups import GroupTable, SparseIf, Start, rows_by_worker
 from pipeline.core.arrays import Ints
 from pipeline.core.command_line import seed as seed_number
@@ -65,6 +66,7 @@ class Grouping:
     The default is one group, dealt round robin, or in ratios."""
 
     neighbourhoods = False  # True: the group is a neighbourhood, which is written as a column of the row
+    permutes_ranks = False  # True: ``workers`` is overridden, and each worker still gets the counts of rows_by_worker
     reads_images = True  # False: ``groups`` needs no images, so an assignment without shards does not read them
 
     def groups(self, block: Block) -> Ints:
@@ -129,6 +131,7 @@ class Strategy(Spec, ABC):
     even_classes: ClassVar[bool] = False  # the counts of every class differ by at most one
     copies_rows: ClassVar[bool] = False  # some rows may go to every worker
     decides_sizes: ClassVar[bool] = False  # its own rule decides how many rows a worker gets, so ratios are refused
+    bundle_order: ClassVar[BundleOrder] = "largest"  # the order in which --group-by places bundles
     seed: int = option(0, "seed of all random choices", parse=seed_number, recorded=False)
 
     def uses_seed(self) -> bool:
@@ -138,6 +141,11 @@ class Strategy(Spec, ABC):
     def identity(self) -> dict[str, Any]:
         """Return the parameters that two runs must share to make the same shards."""
         return self.params()
+
+    @property
+    def bundle_column(self) -> str | None:
+        """The column whose values this strategy keeps together; None: --group-by says."""
+        return None
 
     def sources(self) -> tuple[str, ...]:
         """Return the URIs of data that the strategy reads in addition to the input."""
@@ -191,6 +199,11 @@ class StoredNeighbourhoods(Grouping):
     def groups(self, block: Block) -> Ints:
         assert block.columns.neighbourhoods is not None, "the committed set has no neighbourhoods"
         return block.columns.neighbourhoods.astype(np.int64)
+
+
+def deals_counts(grouping: Grouping) -> bool:
+    """True if each worker gets the counts of the table's groups, whichever rows these are."""
+    return type(grouping).workers is Grouping.workers or grouping.permutes_ranks
 
 
 def row_counts(context: Context) -> Ints:

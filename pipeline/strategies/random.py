@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pipeline.assignment.bundles import BundleOrder
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.permutation import keyed_permutation
 from pipeline.core.arrays import Ints
@@ -11,6 +12,8 @@ from pipeline.strategies.base import Context, FitResult, OneGroup, Strategy, row
 
 @dataclass(frozen=True)
 class RankPermutation(OneGroup):
+    permutes_ranks = True
+
     seed: int
 
     def workers(self, ids: Ints, groups: Ints, ranks: Ints, table: GroupTable) -> Ints:
@@ -27,6 +30,7 @@ class Random(Strategy):
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "a random permutation dealt round robin; equal shard sizes"
     even_sizes: ClassVar[bool] = True
+    bundle_order: ClassVar[BundleOrder] = "drawn"
 
     def fit(self, context: Context) -> FitResult:
         return FitResult(RankPermutation(self.seed), row_counts(context))

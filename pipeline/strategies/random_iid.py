@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from pipeline.assignment.bundles import BundleOrder
 from pipeline.assignment.groups import GroupTable
 from pipeline.assignment.uneven import RatioDeal
 from pipeline.core.arrays import Ints
@@ -34,6 +35,7 @@ class RandomIid(Strategy):
 
     name: ClassVar[str] = "random_iid"
     summary: ClassVar[str] = "rows drawn independently; shard sizes are binomial"
+    bundle_order: ClassVar[BundleOrder] = "independent"
 
     def fit(self, context: Context) -> FitResult:
         return FitResult(Independent(self.seed), row_counts(context))

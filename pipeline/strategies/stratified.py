@@ -19,6 +19,7 @@ class ByLabel(Grouping):
 
     shuffle: the seed of a permutation inside each class, or None for id order."""
 
+    permutes_ranks = True
     reads_images = False
 
     shuffle: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.converted import stored_layout, with_channels
 from pipeline.input.dataset import Block, Dataset, Run
-from pipeline.input.formats import FORMATS, Columns, DataFile, recognise
+from pipeline.input.formats import FORMATS, DataFile, recognise
 from pipeline.input.formats.cifar_binary import FixedRecords
 from pipeline.input.read_options import ReadOptions
 
@@ -349,6 +349,4 @@ def ranges_to_leave_out(dataset: Arrivals, entries: Iterable[SkippedRows]) -> li
 
 def some_rows(block: Block, rows: Ints) -> Block:
     """Return the given rows of a block. rows: int64 positions in the block."""
-    columns: dict[str, Any] = {item.name: getattr(block.columns, item.name) for item in fields(Columns)}
-    some: dict[str, Any] = {name: None if values is None else values[rows] for name, values in columns.items()}
-    return Block(block.ids[rows], Columns(**some))
+    return Block(block.ids[rows], block.columns.take(rows))

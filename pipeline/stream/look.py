@@ -123,7 +123,7 @@ def scan_batch(
     # Sums of hashes do not depend on how rows are divided among tasks.
     word = sum(part.fingerprint for part in chunk_scans) & WORD
     versions = frozenset(part.versions for part in chunk_scans)
-    scan = Scan(sum(part.rows for part in chunk_scans), labels, sums, word, versions)
+    scan = Scan(sum(part.rows for part in chunk_scans), labels, sums, word, versions=versions)
     keys_by_chunk = [_merge_keys([part for part in chunk_scans if part.chunk == chunk]) for chunk in range(len(bounds))]
     return BatchScan(
         scan,

@@ -53,6 +53,7 @@ def details(shards: ShardSet) -> list[tuple[str, str]]:
     lines = [
         ("images", f"{'x'.join(map(str, image.shape))} {image.dtype}, means {image.mean}"),
         ("labels", _labels(manifest.labels)),
+        *([("kept columns", ", ".join(column.name for column in manifest.columns))] if manifest.columns else []),
         ("parameters", params_text or "none"),
         ("fingerprint", manifest.input.fingerprint or "none"),
         ("generation", manifest.generation),

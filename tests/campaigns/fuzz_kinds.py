@@ -56,6 +56,7 @@ from pipeline.runs.reshard import (
     resolved_params,
     stored_models,
 )
+from pipeline.spark.source import ScannedInput
 from pipeline.stream.buckets import Buckets, StreamState
 from pipeline.stream.checkpoint import check_checkpoint, planned_files, planned_offsets
 from pipeline.stream.model import load_hashes, load_state
@@ -259,7 +260,7 @@ def read_set(folder: Path) -> tuple[str, ...]:
     as_of(found, 0) if generations(found) else None
     dataset = committed_dataset(found)
     scanned = scan(dataset, [(0, dataset.rows)], 2, serial)
-    refuse_other_rows(found, scanned)
+    refuse_other_rows(found, ScannedInput(dataset, scanned, [], [], None))
     if damage := first_damage(found, serial):
         raise DataError(damage)
     rows = read_rows(dataset)

@@ -86,3 +86,34 @@ def vectors_in_parquet(folder: Path, vectors: np.ndarray[Any, Any], labels: np.n
     }
     pq.write_table(pa.table(columns), folder / "a.parquet", row_group_size=70)
     return folder
+
+
+def parquet_with_columns(folder: Path, rows: int, *, files: int = 2, groups: int = 40) -> Path:
+    """Write labelled images of 2x2 with further columns, some with nulls, and return the folder.
+
+    Rows of one patient, of which there are ``groups`` of uneven sizes, are scattered over the files."""
+    folder.mkdir()
+    rng = np.random.default_rng(rows)
+    labels = rng.integers(0, 5, rows)
+    seconds = np.datetime64("2026-01-01T00:00:00", "s") + rng.integers(0, 10**6, rows)
+    columns = {
+        "image": pa.array([bytes(row) for row in rng.integers(0, 256, (rows, 12), np.uint8)], pa.binary()),
+        "label": pa.array(labels, pa.int32()),
+        "site": pa.array([None if at % 7 == 3 else f"site {at % 11}" for at in range(rows)]).dictionary_encode(),
+        "age": pa.array(rng.integers(0, 100, rows), pa.uint8()),
+        "weight": pa.array(rng.normal(70, 9, rows), pa.float32(), mask=rng.random(rows) < 0.1),
+        "is_male": pa.array(rng.integers(0, 2, rows).astype(bool)),
+        "born": pa.array(seconds.astype("datetime64[D]")),
+        "seen": pa.array(seconds),
+        "patient": pa.array([f"p{number}" for number in np.minimum(rng.zipf(1.4, rows), groups)]),
+        "v": pa.array(list(rng.normal(size=(rows, 3)).astype(np.float32)), pa.list_(pa.float32(), 3)),
+    }
+    table = pa.table(columns)
+    for number, part in enumerate(np.array_split(np.arange(rows), files)):
+        pq.write_table(table.take(pa.array(part)), folder / f"part-{number}.parquet", row_group_size=170)
+    return folder
+
+
+def kept_table(folder: Path) -> pa.Table:
+    """The rows of all files of a folder in the order of ids."""
+    return pa.concat_tables([pq.read_table(file) for file in sorted(folder.glob("*.parquet"))])

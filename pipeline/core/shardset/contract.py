@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, TypeGuard, TypeVar, get_type_hints
 
 from pipeline.core.json_values import fits
+from pipeline.core.shardset.layout import KeptColumn
 
 T = TypeVar("T")
 FORMAT_VERSION = 1
@@ -50,6 +51,7 @@ class Input:
         rows: rows of all files.
         fingerprint: ``rows-hash`` of the content, independent of order and files; None if it was not computed.
         listing: digest of the names, sizes and times of the files.
+        attributes: sum of the hashes of the kept columns, in hexadecimal; None without such columns.
     """
 
     uri: str = ""
@@ -59,6 +61,7 @@ class Input:
     rows: int = 0
     fingerprint: str | None = None
     listing: str = ""
+    attributes: str | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -206,12 +209,14 @@ class Manifest:
         seed: seed of everything random.
         num_workers: number of shards.
         ratios: shares of the workers; None: equal.
+        group_by: column whose values are kept together at one worker, or None.
         rows: number of distinct rows.
         copies: number of copies beside them.
         interval: ``ds`` or ``run_id`` of a batch run, or None.
         input: origin of the rows.
         image: shape, type and means of the images.
         labels: columns and classes.
+        columns: the columns of the input that the shards keep.
         chunks: the id ranges [first, end) that share a chunk number.
         workers: the shards.
         neighbourhoods: by number; None for a strategy without neighbourhoods.
@@ -236,12 +241,14 @@ class Manifest:
     seed: int = 0
     num_workers: int
     ratios: list[int] | None = None
+    group_by: str | None = field(default=None, metadata=OPTIONAL)
     rows: int = 0
     copies: int = 0
     interval: Mapping[str, str] | None = None
     input: Input = field(default_factory=Input)
     image: Image = field(default_factory=lambda: Image([], "", "", []))
     labels: Labels = field(default_factory=lambda: Labels(columns=[], num_classes=0))
+    columns: list[KeptColumn] = field(default_factory=list, metadata=OPTIONAL)
     chunks: list[list[int]] = field(default_factory=list)
     workers: list[Worker]
     neighbourhoods: list[Neighbourhood] | None = None
@@ -401,6 +408,11 @@ def _files(values: object, place: str) -> list[ShardFile]:
     return files
 
 
+def _columns(values: Any, place: str) -> list[KeptColumn]:
+    read = _readers_of(_reader(KeptColumn), none=True)
+    return read(values, place) or []
+
+
 def _model(values: object, place: str) -> list[str] | None:
     """Return the paths of a model's files from {"files": [...]}, or None for null. Raises ValueError for other
     paths."""
@@ -422,6 +434,7 @@ _READERS: dict[str, Reader] = {
     "input": _reader(Input),
     "image": _reader(Image),
     "labels": _reader(Labels),
+    "columns": _columns,
     "workers": _workers,
     "neighbourhoods": _readers_of(_reader(Neighbourhood), none=True),
     "eval": _reader(Evaluation, _WITH_FILES | {"input": _reader(Input)}, none=True),

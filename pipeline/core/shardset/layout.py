@@ -12,6 +12,14 @@ Dtype = Literal["uint8", "float32"]
 
 
 @dataclass(frozen=True)
+class KeptColumn:
+    """A column of the input that travels into the shards. name: its name; type: its Arrow type, as text."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
 class Layout:
     """The layout of the rows of a data set.
 
@@ -23,6 +31,7 @@ class Layout:
         targets: whether rows have a real number to be predicted.
         labelled: whether rows have a label; without labels all rows count as class 0.
         column: column of vectors that are read instead of images (input/vectors.py), or None.
+        attributes: further columns of the input that are read with every row: the only place that lists them.
     """
 
     shape: tuple[int, int, int]
@@ -32,6 +41,7 @@ class Layout:
     targets: bool = False
     labelled: bool = True
     column: str | None = None
+    attributes: tuple[KeptColumn, ...] = ()
 
     @property
     def record_bytes(self) -> int:
@@ -44,7 +54,8 @@ class Layout:
         kind = "images" if self.dtype == "uint8" else f"images of {self.dtype}"
         classes = f" of {self.num_classes} classes" if self.num_classes else ""
         beside = " with coarse labels" * bool(self.coarse) + " with targets" * self.targets
-        return f"{size} {kind}{classes if self.labelled else ' without labels'}{beside}"
+        names = "".join(f" with {column.name} of {column.type}" for column in self.attributes)
+        return f"{size} {kind}{classes if self.labelled else ' without labels'}{beside}{names}"
 
     def drop_labels(self) -> Layout:
         return replace(self, num_classes=1, coarse=None, labelled=False)

@@ -5,28 +5,43 @@ from __future__ import annotations
 import json
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 from PIL import Image, UnidentifiedImageError
 
+from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError
+from pipeline.core.hashing import splitmix64
 from pipeline.core.json_values import fits, parse
-from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Layout
+from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, KeptColumn, Layout
 from pipeline.core.storage.uri import is_remote
 
+NULL_WORD = 0x6E756C6C6E756C6C  # the hash of a missing value
 SPARK_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
-SPARK_TYPES = {"int64": "long", "int32": "integer", "float": "float", "binary": "binary"}
+# The types of kept columns, in which every type of a source is stored, by their name in Spark.
+KEPT_TYPES = {
+    "int64": "long",
+    "double": "double",
+    "bool": "boolean",
+    "string": "string",
+    "date32[day]": "date",
+    "timestamp[us]": "timestamp_ntz",
+}
+SPARK_TYPES = {"int32": "integer", "float": "float", "binary": "binary"} | KEPT_TYPES
+OWN_COLUMNS = ("id", "label", "coarse_label", "target", "image", "copy", "neighbourhood")
 
 
 def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> pa.Schema:
-    """Return the schema id[, label][, coarse_label][, target], image[, copy][, neighbourhood].
+    """Return the schema id[, label][, coarse_label][, target], image[, copy][, neighbourhood], then kept columns.
 
-    Shape, dtype and layout of the images are in the field's metadata for Arrow and in the table's for Spark."""
+    Shape, dtype and layout of the images are in the field's metadata for Arrow and in the table's for Spark. Only kept
+    columns may hold nulls."""
     image = {"shape": json.dumps(list(layout.shape)), "dtype": layout.dtype, "layout": "CHW"}
     fields = [pa.field("id", pa.int64(), nullable=False)]
     if layout.labelled:
@@ -40,6 +55,7 @@ def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> 
         fields.append(pa.field("copy", pa.int32(), nullable=False))
     if neighbourhood:
         fields.append(pa.field("neighbourhood", pa.int32(), nullable=False))
+    fields += [pa.field(column.name, pa.type_for_alias(column.type)) for column in layout.attributes]
     # Spark ignores the metadata of Arrow's fields and reads this JSON, so the shape of the images is repeated in it.
     spark = {
         "type": "struct",
@@ -47,13 +63,63 @@ def record_schema(layout: Layout, *, neighbourhood: bool, copy: bool = True) -> 
             {
                 "name": field.name,
                 "type": SPARK_TYPES[str(field.type)],
-                "nullable": False,
+                "nullable": field.nullable,
                 "metadata": image if field.name == "image" else {},
             }
             for field in fields
         ],
     }
     return pa.schema(fields, metadata={SPARK_METADATA: json.dumps(spark).encode()})
+
+
+def kept_type(kind: pa.DataType) -> str | None:
+    """Return the name of the type in which a column of another program is kept, or None if it cannot be."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    families = {
+        "bool": (pa.types.is_boolean,),
+        "int64": (pa.types.is_integer,),
+        "double": (pa.types.is_floating,),
+        "string": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+        "date32[day]": (pa.types.is_date,),
+        "timestamp[us]": (pa.types.is_timestamp,),
+    }
+    return next((name for name, tests in families.items() if any(test(kind) for test in tests)), None)
+
+
+def kept_values(column: pa.ChunkedArray | pa.Array, attribute: KeptColumn, path: str) -> pa.Array:
+    """Return a column of a file in the type in which it is kept. Raises DataError for a value that does not fit."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    try:
+        # A file without rows has a chunked array without chunks, whose type may differ.
+        array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        return array.cast(pa.type_for_alias(attribute.type))
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: column {attribute.name} does not fit {attribute.type}: {words_of(error)}") from None
+
+
+def value_hashes(values: pa.Array) -> npt.NDArray[np.uint64]:
+    """Return a hash of each value of a column, uint64 [rows], which is equal for equal values; nulls share one.
+
+    Every different value is hashed once, as text, so that a column of few values costs little."""
+    encoded = values.dictionary_encode()
+    texts = encoded.dictionary.cast(pa.string()).to_pylist()
+    words = np.array([*(xxhash.xxh3_64_intdigest(text.encode()) for text in texts), NULL_WORD], np.uint64)
+    places = encoded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False)
+    hashes: npt.NDArray[np.uint64] = words[places]
+    return hashes
+
+
+def attribute_hash(ids: Ints, columns: Mapping[str, pa.Array]) -> int:
+    """Return the sum modulo 2^64 of a hash of each row over its id and its kept columns.
+
+    It is beside the fingerprint of the rows, which readers without these columns compute. 0 without columns."""
+    if not columns:
+        return 0
+    with np.errstate(over="ignore"):
+        words = splitmix64(ids.astype(np.uint64))
+        for name in sorted(columns):
+            words = splitmix64(words + value_hashes(columns[name]))
+        return int(words.sum())
 
 
 def no_labels(rows: int) -> npt.NDArray[np.int32]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from pipeline.core.shardset.layout import Layout
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.layout import KeptColumn, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 
@@ -56,13 +58,24 @@ class Columns:
     """The columns of consecutive rows.
 
     labels, coarse_labels, neighbourhoods: int32 [rows]. targets: float32 [rows]. images: uint8 [rows, bytes], the bytes
-    of C*H*W numbers, planar."""
+    of C*H*W numbers, planar. attributes: the columns of ``Layout.attributes`` by name, Arrow arrays that may hold nulls."""
 
     labels: npt.NDArray[np.int32]
     images: npt.NDArray[np.uint8] | None
     coarse_labels: npt.NDArray[np.int32] | None = None
     neighbourhoods: npt.NDArray[np.int32] | None = None
     targets: npt.NDArray[np.float32] | None = None
+    attributes: Mapping[str, pa.Array] = field(default_factory=dict)
+
+    def take(self, rows: npt.NDArray[np.integer[Any]]) -> Columns:
+        """Return the rows at the given positions."""
+        some: dict[str, Any] = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name != "attributes"
+        }
+        some = {name: None if values is None else values[rows] for name, values in some.items()}
+        return Columns(
+            **some, attributes={name: values.take(pa.array(rows)) for name, values in self.attributes.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,15 @@ class Format(ABC):
             layout: the layout of the rows as stored.
             images: whether to read images.
         """
+
+    def kept_columns(self, store: Store, file: FileInfo, names: Sequence[str]) -> tuple[KeptColumn, ...]:
+        """Return some columns of a file, with the types in which they are kept; ``read`` then yields them.
+
+        Raises UsageError if the file does not have them."""
+        raise UsageError(
+            f"{file.path} is {self.summary} and has no column {names[0]}; write the rows as Parquet with this column, or"
+            " leave the column out"
+        )
 
     def where(self, file: DataFile, record: int, layout: Layout) -> str:
         """Return the place of one record, for an error line."""

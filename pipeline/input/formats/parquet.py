@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, cast
@@ -17,13 +17,15 @@ import pyarrow.parquet as pq
 from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.shardset.layout import CIFAR_SHAPE, MAX_IMAGE_BYTES, Dtype, Layout
+from pipeline.core.shardset.layout import CIFAR_SHAPE, MAX_IMAGE_BYTES, Dtype, KeptColumn, Layout
 from pipeline.core.shardset.schema import (
     DTYPES,
     TARGET_COLUMN,
     broken_is_data_error,
     declared_metadata,
     declared_shape,
+    kept_type,
+    kept_values,
     raw_images,
     words_of,
 )
@@ -250,6 +252,7 @@ class ParquetImages(Format):
         image = _pick(parquet.schema_arrow, (layout.column,) if layout.column else IMAGE_COLUMNS, file.path)
         beside = ["coarse_label"] * bool(layout.coarse) + [TARGET_COLUMN] * layout.targets
         names = [*([label] if label else []), *beside, *([image] if images else [])]
+        names += [column.name for column in layout.attributes]
         first = 0
         step = block_rows(layout.record_bytes)
         for group in range(parquet.num_row_groups):
@@ -270,8 +273,26 @@ class ParquetImages(Format):
                         if layout.coarse
                         else None,
                         targets=_targets(part.column(TARGET_COLUMN), file.path, record) if layout.targets else None,
+                        attributes={
+                            each.name: kept_values(part.column(each.name), each, file.path)
+                            for each in layout.attributes
+                        },
                     )
             first += rows
+
+    def kept_columns(self, store: Store, file: FileInfo, names: Sequence[str]) -> tuple[KeptColumn, ...]:
+        schema = _open(store, file.path).schema_arrow
+        columns = []
+        for name in names:
+            if name not in schema.names:
+                raise UsageError(f"{file.path} has no column {name}; its columns are {', '.join(schema.names)}")
+            kind = kept_type(schema.field(name).type)
+            if kind is None:
+                raise UsageError(
+                    f"{file.path}: column {name} is {schema.field(name).type}; numbers, text, dates and times are kept"
+                )
+            columns.append(KeptColumn(name, kind))
+        return tuple(columns)
 
     def _images(self, column: Any, layout: Layout, file: DataFile, first: int) -> npt.NDArray[np.uint8]:
         """Return the images or vectors of a column as bytes, uint8 [rows, record_bytes]. Raises DataError.

@@ -69,7 +69,8 @@ def is_current(run: ShardingRun, goal: SetGoal, committed: ShardSet, scans: Scan
     beside = manifest.evaluation.input if manifest.evaluation else None
     if scans is None:
         return (manifest.input.listing, beside.listing if beside else None) == goal.inputs.listings()
-    return (manifest.input.fingerprint, beside.fingerprint if beside else None) == scans.fingerprints()
+    inputs = (manifest.input, beside) if beside else (manifest.input,)
+    return tuple((each.fingerprint, each.attributes) for each in inputs) == scans.fingerprints()
 
 
 def is_damaged(run: ShardingRun, committed: ShardSet) -> bool:

@@ -45,8 +45,10 @@ class ScannedInputs:
     source: ScannedInput
     evaluation: ScannedInput | None = None
 
-    def fingerprints(self) -> tuple[str, str | None]:
-        return self.source.fingerprint(), self.evaluation.fingerprint() if self.evaluation else None
+    def fingerprints(self) -> tuple[tuple[str | None, str | None], ...]:
+        """Return the fingerprints of the rows and of their kept columns, for the rows and the evaluation rows."""
+        inputs = (self.source, self.evaluation) if self.evaluation else (self.source,)
+        return tuple((each.fingerprint(), each.attributes()) for each in inputs)
 
 
 def discover_inputs(run: ShardingRun) -> Inputs:
@@ -58,15 +60,17 @@ def discover_inputs(run: ShardingRun) -> Inputs:
     beforehand.check_inputs(run.context, run.store, places)
 
     def find(uri: str, evaluation: bool) -> Dataset:
-        on_tasks = run_on(run.context)
-        return discover(run.store, uri, run=on_tasks, read_options=request.read_options, evaluation=evaluation)
+        # Kept columns describe the rows that are divided; evaluation rows have none.
+        options = replace(request.read_options, columns=()) if evaluation else request.read_options
+        return discover(run.store, uri, run=run_on(run.context), read_options=options, evaluation=evaluation)
 
     dataset = find(request.input, False)
     if not request.eval_input:
         return Inputs(dataset)
     beside = find(request.eval_input, True)
     # The number of classes may differ: evaluation rows need not contain every class.
-    if replace(beside.layout, num_classes=dataset.layout.num_classes) != dataset.layout:
+    layout = dataset.layout
+    if replace(beside.layout, num_classes=layout.num_classes, attributes=layout.attributes) != layout:
         raise DataError(
             f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
         )

@@ -16,7 +16,7 @@ from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.images import Images
 from pipeline.spark.source import ScannedInput
 from pipeline.strategies import Context, FitResult
-from pipeline.strategies.base import Grouping
+from pipeline.strategies.base import Grouping, deals_counts
 
 MOST_SHARES = 1 << 24  # limit of workers x groups that the driver sums: 128 MiB
 
@@ -83,9 +83,8 @@ def shares(grouping: Grouping, table: GroupTable) -> Ints | None:
     """Return the rows of each worker, copies included, int64 [workers].
 
     Returns None if the grouping deals rows by a rule that it does not count, or if there are very many groups."""
-    kind = type(grouping)
-    needs_rows = kind.workers is Grouping.workers or kind.rows_by_worker is not Grouping.rows_by_worker
-    if not needs_rows or table.num_workers * len(table.sizes) > MOST_SHARES:
+    counts = deals_counts(grouping) or type(grouping).rows_by_worker is not Grouping.rows_by_worker
+    if not counts or table.num_workers * len(table.sizes) > MOST_SHARES:
         return None
     rows: Ints = grouping.rows_by_worker(table).sum(axis=1)
     return rows

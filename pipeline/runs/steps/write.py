@@ -184,6 +184,8 @@ def verify_chunks(written_chunks: list[WrittenChunk], scan: Scan, expected_copie
             f"the input changed while it was sharded: {scan.rows} rows ({scan.fingerprint:016x}) were scanned,"
             f" {rows} ({fingerprint:016x}) written; nothing was committed, {_next_step(written_chunks, scan)}"
         )
+    if (sum(chunk.attribute_sum for chunk in written_chunks) & WORD) != scan.attribute_sum:
+        raise JobError("the kept columns changed while the input was sharded: rerun on a settled input")
     copies = sum(file.copies for chunk in written_chunks for file in chunk.files)
     total = sum(file.rows for chunk in written_chunks for file in chunk.files)
     verify_counts(total, copies, scan, expected_copies)

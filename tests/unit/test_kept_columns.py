@@ -1,0 +1,109 @@
+"""Columns of the input that travel into the shards, against pyarrow's own reading of the same files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.shardset.schema import attribute_hash, value_hashes
+from pipeline.core.storage.store import Store
+from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.formats import Columns
+from pipeline.input.read_options import ReadOptions
+from pipeline.runs.steps.write import verify_chunks
+from tests.conftest import make_rows, write_binary
+from tests.support.sharding_runs import kept_table, parquet_with_columns
+
+
+def discovered(path: Path, *names: str) -> Dataset:
+    return discover(Store(), str(path), run=serial, read_options=ReadOptions(shape=(3, 2, 2), columns=names))
+
+
+def test_kept_columns_are_read_as_pyarrow_reads_them(tmp_path: Path) -> None:
+    """Every type that can be kept, with nulls, over the borders of files, row groups and blocks."""
+    names = ("site", "age", "weight", "is_male", "born", "seen")
+    folder = parquet_with_columns(tmp_path / "p", rows=2500)
+    dataset = discovered(folder, *names)
+    blocks = list(dataset.read(900, 2300, images=False))
+    for name in names:
+        values = pa.chunked_array([block.columns.attributes[name] for block in blocks]).to_pylist()
+        assert values == kept_table(folder).column(name).to_pylist()[900:2300]
+    assert [column.type for column in dataset.layout.attributes] == [
+        "string", "int64", "double", "bool", "date32[day]", "timestamp[us]",
+    ]  # fmt: skip
+
+
+def test_rows_of_a_block_keep_their_columns() -> None:
+    columns = Columns(np.arange(4, dtype=np.int32), None, attributes={"site": pa.array(["a", "b", None, "d"])})
+    assert columns.take(np.array([2, 0])).attributes["site"].to_pylist() == [None, "a"]
+    assert columns.take(np.array([2, 0])).labels.tolist() == [2, 0]
+
+
+def test_equal_values_alone_have_equal_hashes() -> None:
+    values = [None, "", "a", "b", "a", "1", None]
+    hashes = value_hashes(pa.array(values))
+    for at, value in enumerate(values):
+        assert [value == other for other in values] == (hashes == hashes[at]).tolist()
+    # A number and its text are the same value: one file may have it as text.
+    assert value_hashes(pa.array([7, 8])).tolist() == value_hashes(pa.array(["7", "8"])).tolist()
+
+
+def test_hashes_of_kept_columns_tell_a_moved_value() -> None:
+    ids = np.arange(3)
+    columns = {"a": pa.array(["x", "y", "z"]), "b": pa.array([1, 2, 3])}
+    total = attribute_hash(ids, columns)
+    assert total == attribute_hash(
+        ids[::-1], {name: values.take(pa.array([2, 1, 0])) for name, values in columns.items()}
+    )
+    assert total != attribute_hash(ids, columns | {"a": pa.array(["y", "x", "z"])})
+    assert attribute_hash(ids, {}) == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("nowhere",), "has no column nowhere; its columns are image, label, site"),
+        (("v",), r"column v is fixed_size_list<.*>\[3\]; numbers, text, dates and times are kept"),
+        (("label",), "shards have a column of this name already; leave it out"),
+        (("site", "site"), "--keep-columns site,site: name every column once"),
+    ],
+)
+def test_columns_that_cannot_be_kept_are_one_line(tmp_path: Path, names: tuple[str, ...], message: str) -> None:
+    folder = parquet_with_columns(tmp_path / "p", rows=20)
+    with pytest.raises(UsageError, match=message):
+        discovered(folder, *names)
+
+
+def test_formats_without_columns_say_so(tmp_path: Path) -> None:
+    folder = write_binary(tmp_path / "c", *make_rows(20, pixels=12))
+    options = ReadOptions("cifar10-binary", (3, 2, 2), columns=("site",))
+    with pytest.raises(UsageError, match="has no column site; write the rows as Parquet with this column"):
+        discover(Store(), str(folder), run=serial, read_options=options)
+
+
+def test_a_value_that_does_not_fit_names_its_column(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    image = pa.array([bytes(12)], pa.binary())
+    table = pa.table({"image": image, "label": pa.array([0]), "n": pa.array([1 << 63], pa.uint64())})
+    pq.write_table(table, tmp_path / "p" / "a.parquet")
+    with pytest.raises(DataError, match="column n does not fit int64"):
+        list(discovered(tmp_path / "p", "n").read(0, 1))
+
+
+def test_kept_columns_that_change_before_the_write_stop_a_run() -> None:
+    class Chunk:
+        rows, fingerprint, attribute_sum, files = 3, 5, 8, ()
+
+    class Counted:
+        rows, fingerprint, attribute_sum = 3, 5, 7
+
+    scan: Any = Counted()
+    chunk: Any = Chunk()
+    with pytest.raises(JobError, match=r"^the kept columns changed while the input was sharded"):
+        verify_chunks([chunk], scan, 0)
