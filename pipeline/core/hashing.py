@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,9 +57,16 @@ def row_hashes(
             seeds = splitmix64(seeds + coarse_labels.astype(np.uint64) + np.uint64(1))
         if targets is not None:
             seeds = splitmix64(seeds + targets.view(np.uint32).astype(np.uint64) + np.uint64(2))
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, _images(images), seeds.tolist()), np.uint64, len(ids))
+
+
+def image_hashes(images: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return a hash of the bytes of each image, equal for equal images: uint64 [rows]. images: [rows, ...]."""
+    return np.fromiter(map(xxhash.xxh3_64_intdigest, _images(images)), np.uint64, len(images))
+
+
+def _images(images: npt.NDArray[Any]) -> Iterator[memoryview]:
+    """Yield the bytes of each image, without a copy if they are contiguous."""
     data = np.ascontiguousarray(images).reshape(-1).data.cast("B")
-    size = len(data) // max(1, len(ids))
-    hashes = map(
-        xxhash.xxh3_64_intdigest, (data[at : at + size] for at in range(0, len(data), size or 1)), seeds.tolist()
-    )
-    return np.fromiter(hashes, np.uint64, len(ids))
+    size = len(data) // max(1, len(images))
+    return (data[at : at + size] for at in range(0, len(data), size or 1))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.core.errors import DataError
-from pipeline.core.hashing import row_hashes
+from pipeline.core.hashing import image_hashes, row_hashes
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import attribute_hash
 from pipeline.input.dataset import Block, Dataset, Run, ranges
@@ -106,13 +106,19 @@ def _invalid(block: Block, dataset: Dataset) -> tuple[int, str] | None:
     return None
 
 
-def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple[int, int]) -> PieceScan:
+def scan_piece(
+    dataset: Dataset,
+    bounds: Sequence[tuple[int, int]],
+    piece: tuple[int, int],
+    hashes: list[npt.NDArray[np.uint64]] | None = None,
+) -> PieceScan:
     """Scan the rows of one task.
 
     Args:
         dataset: the rows.
         bounds: the id range [low, high) of each chunk.
         piece: the id range [low, high) of the task.
+        hashes: a list that gets the hashes of the images of each block, or None.
     """
     layout = dataset.layout
     classes = layout.num_classes or 1
@@ -131,6 +137,8 @@ def scan_piece(dataset: Dataset, bounds: Sequence[tuple[int, int]], piece: tuple
             sums += block.numbers(layout).sum(axis=(0, 2), dtype=sums.dtype)
             checksum = (checksum + fingerprint(block)) & WORD
             attribute_sum = (attribute_sum + attribute_hash(block.ids, block.columns.attributes)) & WORD
+            if hashes is not None:
+                hashes.append(image_hashes(block.images))
             rows += len(block.ids)
     except DataError as error:
         return PieceScan(rows, counts, sums, checksum, attribute_sum, (piece[0] + rows, str(error)))

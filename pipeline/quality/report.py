@@ -116,7 +116,7 @@ def render(manifest: Manifest, measured: Quality, sample: ImageSample, sparse: S
         settings=settings,
         fitted=fitted_params,
         measured=measured,
-        findings=verdict(measured),
+        findings=verdict(measured, manifest.repeats),
         figures=draw_figures(manifest, measured, sample, sparse),
         max_boxes=plots.BOXES,
         max_table=plots.MANY,
@@ -140,7 +140,7 @@ def write_report(shards: ShardSet, write: Callable[[str, bytes], object], run: R
     """
     measured, sample, sparse = measure(shards, run)
     page = render(shards.manifest, measured, sample, sparse)
-    findings = [finding._asdict() for finding in verdict(measured)]
+    findings = [finding._asdict() for finding in verdict(measured, shards.manifest.repeats)]
     write("quality.json", json.dumps({**measured.to_dict(), "verdict": findings}, indent=1).encode())
     write("report.html", page.encode())
     return measured

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from pipeline.core.shardset.contract import Repeats
 from pipeline.quality.metrics import ChiSquare, ClassSkew, Quality
 
 SURE = 0.01  # call a split non-random only if chance gives such a split in less than 1 % of cases
@@ -16,8 +17,15 @@ class Verdict(NamedTuple):
     text: str
 
 
-def verdict(measured: Quality) -> list[Verdict]:
-    """Return one verdict per topic: sizes, copies, classes, neighbourhoods, images."""
+def verdict(measured: Quality, repeats: Repeats | None = None) -> list[Verdict]:
+    """Return one verdict per topic: sizes, copies, classes, neighbourhoods, images.
+
+    repeats: the images that occur twice, if they were looked for."""
+    sentences = repeats.sentences() if repeats else []
+    return _verdict(measured) + [Verdict("note", f"{text[0].upper()}{text[1:]}.") for text in sentences]
+
+
+def _verdict(measured: Quality) -> list[Verdict]:
     # A single shard is the whole set, for which a comparison with a random split says nothing.
     if len(measured.shards) == 1:
         return [Verdict("note", f"One worker holds all {measured.rows:,} examples: nothing was divided.")]

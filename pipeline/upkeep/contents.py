@@ -41,6 +41,8 @@ def describe(shards: ShardSet) -> list[tuple[str, str]]:
     ]
     if manifest.evaluation:
         lines.append(("eval", f"{manifest.evaluation.rows:,} rows"))
+    if manifest.repeats:
+        lines += [("note", sentence) for sentence in manifest.repeats.sentences()]
     return lines
 
 

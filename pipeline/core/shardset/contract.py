@@ -147,6 +147,34 @@ class Assignment:
     files: list[ShardFile]
 
 
+@dataclass(frozen=True)
+class Repeats:
+    """Rows whose images, byte for byte, are those of other rows.
+
+    Attributes:
+        rows: training rows with the image of an earlier training row.
+        evaluation: evaluation rows with the image of a training row.
+        examples: the first of these training rows, each as [id of the earlier row, its own id].
+        evaluation_examples: the first of these evaluation rows, each as [id of the training row, its own id].
+    """
+
+    rows: int = 0
+    evaluation: int = 0
+    examples: list[list[int]] = field(default_factory=list)
+    evaluation_examples: list[list[int]] = field(default_factory=list)
+
+    def sentences(self) -> list[str]:
+        """Return a clause about the training rows and one about the evaluation rows, without those that have none."""
+        lines = []
+        if self.rows:
+            example = "".join(f", such as {other} (row {first})" for first, other in self.examples[:1])
+            lines.append(f"rows with the image of an earlier row: {self.rows:,}{example}")
+        if self.evaluation:
+            example = "".join(f", such as {other} (row {first})" for first, other in self.evaluation_examples[:1])
+            lines.append(f"evaluation rows with the image of a training row: {self.evaluation:,}{example}")
+        return lines
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stream:
     """The state of the stream that makes a growing set.
@@ -221,6 +249,7 @@ class Manifest:
         workers: the shards.
         neighbourhoods: by number; None for a strategy without neighbourhoods.
         evaluation: the evaluation rows, or None. Its key is ``eval``.
+        repeats: rows that repeat images; None if they were not looked for.
         model: paths of the files of fitted models, or None.
         assignment: the worker of every row; None in sets of older versions.
         assignment_only: whether the set is an assignment without shards.
@@ -253,6 +282,7 @@ class Manifest:
     workers: list[Worker]
     neighbourhoods: list[Neighbourhood] | None = None
     evaluation: Evaluation | None = field(default=None, metadata={"key": "eval"})
+    repeats: Repeats | None = field(default=None, metadata=OPTIONAL)
     model: list[str] | None = None
     assignment: Assignment | None = None
     assignment_only: bool = False
@@ -438,6 +468,7 @@ _READERS: dict[str, Reader] = {
     "workers": _workers,
     "neighbourhoods": _readers_of(_reader(Neighbourhood), none=True),
     "eval": _reader(Evaluation, _WITH_FILES | {"input": _reader(Input)}, none=True),
+    "repeats": _reader(Repeats),
     "model": _model,
     "assignment": _reader(Assignment, _WITH_FILES, none=True),
     "stream": _reader(Stream),

@@ -50,6 +50,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         workers=_describe_workers(run, written_set),
         neighbourhoods=placed_rows.neighbourhoods,
         evaluation=describe_eval(evaluation, eval_files) if evaluation else None,
+        repeats=written_set.inputs.repeats,
         model=[path for _, path in models] or None,
         assignment=describe_assignment(written_set.rows.assignment),
         assignment_only=request.assignment_only,

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.contract import Repeats
 from pipeline.doctor import beforehand
 from pipeline.input.dataset import Dataset, discover
 from pipeline.runs.request import Request
 from pipeline.runs.steps.run import ShardingRun
 from pipeline.spark.images import run_on
-from pipeline.spark.source import ScannedInput, scan_input
+from pipeline.spark.source import ScannedInput, scan_for_repeats
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,11 @@ class Inputs:
 class ScannedInputs:
     """The rows of a run after their scan.
 
-    source: the rows to shard; evaluation: the evaluation rows, or None."""
+    source: the rows to shard; evaluation: the evaluation rows, or None; repeats: images that occur twice."""
 
     source: ScannedInput
     evaluation: ScannedInput | None = None
+    repeats: Repeats | None = None
 
     def fingerprints(self) -> tuple[tuple[str | None, str | None], ...]:
         """Return the fingerprints of the rows and of their kept columns, for the rows and the evaluation rows."""
@@ -94,14 +96,15 @@ def check_num_workers(request: Request, dataset: Dataset) -> None:
 def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
     """Read all rows once, to count, check and fingerprint them. Raises DataError for broken rows."""
     with run.progress.phase("scan"):
-        source = scan_input(run.context, inputs.dataset, run.request.num_workers)
-        evaluation = scan_input(run.context, inputs.evaluation, 1) if inputs.evaluation else None
+        source, evaluation, repeats = scan_for_repeats(
+            run.context, inputs.dataset, run.request.num_workers, inputs.evaluation
+        )
         classes = f"{source.scan.num_classes} classes" if inputs.dataset.layout.labelled else "no labels"
-        run.progress.report(f"{classes}, fingerprint {source.fingerprint()}")
+        run.progress.report("; ".join([f"{classes}, fingerprint {source.fingerprint()}", *repeats.sentences()]))
         # Only a scan finds the number of classes where no layout declares it.
         if evaluation and evaluation.scan.num_classes > source.scan.num_classes:
             raise DataError(
                 f"{evaluation.dataset.uri} has the label {evaluation.scan.num_classes - 1}, the input has only"
                 f" {source.scan.num_classes} classes; correct the labels, or declare more with --num-classes"
             )
-    return ScannedInputs(source, evaluation)
+    return ScannedInputs(source, evaluation, repeats)
