@@ -16,7 +16,7 @@ from pipeline.core.errors import UsageError
 from pipeline.spark.session import PACKAGE
 from tests.support.trainer_sets import own_address
 from trainer.transport.addresses import all_interfaces, check_addresses, interface, listening
-from trainer.transport.sockets import Secret, connect
+from trainer.transport.sockets import Secret, connect, serve
 
 ECHO = """
 import os, sys, zmq
@@ -163,3 +163,13 @@ def test_a_false_server_learns_no_token_and_no_password(
 )
 def test_a_server_named_by_number_listens_there_alone(host: str, at: str) -> None:
     assert all_interfaces(host) == at
+
+
+def test_an_address_that_is_taken_leaves_no_context_open() -> None:
+    """A worker or a stage tries again with another context."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UsageError, match=f"cannot listen at {address}: .*; choose other --addresses"):
+            serve(context, address, Secret("the token of these tests"), 100)
+    assert context.closed
