@@ -286,3 +286,15 @@ def test_a_step_of_no_examples_pushes_unchanged_statistics() -> None:
     assert step(Batch(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64)), 0) == (0.0, 0)
     assert not pushed[: flat.num_parameters].any()
     np.testing.assert_array_equal(pushed[flat.num_parameters :], pulled[flat.num_parameters :])
+
+
+def test_a_step_seeds_no_device_that_is_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.manual_seed seeds all of them, which takes longer than the rest of a small step."""
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    built = _make("cnn")
+    pulled = FlatModel(built.model).read()
+    step = Step(make_config(steps=1), built, pulled, np.zeros_like(pulled), torch.device("cpu"), 1)
+    images, labels = _batch(0)
+    assert step(Batch(images, labels), 5)
+    assert not seeded

@@ -1,0 +1,115 @@
+"""A supervisor in this process, with roles that have ended before it looks, and a server 0 that a test plays."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zmq
+
+from tests.clusters import free_ports
+from tests.support.configs import make_config
+from trainer.config import RunFacts
+from trainer.home.folders import Folders
+from trainer.home.work import WorkFolder
+from trainer.launch import supervisor
+from trainer.launch.overseer import Wanted
+from trainer.launch.supervisor import Supervisor
+from trainer.options import Options, Role
+from trainer.transport.messages import StatusReply, pack, pack_json
+from trainer.transport.sockets import Secret, close, serve
+from trainer.transport.status import NOT_READY, RunStatus
+
+SECRET = Secret("the token of these tests")
+
+
+class Recorder:
+    """An overseer that notes what it is shown."""
+
+    def __init__(self) -> None:
+        self.shown: list[RunStatus] = []
+
+    def wanted(self) -> Wanted:
+        return "go"
+
+    def update(self, status: RunStatus) -> None:
+        self.shown.append(status)
+
+    def message(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class EndedRole:
+    """A process that has ended well. on_look: called when the supervisor looks whether it has."""
+
+    trouble = ""
+
+    def __init__(self, on_look: Callable[[], object]) -> None:
+        self.on_look = on_look
+        self.sentinel, other_end = Pipe()
+        other_end.close()  # so that it is ready
+
+    def exit_code(self) -> int:
+        self.on_look()
+        return 0
+
+    def cause(self) -> str:
+        return "exit code 0"
+
+    def kill(self) -> None: ...
+
+
+class Leader:
+    """Server 0, played in a thread: it reports version 1, and once more a later one when it is told to."""
+
+    def __init__(self, address: str) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = serve(self.context, address, SECRET, 1 << 20)
+        self.last = threading.Event()
+
+    def run(self) -> None:
+        identity = b""
+        status = replace(NOT_READY, ready=True, version=1)
+        while not self.last.is_set():
+            while self.socket.poll(10):
+                identity = self.socket.recv_multipart()[0]
+                self._report(identity, status)
+        self._report(identity, replace(status, version=2))
+
+    def _report(self, identity: bytes, status: RunStatus) -> None:
+        self.socket.send_multipart([identity, pack(StatusReply()), pack_json(status.to_json())])
+
+
+def test_a_status_that_comes_as_a_role_ends_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the newest that there is: the supervisor asks for another one then, and does not wait for it."""
+    addresses = [f"tcp://127.0.0.1:{free_ports(1)[0]}"]
+    leader, overseer = Leader(addresses[0]), Recorder()
+    config = make_config("s", tmp_path, batch_size=12)
+    work = WorkFolder(Folders.from_home(tmp_path))
+    roles = [Role("worker", 0)]
+    host = Supervisor(config, RunFacts(1, 100, 10, 0), Options(), addresses, SECRET, work, roles, overseer=overseer)
+    with ThreadPoolExecutor(1) as pool:
+        playing = pool.submit(leader.run)
+
+        def have_the_last_word() -> None:
+            """Have version 2 reported, and let it arrive."""
+            leader.last.set()
+            playing.result(20)
+            time.sleep(0.1)
+
+        monkeypatch.setattr(supervisor, "Child", lambda *_: EndedRole(have_the_last_word))
+        monkeypatch.setattr(supervisor, "FORK_SERVER", SimpleNamespace(ensure=lambda: None, losses=[]))
+        try:
+            host.run()
+        finally:
+            leader.last.set()
+            host.close()
+    close(leader.context)
+    assert overseer.shown[-1].version == 2
