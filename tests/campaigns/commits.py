@@ -23,7 +23,8 @@ from typing import Any
 from pipeline.core.shardset.attempt import Attempt
 from tests.campaigns.readers import Failed, Reader
 from tests.clusters import S3, Hdfs
-from tests.support.commits import assert_nothing_else, commit, contents, forked, whole
+from tests.support.commits import assert_nothing_else, commit, contents, whole
+from tests.support.kills import forked
 from tests.support.places import STORE, elsewhere
 
 WRITERS = 3

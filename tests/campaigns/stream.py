@@ -33,7 +33,8 @@ from tests.clusters import ROOT, Hdfs, end_tree
 from tests.clusters.cluster_runs import QUIET
 from tests.clusters.submit import start_submit
 from tests.conftest import make_rows
-from tests.support.commits import assert_nothing_else, forked
+from tests.support.commits import assert_nothing_else
+from tests.support.kills import forked
 from tests.support.places import STORE, elsewhere, put_after
 from tests.support.stream_runs import check_set
 from tests.unit.test_generations import append, batches

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-import sys
-import traceback
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from pipeline.core.shardset.contract import Manifest, ShardFile, Worker
 from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.core.storage.objects import ObjectFiles
 from pipeline.core.storage.store import Store
+from tests.support.kills import was_killed
 from tests.support.places import STORE, files_below
 
 CHANGES = ("create", "makedirs", "rename", "delete")
@@ -124,28 +123,6 @@ def killed_at(output: Path | str, name: str, workers: int, step: int, older: boo
         commit(FatalStore(countdown=[step]), output, name, workers)
 
     return was_killed(work, step)
-
-
-def forked(work: Callable[[], object]) -> int:
-    """A process that does some work and ends with 0, or with 1 and a stack trace."""
-    if child := os.fork():
-        return child
-    code = 1
-    try:
-        work()
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
-
-
-def was_killed(work: Callable[[], object], step: int) -> bool:
-    """Whether a forked process was killed in some work, before file change number ``step``. Raises as ``killed_at``."""
-    code = os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
-    assert code in (0, -signal.SIGKILL), f"the commit ended with {code} before file change {step}"
-    return code != 0
 
 
 def whole(output: Path | str) -> str | None:

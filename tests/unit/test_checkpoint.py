@@ -8,7 +8,6 @@ import itertools
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 
 from pipeline.core.atomic import write_durably
 from pipeline.core.errors import DataError
+from tests.support.kills import Countdown, was_killed_at
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
@@ -116,39 +116,17 @@ def test_the_newest_checkpoint_has_the_greatest_version(tmp_path: Path) -> None:
 
 def killing(step: int, action: Callable[[], None]) -> bool:
     """Run an action in a forked process killed before its file change number ``step``, or half-way through a write."""
-    left = [step]
 
-    def die_here() -> None:
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def tear_writes(countdown: Countdown) -> None:
+        class TornFile(io.FileIO):
+            def write(self, data: Any) -> int:
+                half = super().write(data[: len(data) // 2])
+                countdown.step()
+                return half + super().write(data[half:])
 
-    def fatal(change: Callable[..., Any]) -> Callable[..., Any]:
-        def dying(*args: Any, **more: Any) -> Any:
-            die_here()
-            return change(*args, **more)
+        checkpoint.open = lambda path, mode: TornFile(path, mode.replace("b", ""))  # type: ignore[attr-defined]
 
-        return dying
-
-    class TornFile(io.FileIO):
-        def write(self, data: Any) -> int:
-            half = super().write(data[: len(data) // 2])
-            die_here()
-            return half + super().write(data[half:])
-
-    child = os.fork()
-    if child == 0:
-        try:
-            for name in CHANGES:
-                setattr(os, name, fatal(getattr(os, name)))
-            checkpoint.open = lambda path, mode: TornFile(path, mode.replace("b", ""))  # type: ignore[attr-defined]
-            action()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
-    return os.WIFSIGNALED(status)
+    return was_killed_at(step, action, CHANGES, tear_writes)
 
 
 @pytest.mark.full

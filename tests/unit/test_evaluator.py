@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +24,7 @@ from sklearn.metrics import confusion_matrix
 
 from pipeline.core.errors import DataError
 from tests.support.configs import make_config
+from tests.support.kills import was_killed_at
 from tests.support.trainer_runs import lines_of
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_rows, write_shards
 from trainer import Options
@@ -355,33 +354,6 @@ def test_the_saved_model_is_the_recalibrated_one(tmp_path: Path, shards: Path) -
     assert not np.array_equal(FlatModel(model).read(), vector("cnn", 5))
 
 
-def killing(step: int, action: Callable[[], None]) -> bool:
-    """Run an action in a forked process that is killed before its file change number ``step``."""
-    left = [step]
-
-    def fatal(change: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **more: Any) -> Any:
-            left[0] -= 1
-            if left[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return change(*args, **more)
-
-        return call
-
-    child = os.fork()
-    if child == 0:
-        try:
-            for name in CHANGES:
-                setattr(os, name, fatal(getattr(os, name)))
-            action()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL)
-    return os.WIFSIGNALED(status)
-
-
 @pytest.mark.full
 def test_an_evaluator_killed_at_any_change_repeats_nothing(tmp_path: Path, shards: Path) -> Any:
     finished_run(tmp_path / "whole")
@@ -395,7 +367,7 @@ def test_an_evaluator_killed_at_any_change_repeats_nothing(tmp_path: Path, shard
     for step in itertools.count():
         output = tmp_path / str(step)
         finished_run(output)
-        died = killing(step, partial(main, config_of(shards), output))
+        died = was_killed_at(step, partial(main, config_of(shards), output), CHANGES)
         main(config_of(shards), output)
         assert outcome(output) == outcome(tmp_path / "whole")
         assert sorted(path.name for path in output.iterdir()) == [BEST_OF, BEST, "checkpoints", METRICS, MODEL]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +20,8 @@ from pipeline.core.shardset.contract import Assignment, Generation, Image, Input
 from pipeline.core.shardset.generations import append_generation, as_of, generations, last_batch, sum_of_fingerprints
 from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
 from pipeline.core.storage.store import Store
-from tests.support.commits import FatalStore, assert_nothing_else, staged, was_killed
+from tests.support.commits import FatalStore, assert_nothing_else, staged
+from tests.support.kills import forked, was_killed
 from tests.support.places import STORE, elsewhere
 
 WORKERS = 2
@@ -125,17 +124,7 @@ def killed(output: str, batch: int, step: int) -> bool:
 def apart(work: Callable[..., Any], *arguments: object) -> Any:
     """The result of a function in a forked process: a process that has a client of HDFS cannot be forked."""
     ours, theirs = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.write(theirs, json.dumps(work(*arguments)).encode())
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
+    child = forked(lambda: os.write(theirs, json.dumps(work(*arguments)).encode()))
     os.close(theirs)
     with os.fdopen(ours, "rb") as pipe:
         data = pipe.read()
