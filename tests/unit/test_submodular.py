@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -34,6 +33,7 @@ from pipeline.clustering.similarity import LAST, ONE, STEPS, exponentials, mean_
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.ratios import largest_remainder
 from pipeline.strategies.submodular import Parts, Submodular
+from tests.support.processors import assert_same_bits
 
 Value = Callable[[np.ndarray[Any, Any], set[int]], int]
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,21 +282,7 @@ print(json.dumps([digest, hashlib.sha256(plain.tobytes()).hexdigest(),
 @pytest.mark.full
 def test_blocks_have_the_same_bits_on_any_processor() -> None:
     """OpenBLAS' kernels of several processors, and numpy without the instructions that it would choose here."""
-    numpys_own: Any = importlib.import_module("numpy._core._multiarray_umath")
-    chosen = " ".join(name for name in numpys_own.__cpu_dispatch__ if numpys_own.__cpu_features__[name])
-    settings_of_processors = [
-        {"OPENBLAS_NUM_THREADS": "1"},
-        {"OPENBLAS_NUM_THREADS": "2", "OPENBLAS_CORETYPE": "Haswell"},
-        {"OPENBLAS_NUM_THREADS": "1", "OPENBLAS_CORETYPE": "Prescott", "NPY_DISABLE_CPU_FEATURES": chosen},
-    ]
-    found = []
-    for more in settings_of_processors:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), **more}
-        done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
-        found.append(json.loads(done.stdout))
-    assert len({digest for digest, _, _ in found}) == 1
-    if len({str(architectures) for _, _, architectures in found}) > 1:
-        assert len({plain for _, plain, _ in found}) > 1, "these kernels round in one way: the test shows nothing"
+    assert_same_bits(PROGRAM)
 
 
 MEMORY = """
