@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -14,9 +13,8 @@ from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.strategies.stratified import Stratified
 from pipeline.strategies.submodular import Submodular
-from tests.conftest import write_binary
 from tests.support.sharding_runs import QUIET, digests
-from tests.unit.test_embed import FAST, ROWS, SHAPE, smooth_images
+from tests.unit.test_embed import FAST, ROWS, SHAPE, make_table, smooth_images, write_source
 from trainer.embed.options import Embedding
 from trainer.embed.run import embed
 from trainer.models.networks.autoencoder import code_length
@@ -24,16 +22,12 @@ from trainer.models.networks.autoencoder import code_length
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    labels = (np.arange(ROWS) % 4).astype(np.uint8)
-    images = smooth_images(ROWS).reshape(ROWS, -1)
-    return write_binary(tmp_path_factory.mktemp("in") / "cifar", labels, images, files=3)
+    return write_source(tmp_path_factory.mktemp("in"))
 
 
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("made") / "table.parquet"
-    assert embed(Embedding(output=str(target), input=str(source), **FAST)).fresh
-    return target
+    return make_table(source, tmp_path_factory.mktemp("made"))
 
 
 @pytest.mark.full

@@ -28,7 +28,9 @@ from pipeline.strategies.submodular import Submodular
 from tests.support.application import run_job
 from tests.support.sharding_runs import QUIET, digests, shas, vectors_in_parquet
 from tests.support.tiers import only
-from tests.unit.test_embedding_table import LENGTH, ROWS, Vectors, write_table
+from tests.unit.test_embedding_table import Vectors, write_table
+
+ROWS, LENGTH = 200, 5
 
 
 @pytest.fixture

@@ -53,18 +53,27 @@ def smooth_images(rows: int) -> npt.NDArray[np.uint8]:
     return images
 
 
+def write_source(folder: Path) -> Path:
+    """``smooth_images`` of four classes, in three files."""
+    labels = (np.arange(ROWS) % 4).astype(np.uint8)
+    return write_binary(folder / "cifar", labels, smooth_images(ROWS).reshape(ROWS, -1), files=3)
+
+
+def make_table(source: Path, folder: Path) -> Path:
+    """The table of the images of a source."""
+    target = folder / "table.parquet"
+    assert embed(Embedding(output=str(target), input=str(source), **FAST)).fresh
+    return target
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    labels = (np.arange(ROWS) % 4).astype(np.uint8)
-    images = smooth_images(ROWS).reshape(ROWS, -1)
-    return write_binary(tmp_path_factory.mktemp("in") / "cifar", labels, images, files=3)
+    return write_source(tmp_path_factory.mktemp("in"))
 
 
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("made") / "table.parquet"
-    assert embed(Embedding(output=str(target), input=str(source), **FAST)).fresh
-    return target
+    return make_table(source, tmp_path_factory.mktemp("made"))
 
 
 def test_the_table_has_every_id_once_in_order_and_anybody_reads_it(made: Path) -> None:

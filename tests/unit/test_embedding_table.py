@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.input.embedding_table import is_table, sort_vectors
-from tests.support.sharding_runs import vectors_in_parquet
 
-ROWS, LENGTH = 200, 5
 Vectors = npt.NDArray[np.float32]
 
 
@@ -26,16 +24,6 @@ def write_table(folder: Path, ids: npt.NDArray[Any], vectors: Vectors, files: in
         columns = {"id": pa.array(ids[rows]), "embedding": pa.array(list(vectors[rows]), pa.list_(pa.float32()))}
         pq.write_table(pa.table(columns), folder / f"{files - number:03d}.parquet", row_group_size=group)
     return str(folder)
-
-
-@pytest.fixture
-def vectors() -> Vectors:
-    return np.random.default_rng(4).normal(size=(ROWS, LENGTH)).astype(np.float32)
-
-
-@pytest.fixture
-def source(tmp_path: Path, vectors: Vectors) -> Path:
-    return vectors_in_parquet(tmp_path / "in", vectors, np.arange(ROWS) % 3)
 
 
 @pytest.mark.parametrize(
