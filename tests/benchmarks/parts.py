@@ -10,9 +10,6 @@ FOLDER is CIFAR-10, binary (or CIFAR10_DIR). Of its 5,000 cats in five parts, fo
 
 from __future__ import annotations
 
-import argparse
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,8 @@ from pipeline.clustering.similarity import Similarities, similarities
 from pipeline.core.arrays import Ints
 from pipeline.core.reporting.tables import table
 from pipeline.strategies.submodular import Parts
-from tests.unit.test_submodular import cat_points, in_parts, mean_mmd
+from tests.benchmarks.submodular import read_points
+from tests.unit.test_submodular import in_parts, mean_mmd
 
 WORKERS, PARTS, KEYS = 8, 5, 3
 
@@ -68,12 +66,7 @@ def show(numbers: list[float], digits: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=os.environ.get("CIFAR10_DIR"))
-    folder = parser.parse_args().data
-    if not folder:
-        parser.error("--data FOLDER, or CIFAR10_DIR, is needed")
-    points = cat_points(folder)
+    points = read_points(__doc__)
     similar, budget = similarities(points), len(points) // WORKERS
     plain = np.arange(len(points)) % WORKERS
     rng = np.random.default_rng(0)

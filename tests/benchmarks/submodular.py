@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -73,13 +74,18 @@ def seconds(work: Callable[[], object]) -> float:
     return statistics.median(found)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def read_points(description: str | None) -> np.ndarray[Any, Any]:
+    """The points of a class, of the data that the command line or CIFAR10_DIR names."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("CIFAR10_DIR"))
     folder = parser.parse_args().data
     if not folder:
         parser.error("--data FOLDER, or CIFAR10_DIR, is needed")
-    points = cat_points(folder)
+    return cat_points(folder)
+
+
+def main() -> None:
+    points = read_points(__doc__)
     began = time.perf_counter()
     similar = similarities(points)
     print(f"{len(points):,} rows; similarities alone {time.perf_counter() - began:.2f} s")
