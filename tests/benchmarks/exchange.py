@@ -163,9 +163,10 @@ def _all_reduce(
 
 
 def _server(config: Config, facts: RunFacts, address: str, secret: Secret, folders: Folders) -> None:
+    from trainer.server.endpoint import Endpoint
     from trainer.server.rounds import RoundsServer
 
-    RoundsServer(config, facts, address, secret, None, folders).run()
+    RoundsServer(config, facts, Endpoint(0, [address], secret, None, folders)).run()
 
 
 def _worker(

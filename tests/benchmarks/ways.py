@@ -17,6 +17,7 @@ from trainer.config import Config, RunFacts, slice_bounds
 from trainer.home.folders import Folders
 from trainer.launch.processes import Child, context
 from trainer.run_files import CHECKPOINTS
+from trainer.server.endpoint import Endpoint
 from trainer.transport.addresses import local_addresses
 from trainer.transport.sockets import Secret
 
@@ -62,11 +63,7 @@ def _trainer(
             "trainer.server.process",
             config,
             facts,
-            index,
-            addresses,
-            secret,
-            None,
-            Folders.from_home(folder),
+            Endpoint(index, addresses, secret, None, Folders.from_home(folder)),
         )
         for index in range(case.servers)
     ]

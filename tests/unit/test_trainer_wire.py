@@ -151,12 +151,14 @@ import json, sys
 from pathlib import Path
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
+from trainer.server.endpoint import Endpoint
 from trainer.server.process import main
 from trainer.transport.sockets import Secret
 config, facts, index, addresses, token = json.loads(sys.argv[1])
 folders = Folders.from_home(Path(config["run"]["output"]))
 secret = Secret(token, config["processes"]["encryption"])
-main(Config.from_json(config), RunFacts.from_json(facts), index, addresses, secret, None, folders)
+endpoint = Endpoint(index, addresses, secret, None, folders)
+main(Config.from_json(config), RunFacts.from_json(facts), endpoint)
 """
 
 

@@ -35,6 +35,7 @@ from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
 from trainer.runlog.kinds import EvaluationEvent, RollbackEvent, TrainEvent, WarningEvent
 from trainer.runlog.read import iter_events
+from trainer.server.endpoint import Endpoint
 from trainer.transport.addresses import hold
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import AskStatus, WorkerLoss
@@ -167,8 +168,8 @@ class Supervisor:
         addresses = self.addresses
         secret = self.secret
         if role.kind == "server":
-            listening = addresses, secret, self.listeners[role.index], self.folders
-            return Child(str(role), log, config.exchange.server, config, facts, role.index, *listening)
+            endpoint = Endpoint(role.index, addresses, secret, self.listeners[role.index], self.folders)
+            return Child(str(role), log, config.exchange.server, config, facts, endpoint)
         if role.kind == "worker":
             share = self.plan.threads_per_worker, self.workers.index(role.index), self.folders
             return Child(str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, *share)

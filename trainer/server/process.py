@@ -5,7 +5,6 @@ Servers other than server 0 also have a connection to server 0."""
 from __future__ import annotations
 
 import logging
-import socket as sockets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +14,9 @@ import zmq
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.orders import Order, StepMeasurements
-from trainer.home.folders import Folders
 from trainer.leader.background import Background
 from trainer.leader.leader import Follower, Leader
+from trainer.server.endpoint import Endpoint
 from trainer.server.slice_server import SliceServer
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
@@ -51,7 +50,7 @@ from trainer.transport.messages import (
     unpack_json,
     unpack_report,
 )
-from trainer.transport.sockets import Secret, connect, offer, serve
+from trainer.transport.sockets import connect, offer, serve
 from trainer.transport.status import RunStatus
 from trainer.watchdog import kick
 
@@ -72,34 +71,21 @@ class Server:
 
     Args:
         config, facts: the run.
-        index: number of this server.
-        addresses: one per server. This server listens at ``addresses[index]``; all others connect to ``addresses[0]``.
-        secret: the token of the run, which authenticates connections.
-        listener: a socket of the supervisor that already listens at this server's address; None if this server must
-            bind it.
-        folders: the run's folders on this host.
+        endpoint: the place of this server.
     Raises:
         UsageError: the address is taken.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        facts: RunFacts,
-        index: int,
-        addresses: Sequence[str],
-        secret: Secret,
-        listener: sockets.socket | None,
-        folders: Folders,
-    ) -> None:
-        self.folders = folders
-        self.index = index
+    def __init__(self, config: Config, facts: RunFacts, endpoint: Endpoint) -> None:
+        index = self.index = endpoint.index
+        self.folders = endpoint.folders
         self.session = time.time_ns()
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
-        self.socket = serve(self.context, addresses[index], secret, 4 * (end - begin), listener)  # bytes of float32
-        self.to_leader = connect(self.context, addresses[0], secret) if index else None
+        body_bytes = 4 * (end - begin)  # of float32
+        self.socket = serve(self.context, endpoint.address, endpoint.secret, body_bytes, endpoint.listener)
+        self.to_leader = connect(self.context, endpoint.addresses[0], endpoint.secret) if index else None
         self.background = Background()
         self.slice_server = SliceServer(
             config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote
@@ -386,30 +372,13 @@ def _order(body: memoryview) -> Order:
         raise MalformedMessageError("an order") from None
 
 
-def open_server(
-    config: Config,
-    facts: RunFacts,
-    index: int,
-    addresses: Sequence[str],
-    secret: Secret,
-    listener: sockets.socket | None,
-    folders: Folders,
-) -> Server:
-    """Return a server. See ``Server`` for the arguments. Raises UsageError if the address is taken."""
-    return Server(config, facts, index, addresses, secret, listener, folders)
+def open_server(config: Config, facts: RunFacts, endpoint: Endpoint) -> Server:
+    """Return a server; see ``Server`` for the arguments. Raises UsageError if the address is taken."""
+    return Server(config, facts, endpoint)
 
 
-def main(
-    config: Config,
-    facts: RunFacts,
-    index: int,
-    addresses: Sequence[str],
-    secret: Secret,
-    listener: sockets.socket | None,
-    folders: Folders,
-) -> None:
-    """Run one server; never returns.
+def main(config: Config, facts: RunFacts, endpoint: Endpoint) -> None:
+    """Run one server; never returns. See ``Server`` for the arguments.
 
-    Raises UsageError if the address is taken, or the host of server 0 has another configuration. See ``Server`` for the
-    arguments."""
-    Server(config, facts, index, addresses, secret, listener, folders).run()
+    Raises UsageError if the address is taken, or the host of server 0 has another configuration."""
+    Server(config, facts, endpoint).run()

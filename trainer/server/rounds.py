@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import socket as sockets
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import zmq
 
 from trainer.config import Config, RunFacts
 from trainer.exchange.neighbours import NeighbourExchange
-from trainer.home.folders import Folders
 from trainer.leader.background import Background
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
+from trainer.server.endpoint import Endpoint
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages import (
     AskStatus,
@@ -42,7 +40,7 @@ from trainer.transport.messages import (
     unpack,
     unpack_json,
 )
-from trainer.transport.sockets import Secret, serve
+from trainer.transport.sockets import serve
 from trainer.transport.status import RunStatus
 from trainer.watchdog import kick
 
@@ -59,33 +57,23 @@ class RoundsServer:
 
     Args:
         config, facts: the run.
-        address: where it listens.
-        secret: the token of the run.
-        listener: a socket of the supervisor that already listens there; None if this process must bind the address.
-        folders: the run's folders on this host.
+        endpoint: the place of server 0; other servers have no part in the exchange.
     Raises:
         UsageError: the address is taken.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        facts: RunFacts,
-        address: str,
-        secret: Secret,
-        listener: sockets.socket | None,
-        folders: Folders,
-    ) -> None:
+    def __init__(self, config: Config, facts: RunFacts, endpoint: Endpoint) -> None:
         self.facts = facts
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.socket = serve(self.context, address, secret, max(BODY_BYTES, 4 * facts.elements), listener)
+        body_bytes = max(BODY_BYTES, 4 * facts.elements)
+        self.socket = serve(self.context, endpoint.address, endpoint.secret, body_bytes, endpoint.listener)
         self.background = Background()
         self.identities: dict[int, bytes] = {}  # connections of workers, as addresses of messages
         # All workers share the model of the run, or each has one of its own.
         leads = NeighbourLeader if isinstance(config.exchange, NeighbourExchange) else RoundsLeader
         self.leader: RoundsLeader | NeighbourLeader = leads(
-            config, facts, folders, self.send, lambda: time.time_ns() // 1000, work=self.background
+            config, facts, endpoint.folders, self.send, lambda: time.time_ns() // 1000, work=self.background
         )
         self.leader.module = __name__
         self.malformed = 0
@@ -198,31 +186,11 @@ class RoundsServer:
         return index
 
 
-def open_server(
-    config: Config,
-    facts: RunFacts,
-    index: int,
-    addresses: Sequence[str],
-    secret: Secret,
-    listener: sockets.socket | None,
-    folders: Folders,
-) -> RoundsServer:
-    """Return server 0; see ``RoundsServer`` for the arguments. Raises UsageError if the address is taken.
-
-    index: 0, because other servers have no part in the exchange. listener: as there."""
-    return RoundsServer(config, facts, addresses[index], secret, listener, folders)
+def open_server(config: Config, facts: RunFacts, endpoint: Endpoint) -> RoundsServer:
+    """Return server 0; see ``RoundsServer`` for the arguments. Raises UsageError if the address is taken."""
+    return RoundsServer(config, facts, endpoint)
 
 
-def main(
-    config: Config,
-    facts: RunFacts,
-    index: int,
-    addresses: Sequence[str],
-    secret: Secret,
-    listener: sockets.socket | None,
-    folders: Folders,
-) -> None:
-    """Run server 0; never returns. See ``RoundsServer`` for the arguments. Raises UsageError if the address is taken.
-
-    index: 0, because the exchange has no other servers."""
-    RoundsServer(config, facts, addresses[index], secret, listener, folders).run()
+def main(config: Config, facts: RunFacts, endpoint: Endpoint) -> None:
+    """Run server 0; never returns. See ``RoundsServer`` for the arguments. Raises UsageError if the address is taken."""
+    RoundsServer(config, facts, endpoint).run()
