@@ -12,7 +12,8 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -201,7 +202,8 @@ def test_a_failed_read_is_one_line_of_the_file_system() -> None:
     """A read that fails is an error of the file system in one short line."""
     files = HdfsFiles.__new__(HdfsFiles)
     files.root = "hdfs://host"
-    reader = storage.HdfsReader(files, "hdfs://host/file", LostReader())
+    files.client = cast(Any, SimpleNamespace(read=lambda path: LostReader()))
+    reader = files.open("hdfs://host/file")
     with pytest.raises(OSError, match=r"hdfs://host/file: DataTransferError.*All DataNodes failed") as caught:
         reader.read()
     assert len(str(caught.value)) < 200
