@@ -359,6 +359,20 @@ def test_pickles_that_reach_for_more_than_cifar_holds_are_refused(payload: Any) 
         load(payload, "x")
 
 
+@pytest.mark.parametrize(
+    ("payload", "words"),
+    [
+        (b"\x80\x02]r\xff\xff\xff\x0f.", "entry 268435455 of the memo of 9 bytes"),
+        (b"]p268435455\n.", "entry 268435455 of the memo of 13 bytes"),
+        (b"\x80\x02cnumpy\nndarray\nK\x05\x85\x85\x81.", "it holds the opcode NEWOBJ"),
+    ],
+)
+def test_a_pickle_is_refused_before_any_of_it_is_executed(payload: bytes, words: str) -> None:
+    """Its end is not that of a CIFAR pickle either, but by then the memo would hold gigabytes."""
+    with pytest.raises(DataError, match=f"x is not a CIFAR pickle: {words}; it was not loaded"):
+        load(payload, "x")
+
+
 def test_pickles_of_every_protocol_and_of_python_two_are_read() -> None:
     images = np.arange(2 * 3072, dtype=np.uint64).astype(np.uint8).reshape(2, 3072)
     for protocol in range(6):
