@@ -13,7 +13,7 @@ from pipeline.core.command_line import seed as seed_number
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build, fits
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
-from pipeline.core.specs import Spec, from_json, option
+from pipeline.core.specs import Spec, default_member, from_json, option
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import AUTO, RECIPES, are_drops, parse_drops
 from trainer.exchange import EXCHANGES, Exchange
@@ -25,6 +25,8 @@ from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
+from trainer.sampling import SAMPLERS, Sampler
+from trainer.sampling.shuffle import ShuffleSampler
 
 FRESH_MOMENTUM = 0.9
 HEARTBEAT_TIMEOUT_S = 15.0
@@ -36,7 +38,8 @@ class Data(Spec):
     """The training data, and how mini-batches are drawn from it.
 
     batch_size is the global mini-batch B. Each of n workers draws B/n examples per step, rounded as worker_batch says,
-    or its part of B by the ratios of the shards; under Bernoulli sampling a random number around that."""
+    or its part of B by the ratios of the shards; under Bernoulli sampling a random number around that. sampling is the
+    name of Config.sampler."""
 
     shards: str = option(help="folder of a committed shard set", metavar="URI", may_change=True)
     batch_size: int = option(128, "examples per mini-batch, divided among the workers", least=1)
@@ -46,10 +49,11 @@ class Data(Spec):
         " extra example to each of the first workers",
         advanced=True,
     )
-    sampling: Literal["shuffle", "bernoulli"] = option(
-        "shuffle",
-        "shuffle: pass over a worker's rows, in a new order each time; bernoulli: draw every row independently, and"
-        " average each update over its examples, as MLlib does",
+    sampling: str = option(
+        ShuffleSampler.name,
+        "sampler, which draws a worker's mini-batches from its rows",
+        check=lambda name: name in SAMPLERS,
+        expected=" or ".join(SAMPLERS),
         advanced=True,
     )
     augment: bool = option(True, "crop and flip training images at random", advanced=True)
@@ -70,9 +74,10 @@ class Data(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.follow and self.sampling == "bernoulli":
+        if self.follow and self.sampling != ShuffleSampler.name:
             raise UsageError(
-                "--follow needs passes over the rows, which --sampling bernoulli does not have; leave out one of them"
+                f"--follow needs passes over all rows in random order, which --sampling {self.sampling} does not make;"
+                " leave out one of them"
             )
 
 
@@ -260,11 +265,13 @@ class Config:
     protocol: Protocol = ASP()
     exchange: Exchange = ParameterServer()
     processes: Processes = Processes()
+    sampler: Sampler = ShuffleSampler()
 
     def __post_init__(self) -> None:
         """Fill in a learning rate and momentum that are not given, by model and protocol; check pairs of options.
 
         With stages each stage has defaults of its own, so that nothing is filled in for the run as a whole."""
+        self._name_sampler()
         self._check_exchange()
         self._check_pairs()
         if self.exchange.stages():
@@ -282,6 +289,20 @@ class Config:
             momentum=coefficient if optimiser.momentum is None else optimiser.momentum,
         )
         object.__setattr__(self, "optimiser", complete)  # the dataclass is frozen
+
+    def _name_sampler(self) -> None:
+        """Have ``sampler`` and its name in ``data`` agree: either of them may be given, or both.
+
+        Raises UsageError if they differ, or if the sampler has a parameter without a default."""
+        name = self.data.sampling
+        if self.sampler.name == name:
+            return
+        if name == ShuffleSampler.name:
+            object.__setattr__(self, "data", replace(self.data, sampling=self.sampler.name))  # the dataclass is frozen
+        elif self.sampler.name == ShuffleSampler.name:
+            object.__setattr__(self, "sampler", default_member(SAMPLERS, "--sampling", name))
+        else:
+            raise UsageError(f"--sampling {name} has another sampler, {self.sampler.name}: leave out one of them")
 
     def _check_pairs(self) -> None:
         """Raise UsageError for options that exclude each other."""
@@ -336,7 +357,7 @@ class Config:
         """Raise UsageError for ways of drawing rows that do not leave out the rows that are held out."""
         for is_given, flag in (
             (self.data.follow, "--follow"),
-            (self.data.sampling == "bernoulli", "--sampling bernoulli"),
+            (not self.sampler.fixed_size, f"--sampling {self.sampler.name}"),
         ):
             if is_given:
                 raise UsageError(f"--switch-on holdout needs passes over fixed rows: leave out {flag}")
@@ -398,12 +419,6 @@ class Config:
         """Return the form in which workers push BatchNorm's running statistics (see ParameterSlice.statistics)."""
         return "whole" if self.optimiser.batch_norm == "last" or num_workers == 1 else "changes"
 
-    def fraction(self, rows: int) -> float | None:
-        """Return the probability B / rows that a row is in a mini-batch under Bernoulli sampling, else None.
-
-        rows: distinct training examples."""
-        return self.data.batch_size / rows if self.data.sampling == "bernoulli" else None
-
     def steps_per_epoch(self, rows: int) -> int:
         """Return the mini-batches per worker and epoch: floor(rows / B), at least 1, for any sharding.
 
@@ -415,8 +430,13 @@ class Config:
         return self.run.steps if self.run.steps is not None else (self.run.epochs or 0) * self.steps_per_epoch(rows)
 
     def to_json(self) -> dict[str, Any]:
-        """Return one entry per part; model, protocol and exchange by name, with their own parameters."""
-        return {part.name: getattr(self, part.name).to_json() for part in fields(self)}
+        """Return one entry per part; model, protocol, exchange and sampler by name, with their own parameters.
+
+        A sampler without parameters has no entry, because its name is in ``data``."""
+        parts = {part.name: getattr(self, part.name).to_json() for part in fields(self)}
+        if not self.sampler.params():
+            del parts["sampler"]
+        return parts
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
@@ -433,6 +453,7 @@ class Config:
             # Configurations saved before there were other exchanges do not name theirs.
             exchange=from_json(EXCHANGES, "--exchange", values.get("exchange", {"name": ParameterServer.name})),
             processes=build(Processes, values["processes"]),
+            sampler=from_json(SAMPLERS, "--sampling", values.get("sampler", {"name": values["data"]["sampling"]})),
         )
 
     def essentials(self) -> dict[str, Any]:

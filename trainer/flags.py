@@ -19,6 +19,8 @@ from trainer.home.place import resolve_home
 from trainer.models import MODELS, ModelSpec, OwnModel, model_from_json
 from trainer.options import Options
 from trainer.protocols import PROTOCOLS
+from trainer.sampling import SAMPLERS
+from trainer.sampling.shuffle import ShuffleSampler
 
 PROG = "python -m trainer"
 DESCRIPTION = "Train a model on a committed shard set, with worker, server and evaluator processes."
@@ -45,7 +47,18 @@ def build_parser(prog: str = PROG, description: str = DESCRIPTION, epilog: str =
     parser = command_line.parser(prog, description, epilog)
     parser.conf = "trainer"
     parser.hints = {"--workers": "a run has a worker per shard; jobs/reshard.py --workers N changes their number"}
-    add_flags(parser.add_argument_group("data"), Data)
+    data = parser.add_argument_group("data", summaries(SAMPLERS))
+    add_flags(data, Data, leave_out=("sampling",))
+    data.add_argument(
+        "--sampling",
+        choices=list(SAMPLERS),
+        default=ShuffleSampler.name,
+        metavar="NAME",
+        help=AdvancedHelp(
+            f"{Data.meanings()['sampling']}; --sampling NAME --help shows its options (default: %(default)s)"
+        ),
+    )
+    add_member_flags(data, SAMPLERS)
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -103,16 +116,21 @@ def config_of(args: argparse.Namespace) -> Config:
     if "protocol" in args.names_in_argv and (exchange.protocol or exchange.stages()):
         has = "protocols of its own" if exchange.stages() else "no protocols"
         raise UsageError(f"--exchange {exchange.name} has {has}: leave out --protocol {args.protocol}")
-    is_local = bool(data.shards) and split_uri(data.shards)[0] in ("", "file")
     return Config(
-        data=replace(data, shards=Store().resolve(data.shards)) if is_local else data,
+        data=replace(data, shards=_absolute(data.shards)),
         run=replace(run, output=resolve_home(run.output)),
         model=_model_of(args),
         optimiser=from_flags(Optimiser, args),
         protocol=member_from_flags(PROTOCOLS, "--protocol", args),
         exchange=exchange,
         processes=from_flags(Processes, args),
+        sampler=member_from_flags(SAMPLERS, "--sampling", args).with_absolute_table(_absolute),
     )
+
+
+def _absolute(uri: str) -> str:
+    """Return a local path as an absolute one, which means the same in every process; other addresses are unchanged."""
+    return Store().resolve(uri) if uri and split_uri(uri)[0] in ("", "file") else uri
 
 
 def _model_of(args: argparse.Namespace) -> ModelSpec:

@@ -99,7 +99,7 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
     workers_on_host = workers if workers_here is None else workers_here
     check_shares(config, workers, facts.ratios)
     size = config.protocol.update_size(workers)
-    if config.data.sampling == "bernoulli" and config.data.batch_size > facts.rows:
+    if not config.sampler.fixed_size and config.data.batch_size > facts.rows:
         raise UsageError(f"--batch-size {config.data.batch_size} is more than the {facts.rows} examples of the set")
     if config.processes.servers > facts.num_parameters:
         raise UsageError(
@@ -193,7 +193,7 @@ def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
         num_workers: n.
         ratios: ratios of the shards, empty if they are equal.
     """
-    if config.data.sampling == "bernoulli":
+    if not config.sampler.fixed_size:
         return 1
     share = min(config.worker_batches(num_workers, ratios))
     return max(1, share // max(stage.protocol.parts_of_a_step() for stage in config.stage_configs()))

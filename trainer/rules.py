@@ -69,7 +69,7 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
         rate=partial(worker_rate, config, facts),
         num_servers=num_servers,
         start_wait_s=config.processes.start_wait_s,
-        by_examples=config.data.sampling == "bernoulli",
+        by_examples=not config.sampler.fixed_size,
         usual_batch=usual_batch(config, facts),
         epoch_snapshots=config.run.epoch_checkpoints,
         seconds=state.seconds,
@@ -78,7 +78,7 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
 
 def build_weights(config: Config, facts: RunFacts) -> Weights:
     """Return the rule for the factors of the gradients in an update."""
-    by_examples = config.data.sampling == "bernoulli"
+    by_examples = not config.sampler.fixed_size
     return Weights(config.protocol, facts.num_workers, by_examples=by_examples, usual=usual_batch(config, facts))
 
 
@@ -86,7 +86,7 @@ def usual_batch(config: Config, facts: RunFacts) -> float | None:
     """Return the mean mini-batch of a worker if workers draw different numbers of examples, else None.
 
     They do if the set has ratios, or with --worker-batch exact."""
-    if config.data.sampling == "bernoulli":
+    if not config.sampler.fixed_size:
         return config.data.batch_size / facts.num_workers if facts.ratios else None
     batches = config.worker_batches(facts.num_workers, facts.ratios)
     return sum(batches) / facts.num_workers if len(set(batches)) > 1 else None
@@ -110,7 +110,7 @@ def weighted_batch(config: Config, facts: RunFacts) -> float | None:
 
     The weight of another mini-batch is its size divided by this one, so that all examples count the same. None if all
     mini-batches have the same size. O(N)."""
-    if config.data.sampling == "bernoulli":
+    if not config.sampler.fixed_size:
         return config.data.batch_size / facts.num_workers
     return usual_batch(config, facts)
 

@@ -30,6 +30,8 @@ class Purpose(IntEnum):
     SKEW = 14  # the shares of classes in skewed shards
     HOLDOUT = 15  # which training rows are not trained, but decide when a run switches
     SIZES = 18  # shares of workers that are drawn from a distribution
+    GROUP_ORDER = 16  # the order of rows in pass ``number``, of samplers other than shuffle and bernoulli
+    GROUP_PATTERN = 17  # ties in the sequence of groups in a pass
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

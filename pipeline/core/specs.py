@@ -262,6 +262,17 @@ def member_from_flags(members: Mapping[str, type[S]], flag: str, args: argparse.
     return member(**values)
 
 
+def default_member(members: Mapping[str, type[S]], flag: str, name: str) -> S:
+    """Return the member with a name and the defaults of its parameters.
+
+    Raises UsageError if there is none, or if one of its parameters has no default."""
+    member = find(members, flag, name)
+    for item, _ in _options(member):
+        if item.default is MISSING:
+            raise UsageError(f"{flag} {name} needs {flag_of(item)}")
+    return member()
+
+
 def _as_written(item: Field[Any], value: Any) -> str:
     """Return a flag in the form in which it was written on the command line."""
     if isinstance(value, bool):

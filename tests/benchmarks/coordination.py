@@ -19,12 +19,12 @@ from torch import nn
 
 from pipeline.core.reporting.tables import table
 from tests.benchmarks.throughput import RATE, ROOT, SKIP, train_plainly
+from tests.support.draws import shuffled
 from trainer.config import Config, Data, Optimiser, RunSpec
 from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches
-from trainer.data.sampling import ShuffleSampler
 from trainer.data.shards import load_worker, open_shards
 from trainer.models.build import build
 from trainer.models.cnn import CNN
@@ -135,7 +135,7 @@ def _plain_images_per_s(shards: Path, steps: int) -> float:
     built = build(CNN(), found.inputs, seed=0)
     with_torch_dropout(built.model)
     torch.set_num_threads(1)
-    sampler = ShuffleSampler(load_worker(found, 0), BATCH, seed=0, worker=0)
+    sampler = shuffled(load_worker(found, 0), BATCH, seed=0, worker=0)
     batches = Batches(sampler, found.mean, seed=0, worker=0, augment=True)
     ended = train_plainly(built, lambda clock: batches.make(clock).tensors, steps)
     return _speed(ended)

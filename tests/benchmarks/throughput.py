@@ -109,9 +109,9 @@ def plain_loop(uri: str, model: str, device: str, batch: int, steps: int, thread
     """Model, augmentation and arithmetic of a run, with torch's own optimiser. worker: -1 for all shards' rows."""
     import torch
 
+    from tests.support.draws import shuffled
     from trainer.data.batches import Batches
     from trainer.data.prefetch import Prefetch
-    from trainer.data.sampling import ShuffleSampler
     from trainer.data.shards import Rows, load_worker, open_shards
     from trainer.models import model_from_json
     from trainer.models.build import build
@@ -123,7 +123,7 @@ def plain_loop(uri: str, model: str, device: str, batch: int, steps: int, thread
     built = build(model_from_json({"name": model}), shards.inputs, seed=0)
     built.model.to(device)
     number = max(0, worker)
-    sampler = ShuffleSampler(rows, batch, seed=0, worker=number)
+    sampler = shuffled(rows, batch, seed=0, worker=number)
     with Prefetch(Batches(sampler, shards.mean, seed=0, worker=number, augment=True).make) as ahead:
         print("ready", flush=True)
         input()

@@ -14,26 +14,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.configs import make_config
+from tests.support.draws import shuffled
 from tests.support.tiers import only
 from tests.support.trainer_sets import make_sets
 from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.passes import WORD, Passes, RowSums
-from trainer.data.sampling import ShuffleSampler, indices
+from trainer.data.sampling import FixedSampler
 from trainer.data.shards import Rows, load_worker, open_shards
 from trainer.options import Options
 from trainer.protocols.asp import ASP
 from trainer.runlog.kinds import PassEvent
+from trainer.sampling.orders import indices
 from trainer.simulate import SimulationSettings, simulate
 
 
-def sampler_of(rows: int, batch: int, worker: int) -> ShuffleSampler:
+def sampler_of(rows: int, batch: int, worker: int) -> FixedSampler:
     rng = np.random.default_rng(worker)
     images = np.zeros((rows, 1, 2, 2), np.uint8)
     hashes = rng.integers(1, WORD, rows, np.uint64)
     held = Rows(images, np.zeros(rows, np.int64), np.arange(rows), hashes)
-    return ShuffleSampler(held, batch, seed=3, worker=worker)
+    return shuffled(held, batch, seed=3, worker=worker)
 
 
 @given(

@@ -11,6 +11,7 @@ from trainer.config import Config, Data, Optimiser, Processes, RunSpec
 from trainer.exchange import EXCHANGES
 from trainer.models import model_from_json
 from trainer.protocols import PROTOCOLS
+from trainer.sampling import SAMPLERS
 
 
 def make_config(
@@ -26,6 +27,9 @@ def make_config(
     if not values.keys() & {"epochs", "steps"}:
         values["steps"] = 1
     kinds: dict[str, type[Spec]] = {"data": Data, "optimiser": Optimiser, "processes": Processes, "run": RunSpec}
+    values.pop("sampler", None)  # of ``change``: a name that ``sampling`` has too
+    sampler = SAMPLERS[values.get("sampling", "shuffle")]
+    chosen_sampler = sampler(**_take(sampler, values))
     own = _take(PROTOCOLS[protocol], values)
     chosen_protocol = PROTOCOLS[protocol](**own)
     chosen_exchange = EXCHANGES[exchange](**_take(EXCHANGES[exchange], values))
@@ -35,7 +39,8 @@ def make_config(
     given = {"shards": str(shards), "output": str(output)} | values
     parts = {name: kind(**_take(kind, given)) for name, kind in kinds.items()}
     assert not given, f"no part of a configuration has {', '.join(given)}"
-    return Config(model=chosen_model, protocol=chosen_protocol, exchange=chosen_exchange, **parts)  # type: ignore[arg-type]
+    chosen: dict[str, Any] = {"model": chosen_model, "protocol": chosen_protocol, "exchange": chosen_exchange}
+    return Config(**chosen, sampler=chosen_sampler, **parts)  # type: ignore[arg-type]
 
 
 def _take(kind: type[Spec], values: dict[str, Any]) -> dict[str, Any]:

@@ -27,11 +27,12 @@ from trainer.checkpoints.read import newest
 from trainer.config import Data
 from trainer.context import RunContext
 from trainer.data.follow import Following, Stretch
-from trainer.data.sampling import FollowSampler, Sampler, permutation
+from trainer.data.sampling import FollowSampler, RowSampler
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned, open_shards
 from trainer.home.place import StorePlace, listing
 from trainer.run_files import CHECKPOINTS, CONFIG
 from trainer.runlog.run_folder import RunRecord
+from trainer.sampling.orders import permutation
 from trainer.worker.follow import GrowingRows, record, recorded
 
 LABELS, IMAGES = make_rows(900, pixels=192)
@@ -120,7 +121,7 @@ def test_a_run_is_pinned_to_its_own_or_the_newest_generation(growing: Path, tmp_
     assert RunContext.from_config(config).pinned(overwrite=True).config == context.config
 
 
-def labels_of(sampler: Sampler, clocks: int) -> np.ndarray:
+def labels_of(sampler: RowSampler, clocks: int) -> np.ndarray:
     """The labels of the first mini-batches."""
     draws = [sampler.draw(clock) for clock in range(clocks)]
     return np.concatenate([draw.rows.labels[draw.places] for draw in draws])

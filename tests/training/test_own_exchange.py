@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from pipeline.core.errors import UsageError
+from tests.support.draws import shuffled
 from tests.support.local_exchange import Local
 from tests.support.trainer_runs import train_here
 from trainer.data.batches import Batches
-from trainer.data.sampling import ShuffleSampler
 from trainer.data.shards import load_worker, open_shards
 from trainer.exchange import EXCHANGES
 from trainer.models.build import build
@@ -35,7 +35,7 @@ def trained_alone(shards: Path, worker: int, workers: int) -> npt.NDArray[np.flo
     found = open_shards(str(shards))
     model = build(Logistic(), found.inputs, seed=0).model
     optimiser = torch.optim.SGD(model.parameters(), RATE)
-    sampler = ShuffleSampler(load_worker(found, worker), BATCH // workers, seed=0, worker=worker)
+    sampler = shuffled(load_worker(found, worker), BATCH // workers, seed=0, worker=worker)
     batches = Batches(sampler, found.mean, seed=0, worker=worker, augment=False)
     for clock in range(STEPS):
         images, labels = batches.make(clock).tensors

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.draws import shuffled
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import SHAPE
 from trainer.checkpoints.read import whole
 from trainer.data.batches import Batches
-from trainer.data.sampling import ShuffleSampler
 from trainer.data.shards import load_worker, open_shards
 from trainer.models import ModelInput
 from trainer.models.build import build
@@ -63,7 +63,7 @@ def one_process(shards: Path, workers: int, steps: int) -> np.ndarray:
     statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     batches = [
         Batches(
-            ShuffleSampler(load_worker(found, worker), 24 // workers, seed=0, worker=worker),
+            shuffled(load_worker(found, worker), 24 // workers, seed=0, worker=worker),
             found.mean,
             seed=0,
             worker=worker,

@@ -13,12 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.draws import shuffled
 from trainer.coordination.passes import WORD, Passes
 from trainer.data.augment import PAD, augment, crop_and_flip, normalise
 from trainer.data.batches import Batches, make_batch
 from trainer.data.prefetch import Prefetch
-from trainer.data.sampling import BernoulliSampler, Draw, ShuffleSampler, indices
+from trainer.data.sampling import Draw
 from trainer.data.shards import Rows
+from trainer.sampling.bernoulli import bernoulli
+from trainer.sampling.orders import indices
 
 torch.set_num_threads(1)
 SHAPE = (3, 8, 8)
@@ -32,7 +35,7 @@ def make(count: int, shape: tuple[int, int, int] = SHAPE) -> Rows:
 
 
 def batches(rows: Rows, batch_size: int = 16, *, seed: int = 1, worker: int = 2, augment: bool = True) -> Batches:
-    sampler = ShuffleSampler(rows, batch_size, seed=seed, worker=worker)
+    sampler = shuffled(rows, batch_size, seed=seed, worker=worker)
     return Batches(sampler, MEAN, seed=seed, worker=worker, augment=augment)
 
 
@@ -88,7 +91,7 @@ def test_a_draw_counts_its_rows_by_pass(rows: int, batch: int, clock: int) -> No
     """Against a walk over the stream of all draws, row by row."""
     hashes = np.random.default_rng(rows).integers(1, WORD, rows, np.uint64)
     held = Rows(np.zeros((rows, 1, 1, 1), np.uint8), np.zeros(rows, np.int64), np.arange(rows), hashes)
-    draw = ShuffleSampler(held, batch, seed=3, worker=1).draw(clock)
+    draw = shuffled(held, batch, seed=3, worker=1).draw(clock)
     begun: list[int] = []
     passes = 0
     for position, row in enumerate(indices(rows, batch, clock, 3, 1), clock * batch):
@@ -128,8 +131,8 @@ def test_a_worker_that_returns_reports_the_passes_it_missed(rows: int, batch: in
 
 
 def test_draws_without_passes_or_hashes_count_nothing() -> None:
-    assert BernoulliSampler(make(50), 0.5, seed=0, worker=0).draw(3).seen() is None
-    assert ShuffleSampler(make(50), 5, seed=0, worker=0).draw(3).seen() is None, "these rows are not hashed"
+    assert Draw(make(50), bernoulli(50, 0.5, 3, seed=0, worker=0)).seen() is None
+    assert shuffled(make(50), 5, seed=0, worker=0).draw(3).seen() is None, "these rows are not hashed"
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(0, 16), (5, 0)])
@@ -217,7 +220,7 @@ def test_workers_and_seeds_augment_differently(other: dict[str, Any]) -> None:
 def test_real_features_pass_unaugmented() -> None:
     pixels = make(9, (1, 1, 28))
     rows = Rows(pixels.images_NCHW.astype(np.float32), pixels.labels, pixels.ids)
-    draw = ShuffleSampler(rows, 20, seed=0, worker=0).draw(3)
+    draw = shuffled(rows, 20, seed=0, worker=0).draw(3)
     images = make_batch(draw, np.array([100], np.float32), np.random.default_rng(0)).images_BCHW
     assert images.shape == (20, 1, 1, 28)
     np.testing.assert_array_equal(images.numpy(), rows.images_NCHW[draw.places])
@@ -254,7 +257,7 @@ def test_after_a_jump_only_what_follows_is_made(opened: list[Prefetch[Any]]) -> 
 
 
 def test_what_goes_wrong_in_the_background_is_raised_at_its_clock(opened: list[Prefetch[Any]]) -> None:
-    sampler = ShuffleSampler(make(50), 16, seed=0, worker=0)
+    sampler = shuffled(make(50), 16, seed=0, worker=0)
     two_means = np.array([1, 2], np.float32)  # and three channels
     opened.append(Prefetch(Batches(sampler, two_means, seed=0, worker=0, augment=True).make))
     for clock in (0, 1, 0):

@@ -23,7 +23,8 @@ PIPELINE = (
     "runs", "stream",
 )  # fmt: skip
 TRAINER = (
-    "run_files", "protocols", "exchange", "coordination", "models", "config", "stages", "plan", "watchdog", "data",
+    "run_files", "protocols", "exchange", "coordination", "models", "sampling", "config", "stages", "plan", "watchdog",
+    "data",
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker", "evaluation",
     "options", "launch",
     "cluster", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "api", "simulate",

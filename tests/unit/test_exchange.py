@@ -11,6 +11,7 @@ import torch
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
+from tests.support.draws import shuffled
 from tests.support.local_client import LocalClient
 from tests.support.local_exchange import Local
 from trainer.api import train as start_training
@@ -18,7 +19,6 @@ from trainer.config import Config
 from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches
 from trainer.data.prefetch import Prefetch
-from trainer.data.sampling import ShuffleSampler
 from trainer.data.shards import Rows
 from trainer.exchange import EXCHANGES
 from trainer.exchange.all_reduce import AllReduce
@@ -150,7 +150,7 @@ class Turns:
 def batches_of(worker: int) -> Batches:
     rng = np.random.default_rng(worker)
     rows = Rows(rng.normal(size=(10, *SHAPE)).astype(np.float32), rng.integers(0, 3, 10), np.arange(10))
-    sampler = ShuffleSampler(rows, BATCH, seed=0, worker=worker)
+    sampler = shuffled(rows, BATCH, seed=0, worker=worker)
     return Batches(sampler, np.zeros(1, np.float32), seed=0, worker=worker, augment=False)
 
 

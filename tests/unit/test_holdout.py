@@ -62,12 +62,13 @@ def test_every_row_is_trained_or_held_out(shards: Path, workers: int) -> None:
     dealt = deal(opened, workers)
     for worker, rows in enumerate(dealt):
         sampler = build_sampler(config, opened, rows, worker, workers)
-        draws = [sampler.draw(clock) for clock in range(-(-len(rows) // sampler.batch_size))]  # type: ignore[attr-defined]
+        batch_size = config.worker_batches(workers)[worker]
+        draws = [sampler.draw(clock) for clock in range(-(-len(rows) // batch_size))]
         trained |= {int(each) for draw in draws for each in draw.rows.ids[draw.places]}
         passes = sum(draw.passes or 0 for draw in draws)
         places = trained_places(rows.ids, config, worker)
         assert places is not None
-        assert passes == len(draws) * sampler.batch_size // len(places)  # type: ignore[attr-defined]
+        assert passes == len(draws) * batch_size // len(places)
     assert not trained & held_out
     assert trained | held_out == {int(each) for rows in dealt for each in rows.ids}
     assert 10 < len(held_out) < 35

@@ -8,13 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
 from trainer.config import Config
 from trainer.data.augment import Floats, augment, normalise
+from trainer.data.example_table import values_of
 from trainer.data.follow import Following
 from trainer.data.holdout import trained_places
-from trainer.data.sampling import BernoulliSampler, Draw, FollowSampler, Sampler, ShuffleSampler
+from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler
 from trainer.data.shards import Rows, Shards
+from trainer.sampling.base import Population
 
 
 class Batch(NamedTuple):
@@ -63,7 +66,7 @@ class Batches:
         augment: whether to crop and flip images at random.
     """
 
-    def __init__(self, sampler: Sampler, mean: Floats, *, seed: int, worker: int, augment: bool) -> None:
+    def __init__(self, sampler: RowSampler, mean: Floats, *, seed: int, worker: int, augment: bool) -> None:
         self.sampler = sampler
         self.mean = mean
         self.seed = seed
@@ -101,14 +104,39 @@ def build_batches(
 
 def build_sampler(
     config: Config, shards: Shards, rows: Rows, worker: int, num_workers: int, *, follow: Following | None = None
-) -> Sampler:
+) -> RowSampler:
     """Return the sampler of one worker of a run, by the arguments of ``build_batches``."""
     seed = config.run.seed
     batch_size = config.worker_batches(num_workers, shards.ratios_of(num_workers))[worker]
-    fraction = config.fraction(shards.rows)
     if follow:
         return FollowSampler(follow, batch_size, seed=seed, worker=worker)
-    if fraction is not None:
-        return BernoulliSampler(rows, fraction, seed=seed, worker=worker)
     places = trained_places(rows.ids, config, worker)
-    return ShuffleSampler(rows, batch_size, seed=seed, worker=worker, places=places)
+    return FixedSampler(
+        rows, config.sampler.stream(_population(config, shards, rows, places, batch_size, worker)), places
+    )
+
+
+def _population(
+    config: Config, shards: Shards, rows: Rows, places: Ints | None, batch_size: int, worker: int
+) -> Population:
+    """Return the rows of a worker as a sampler sees them. Raises ValueError without rows.
+
+    Args:
+        config: the run.
+        shards: its set.
+        rows: the rows dealt to the worker.
+        places: positions of the rows that the worker trains on; None for all.
+        batch_size: rows per mini-batch of this worker.
+        worker: number of the worker.
+    """
+    trained: Ints | slice = slice(None) if places is None else places
+    return Population(
+        rows.labels[trained],
+        rows.neighbourhoods[trained] if len(rows.neighbourhoods) else None,
+        values_of(config.sampler, rows.ids[trained]),
+        batch_size,
+        config.data.batch_size / shards.rows,
+        config.steps_per_epoch(shards.rows),
+        config.run.seed,
+        worker,
+    )

@@ -41,9 +41,9 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
 
 
 def _part(rows: Rows, span: slice) -> Rows:
-    return Rows(rows.images_NCHW[span], rows.labels[span], rows.ids[span], rows.hashes[span])
+    return Rows(rows.images_NCHW[span], rows.labels[span], rows.ids[span], rows.hashes[span], rows.neighbourhoods[span])
 
 
 def _concatenate(parts: list[Rows]) -> Rows:
-    fields = ("images_NCHW", "labels", "ids", "hashes")
+    fields = ("images_NCHW", "labels", "ids", "hashes", "neighbourhoods")
     return Rows(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))

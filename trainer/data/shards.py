@@ -45,7 +45,14 @@ from trainer.config import Data
 from trainer.models.base import ModelInput
 from trainer.watchdog import kick
 
-TABLE = ("id", "label", "coarse_label", TARGET_COLUMN, "copy")  # columns that a file may have beside the image
+TABLE = (
+    "id",
+    "label",
+    "coarse_label",
+    TARGET_COLUMN,
+    "copy",
+    "neighbourhood",
+)  # columns that a file may have beside the image
 OnLoaded = Callable[[int, int], None]  # (rows loaded, total rows), called after each file
 
 
@@ -58,12 +65,14 @@ class Rows:
         labels: int64 [N], or targets in float32.
         ids: int64 [N].
         hashes: uint64 [N], the hashes that the manifest's fingerprint sums up; empty if not computed.
+        neighbourhoods: int32 [N], groups of similar rows; empty if the set has none, or they are not read.
     """
 
     images_NCHW: npt.NDArray[np.uint8 | np.float32]
     labels: npt.NDArray[np.int64 | np.float32]
     ids: npt.NDArray[np.int64]
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    neighbourhoods: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -108,6 +117,11 @@ class Shards(ShardSet):
     def has_labels(self) -> bool:
         """Whether rows have a class label."""
         return "label" in self.manifest.labels.columns
+
+    @property
+    def has_neighbourhoods(self) -> bool:
+        """Whether rows have the number of a group of similar rows."""
+        return self.manifest.neighbourhoods is not None
 
     @property
     def has_targets(self) -> bool:
@@ -294,14 +308,16 @@ def _load(
         files: the files, in the order of the result.
         on_loaded: called after each file.
         targets: read real targets instead of labels.
-        with_hashes: compute the hashes of the rows, 0 for copies; otherwise Rows.hashes is empty.
+        with_hashes: compute the hashes of the rows, 0 for copies, and read their neighbourhoods.
     """
     total = sum(file.rows for file in files)
     dtype = shards.layout.dtype
     labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
     images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
     # Allocated once at full size: joining parts at the end would need the memory twice.
-    rows = Rows(images, labels, np.empty(total, np.int64), np.zeros(total if with_hashes else 0, np.uint64))
+    hashes = np.zeros(total if with_hashes else 0, np.uint64)
+    neighbourhoods = np.zeros(total if with_hashes and shards.has_neighbourhoods else 0, np.int32)
+    rows = Rows(images, labels, np.empty(total, np.int64), hashes, neighbourhoods)
     at = 0
     for file in files:
         for columns, data in _row_groups(shards, file, TABLE if with_hashes else ("id", "label", TARGET_COLUMN)):
@@ -313,6 +329,8 @@ def _load(
             rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
             if with_hashes:
                 rows.hashes[part] = np.where(columns.get("copy", 0) == 0, _hashes(columns, data), 0)
+            if len(neighbourhoods):
+                neighbourhoods[part] = columns["neighbourhood"]
             at += len(ids)
         if on_loaded:
             on_loaded(at, total)

@@ -16,10 +16,10 @@ from safetensors.torch import load, save
 from pipeline.core.errors import JobError
 from pipeline.core.seeds import Purpose, word
 from trainer.data.augment import Floats, normalise
-from trainer.data.sampling import indices, permutation
 from trainer.embed.options import Embedding
 from trainer.models.devices import compute_reproducibly
 from trainer.models.networks.autoencoder import AutoEncoder
+from trainer.sampling.orders import indices, permutation
 from trainer.tables.rows import Images
 
 STEP = "step"

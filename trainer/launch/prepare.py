@@ -13,6 +13,7 @@ from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, RunFacts
+from trainer.data.example_table import check_table
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.shards import Shards, open_pinned
 from trainer.exchange.neighbours import NeighbourExchange
@@ -47,6 +48,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
         pick_device(config.processes.device, 0)
     check_normalisation(config, network, shards)
     check_evaluation(config, shards)
+    check_sampler(config, shards, targets=network.targets)
     flat = FlatModel(network.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     # Passes are compared with the rows that they train, which a run that holds out rows does not know before it reads them.
@@ -69,10 +71,10 @@ def check_normalisation(
         return
     instead = "--norm group" if hasattr(config.model, "norm") else "a model without BatchNorm"
     # Bernoulli sampling can draw a single example from any number of rows, so a larger --batch-size does not help.
-    if config.data.sampling == "bernoulli":
+    if not config.sampler.fixed_size:
         raise UsageError(
-            f"--model {config.model.name} has BatchNorm, which cannot normalise a single example, and --sampling bernoulli"
-            f" draws mini-batches of 1 example too: give --sampling shuffle, or {instead}"
+            f"--model {config.model.name} has BatchNorm, which cannot normalise a single example, and --sampling"
+            f" {config.sampler.name} draws mini-batches of 1 example too: give --sampling shuffle, or {instead}"
         )
     # Hence the factor 2 below: two examples have a variance even with one value per channel.
     parts = config.protocol.parts_of_a_step()
@@ -90,6 +92,14 @@ def check_evaluation(config: Config, shards: Shards) -> None:
             "--alpha auto reads the loss on evaluation rows, which the shard set lacks: give its job --eval-input, or"
             " give --switch-on holdout or --alpha SHARE"
         )
+
+
+def check_sampler(config: Config, shards: Shards, *, targets: bool) -> None:
+    """Raise UsageError or DataError if a sampler cannot draw from the rows of a set, as far as its manifest says.
+
+    targets: whether the model fits real targets instead of labels."""
+    config.sampler.check(has_classes=shards.has_labels and not targets, has_neighbourhoods=shards.has_neighbourhoods)
+    check_table(config.sampler)
 
 
 def _check_identity(config: Config, root: Place, version: int) -> None:

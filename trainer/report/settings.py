@@ -13,9 +13,15 @@ from trainer.exchange import EXCHANGES
 from trainer.models import MODELS
 from trainer.plan import RunPlan, describe_plan
 from trainer.protocols import PROTOCOLS
+from trainer.sampling import SAMPLERS
 
 PARTS: Mapping[str, type[Spec]] = {"data": Data, "run": RunSpec, "optimiser": Optimiser, "processes": Processes}
-REGISTRIES: Mapping[str, Mapping[str, type[Spec]]] = {"model": MODELS, "protocol": PROTOCOLS, "exchange": EXCHANGES}
+REGISTRIES: Mapping[str, Mapping[str, type[Spec]]] = {
+    "model": MODELS,
+    "protocol": PROTOCOLS,
+    "exchange": EXCHANGES,
+    "sampler": SAMPLERS,
+}
 
 
 class FlagRow(NamedTuple):
@@ -54,7 +60,8 @@ def flags_in_words(config: Mapping[str, Mapping[str, Any]], simulated: Mapping[s
         # A log of another version may name members and fields that this one lacks.
         meanings = kind.meanings() if kind else {}
         for key, value in values.items():
-            if value is None:
+            # The name of the sampler is among the flags of the data already.
+            if value is None or (part, key) == ("sampler", "name"):
                 continue
             if key == "name":
                 rows.append(FlagRow(_flag(part), plain(value), getattr(kind, "summary", "") or f"name of the {part}"))

@@ -18,7 +18,7 @@ from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
-from trainer.launch.prepare import check_evaluation, check_normalisation, ensure_checkpoint
+from trainer.launch.prepare import check_evaluation, check_normalisation, check_sampler, ensure_checkpoint
 from trainer.launch.supervisor import RunInterruptedError
 from trainer.leader.peer_checkpoints import describe_memory
 from trainer.models.build import build
@@ -33,6 +33,7 @@ from trainer.runlog.kinds import WarningEvent
 from trainer.runlog.read import iter_events
 from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, settled, unchecked
+from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
 from trainer.simulation.options import SimulationSettings
@@ -63,9 +64,9 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     check_shares(config, num_workers, drawn_ratios(context, simulated, num_workers))
     simulated.check(num_workers)
     check_exchange(config, num_workers, simulated.compute)
-    if config.data.sampling == "bernoulli" and simulated.compute != "real":
+    if config.sampler != ShuffleSampler() and simulated.compute != "real":
         raise UsageError(
-            f"--sampling bernoulli draws from rows, --compute {simulated.compute} has none: use --compute real"
+            f"--sampling {config.sampler.name} draws from rows, --compute {simulated.compute} has none: use --compute real"
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
     # Toy computations have no model to check.
@@ -85,8 +86,10 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     config = context.config
     shards = context.shards
     pick_device(config.processes.device, 0)
-    check_normalisation(config, build(config.model, shards.inputs, config.model_seed), shards, num_workers)
+    network = build(config.model, shards.inputs, config.model_seed)
+    check_normalisation(config, network, shards, num_workers)
     check_evaluation(config, shards)
+    check_sampler(config, shards, targets=network.targets)
     return record
 
 

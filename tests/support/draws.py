@@ -1,0 +1,14 @@
+"""What tests draw from: rows in memory, without a shard set."""
+
+from __future__ import annotations
+
+from trainer.data.sampling import FixedSampler
+from trainer.data.shards import Rows
+from trainer.sampling.base import Population
+from trainer.sampling.shuffle import ShuffleSampler
+
+
+def shuffled(rows: Rows, batch_size: int, *, seed: int, worker: int) -> FixedSampler:
+    """The default sampler of some rows."""
+    population = Population(rows.labels, None, None, batch_size, 0.0, 1, seed, worker)
+    return FixedSampler(rows, ShuffleSampler().stream(population))

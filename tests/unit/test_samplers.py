@@ -1,0 +1,416 @@
+"""Every sampler of the registry: draws each row as often as it promises, and the same rows wherever and whenever asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core import command_line
+from pipeline.core.errors import DataError, UsageError
+from tests.clusters.machine import ROOT
+from tests.support.configs import make_config
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.virtual_runs import QUIET, RESUME, final
+from trainer import Result
+from trainer.checkpoints.prune import WAITING, prune
+from trainer.checkpoints.read import versions
+from trainer.checkpoints.state import folder_of
+from trainer.config import Config
+from trainer.data.example_table import values_of
+from trainer.flags import build_parser, config_of
+from trainer.sampling import SAMPLERS, Sampler
+from trainer.sampling.base import Population
+from trainer.sampling.curriculum import CurriculumSampler
+from trainer.sampling.orders import level_pattern
+from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.failures import parse_failures
+from trainer.simulation.replay import replay
+
+every_sampler = pytest.mark.parametrize("name", SAMPLERS)
+BATCH = 7
+
+
+def make_sampler(name: str, table: str = "unused", **values: Any) -> Sampler:
+    kind = SAMPLERS[name]
+    return kind(**({"example_table": table} if kind.column else {}) | values)
+
+
+def population_of(
+    sizes: list[int], batch: int = BATCH, *, seed: int = 3, worker: int = 1, epoch_steps: int = 5
+) -> Population:
+    """Rows of classes of some sizes, in random order; their values are random, and their neighbourhoods halve classes."""
+    rng = np.random.default_rng(sum(sizes))
+    labels = rng.permutation(np.repeat(np.arange(len(sizes)) * 2, sizes))
+    values = rng.uniform(0, 2, len(labels))
+    halves = labels + rng.integers(0, 2, len(labels))
+    return Population(labels, halves.astype(np.int32), values, batch, 0.2, epoch_steps, seed, worker)
+
+
+def places(sampler: Sampler, population: Population, clocks: range) -> list[list[int]]:
+    stream = sampler.stream(population)
+    every = np.arange(len(population))
+    return [every[stream(clock).places].tolist() for clock in clocks]
+
+
+# How often each row is drawn. The oracles count the drawn rows, and know no sampler's order.
+
+
+def assert_passes(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
+    rows = len(population)
+    stream = [place for batch in drawn for place in batch]
+    for begin in range(0, len(stream) - rows + 1, rows):
+        assert sorted(stream[begin : begin + rows]) == list(range(rows))
+
+
+def assert_independent(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
+    """No row twice in a mini-batch, and the count of a row within four standard deviations of its expectation."""
+    assert all(len(set(batch)) == len(batch) for batch in drawn)
+    counts = Counter(place for batch in drawn for place in batch)
+    mean = len(drawn) * population.share
+    deviation = (mean * (1 - population.share)) ** 0.5
+    assert all(abs(counts[place] - mean) < 4.5 * deviation for place in range(len(population)))
+
+
+def assert_balanced(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
+    groups = population.labels
+    for batch in drawn:
+        counts = Counter(groups[batch].tolist())
+        assert max(counts.values()) - min(counts[group] for group in np.unique(groups).tolist()) <= 1
+    counts = Counter(place for batch in drawn for place in batch)
+    for group in np.unique(groups):
+        rows = [counts[place] for place in np.flatnonzero(groups == group).tolist()]
+        assert max(rows) - min(rows) <= 1
+
+
+def assert_representative(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
+    assert_passes(sampler, population, drawn)
+    for batch in drawn:
+        counts = Counter(population.labels[batch].tolist())
+        for group, size in Counter(population.labels.tolist()).items():
+            assert abs(counts[group] - len(batch) * size / len(population)) < 2
+
+
+def assert_weighted(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
+    assert population.values is not None
+    rows = len(population)
+    stream = [place for batch in drawn for place in batch]
+    expected = rows * population.values / population.values.sum()
+    for begin in range(0, len(stream) - rows + 1, rows):
+        counts = np.bincount(stream[begin : begin + rows], minlength=rows)
+        assert (np.abs(counts - expected) < 1 + 1e-9).all()
+    total = np.bincount(stream, minlength=rows) / (len(stream) / rows)
+    assert np.abs(total - expected).max() < 0.3, "the rounding has no bias"
+
+
+def assert_easy_first(sampler: Sampler, population: Population, drawn: list[list[int]]) -> None:
+    """Passes over a growing share of the easiest rows, by the linear rule; all rows in the end."""
+    assert isinstance(sampler, CurriculumSampler)
+    assert population.values is not None
+    ease = np.argsort(population.values).tolist()
+    stream = [place for batch in drawn for place in batch]
+    position, sizes = 0, []
+    while position < len(stream):
+        epoch = position / (population.batch_size * population.epoch_steps)
+        share = sampler.easy_share + (1 - sampler.easy_share) * min(1.0, epoch / sampler.all_after)
+        sizes.append(int(np.ceil(round(share * len(population), 9))))
+        part = stream[position : position + sizes[-1]]
+        position += sizes[-1]
+        if len(part) == sizes[-1]:
+            assert sorted(part) == sorted(ease[: sizes[-1]])
+    assert sizes[0] == int(np.ceil(0.2 * len(population)))
+    assert sizes[-1] == len(population)
+
+
+PROMISES: dict[str, Callable[[Sampler, Population, list[list[int]]], None]] = {
+    "shuffle": assert_passes,
+    "bernoulli": assert_independent,
+    "balanced": assert_balanced,
+    "representative": assert_representative,
+    "weighted": assert_weighted,
+    "curriculum": assert_easy_first,
+}
+
+
+@every_sampler
+@pytest.mark.parametrize("sizes", [[40, 25, 3, 1], [13], [9, 9, 9]])
+@pytest.mark.parametrize("batch", [7, 16])
+def test_every_row_is_drawn_as_often_as_promised(name: str, sizes: list[int], batch: int) -> None:
+    population = population_of(sizes, batch)
+    sampler = make_sampler(name)
+    PROMISES[name](sampler, population, places(sampler, population, range(400)))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    seed=st.integers(0, 2**30),
+)
+def test_a_level_pattern_has_shares_of_every_beginning(sizes: list[int], seed: int) -> None:
+    pattern = level_pattern(np.array(sizes), np.random.default_rng(seed)).tolist()
+    counts = [0] * len(sizes)
+    for length, group in enumerate(pattern, 1):
+        counts[group] += 1
+        shares = [length * size / sum(sizes) for size in sizes]
+        assert all(np.floor(share) <= count <= np.ceil(share) for share, count in zip(shares, counts, strict=True))
+    assert counts == sizes
+
+
+# The same rows, wherever and whenever
+
+
+@every_sampler
+def test_a_mini_batch_depends_on_its_clock_alone(name: str) -> None:
+    """A worker that resumes at any clock, jumps or repeats draws what it would have drawn."""
+    population = population_of([20, 9, 2])
+    sampler = make_sampler(name)
+    whole = places(sampler, population, range(60))
+    jumping = sampler.stream(population)
+    every = np.arange(len(population))
+    for clock in np.random.default_rng(0).integers(0, 60, 40).tolist():
+        assert every[jumping(clock).places].tolist() == whole[clock]
+        assert places(sampler, population, range(clock, clock + 1)) == [whole[clock]]
+
+
+@every_sampler
+def test_seeds_and_workers_draw_differently(name: str) -> None:
+    population = population_of([20, 9, 2])
+    one = places(make_sampler(name), population, range(4))
+    for other in (replace(population, seed=4), replace(population, worker=2)):
+        assert places(make_sampler(name), other, range(4)) != one
+
+
+PROGRAM = """
+import json, sys
+from tests.unit.test_samplers import SAMPLERS, make_sampler, places, population_of
+print(json.dumps({name: places(make_sampler(name), population_of([20, 9, 2]), range(9)) for name in SAMPLERS}))
+"""
+
+
+def test_another_process_draws_the_same_rows() -> None:
+    """With another seed of hashes and another working folder."""
+    environment = {"PYTHONHASHSEED": "77", "PYTHONPATH": str(ROOT), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd="/", env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = {name: places(make_sampler(name), population_of([20, 9, 2]), range(9)) for name in SAMPLERS}
+    assert json.loads(done.stdout) == expected
+
+
+# In runs
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of unequal sizes."""
+    parts = [rows_of(48, 2), rows_of(40, 3, 100), rows_of(45, 4, 200)]
+    return write_shards(tmp_path_factory.mktemp("set"), parts, EVAL_ROWS)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights and losses of all rows of ``shards``, and of others."""
+    ids = np.arange(400)
+    rng = np.random.default_rng(5)
+    columns = {"id": ids, "weight": rng.uniform(0, 2, 400), "loss": rng.uniform(0, 3, 400)}
+    path = tmp_path_factory.mktemp("table") / "table.parquet"
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def run(shards: Path, table: str, output: Path, name: str, options: Any = QUIET, **values: Any) -> Result:
+    common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "epochs": 3, "sampling": name}
+    common |= {"example_table": table} if SAMPLERS[name].column else {}
+    settings = {key: values.pop(key) for key in ("failures", "profile") if key in values}
+    return simulate(make_config(shards, output, **common | values), SimulationSettings(**settings), options)
+
+
+# A pair by default; the others in the full tier.
+PAIRS: list[tuple[str, dict[str, Any]]] = [
+    ("asp", {"protocol": "asp"}),
+    ("bsp", {"protocol": "bsp"}),
+    ("ssp", {"protocol": "ssp"}),
+]
+PAIRS += [("k-bsp", {"protocol": "k-bsp", "k": 2}), ("all-reduce", {"exchange": "all-reduce"})]
+PAIRS += [("d-psgd", {"exchange": "d-psgd"}), ("strategy-switch", {"exchange": "strategy-switch", "alpha": 0.5})]
+
+
+def cases() -> list[Any]:
+    """Every sampler with every protocol or exchange; with asp or all-reduce, in turn, in the default tier."""
+    return [
+        pytest.param(
+            name,
+            pair,
+            id=f"{name}-{words}",
+            marks=() if words == ("asp", "all-reduce")[number % 2] else pytest.mark.full,
+        )
+        for number, name in enumerate(SAMPLERS)
+        for words, pair in PAIRS
+    ]
+
+
+@pytest.mark.parametrize(("name", "pair"), cases())
+def test_a_run_resumes_and_replays_with_its_bits(
+    name: str, pair: dict[str, Any], shards: Path, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a checkpoint in the middle, in virtual time, where times are equal: so are all bits."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    whole = run(shards, table, tmp_path / "whole", name, **pair)
+    again = run(shards, table, tmp_path / "again", name, **pair)
+    assert final(again).tobytes() == final(whole).tobytes()
+    assert replay(whole.output).is_equal
+    found = versions(tmp_path / "whole" / "checkpoints")
+    (tmp_path / "whole" / "result.json").unlink()
+    middle = found[len(found) // 2]
+    for later in found:
+        if later > middle:
+            shutil.rmtree(folder_of(tmp_path / "whole" / "checkpoints", later))
+    resumed = run(shards, table, tmp_path / "whole", name, RESUME, **pair)
+    assert final(resumed).tobytes() == final(again).tobytes()
+    assert resumed.examples == again.examples
+
+
+@every_sampler
+def test_a_death_does_not_change_what_bsp_draws(name: str, shards: Path, table: str, tmp_path: Path) -> None:
+    calm = run(shards, table, tmp_path / "calm", name, protocol="bsp")
+    failures = parse_failures("worker:1@0.25+0.2,server@0.9+0.1")
+    hurt = run(shards, table, tmp_path / "hurt", name, protocol="bsp", failures=failures)
+    assert hurt.restarts["worker"] == 1
+    assert final(hurt).tobytes() == final(calm).tobytes()
+
+
+def test_representative_passes_have_the_prints_of_all_rows(shards: Path, table: str, tmp_path: Path) -> None:
+    done = run(shards, table, tmp_path / "run", "representative")
+    assert done.passes["whole"] >= 2
+    assert run(shards, table, tmp_path / "balanced", "balanced").passes["whole"] == 0
+
+
+# The table
+
+
+def write(path: Path, **columns: Any) -> str:
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def test_the_last_epoch_of_a_row_counts(tmp_path: Path) -> None:
+    """In whichever file of the folder it is, as in an example ledger."""
+    write(tmp_path / "t" / "b.parquet", id=[1, 2, 3], epoch=[1, 1, 1], loss=[9.0, 9.0, 0.5])
+    write(tmp_path / "t" / "a.parquet", id=[2, 1, 7], epoch=[2, 3, 1], loss=[0.25, 0.125, 5.0])
+    sampler = make_sampler("curriculum", str(tmp_path / "t"))
+    values = values_of(sampler, np.array([3, 1, 2, 1]))
+    assert values is not None
+    assert values.tolist() == [0.5, 0.125, 0.25, 0.125]
+    assert values_of(make_sampler("shuffle"), np.array([1])) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        ({"id": [1, 2]}, "has no column weight"),
+        ({"weight": [1.0]}, "has no column id"),
+        ({"id": [1, 2], "weight": [1.0, 1.0]}, "has no weight for 1 of 3 rows, such as id 5: add them"),
+        ({"id": [1, 2, 5, 5], "weight": [1.0] * 4}, "has several values of one row"),
+        ({"id": [1, 2, 5], "weight": [1.0, float("nan"), 1.0]}, "the weight of id 2 is no finite number"),
+        ({"id": [1, 2, 5], "weight": ["a", "b", "c"]}, "column weight holds nulls, or no numbers"),
+        ({"id": [1, 2, None], "weight": [1.0, 2.0, 3.0]}, "column id holds nulls, or no numbers"),
+    ],
+)
+def test_a_table_that_cannot_be_is_one_line(columns: dict[str, Any], line: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "table.parquet", **columns)
+    with pytest.raises(DataError, match=line) as error:
+        values_of(make_sampler("weighted", path), np.array([1, 2, 5]))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"), [(None, "does not exist"), (b"no parquet", "table"), ("folder", "holds no .parquet files")]
+)
+def test_a_missing_table_ends_the_start(content: Any, line: str, shards: Path, tmp_path: Path) -> None:
+    """Before anything of the run is written."""
+    path = tmp_path / "table"
+    if content == "folder":
+        path.mkdir()
+    elif content:
+        path.write_bytes(content)
+    with pytest.raises(DataError, match=line):
+        run(shards, str(path), tmp_path / "run", "weighted")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_weights_that_sum_to_nothing_are_refused() -> None:
+    population = replace(population_of([4]), values=np.zeros(4))
+    with pytest.raises(UsageError, match="of worker 1's rows must be 0 or more, and not all 0"):
+        make_sampler("weighted").stream(population)
+
+
+# The command line and the documents
+
+
+def config_from(*words: str) -> Config:
+    common = ["--shards", "s", "--output", "o", "--steps", "3"]
+    return config_of(command_line.parse(build_parser(), [*common, *words]))
+
+
+@every_sampler
+def test_a_configuration_keeps_its_sampler_when_saved(name: str) -> None:
+    words = ("--example-table", "/t") if SAMPLERS[name].column else ()
+    config = config_from("--sampling", name, *words)
+    assert config.sampler == make_sampler(name, "/t")
+    assert config.data.sampling == name
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert make_config(sampling=name, **{"example_table": "/t"} if words else {}).sampler == config.sampler
+
+
+def test_a_configuration_without_a_sampler_is_as_before() -> None:
+    """Neither a saved configuration nor the identity of a run has changed for shuffle and bernoulli."""
+    for name in ("shuffle", "bernoulli"):
+        config = make_config(sampling=name)
+        assert "sampler" not in config.to_json()
+        assert config.essentials()["--sampling"] == name
+        assert Config.from_json(config.to_json()).sampler == SAMPLERS[name]()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--sampling", "curriculum"), "--sampling curriculum needs --example-table"),
+        (("--sampling", "shuffle", "--group-by", "class"), "--sampling shuffle has no --group-by class"),
+        (("--sampling", "balanced", "--follow"), "--sampling balanced does not make"),
+    ],
+)
+def test_flags_that_do_not_fit_are_one_line(words: tuple[str, ...], line: str) -> None:
+    with pytest.raises(UsageError, match=line) as error:
+        config_from(*words)
+    assert "\n" not in str(error.value)
+
+
+def test_groups_that_a_set_lacks_are_refused(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--group-by neighbourhood: the shard set has none"):
+        run(shards, "", tmp_path / "run", "balanced", group_by="neighbourhood")
+    with pytest.raises(UsageError, match="needs classes"):
+        make_sampler("balanced").check(has_classes=False, has_neighbourhoods=True)
+    make_sampler("balanced", group_by="neighbourhood").check(has_classes=False, has_neighbourhoods=True)
+
+
+@every_sampler
+def test_a_sampler_has_flags_and_a_row_of_its_readme(name: str) -> None:
+    kind = SAMPLERS[name]
+    assert kind.summary
+    known = {word for action in build_parser()._actions for word in action.option_strings}
+    assert {f"--{item.name.replace('_', '-')}" for item in fields(kind)} <= known
+    assert f"\n| `{name}` | " in (ROOT / "trainer" / "data" / "README.md").read_text()
