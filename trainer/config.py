@@ -240,6 +240,11 @@ class RunSpec(Spec):
     checkpoint_every_s: float = option(
         60.0, "seconds between checkpoints", metavar="SECONDS", above=0, may_change=True, advanced=True
     )
+    example_ledger: bool = option(
+        False,
+        "keep the loss of every trained example, and whether it was predicted correctly, as Parquet in OUTPUT/examples",
+        advanced=True,
+    )
     epoch_checkpoints: bool = option(
         True, "also write and evaluate a checkpoint at the end of every epoch", may_change=True, advanced=True
     )

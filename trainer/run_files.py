@@ -12,6 +12,7 @@ BEST = "best.safetensors"
 BEST_OF = "best.json"  # which evaluation BEST is of
 RESULT = "result.json"
 REPORT = "report.html"
+EXAMPLES = "examples"  # with --example-ledger: Parquet files with the losses of trained rows, one per checkpoint
 FOLLOWED = "followed"  # a file for each time that a worker went on with rows that were appended to the set
 LOCK = ".lock"
 # Of a run whose home is no local folder:

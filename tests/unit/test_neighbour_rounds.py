@@ -110,7 +110,7 @@ class Host:
         elif replica.phase is NeighbourPhase.TURN and what < 0.6:
             if replica.must_wait or self.worker == self.network.idle:
                 return
-            gradient, examples, loss, correct, _ = self.network.compute.step(
+            gradient, examples, loss, correct, *_ = self.network.compute.step(
                 self.worker, replica.round, [replica.values.copy()]
             )
             self.pushed[:] = gradient

@@ -32,7 +32,7 @@ from tests.support.trainer_runs import until
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import RunFacts, slice_bounds
-from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.orders import OwnRound, Round, RowLosses, StepMeasurements
 from trainer.coordination.passes import RowSums
 from trainer.launch.control import Control
 from trainer.transport import sockets as transport
@@ -86,9 +86,15 @@ from trainer.transport.messages import (
     WriteReceipt,
     pack,
     pack_json,
+    pack_own_rounds,
     pack_report,
+    pack_reports,
+    pack_rounds,
     unpack,
+    unpack_own_rounds,
     unpack_report,
+    unpack_reports,
+    unpack_rounds,
 )
 from trainer.transport.sockets import Secret, connect
 from trainer.worker.clients.base import MustRejoin, Turn
@@ -143,7 +149,8 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     NeighbourModel: (40, "qqq"),
     ReplicaCopy: (41, "qqqq"),
 }
-REPORT = struct.pack("<iidddQQi", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1)  # of a mini-batch of one row that is not hashed
+# Of a mini-batch of one row that is not hashed, and whose loss is not kept.
+REPORT = struct.pack("<iidddQQii", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1, -1)
 RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
 EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
@@ -359,6 +366,9 @@ MALFORMED: dict[str, list[bytes]] = {
     "a push of step -1": [raw(Push, 0, 1, 1, -1), REPORT, bytes(4 * NUMBERS)],
     "a push of worker -1": [raw(Push, -(2**31), 1, 1, 1), REPORT, bytes(4 * NUMBERS)],
     "a push with half a report": [raw(Push), REPORT[:-1], bytes(4 * NUMBERS)],
+    "a push with losses of fewer rows": [raw(Push), REPORT[:-4] + struct.pack("<i", 1) + bytes(12), bytes(4 * NUMBERS)],
+    "a push with losses of other rows": [raw(Push), REPORT[:-4] + struct.pack("<i", 2) + bytes(26), bytes(4 * NUMBERS)],
+    "a push with losses of -2 rows": [raw(Push), REPORT[:-4] + struct.pack("<i", -2), bytes(4 * NUMBERS)],
     "a step given up without a report": [raw(GiveUp), b""],
     "a join without JSON": join(b"no"),
     "a join with nothing": join(b""),
@@ -400,6 +410,32 @@ def test_a_report_is_the_same_on_the_other_side() -> None:
     ):
         assert unpack_report(pack_report(report)) == report
     assert pack_report(StepMeasurements(1, 0.5, 1, 0.01)) == REPORT
+
+
+def test_losses_of_rows_are_the_same_on_the_other_side() -> None:
+    """Also of a mini-batch without rows, between other reports, and in rounds of both kinds."""
+    plain = StepMeasurements(1, 0.5, 1, 0.01)
+    rows = RowLosses(np.array([2**40, 3]), np.array([0.25, 1.5], np.float32), np.array([True, False]))
+    nothing = RowLosses(*(np.empty(0, column.dtype) for column in rows))
+    long = StepMeasurements(2, 0.875, 1, 0.5, 0.25, RowSums(7, 3, 1), rows)
+    reports = (long, plain, plain._replace(examples=0, row_losses=nothing), long)
+
+    def text(each: StepMeasurements) -> str:
+        rows = [(column.dtype, column.tolist()) for column in each.row_losses or ()]
+        return f"{each._replace(row_losses=None)} {rows}"
+
+    expected = [text(each) for each in reports]
+    assert [text(each) for each in unpack_reports(pack_reports(reports))] == expected
+    whole, half = (Round(flag, reports[begin : begin + 2]) for begin, flag in ((0, True), (2, False)))
+    rounds = unpack_rounds(pack_rounds([whole, half]), 2)
+    assert [text(each) for round in rounds for each in round.reports] == expected
+    assert [round.snapshot for round in rounds] == [True, False]
+    own = unpack_own_rounds(pack_own_rounds([OwnRound(9, each, (4, 2)) for each in reports]))
+    assert [text(round.report) for round in own] == expected
+    assert {(round.sent_bytes, round.changed) for round in own} == {(9, (4, 2))}
+    for unpack_all in (lambda data: unpack_rounds(data, 2), unpack_reports, unpack_own_rounds):
+        with pytest.raises(MalformedMessageError):
+            unpack_all(pack_reports(reports)[:-1])
 
 
 @pytest.mark.parametrize("kind", MALFORMED)

@@ -5,8 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from trainer.coordination.budget import Position
 from trainer.coordination.passes import RowSums
+
+
+class RowLosses(NamedTuple):
+    """The losses of the rows of a mini-batch at the parameters with which its gradient was computed.
+
+    Attributes:
+        ids: int64 [B].
+        losses: float32 [B], without the L2 term.
+        correct: bool [B], whether the prediction was correct.
+    """
+
+    ids: npt.NDArray[np.int64]
+    losses: npt.NDArray[np.float32]
+    correct: npt.NDArray[np.bool_]
 
 
 class StepMeasurements(NamedTuple):
@@ -19,6 +36,7 @@ class StepMeasurements(NamedTuple):
         seconds: time of the step, including the wait for its mini-batch.
         read_s: time that the loader's thread spent on the mini-batch.
         seen: fingerprint of the mini-batch, if rows are hashed.
+        row_losses: losses of its rows, if the run keeps them.
     """
 
     examples: int
@@ -27,6 +45,7 @@ class StepMeasurements(NamedTuple):
     seconds: float
     read_s: float = 0.0
     seen: RowSums | None = None
+    row_losses: RowLosses | None = None
 
 
 class Round(NamedTuple):

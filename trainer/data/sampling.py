@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
+from trainer.coordination.orders import RowLosses
 from trainer.coordination.passes import RowSums
+from trainer.data.augment import Floats
 from trainer.data.follow import Following
 from trainer.data.shards import Rows
 from trainer.sampling.base import SelectionStream
 from trainer.sampling.orders import permutation
+
+Hits: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Draw(NamedTuple):
@@ -34,6 +41,10 @@ class Draw(NamedTuple):
             return None
         hashes = self.rows.hashes[self.places]
         return RowSums(int(hashes.sum()), int(hashes[len(hashes) - self.next_pass_rows :].sum()), self.passes)
+
+    def row_losses(self, outcomes: tuple[Floats, Hits] | None) -> RowLosses | None:
+        """Return the losses of the mini-batch with the ids of its rows. outcomes: loss and hit of each; None for none."""
+        return RowLosses(self.rows.ids[self.places], *outcomes) if outcomes else None
 
 
 class RowSampler(Protocol):

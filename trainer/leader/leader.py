@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pipeline.core.atomic import sync
@@ -31,6 +32,7 @@ from trainer.leader.snapshots import Snapshots
 from trainer.rules import build_coordinator
 from trainer.run_files import NEWS, PUSHES
 from trainer.runlog.events import append, log_event
+from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
 from trainer.runlog.journal import Journal
 from trainer.stages import build_stages, stage_after
 from trainer.transport.status import NOT_READY, RunStatus
@@ -126,6 +128,7 @@ class Leader:
         self.stage = self.stages[0]  # of the present generation
         self.generation = self.version = 0
         self.training: Training | None = None  # None until all servers have loaded one generation
+        self.ledger: ExampleLedger | None = None  # of the present generation
         self._look_s = 0.0 if folders.is_local else FAR_LOOK_S
         self._looked_at = -math.inf  # when a decision of the rule was looked for
         self._snapshot_at = 0.0  # when the last checkpoint began
@@ -162,11 +165,15 @@ class Leader:
         if self.training:
             self._left = self.training.coordinator.version
             self.training = None
+        if self.ledger:
+            self.ledger.discard()
         self._gather_again = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             at_least = max(self.generation + 1, self.microseconds())
             restored = go_back(self.checkpoints, at_least, by_rule=self.stages[0].by_rule)
+            if restored:
+                self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])
         except OSError as error:
             logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
             self._gather_again = cause
@@ -209,7 +216,13 @@ class Leader:
             update_size=config.protocol.update_size(facts.num_workers),
         )
         journal = Journal(
-            self.log, coordinator, self.generation, state.seconds, facts.fingerprint, classifies=facts.classifies
+            self.log,
+            coordinator,
+            self.generation,
+            state.seconds,
+            facts.fingerprint,
+            classifies=facts.classifies,
+            ledger=self.ledger,
         )
         self.training = Training(coordinator, convergence, journal, self._snapshots(journal))
         self._snapshot_at = now
@@ -273,7 +286,7 @@ class Leader:
         generation = self.generation
         return Snapshots(
             self.checkpoints,
-            self._secure_log,
+            partial(self._secure_log, journal.ledger),
             self.num_servers,
             self.work,
             log=journal.write_pushes,
@@ -283,15 +296,17 @@ class Leader:
             by_rule=self.stage.by_rule,
         )
 
-    def _secure_log(self) -> None:
-        """Make the log durable up to a checkpoint before that becomes visible.
+    def _secure_log(self, ledger: ExampleLedger | None, version: int) -> None:
+        """Make the log durable up to the checkpoint of a version before that becomes visible.
 
-        Raises OSError, and SupersededError if a later start leads the run."""
+        Raises OSError, and SupersededError if a later start leads the run. ledger: of the checkpoint's generation."""
         if not self.folders.is_local:
             copy(self.folders)
         else:
             with suppress(FileNotFoundError):
                 sync(self.log / PUSHES)
+        if ledger:
+            ledger.write(version)
 
     def _tell_evaluator(self) -> None:
         """Notify the evaluator on this host, so that it need not poll a remote store."""

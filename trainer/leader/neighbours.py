@@ -40,6 +40,7 @@ from trainer.leader.rounds import Body, FromWorker, SendToWorker, introduction_o
 from trainer.rules import worker_rate
 from trainer.run_files import NEWS, PUSHES
 from trainer.runlog.events import append, log_event
+from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
 from trainer.runlog.journal import Journal
 from trainer.stages import build_stages
 from trainer.transport.messages import (
@@ -144,6 +145,7 @@ class NeighbourLeader:
         self.module: str | None = None
         self.progress: PeerProgress | None = None  # None while no checkpoint is loaded
         self.journal: Journal
+        self.ledger: ExampleLedger | None = None  # of the present generation
         self.checkpoints: PeerCheckpoints
         self.plan: TopologyPlan
         self.version = 0  # of the checkpoint with which the generation began
@@ -181,11 +183,15 @@ class NeighbourLeader:
         if self.progress:
             self._version_before = self.progress.version
             self.progress = None
+        if self.ledger:
+            self.ledger.discard()
         self.members = {}
         self._gather_again = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             restored = go_back(self.root, max(self.generation + 1, self.microseconds()))
+            if restored:
+                self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])
         except OSError as error:
             logger.warning(f"{self.root}: going back to a checkpoint is tried again: {error}")
             self._gather_again = cause
@@ -217,6 +223,7 @@ class NeighbourLeader:
             state.seconds,
             facts.fingerprint,
             classifies=facts.classifies,
+            ledger=self.ledger,
         )
         self.until = state.version
         self._has_begun = False
@@ -511,19 +518,27 @@ class NeighbourLeader:
         self._writing.add(version)
         checkpoints = self.checkpoints
         self.work.submit(
-            partial(self._written, checkpoints, replicas), partial(self._note_written, checkpoints.generation, replicas)
+            partial(self._written, checkpoints, replicas, self.ledger),
+            partial(self._note_written, checkpoints.generation, replicas),
         )
 
-    def _written(self, checkpoints: PeerCheckpoints, replicas: ReplicasAtVersion) -> str | list[int] | None:
+    def _written(
+        self, checkpoints: PeerCheckpoints, replicas: ReplicasAtVersion, ledger: ExampleLedger | None
+    ) -> str | list[int] | None:
         """Write a checkpoint, and delete old ones. Runs in the background.
 
         Returns the versions that were deleted before their evaluation, text if it failed, and None if a model is not
-        finite."""
+        finite.
+
+        Args:
+            checkpoints, replicas: the checkpoint.
+            ledger: of its generation.
+        """
         # A roll-back has made this checkpoint void while it waited in the queue.
         if checkpoints.generation != self.generation:
             return []
         try:
-            was_written = checkpoints.write(replicas, self._secure_log)
+            was_written = checkpoints.write(replicas, partial(self._secure_log, ledger, replicas.state.version))
             if was_written is None:
                 return None
             if was_written and not self.folders.is_local:
@@ -536,13 +551,17 @@ class NeighbourLeader:
             logger.warning(f"old checkpoints are not deleted yet: {error}")
             return []
 
-    def _secure_log(self) -> None:
-        """Make the log durable up to a checkpoint before that becomes visible. Raises OSError and SupersededError."""
+    def _secure_log(self, ledger: ExampleLedger | None, version: int) -> None:
+        """Make the log durable up to the checkpoint of a version before that becomes visible.
+
+        Raises OSError and SupersededError. ledger: of the checkpoint's generation."""
         if not self.folders.is_local:
             copy(self.folders)
         else:
             with suppress(FileNotFoundError):
                 sync(self.log / PUSHES)
+        if ledger:
+            ledger.write(version)
 
     def _note_written(self, generation: int, replicas: ReplicasAtVersion, outcome: str | list[int] | None) -> None:
         """Note the result of ``_written``, in the owner's thread."""

@@ -58,7 +58,8 @@ class Snapshots:
 
     Args:
         root: folder of checkpoints.
-        secure: makes the log files durable, by fsync or a copy to the home; called in the background.
+        secure: secure(version) makes the log durable up to a version, by fsync or a copy to the home; called in the
+            background.
         num_servers: servers that write a slice of every checkpoint.
         work: runs slow operations in the background.
         log: appends the pushes that are still in memory to the log files; called in the owner's thread.
@@ -77,7 +78,7 @@ class Snapshots:
     def __init__(
         self,
         root: Place,
-        secure: Callable[[], object],
+        secure: Callable[[int], object],
         num_servers: int,
         work: CallQueue,
         *,
@@ -161,7 +162,7 @@ class Snapshots:
         if not self.is_current():
             return CheckpointCompletion()
         try:
-            self.secure()
+            self.secure(state.version)
             write_state(folder_of(self.root, state.version), state)
             self.notify()
         except (OSError, SupersededError) as error:

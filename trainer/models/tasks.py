@@ -35,6 +35,13 @@ class Task(Protocol):
     def correct(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
 
 
+def hits(task: Task, outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return whether each prediction is correct, bool [N]. A real number is never predicted exactly."""
+    if labels.is_floating_point():
+        return torch.zeros(len(labels), dtype=torch.bool, device=outputs.device)
+    return task.predicted(outputs) == labels
+
+
 class Classification:
     """Cross entropy of logits: one logit per class, or a single logit for the second of two classes."""
 

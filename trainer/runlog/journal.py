@@ -10,6 +10,7 @@ from trainer.coordination.budget import Budget
 from trainer.coordination.orders import Record, StepMeasurements
 from trainer.coordination.passes import WORD, Passes, Whole
 from trainer.runlog.events import log_event, log_pushes
+from trainer.runlog.example_ledger import ExampleLedger
 
 EVERY_S = 1.0
 
@@ -65,6 +66,7 @@ class Journal:
         seconds_before: training time before this generation, from its checkpoint.
         fingerprint: fingerprint of the set's rows, if known.
         classifies: whether there is an accuracy; otherwise it is logged as null.
+        ledger: takes over the examples of the records, if the run keeps them.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class Journal:
         fingerprint: int | None = None,
         *,
         classifies: bool = True,
+        ledger: ExampleLedger | None = None,
     ) -> None:
         self.root = root
+        self.ledger = ledger
         self.coordinator = coordinator
         self.generation = generation
         self.fingerprint = fingerprint
@@ -107,6 +111,10 @@ class Journal:
         seconds = self.seconds(now)
         records = self.coordinator.records
         self.coordinator.records = []
+        if self.ledger:
+            self.ledger.add(records, self.coordinator.budget.epoch)
+            # The records stay in memory for a second or more, and their examples need not.
+            records = [record._replace(measured=record.measured._replace(row_losses=None)) for record in records]
         if not records and boundary is None:
             return
         # With the time of the update: the rows are written later, many at once.

@@ -30,6 +30,7 @@ from trainer.run_files import (
     BEST_OF,
     CHECKPOINTS,
     CONFIG,
+    EXAMPLES,
     FOLLOWED,
     LEASE,
     LOCK,
@@ -55,6 +56,7 @@ _HELD = rf"{re.escape(LOCK)}|{re.escape(LEASE)}/[\w.-]+"
 # All files that a run writes; --overwrite deletes no others.
 OWNED = re.compile(
     rf"{_FILE}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
+    rf"|{EXAMPLES}/(\d{{8,}}-\d+\.parquet|\.[\w.-]+\.tmp)"
     rf"|{FOLLOWED}/(worker-\d+-\d+\.json|\.[\w.-]+\.tmp)"
     rf"|{CHECKPOINTS}/{_HISTORY}|{TENSORBOARD}/\.?events\.out\.tfevents\.[\w.-]+"
     rf"|{segments.NAMES.pattern}|{SEGMENTS}/\.[\w.-]+\.tmp"

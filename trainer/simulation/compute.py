@@ -13,6 +13,7 @@ from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.ratios import Ratios
 from trainer.config import RunFacts
 from trainer.context import RunContext
+from trainer.coordination.orders import RowLosses, StepMeasurements
 from trainer.coordination.passes import RowSums
 
 Floats = npt.NDArray[np.float32]
@@ -27,6 +28,7 @@ class MiniBatchResult(NamedTuple):
         loss: mean loss.
         correct: number of correct predictions.
         seen: the rows of the mini-batch, or None if there are no rows.
+        row_losses: their losses, if the run keeps them.
     """
 
     vector: Floats
@@ -34,6 +36,13 @@ class MiniBatchResult(NamedTuple):
     loss: float
     correct: int
     seen: RowSums | None = None
+    row_losses: RowLosses | None = None
+
+    def measurements(self, seconds: float) -> StepMeasurements:
+        """Return what a worker reports of the step. seconds: virtual time of the step."""
+        return StepMeasurements(
+            self.examples, self.loss, self.correct, seconds, seen=self.seen, row_losses=self.row_losses
+        )
 
 
 class Compute:
@@ -155,7 +164,8 @@ class RealCompute(Compute):
         np.concatenate(parameters, out=self.pulled)
         outcome = self.model_step(batch, step_seed(self.config.run.seed, worker, clock))
         assert outcome, "nobody cancels it"
-        return MiniBatchResult(self.pushed.copy(), len(batch.labels), *outcome, draw.seen())
+        row_losses = draw.row_losses(self.model_step.row_outcomes)
+        return MiniBatchResult(self.pushed.copy(), len(batch.labels), *outcome, draw.seen(), row_losses)
 
     def seen(self, worker: int, clock: int) -> RowSums | None:
         return self.batches[worker].sampler.draw(clock).seen()

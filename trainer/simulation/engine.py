@@ -230,12 +230,12 @@ class Engine:
         It is computed only now, when its virtual time is over, so that a cancelled step costs nothing."""
         virtual = self.workers[worker]
         turn = virtual.turn
-        vector, examples, loss, correct, row_sums = self.compute.step(worker, turn.clock, virtual.parts)
-        measured = StepMeasurements(examples, loss, correct, virtual.ends - virtual.step_start, seen=row_sums)
+        result = self.compute.step(worker, turn.clock, virtual.parts)
+        measured = result.measurements(virtual.ends - virtual.step_start)
         message = Push(worker, virtual.session, turn.generation, turn.clock, in_memory=False)
         virtual.attempt += 1
         for server in self.servers:
-            server.push(b"", message, vector[server.begin : server.end].data.cast("B"))
+            server.push(b"", message, result.vector[server.begin : server.end].data.cast("B"))
         for index in reversed(range(len(self.servers))):  # server 0 last: only its message has the measurements
             self.leader.pushed(index, worker, virtual.session, turn.clock, self.now, None if index else measured)
 

@@ -68,6 +68,10 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         raise UsageError(
             f"--sampling {config.sampler.name} draws from rows, --compute {simulated.compute} has none: use --compute real"
         )
+    if config.run.example_ledger and simulated.compute != "real":
+        raise UsageError(
+            f"--example-ledger keeps losses of rows, --compute {simulated.compute} has none: use --compute real"
+        )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
     # Toy computations have no model to check.
     check = partial(_check, context, num_workers) if simulated.compute == "real" else unchecked

@@ -14,7 +14,9 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args, get_type_hints
 
-from trainer.coordination.orders import OwnRound, Round, StepMeasurements
+import numpy as np
+
+from trainer.coordination.orders import OwnRound, Round, RowLosses, StepMeasurements
 from trainer.coordination.passes import RowSums
 
 MAGIC = b"PS2"
@@ -503,7 +505,10 @@ KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is it
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _FORMATS = {int: "q", bool: "?"}
 _HEADS = [struct.Struct("<3sB" + "".join(map(_FORMATS.__getitem__, get_type_hints(kind).values()))) for kind in KINDS]
-_REPORT = struct.Struct("<iidddQQi")
+_REPORT = struct.Struct("<iidddQQii")
+_ROW_COLUMNS = (np.dtype("<i8"), np.dtype("<f4"), np.dtype("?"))  # of RowLosses
+_ROW_BYTES = sum(dtype.itemsize for dtype in _ROW_COLUMNS)
+NO_ROWS = -1  # the number of rows of a report without their losses
 _OWN_ROUND = struct.Struct("<QI")
 _NO_PASSES = RowSums(0, 0, -1)  # stands for None on the wire
 
@@ -542,24 +547,48 @@ def num_frames(message: Message) -> int:
 
 
 def pack_report(report: StepMeasurements) -> bytes:
-    """Return a report as the body of a message."""
-    return _REPORT.pack(
+    """Return a report as the body of a message: its numbers, then ids, losses and hits of the rows, if it has them."""
+    rows = report.row_losses
+    head = _REPORT.pack(
         report.examples,
         report.correct,
         report.loss,
         report.seconds,
         report.read_s,
         *(report.seen or _NO_PASSES),
+        len(rows.ids) if rows else NO_ROWS,
     )
+    return head if rows is None else b"".join((head, *(column.tobytes() for column in rows)))
 
 
 def unpack_report(body: bytes | memoryview) -> StepMeasurements:
     """Parse a report. Raises MalformedMessageError."""
-    if len(body) != _REPORT.size:
+    report, end = _unpack_report_at(body, 0)
+    if end != len(body):
         raise MalformedMessageError(f"a report of {len(body)} bytes")
-    examples, correct, loss, seconds, read_s, *hashes = _REPORT.unpack(body)
+    return report
+
+
+def _unpack_report_at(body: bytes | memoryview, at: int) -> tuple[StepMeasurements, int]:
+    """Parse the report that begins at a byte, and return it with its end. Raises MalformedMessageError."""
+    begin = at + _REPORT.size
+    try:
+        examples, correct, loss, seconds, read_s, *hashes, rows = _REPORT.unpack_from(body, at)
+    except struct.error:
+        raise MalformedMessageError(f"a report in {len(body) - at} bytes") from None
     row_sums = RowSums(*hashes)
-    return StepMeasurements(examples, loss, correct, seconds, read_s, row_sums if row_sums.passes >= 0 else None)
+    report = StepMeasurements(examples, loss, correct, seconds, read_s, row_sums if row_sums.passes >= 0 else None)
+    if rows == NO_ROWS:
+        return report, begin
+    end = begin + rows * _ROW_BYTES
+    # Before any copy, because a stranger's number may be anything.
+    if rows != examples or rows < 0 or end > len(body):
+        raise MalformedMessageError(f"losses of {rows} rows in {len(body) - at} bytes")
+    columns: list[Any] = []
+    for dtype in _ROW_COLUMNS:
+        columns.append(np.frombuffer(body, dtype, rows, begin).copy())
+        begin += rows * dtype.itemsize
+    return report._replace(row_losses=RowLosses(*columns)), end
 
 
 def pack_reports(reports: Sequence[StepMeasurements]) -> bytes:
@@ -568,8 +597,13 @@ def pack_reports(reports: Sequence[StepMeasurements]) -> bytes:
 
 def unpack_reports(body: bytes | memoryview) -> tuple[StepMeasurements, ...]:
     """Parse reports. Raises MalformedMessageError."""
-    size = _REPORT.size
-    return tuple(unpack_report(body[start : start + size]) for start in range(0, len(body), size))
+    reports = []
+    at = 0
+    # One after the other, because their sizes differ.
+    while at < len(body):
+        report, at = _unpack_report_at(body, at)
+        reports.append(report)
+    return tuple(reports)
 
 
 def pack_rounds(rounds: Sequence[Round]) -> bytes:
@@ -578,11 +612,17 @@ def pack_rounds(rounds: Sequence[Round]) -> bytes:
 
 def unpack_rounds(body: bytes | memoryview, num_workers: int) -> list[Round]:
     """Parse rounds. Raises MalformedMessageError."""
-    size = 1 + num_workers * _REPORT.size
-    if len(body) % size:
-        raise MalformedMessageError(f"rounds of {len(body)} bytes")
-    starts = range(0, len(body), size)
-    return [Round(bool(body[start]), unpack_reports(body[start + 1 : start + size])) for start in starts]
+    rounds = []
+    at = 0
+    while at < len(body):
+        snapshot = bool(body[at])
+        at += 1
+        reports = []
+        for _ in range(num_workers):
+            report, at = _unpack_report_at(body, at)
+            reports.append(report)
+        rounds.append(Round(snapshot, tuple(reports)))
+    return rounds
 
 
 def pack_own_rounds(rounds: Sequence[OwnRound]) -> bytes:
@@ -604,9 +644,8 @@ def unpack_own_rounds(body: bytes | memoryview) -> list[OwnRound]:
             sent_bytes, count = _OWN_ROUND.unpack_from(body, at)
             at += _OWN_ROUND.size
             changed = struct.unpack_from(f"<{count}I", body, at)
-            at += 4 * count
-            rounds.append(OwnRound(sent_bytes, unpack_report(body[at : at + _REPORT.size]), changed))
-            at += _REPORT.size
+            report, at = _unpack_report_at(body, at + 4 * count)
+            rounds.append(OwnRound(sent_bytes, report, changed))
     except struct.error:
         raise MalformedMessageError(f"rounds of {len(body)} bytes") from None
     return rounds

@@ -44,7 +44,8 @@ def train(
         if rows and turn.missed_from is not None:
             rows = rows.with_missed(ends_of_passes(turn.missed_from, turn.clock))
         if outcome:
-            report = StepMeasurements(len(batch.labels), *outcome, seconds, read_s, rows)
+            row_losses = draw.row_losses(step.row_outcomes)
+            report = StepMeasurements(len(batch.labels), *outcome, seconds, read_s, rows, row_losses)
         else:  # cancelled between two micro-batches: no example counts
             report = StepMeasurements(0, 0.0, 0, seconds, read_s, rows)
         turn = _next(client, turn, report, is_cancelled=outcome is None)

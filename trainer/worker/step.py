@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from trainer.data.batches import Batch
 from trainer.models.build import NetworkAndTask
 from trainer.models.devices import compute_reproducibly
 from trainer.models.flat_vector import ALIGNMENT, FlatModel
+from trainer.models.tasks import hits
 from trainer.watchdog import kick
 
 
@@ -59,6 +60,10 @@ class Step:
             The pushed statistics have the form that ParameterSlice expects for ``num_workers`` workers.
         device: where the model computes.
         num_workers: workers of the run.
+
+    Attributes:
+        row_outcomes: loss and hit of each example of the last mini-batch, float32 [B] and bool [B], if the run keeps
+            them.
     """
 
     def __init__(
@@ -84,6 +89,8 @@ class Step:
         self.values = self.copies.values if self.copies else self.pulled
         self.gradients = self.copies.gradients if self.copies else self.pushed
         self.flat.attach(self.values, self.gradients[: self.flat.buffers_begin])
+        self.row_outcomes: tuple[np.ndarray, np.ndarray] | None = None
+        self._outcomes: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the micro-batches so far
 
     def __call__(
         self, batch: Batch, dropout_seed: int, poll_cancelled: Callable[[], bool] = lambda: False
@@ -102,7 +109,10 @@ class Step:
         # BatchNorm updates ``running`` in the forward pass; "changes" pushes the new statistics minus the old ones.
         if self.pushes_changes:
             statistics -= running
+        self._outcomes = []
         outcome = self._backward(batch, poll_cancelled) if len(batch.labels) else (0.0, 0)
+        if self.config.run.example_ledger:
+            self.row_outcomes = _joined(self._outcomes)
         statistics += running
         if self.copies:
             self.copies.store(self.pushed)
@@ -133,6 +143,10 @@ class Step:
         kick()
         outputs = self.model(images)
         loss = self.task.loss(outputs, labels)
+        # Beside the loss, whose gradient has the same bits whether the losses of examples are kept or not.
+        if self.config.run.example_ledger:
+            with torch.no_grad():
+                self._outcomes.append((self.task.losses(outputs, labels), hits(self.task, outputs, labels)))
         if share != 1.0:
             loss = loss * share
         loss.backward()  # type: ignore[no-untyped-call]
@@ -145,6 +159,14 @@ class Step:
         torch.default_generator.manual_seed(seed)
         if self.values.is_cuda:
             torch.cuda.manual_seed_all(seed)
+
+
+def _joined(outcomes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the losses and hits of a mini-batch, from those of its micro-batches."""
+    if not outcomes:
+        return np.empty(0, np.float32), np.empty(0, np.bool_)
+    losses, are_correct = (torch.cat(column) for column in zip(*outcomes, strict=True))
+    return losses.cpu().numpy(), are_correct.cpu().numpy()
 
 
 def step_seed(seed: int, worker: int, clock: int) -> int:

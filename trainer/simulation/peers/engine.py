@@ -31,6 +31,7 @@ from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
+from trainer.runlog.example_ledger import begin_ledger
 from trainer.runlog.journal import Journal
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.engine import KEEP_S, SCRIPTED, begin_at
@@ -307,12 +308,12 @@ class PeerEngine:
         values: the present model, or its average with the neighbours' models."""
         peer = self.peers[worker]
         round = self.progress.members[worker].clock
-        vector, examples, loss, correct, rows = self.compute.step(worker, round, [peer.replica.values])
+        result = self.compute.step(worker, round, [peer.replica.values])
         peer.replica.values = values
-        weight = examples / self.usual_batch if self.usual_batch else 1.0
+        weight = result.examples / self.usual_batch if self.usual_batch else 1.0
         with np.errstate(over="ignore", invalid="ignore"):  # a model that is not finite ends the run
-            peer.replica.apply([vector], replica_rate(self.config, self.facts, round), [weight])
-        self._measured[worker] = StepMeasurements(examples, loss, correct, peer.step_end - peer.step_start, seen=rows)
+            peer.replica.apply([result.vector], replica_rate(self.config, self.facts, round), [weight])
+        self._measured[worker] = result.measurements(peer.step_end - peer.step_start)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -478,7 +479,13 @@ class PeerEngine:
         facts = self.facts
         before = times.seconds
         self.journal = Journal(
-            self.root, self.progress, self.generation, before, facts.fingerprint, classifies=facts.classifies
+            self.root,
+            self.progress,
+            self.generation,
+            before,
+            facts.fingerprint,
+            classifies=facts.classifies,
+            ledger=begin_ledger(self.config, self.root, self.generation, version),
         )
         self.journal.seconds(self.now)  # the training time runs from here
 
@@ -565,6 +572,8 @@ class PeerEngine:
                 continue
             # Before the checkpoint, so that the log of a run that resumes from it has all earlier pushes.
             self.journal.write_pushes()
+            if self.journal.ledger:
+                self.journal.ledger.write(version)
             was_written = self.checkpoints.complete(
                 self.progress, origin=self.origin, now=self.now, sent_bytes=self.sent_bytes
             )

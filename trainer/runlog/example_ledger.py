@@ -1,0 +1,117 @@
+"""The example ledger of a run: the loss of every trained example, in Parquet files that end at checkpoints.
+
+  RUN/examples/00000120-1790000000000000.parquet   (id int64, epoch int32, loss float32, correct bool)
+
+A file has the examples of the gradients that were accepted up to version 120 and are in no earlier file, in the order of
+the log. It is written before the checkpoint of that version is complete. A roll-back deletes the files of later versions.
+Up to any complete checkpoint, the ledger therefore has every example of the run exactly once, whatever was killed."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from trainer.config import Config
+from trainer.coordination.orders import Record, RowLosses
+from trainer.home.place import Place, entries, make, write_whole
+from trainer.run_files import EXAMPLES
+
+SCHEMA = pa.schema([("id", pa.int64()), ("epoch", pa.int32()), ("loss", pa.float32()), ("correct", pa.bool_())])
+_NAME = re.compile(r"(\d{8,})-\d+\.parquet")
+
+
+class LedgerEntry(NamedTuple):
+    """The examples of an accepted gradient.
+
+    Attributes:
+        version: the version whose update applies it.
+        epoch: number of the global epoch of that update, from 1.
+        rows: ids, losses and hits.
+    """
+
+    version: int
+    epoch: int
+    rows: RowLosses
+
+
+class ExampleLedger:
+    """The example ledger of one generation. The owner's thread adds entries, a thread in the background writes them.
+
+    Args:
+        folder: RUN/examples.
+        generation: the number of this generation.
+    """
+
+    def __init__(self, folder: Place, generation: int) -> None:
+        self.folder = folder
+        self.generation = generation
+        self._entries: list[LedgerEntry] = []  # that are in no file, by version
+        self._is_void = False
+        self._lock = threading.Lock()
+
+    def add(self, records: Iterable[Record], epoch: float) -> None:
+        """Take over the examples of accepted gradients. epoch: global epochs after their update."""
+        number = math.ceil(epoch)
+        entries = [
+            LedgerEntry(record.version, number, record.measured.row_losses)
+            for record in records
+            if record.accepted and record.measured.row_losses is not None
+        ]
+        with self._lock:
+            self._entries += entries
+
+    def write(self, version: int) -> None:
+        """Write the entries up to a version that are in no file yet, before its checkpoint is complete. Raises OSError.
+
+        No-op without entries, and after ``discard``."""
+        with self._lock:
+            entries = [entry for entry in self._entries if entry.version <= version]
+            if self._is_void or not entries:
+                return
+            make(self.folder)
+            write_whole(self.folder / f"{version:08d}-{self.generation}.parquet", to_parquet(entries))
+            self._entries = self._entries[len(entries) :]
+
+    def discard(self) -> None:
+        """Write nothing from now on, because the run rolls back. Waits until a write that is under way is done."""
+        with self._lock:
+            self._is_void = True
+
+
+def to_parquet(entries: Iterable[LedgerEntry]) -> bytes:
+    """Return entries as the content of a Parquet file."""
+    ids, losses, hits = (np.concatenate(column) for column in zip(*(entry.rows for entry in entries), strict=True))
+    epochs = np.concatenate([np.full(len(entry.rows.ids), entry.epoch, np.int32) for entry in entries])
+    sink = pa.BufferOutputStream()
+    # Neither ids in random order nor losses become smaller by a dictionary, which costs most of the time.
+    pq.write_table(pa.table([ids, epochs, losses, hits], schema=SCHEMA), sink, use_dictionary=["epoch"])
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def begin_ledger(config: Config, home: Place, generation: int, version: int) -> ExampleLedger | None:
+    """Return the ledger of a generation that begins at a checkpoint; None if the run keeps none. Raises OSError.
+
+    The files of later versions are deleted, because the run has rolled back.
+
+    Args:
+        config: the run.
+        home: the run's folder.
+        generation: number of the generation.
+        version: of the checkpoint.
+    """
+    if not config.run.example_ledger:
+        return None
+    folder = home / EXAMPLES
+    for entry in entries(folder):
+        match = _NAME.fullmatch(entry.name)
+        if match and int(match[1]) > version:
+            (folder / entry.name).unlink(missing_ok=True)
+    return ExampleLedger(folder, generation)
