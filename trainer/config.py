@@ -26,6 +26,7 @@ from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 from trainer.sampling import SAMPLERS, Sampler
+from trainer.sampling.base import TableSampler
 from trainer.sampling.shuffle import ShuffleSampler
 
 FRESH_MOMENTUM = 0.9
@@ -314,6 +315,11 @@ class Config:
         if self.optimiser.tolerance and self.processes.servers > 1:
             raise UsageError(
                 f"--tolerance needs the whole model on a single server: give --servers 1, not {self.processes.servers}"
+            )
+        # The table is merged like BatchNorm's statistics, of which the last worker's would replace all others'.
+        if isinstance(self.sampler, TableSampler) and self.optimiser.batch_norm == "last":
+            raise UsageError(
+                f"--sampling {self.sampler.name} learns from all workers, and --batch-norm last keeps one's: leave it out"
             )
 
     def stage_configs(self) -> tuple[Config, ...]:

@@ -215,7 +215,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
     rules = [("learning rate", _rates(plan)), ("momentum", _momentum(plan))]
     if plan.stages:
         rules = [(f"stage {number}", text) for number, text in enumerate(plan.stages, 1)]
-    statistics = f" and {plan.num_buffers:,} BatchNorm statistics" if plan.num_buffers else ""
+    statistics = f" and {plan.num_buffers:,} running statistics" if plan.num_buffers else ""
     return [
         ("model", f"{plan.model}: {plan.num_parameters:,} parameters{statistics}"),
         ("mini-batch", _batches(plan)),

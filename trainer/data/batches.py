@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +13,13 @@ from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
 from trainer.config import Config
 from trainer.data.augment import Floats, augment, normalise
+from trainer.data.deal import dealt_sizes
 from trainer.data.example_table import values_of
 from trainer.data.follow import Following
 from trainer.data.holdout import trained_places
-from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler
+from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler
 from trainer.data.shards import Rows, Shards
-from trainer.sampling.base import Population
+from trainer.sampling.base import Population, TableSampler
 
 
 class Batch(NamedTuple):
@@ -73,10 +75,10 @@ class Batches:
         self.worker = worker
         self.augment = augment
 
-    def make(self, clock: int) -> MiniBatch:
-        """Return the mini-batch at a clock, the number of the worker's step."""
+    def make(self, clock: int, table: Floats | None = None) -> MiniBatch:
+        """Return the mini-batch at a clock, the number of the worker's step. table: see RowSampler."""
         start = time.perf_counter()
-        draw = self.sampler.draw(clock)
+        draw = self.sampler.draw(clock, table)
         rng = generator(self.seed, Purpose.AUGMENTATION, self.worker, clock) if self.augment else None
         return MiniBatch(make_batch(draw, self.mean, rng), draw, time.perf_counter() - start)
 
@@ -111,9 +113,13 @@ def build_sampler(
     if follow:
         return FollowSampler(follow, batch_size, seed=seed, worker=worker)
     places = trained_places(rows.ids, config, worker)
-    return FixedSampler(
-        rows, config.sampler.stream(_population(config, shards, rows, places, batch_size, worker)), places
-    )
+    population = _population(config, shards, rows, places, batch_size, worker)
+    if not isinstance(config.sampler, TableSampler):
+        return FixedSampler(rows, config.sampler.stream(population), places)
+    first = sum(dealt_sizes(shards, num_workers)[:worker])
+    population = replace(population, numbers=first + (np.arange(len(rows)) if places is None else places))
+    keys = config.sampler.keys(population)
+    return TableRowSampler(rows, config.sampler.table_stream(population), keys, places)
 
 
 def _population(

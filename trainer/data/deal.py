@@ -40,6 +40,15 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
     return rows_by_worker
 
 
+def dealt_sizes(shards: Shards, num_workers: int) -> list[int]:
+    """Return the number of rows that ``deal`` gives to each of N workers. Reads no row."""
+    sizes = [shards.worker_rows(shard) for shard in range(shards.num_workers)]
+    if num_workers < len(sizes):
+        return [sum(sizes[worker::num_workers]) for worker in range(num_workers)]
+    turns = [divmod(worker, len(sizes)) for worker in range(num_workers)]
+    return [len(range(turn, sizes[shard], len(range(shard, num_workers, len(sizes))))) for turn, shard in turns]
+
+
 def _part(rows: Rows, span: slice) -> Rows:
     return Rows(rows.images_NCHW[span], rows.labels[span], rows.ids[span], rows.hashes[span], rows.neighbourhoods[span])
 

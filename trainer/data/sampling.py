@@ -14,7 +14,7 @@ from trainer.coordination.passes import RowSums
 from trainer.data.augment import Floats
 from trainer.data.follow import Following
 from trainer.data.shards import Rows
-from trainer.sampling.base import SelectionStream
+from trainer.sampling.base import SelectionStream, TableStream
 from trainer.sampling.orders import permutation
 
 Hits: TypeAlias = npt.NDArray[np.bool_]
@@ -28,12 +28,16 @@ class Draw(NamedTuple):
         places: the positions of the mini-batch's rows among them, int64 [B], or the slice of all.
         passes: ends of passes in the mini-batch; None if the sampler does not make passes over the same rows.
         next_pass_rows: number of places after the last of these ends, which belong to the next pass.
+        weights: factors of the rows' losses, float32 [B]; None for the factor 1.
+        keys: entries of the rows in the sampler's loss table, int64 [B]; None without a table.
     """
 
     rows: Rows
     places: Ints | slice
     passes: int | None = None
     next_pass_rows: int = 0
+    weights: Floats | None = None
+    keys: Ints | None = None
 
     def seen(self) -> RowSums | None:
         """Return the hash sums of the mini-batch. O(B). None if rows are not hashed, or passes are not known."""
@@ -48,10 +52,18 @@ class Draw(NamedTuple):
 
 
 class RowSampler(Protocol):
-    """Draws the mini-batches of one worker."""
+    """Draws the mini-batches of one worker.
 
-    def draw(self, clock: int) -> Draw:
-        """Return the mini-batch at a clock. Clocks may come in any order, and from any one thread."""
+    Attributes:
+        reads_table: whether draws need a loss table, so that no mini-batch can be drawn ahead.
+    """
+
+    reads_table: bool
+
+    def draw(self, clock: int, table: Floats | None = None) -> Draw:
+        """Return the mini-batch at a clock. Clocks may come in any order, and from any one thread.
+
+        table: the loss table of the parameters with which the gradient is computed."""
         ...
 
 
@@ -64,15 +76,42 @@ class FixedSampler:
         places: positions of the rows that may be drawn, int64; None for all.
     """
 
+    reads_table = False
+
     def __init__(self, rows: Rows, stream: SelectionStream, places: Ints | None = None) -> None:
         self.rows = rows
         self.stream = stream
         self.places = places
 
-    def draw(self, clock: int) -> Draw:
+    def draw(self, clock: int, table: Floats | None = None) -> Draw:
         selection = self.stream(clock)
         places = selection.places if self.places is None else self.places[selection.places]
-        return Draw(self.rows, places, selection.passes, selection.next_pass_rows)
+        return Draw(self.rows, places, selection.passes, selection.next_pass_rows, selection.weights)
+
+
+class TableRowSampler:
+    """Draws from rows that do not change, by a loss table.
+
+    Args:
+        rows: the worker's rows.
+        stream: selects from the rows at ``places``.
+        keys: entries of the rows at ``places`` in the table, int64.
+        places: positions of the rows that may be drawn, int64; None for all.
+    """
+
+    reads_table = True
+
+    def __init__(self, rows: Rows, stream: TableStream, keys: Ints, places: Ints | None = None) -> None:
+        self.rows = rows
+        self.stream = stream
+        self.keys = keys
+        self.places = places
+
+    def draw(self, clock: int, table: Floats | None = None) -> Draw:
+        assert table is not None, "every caller has the parameters"
+        selection = self.stream(clock, table)
+        places = selection.places if self.places is None else self.places[selection.places]
+        return Draw(self.rows, places, weights=selection.weights, keys=self.keys[selection.places])
 
 
 class FollowSampler:
@@ -85,11 +124,13 @@ class FollowSampler:
         worker: number of the worker.
     """
 
+    reads_table = False
+
     def __init__(self, follow: Following, batch_size: int, *, seed: int, worker: int) -> None:
         self.follow = follow
         self.batch_size = batch_size
         self._order = lru_cache(maxsize=2)(lambda rows, turn: permutation(rows, seed, worker, turn))
 
-    def draw(self, clock: int) -> Draw:
+    def draw(self, clock: int, table: Floats | None = None) -> Draw:
         rows, places = self.follow.chosen(self.batch_size, clock, self._order)
         return Draw(rows, places)

@@ -28,6 +28,7 @@ from trainer.config import Config
 from trainer.coordination.switch_rule import has_relative_change, mean_change, switches_now
 from trainer.data.batches import Batch
 from trainer.data.holdout import is_held_out, load_held_out
+from trainer.data.network import TABLE, build_network
 from trainer.data.shards import Rows, Shards, load_eval, open_pinned
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, one_thread, recalibrate, sample_rows
@@ -35,7 +36,6 @@ from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.home.folders import Folders
 from trainer.home.place import write_whole
 from trainer.home.segments import copy
-from trainer.models.build import build
 from trainer.models.devices import EVALUATOR, compute_reproducibly, pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.metadata import ModelMetadata
@@ -116,7 +116,7 @@ class Evaluator:
         self.home = folders.home
         self.work = folders.work
         self.root = folders.checkpoints
-        built_model = build(config.model, shards.inputs, config.model_seed)
+        built_model = build_network(config, shards)
         self.flat = FlatModel(built_model.model)
         self.task = built_model.task
         self.mean = shards.mean
@@ -310,7 +310,9 @@ class Evaluator:
             name: BEST or MODEL.
             state: the checkpoint of the model.
         """
-        data = save(self.flat.named(self.flat.read()), metadata=self.metadata.to_header())
+        tensors = self.flat.named(self.flat.read())
+        tensors.pop(TABLE, None)  # of the sampler, and no part of the model
+        data = save(tensors, metadata=self.metadata.to_header())
         write_whole(self.home / name, data)
         if name == BEST:
             write_whole(self.home / BEST_OF, best_of(state, data))

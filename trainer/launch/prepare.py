@@ -15,12 +15,13 @@ from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table
 from trainer.data.holdout import trained_fingerprint
+from trainer.data.network import build_network
 from trainer.data.shards import Shards, open_pinned
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import linked_pairs, plan_to_json
 from trainer.home.place import Place
 from trainer.leader.peer_checkpoints import PLAN, plan_of
-from trainer.models.build import NetworkAndTask, build
+from trainer.models.build import NetworkAndTask
 from trainer.models.devices import pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.normalisation import normalises
@@ -43,7 +44,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
         answer: the connection to which the facts are sent.
     """
     shards = open_pinned(config.data)
-    network = build(config.model, shards.inputs, config.model_seed)
+    network = build_network(config, shards)
     if computes:
         pick_device(config.processes.device, 0)
     check_normalisation(config, network, shards)

@@ -111,6 +111,16 @@ class FlatModel:
             squares += weights.dot(weights)
         return 0.5 * coefficient * squares
 
+    def slot(self, name: str) -> TensorRange | None:
+        """Return the place of a tensor in the attached vector; None if the model has no such tensor."""
+        return next((slot for slot in self.slots if slot.name == name), None)
+
+    def packed_range(self, name: str) -> slice:
+        """Return the range of a tensor in the vector of P + Q elements without gaps."""
+        sizes = [slot.end - slot.begin for slot in self.slots]
+        index = next(index for index, slot in enumerate(self.slots) if slot.name == name)
+        return slice(sum(sizes[:index]), sum(sizes[: index + 1]))
+
     def positions(self) -> Tensor:
         """Return the place in the attached vector of each of the P + Q elements without gaps, int64 [P + Q]."""
         return torch.cat([torch.arange(slot.begin, slot.end) for slot in self.slots])

@@ -7,12 +7,21 @@ from trainer.sampling.balanced import BalancedSampler
 from trainer.sampling.base import Sampler
 from trainer.sampling.bernoulli import BernoulliSampler
 from trainer.sampling.curriculum import CurriculumSampler
+from trainer.sampling.data_aware import DataAwareSampler
+from trainer.sampling.recency import RecencySampler
 from trainer.sampling.representative import RepresentativeSampler
 from trainer.sampling.shuffle import ShuffleSampler
 from trainer.sampling.weighted import WeightedSampler
 
 SAMPLERS: dict[str, type[Sampler]] = registry(
-    ShuffleSampler, BernoulliSampler, BalancedSampler, RepresentativeSampler, WeightedSampler, CurriculumSampler
+    ShuffleSampler,
+    BernoulliSampler,
+    BalancedSampler,
+    RepresentativeSampler,
+    WeightedSampler,
+    CurriculumSampler,
+    RecencySampler,
+    DataAwareSampler,
 )
 
 __all__ = ["SAMPLERS", "Sampler"]

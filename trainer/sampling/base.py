@@ -33,6 +33,7 @@ class Population:
         epoch_steps: mini-batches per worker and epoch.
         seed: of the run.
         worker: number of the worker.
+        numbers: int64 [N], numbers of the rows among the rows of all workers; None for samplers without a loss table.
     """
 
     labels: npt.NDArray[np.int64 | np.float32]
@@ -43,6 +44,7 @@ class Population:
     epoch_steps: int
     seed: int
     worker: int
+    numbers: Ints | None = None
 
     def __post_init__(self) -> None:
         if not len(self) or self.batch_size < 1:
@@ -66,15 +68,20 @@ class Selection(NamedTuple):
         places: their positions in the population, int64 [B], or the slice of all.
         passes: ends of passes in the mini-batch; None if the sampler does not make passes over all rows.
         next_pass_rows: number of places after the last of these ends, which belong to the next pass.
+        weights: factors of the rows' losses, float32 [B]; None for the factor 1.
     """
 
     places: Ints | slice
     passes: int | None = None
     next_pass_rows: int = 0
+    weights: npt.NDArray[np.float32] | None = None
 
 
 # The selection at a clock. Clocks may come in any order, and from any one thread.
 SelectionStream: TypeAlias = Callable[[int], Selection]
+LossTable: TypeAlias = npt.NDArray[np.float32]
+# The selection at a clock, by the loss table of the parameters with which the gradient will be computed.
+TableStream: TypeAlias = Callable[[int, LossTable], Selection]
 
 
 @dataclass(frozen=True)
@@ -123,6 +130,76 @@ class Sampler(Spec):
                 "--group-by neighbourhood: the shard set has none; make it with spark-submit jobs/distribution_aware.py,"
                 " or give --group-by class"
             )
+
+
+class SetSizes(NamedTuple):
+    """The sizes of a shard set that loss tables depend on.
+
+    Attributes:
+        rows: rows of all workers, copies included.
+        classes: number of classes.
+        neighbourhoods: number of neighbourhoods, 0 if there are none.
+    """
+
+    rows: int
+    classes: int
+    neighbourhoods: int
+
+
+@dataclass(frozen=True)
+class TableSampler(Sampler):
+    """The base class of samplers that read a loss table: numbers that all workers of a run learn together.
+
+    The table is a part of the flat vector, behind the parameters, and is pulled, pushed, merged and checkpointed like the
+    running statistics of BatchNorm. A selection is a function of (seed, worker, clock, table), so that a resumed run or a
+    replay draws the same mini-batches, under every protocol and exchange. A mini-batch cannot be made ahead.
+
+    Attributes:
+        first_value: the value of an entry before its first update.
+        has_owners: whether only one worker updates an entry. Its updates are then whole ones, and otherwise the n workers
+            together move an entry like one process.
+    """
+
+    first_value: ClassVar[float]
+    has_owners: ClassVar[bool] = False
+
+    def stream(self, population: Population) -> SelectionStream:
+        raise AssertionError("it reads a table")
+
+    @abstractmethod
+    def table_stream(self, population: Population) -> TableStream:
+        """Return the selections of a worker."""
+
+    @abstractmethod
+    def length(self, sizes: SetSizes) -> int:
+        """Return the number of entries of the table."""
+
+    @abstractmethod
+    def keys(self, population: Population) -> Ints:
+        """Return the entry of each row in the table, int64 [N]."""
+
+    @abstractmethod
+    def targets(
+        self, table: LossTable, keys: Ints, losses: LossTable, hits: npt.NDArray[np.bool_]
+    ) -> tuple[Ints, LossTable]:
+        """Return the entries that a mini-batch changes, each once, and their values after it.
+
+        Args:
+            table: the table before it.
+            keys: entry of each of its examples, int64 [B].
+            losses: of its examples, float32 [B].
+            hits: whether their predictions are correct, bool [B].
+        """
+
+    def updated(
+        self, table: LossTable, keys: Ints, losses: LossTable, hits: npt.NDArray[np.bool_], shares: int
+    ) -> LossTable:
+        """Return the table after a mini-batch. shares: the divisor of its change, when servers merge it."""
+        changed, values = self.targets(table, keys, losses, hits)
+        factor = np.float32(shares if self.has_owners else 1)
+        result = table.copy()
+        result[changed] += factor * (values - table[changed])
+        return result
 
 
 def group_by_option() -> GroupBy:

@@ -122,7 +122,7 @@ class RealCompute(Compute):
         from trainer.data.batches import build_batches
         from trainer.data.deal import deal
         from trainer.data.holdout import trained_fingerprint
-        from trainer.models.build import build
+        from trainer.data.network import build_network
         from trainer.models.devices import pick_device
         from trainer.models.flat_vector import FlatModel
         from trainer.worker.step import Step
@@ -131,7 +131,7 @@ class RealCompute(Compute):
         # Before any computation: the number of threads changes how sums are rounded.
         self.set_threads(config.processes.threads or 1)
         shards = context.shards
-        network = build(config.model, shards.inputs, config.model_seed)
+        network = build_network(config, shards)
         flat = FlatModel(network.model)
         self.config = config
         self._start = flat.read()
@@ -160,15 +160,16 @@ class RealCompute(Compute):
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
         from trainer.worker.step import step_seed
 
-        batch, draw, _ = self.batches[worker].make(clock)
         np.concatenate(parameters, out=self.pulled)
-        outcome = self.model_step(batch, step_seed(self.config.run.seed, worker, clock))
+        batch, draw, _ = self.batches[worker].make(clock, self.model_step.read_table())
+        outcome = self.model_step(batch, step_seed(self.config.run.seed, worker, clock), draw=draw)
         assert outcome, "nobody cancels it"
         row_losses = draw.row_losses(self.model_step.row_outcomes)
         return MiniBatchResult(self.pushed.copy(), len(batch.labels), *outcome, draw.seen(), row_losses)
 
     def seen(self, worker: int, clock: int) -> RowSums | None:
-        return self.batches[worker].sampler.draw(clock).seen()
+        sampler = self.batches[worker].sampler
+        return None if sampler.reads_table else sampler.draw(clock).seen()
 
 
 COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {

@@ -14,6 +14,7 @@ from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
+from trainer.data.network import build_network
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
@@ -21,7 +22,6 @@ from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import check_evaluation, check_normalisation, check_sampler, ensure_checkpoint
 from trainer.launch.supervisor import RunInterruptedError
 from trainer.leader.peer_checkpoints import describe_memory
-from trainer.models.build import build
 from trainer.models.devices import pick_device
 from trainer.options import Options
 from trainer.plan import check_shares, describe, plan
@@ -90,7 +90,7 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     config = context.config
     shards = context.shards
     pick_device(config.processes.device, 0)
-    network = build(config.model, shards.inputs, config.model_seed)
+    network = build_network(config, shards)
     check_normalisation(config, network, shards, num_workers)
     check_evaluation(config, shards)
     check_sampler(config, shards, targets=network.targets)

@@ -5,18 +5,43 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from trainer.coordination.orders import StepMeasurements
-from trainer.data.batches import MiniBatch
-from trainer.data.prefetch import Prefetch
+from trainer.data.batches import Batches, MiniBatch
 from trainer.watchdog import kick
 from trainer.worker.clients.base import Client, MustRejoin, Turn
 from trainer.worker.step import Step, step_seed
 
 
+class MiniBatchSource(Protocol):
+    """The mini-batches of a worker, as Prefetch and TableBatches have them."""
+
+    def get(self, clock: int) -> MiniBatch:
+        """Return the mini-batch at a clock."""
+        ...
+
+
+class TableBatches:
+    """Mini-batches that are drawn by the loss table of the newest parameters, so that none is made ahead.
+
+    Args:
+        batches: makes them.
+        step: has the parameters.
+    """
+
+    def __init__(self, batches: Batches, step: Step) -> None:
+        self.batches = batches
+        self.step = step
+
+    def get(self, clock: int) -> MiniBatch:
+        """Return the mini-batch at a clock."""
+        return self.batches.make(clock, self.step.read_table())
+
+
 def train(
     client: Client,
-    mini_batches: Prefetch[MiniBatch],
+    mini_batches: MiniBatchSource,
     step: Step,
     seed: int,
     worker: int,
@@ -37,7 +62,7 @@ def train(
         kick()
         start = time.monotonic()
         batch, draw, read_s = mini_batches.get(turn.clock)
-        outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.poll_cancelled, turn))
+        outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.poll_cancelled, turn), draw)
         seconds = time.monotonic() - start
         rows = draw.seen()
         # Later passes would seem to lack rows if the log did not know of the ends that this worker missed.

@@ -10,17 +10,18 @@ from pathlib import Path
 import torch
 
 from trainer.config import Config, RunFacts
-from trainer.data.batches import MiniBatch, build_batches
+from trainer.data.batches import build_batches
+from trainer.data.network import build_network
 from trainer.data.prefetch import Prefetch
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned
 from trainer.home.folders import Folders
-from trainer.models.build import NetworkAndTask, build
+from trainer.models.build import NetworkAndTask
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
 from trainer.transport.sockets import Secret
 from trainer.worker.clients.base import Client, StageSwitch
 from trainer.worker.follow import follow
-from trainer.worker.loop import train
+from trainer.worker.loop import MiniBatchSource, TableBatches, train
 from trainer.worker.step import Step
 
 
@@ -47,7 +48,7 @@ def main(
     """
     torch.set_num_threads(threads)
     shards = open_pinned(config.data, num_workers=facts.num_workers)
-    network = build(config.model, shards.inputs, config.model_seed)
+    network = build_network(config, shards)
     rows = _load(folders.work, shards, worker, network)
     device = pick_device(config.processes.device, place)
     if device.type == "cuda":
@@ -72,14 +73,15 @@ def main(
             client: Client = module.open_client(config, facts, worker, addresses, secret, folders)
             # After the client, because the model computes in the client's vectors. The model of an earlier stage
             # computes in vectors that are gone.
-            network = network if number == 0 else build(config.model, shards.inputs, config.model_seed)
+            network = network if number == 0 else build_network(config, shards)
             step = Step(stage, network, client.pulled, client.pushed, device, facts.num_workers)
-            number = _train_stage(client, mini_batches, step, config.run.seed, worker, batches.ends_of_passes)
+            source = TableBatches(batches, step) if batches.sampler.reads_table else mini_batches
+            number = _train_stage(client, source, step, config.run.seed, worker, batches.ends_of_passes)
 
 
 def _train_stage(
     client: Client,
-    mini_batches: Prefetch[MiniBatch],
+    mini_batches: MiniBatchSource,
     step: Step,
     seed: int,
     worker: int,

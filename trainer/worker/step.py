@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.batches import Batch
+from trainer.data.network import TABLE
+from trainer.data.sampling import Draw
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.models.build import NetworkAndTask
 from trainer.models.devices import compute_reproducibly
 from trainer.models.flat_vector import ALIGNMENT, FlatModel
 from trainer.models.tasks import hits
+from trainer.sampling.base import TableSampler
 from trainer.watchdog import kick
 
 
@@ -91,15 +96,36 @@ class Step:
         self.flat.attach(self.values, self.gradients[: self.flat.buffers_begin])
         self.row_outcomes: tuple[np.ndarray, np.ndarray] | None = None
         self._outcomes: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the micro-batches so far
+        self._table = self.flat.slot(TABLE)  # of the sampler
+        self._keeps_outcomes = config.run.example_ledger or self._table is not None
+        # Servers divide the sum of pushed changes by the number of workers. Neighbours merge no statistics.
+        has_servers = not isinstance(config.exchange, NeighbourExchange)
+        self._merged_shares = num_workers if self.pushes_changes and has_servers else 1
+
+    def read_table(self) -> np.ndarray | None:
+        """Return a copy of the sampler's loss table in ``pulled``, float32; None without a table."""
+        return self.pulled[self.flat.packed_range(TABLE)].numpy().copy() if self._table else None
 
     def __call__(
-        self, batch: Batch, dropout_seed: int, poll_cancelled: Callable[[], bool] = lambda: False
+        self,
+        batch: Batch,
+        dropout_seed: int,
+        poll_cancelled: Callable[[], bool] = lambda: False,
+        draw: Draw | None = None,
     ) -> tuple[float, int] | None:
         """Compute a gradient and return (mean loss with the L2 term, correct predictions), or None if it was cancelled.
 
         Gradient and statistics are left in ``pushed``. For an empty mini-batch, which Bernoulli sampling can draw, both
         results and the gradient are 0, and the statistics do not change. If the protocol divides a step into
-        micro-batches, their gradients are summed, and poll_cancelled is called between them."""
+        micro-batches, their gradients are summed, and poll_cancelled is called between them.
+
+        Args:
+            batch: the mini-batch.
+            dropout_seed: seeds the dropout.
+            poll_cancelled: whether the gradient would be refused.
+            draw: the rows of the mini-batch, for the factors of their losses and their entries in the loss table
+                (default: no factors, no entries).
+        """
         self._seed(dropout_seed)
         if self.copies:
             self.copies.load(self.pulled)
@@ -110,47 +136,74 @@ class Step:
         if self.pushes_changes:
             statistics -= running
         self._outcomes = []
-        outcome = self._backward(batch, poll_cancelled) if len(batch.labels) else (0.0, 0)
-        if self.config.run.example_ledger:
-            self.row_outcomes = _joined(self._outcomes)
+        weights = torch.from_numpy(draw.weights) if draw and draw.weights is not None else None
+        outcome = self._backward(batch, poll_cancelled, weights) if len(batch.labels) else (0.0, 0)
+        outcomes = _joined(self._outcomes) if self._keeps_outcomes else None
+        self.row_outcomes = outcomes if self.config.run.example_ledger else None
+        if outcome and outcomes and draw and draw.keys is not None:
+            self._learn_table(draw.keys, *outcomes)
         statistics += running
         if self.copies:
             self.copies.store(self.pushed)
         return outcome
 
-    def _backward(self, batch: Batch, poll_cancelled: Callable[[], bool]) -> tuple[float, int] | None:
+    def _learn_table(self, keys: Ints, losses: np.ndarray, are_correct: np.ndarray) -> None:
+        """Update the loss table by the examples of a mini-batch, where BatchNorm's statistics have their new values."""
+        sampler = self.config.sampler
+        assert self._table
+        assert isinstance(sampler, TableSampler)
+        table = self._table.view(self.values)
+        updated = sampler.updated(table.cpu().numpy(), keys, losses, are_correct, self._merged_shares)
+        table.copy_(torch.from_numpy(updated))
+
+    def _backward(
+        self, batch: Batch, poll_cancelled: Callable[[], bool], weights: torch.Tensor | None
+    ) -> tuple[float, int] | None:
         """Add the gradient of a mini-batch with at least one example to ``gradients``, micro-batch by micro-batch.
 
-        Returns (mean loss with the L2 term, correct predictions), or None if the step was cancelled."""
+        Returns (mean loss with the L2 term, correct predictions), or None if the step was cancelled.
+
+        Args:
+            batch: the mini-batch.
+            poll_cancelled: whether the gradient would be refused.
+            weights: factors of the losses, float32 [B]; None for the factor 1.
+        """
         images = batch.images_BCHW.to(self.values.device)
         labels = batch.labels.to(self.values.device)
+        weights = None if weights is None else weights.to(self.values.device)
         parts = min(self.config.protocol.parts_of_a_step(), len(labels))
-        loss, correct = self._gradient(images, labels) if parts == 1 else (torch.zeros(()), torch.zeros(()))
+        loss, correct = self._gradient(images, labels, weights) if parts == 1 else (torch.zeros(()), torch.zeros(()))
         # Between two micro-batches the worker can give up a step whose gradient would be refused.
         for part in range(parts if parts > 1 else 0):
             if part and poll_cancelled():
                 return None
             span = slice(len(labels) * part // parts, len(labels) * (part + 1) // parts)
             # Weighted by examples, because parts may differ by one: the sum is the gradient of the whole mini-batch.
-            share = self._gradient(images[span], labels[span], (span.stop - span.start) / len(labels))
+            part_weights = None if weights is None else weights[span]
+            share = self._gradient(images[span], labels[span], part_weights, (span.stop - span.start) / len(labels))
             loss = loss + share[0]
             correct = correct + share[1]
         total = loss + self.flat.weight_decay_(self.config.optimiser.weight_decay)
         return float(total), int(correct)
 
-    def _gradient(self, images: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> tuple[Any, Any]:
-        """Add the gradient of ``share`` times the mean loss; return that loss and the correct predictions."""
+    def _gradient(
+        self, images: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, share: float = 1.0
+    ) -> tuple[Any, Any]:
+        """Add the gradient of ``share`` times the mean weighted loss; return that loss and the correct predictions."""
         kick()
         outputs = self.model(images)
-        loss = self.task.loss(outputs, labels)
+        loss = self.task.loss(outputs, labels) if weights is None else self._weighted_loss(outputs, labels, weights)
         # Beside the loss, whose gradient has the same bits whether the losses of examples are kept or not.
-        if self.config.run.example_ledger:
+        if self._keeps_outcomes:
             with torch.no_grad():
                 self._outcomes.append((self.task.losses(outputs, labels), hits(self.task, outputs, labels)))
         if share != 1.0:
             loss = loss * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), self.task.correct(outputs.detach(), labels)
+
+    def _weighted_loss(self, outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return (self.task.losses(outputs, labels) * weights).mean()
 
     def _seed(self, seed: int) -> None:
         """Seed the devices in use as torch.manual_seed does.

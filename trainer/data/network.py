@@ -1,0 +1,24 @@
+"""The network of a run: the model and, behind its statistics, the loss table of its sampler if it has one."""
+
+from __future__ import annotations
+
+import torch
+
+from trainer.config import Config
+from trainer.data.shards import Shards
+from trainer.models.build import NetworkAndTask, build
+from trainer.sampling.base import SetSizes, TableSampler
+
+TABLE = "_loss_table"  # name of the buffer, which is in no model file
+
+
+def build_network(config: Config, shards: Shards) -> NetworkAndTask:
+    """Make the network of a run, by ``build``. Raises UsageError.
+
+    The loss table is a buffer, so that servers, exchanges and checkpoints treat it like statistics of BatchNorm."""
+    network = build(config.model, shards.inputs, config.model_seed)
+    if isinstance(config.sampler, TableSampler):
+        rows = sum(shards.worker_rows(worker) for worker in range(shards.num_workers))
+        length = config.sampler.length(SetSizes(rows, shards.num_classes, len(shards.manifest.neighbourhoods or ())))
+        network.model.register_buffer(TABLE, torch.full((length,), config.sampler.first_value))
+    return network
