@@ -84,6 +84,7 @@ def _open_files(uri: str, column: str) -> Iterator[pq.ParquetFile]:
         except FileNotFoundError:
             raise DataError(f"--example-table {uri} does not exist") from None
         paths = [address]
+        # A ledger is a folder; files of other kinds beside it are left alone.
         if info.is_dir:
             paths = sorted(entry.path for entry in with_retries(store.list)(address) if entry.name.endswith(SUFFIX))
         if not paths:

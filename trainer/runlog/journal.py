@@ -91,6 +91,7 @@ class Journal:
         self._flushed = 0.0
         self._start: float | None = None
         self._end: float | None = None
+        # Of pushes.csv and of the next ``train`` event, which are written at different times.
         self._unwritten: list[tuple[float, Record]] = []
         self._recent: list[Record] = []
 

@@ -28,7 +28,7 @@ class CurriculumPass(NamedTuple):
 class CurriculumSampler(Sampler):
     """Draws passes over the easiest rows of a shard, a share that grows linearly until it is the whole shard.
 
-    Each pass draws its rows once, in random order. The size of a pass is that of the share at its beginning."""
+    Each pass draws its rows once, in random order. Each pass has the size of the share at its beginning."""
 
     name: ClassVar[str] = "curriculum"
     summary: ClassVar[str] = "pass over the easiest rows first, by losses in a table, and over more in each later pass"

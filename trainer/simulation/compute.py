@@ -39,7 +39,7 @@ class MiniBatchResult(NamedTuple):
     row_losses: RowLosses | None = None
 
     def measurements(self, seconds: float) -> StepMeasurements:
-        """Return what a worker reports of the step. seconds: virtual time of the step."""
+        """Return a worker's report of the step. seconds: virtual time of the step."""
         return StepMeasurements(
             self.examples, self.loss, self.correct, seconds, seen=self.seen, row_losses=self.row_losses
         )

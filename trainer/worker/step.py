@@ -215,7 +215,7 @@ class Step:
 
 
 def _joined(outcomes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the losses and hits of a mini-batch, from those of its micro-batches."""
+    """Return the losses and hits of a mini-batch. outcomes: of its micro-batches."""
     if not outcomes:
         return np.empty(0, np.float32), np.empty(0, np.bool_)
     losses, are_correct = (torch.cat(column) for column in zip(*outcomes, strict=True))

@@ -1,0 +1,100 @@
+"""Samplers and the example ledger on real processes, killed and resumed, beside the same run in virtual time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.configs import make_config
+from tests.support.trainer_runs import RunFolder, Training, train_here
+from tests.support.virtual_runs import QUIET, final
+from trainer.home.place import Place, entries, place_of
+from trainer.runlog.result import read_result
+from trainer.simulate import SimulationSettings, simulate
+
+pytestmark = pytest.mark.full
+COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
+CASES = [
+    ("representative", "bsp", ""),
+    ("data-aware", "bsp", ""),
+    ("recency", "", "all-reduce"),
+    ("balanced", "", "d-psgd"),
+]
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Training]]:
+    """Runs that the test has started, which are ended whatever it does."""
+    started: list[Training] = []
+    yield started
+    for run in started:
+        run.end()
+
+
+def read(home: Place) -> pd.DataFrame:
+    """The example ledger of a run on any store."""
+    files = [home / "examples" / entry.name for entry in entries(home / "examples")]
+    return pd.concat([pq.read_table(io.BytesIO(file.read_bytes())).to_pandas() for file in files], ignore_index=True)
+
+
+def assert_ledger_fits_log(ledger: pd.DataFrame, pushes: pd.DataFrame) -> None:
+    """Check the ledger against the means and counts of pushes.csv, whose loss includes the L2 term."""
+    pushes = pushes[pushes["accepted"] == 1]
+    assert len(ledger) == pushes["examples"].sum()
+    number = np.repeat(np.arange(len(pushes)), pushes["examples"])
+    assert ledger.groupby(number)["correct"].sum().tolist() == pushes["correct"].tolist()
+    gaps = pushes["loss"].to_numpy() - ledger.groupby(number)["loss"].mean().to_numpy()
+    assert (gaps > -1e-4).all()
+
+
+@pytest.mark.parametrize(("sampler", "protocol", "exchange"), CASES, ids=lambda word: word)
+def test_real_processes_have_the_bits_of_virtual_time(
+    sampler: str, protocol: str, exchange: str, shards: Path, tmp_path: Path
+) -> None:
+    words: dict[str, Any] = {"protocol": protocol, "exchange": exchange}
+    chosen = {key: value for key, value in words.items() if value}
+    flags = [word for key, value in chosen.items() for word in (f"--{key}", value)]
+    real = train_here(shards, tmp_path / "real", *COMMON, "--sampling", sampler, "--steps", 70, *flags)
+    common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "learning_rate": 0.02, "threads": 1}
+    config = make_config(shards, tmp_path / "virtual", sampling=sampler, steps=70, **common, **chosen)
+    np.testing.assert_array_equal(real.vector(), final(simulate(config, SimulationSettings(), QUIET)))
+
+
+def test_kills_lose_no_example_and_repeat_none(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
+    """A worker, a server, then every process of an asynchronous run that reads its loss table."""
+    own = ("--protocol", "asp", "--servers", 2, "--sampling", "data-aware", "--example-ledger")
+    flags = (*COMMON, *own, "--checkpoint-every-s", 0.5)
+    run = Training(shards, tmp_path / "run", *flags, "--steps", 100_000)
+    runs.append(run)
+    run.wait_for_updates(100)
+    run.send("worker-1")
+    run.wait_for_updates(run.updates() + 200)
+    run.send("server-1")
+    generation = run.generation()
+    while not run.trains_after(generation):
+        run.wait_for_updates(1)
+    run.wait_for_updates(run.updates() + 200)
+    run.end()
+    steps = (run.updates() // 3) + 100
+    resumed = Training(shards, tmp_path / "run", *flags, "--steps", steps, "--resume")
+    runs.append(resumed)
+    assert resumed.wait() == 0, resumed.said()
+    assert_ledger_fits_log(read(tmp_path / "run"), RunFolder(tmp_path / "run").pushes())
+
+
+@pytest.mark.parametrize("place", ["file", "hdfs", "s3"], indirect=True)
+def test_a_ledger_is_on_every_store(place: str, shards: Path, runs: list[Training]) -> None:
+    run = Training(shards, place, *COMMON, "--protocol", "bsp", "--epochs", 2, "--example-ledger")  # type: ignore[arg-type]
+    runs.append(run)
+    assert run.wait() == 0, run.said()
+    home = place_of(place)
+    ledger = read(home)
+    assert_ledger_fits_log(ledger, read_result(home).pushes())
+    assert set(ledger.groupby("epoch")["id"].nunique()) == {720}
