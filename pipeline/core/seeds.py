@@ -32,7 +32,7 @@ class Purpose(IntEnum):
     SIZES = 18  # shares of workers that are drawn from a distribution
     GROUP_ORDER = 16  # the order of rows in pass ``number``, of samplers other than shuffle and bernoulli
     GROUP_PATTERN = 17  # ties in the sequence of groups in a pass
-    TABLE_DRAW = 18  # which rows are in the mini-batch at clock ``number``, of samplers with a loss table
+    TABLE_DRAW = 19  # which rows are in the mini-batch at clock ``number``, of samplers with a loss table
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

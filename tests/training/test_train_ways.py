@@ -85,7 +85,7 @@ def test_a_recalibrated_model_has_statistics_of_training_rows(runs: Any, shards:
     recalibrate(flat.model, batches(sample_rows(found, TRAIN_ROWS, 0), found.mean, BATCH))
     rows = load_eval(found)
     assert rows is not None
-    loss, accuracy, _ = evaluate(flat.model, built.task, batches(rows, found.mean, BATCH))
+    loss, accuracy, *_ = evaluate(flat.model, built.task, batches(rows, found.mean, BATCH))
     assert result.final_accuracy == pytest.approx(accuracy)
     assert result.final_loss == pytest.approx(loss + penalty(flat.model, 2e-4), rel=1e-5)
 

@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,10 +127,11 @@ def test_lognormal_sizes_are_drawn_from_the_distribution() -> None:
     )
 
 
-def _centred(ratios: tuple[int, ...]) -> np.ndarray:
+def _centred(ratios: tuple[int, ...]) -> npt.NDArray[np.float64]:
     """Shares divided by their geometric mean."""
-    shares = np.array(ratios, float)
-    return shares / np.exp(np.log(shares).mean())
+    shares = np.array(ratios, np.float64)
+    result: npt.NDArray[np.float64] = shares / np.exp(np.log(shares).mean())
+    return result
 
 
 @pytest.mark.parametrize(
