@@ -41,6 +41,7 @@ def _check(context: SparkContext, store: Store, paths: Mapping[str, tuple[str, s
     """Check the paths in a task per core. paths: for each flag the path to name and the path to look for."""
     if str(context.master).startswith("local"):
         return
+    # Executors on other hosts may lack a local path of the driver, or a ticket for HDFS.
     local = {flag: both for flag, both in paths.items() if not is_remote(both[0])}
     kerberos = is_kerberos(dict(store.conf)) and any(is_hdfs(path) for path, _ in paths.values())
     if not local and not kerberos:

@@ -15,7 +15,7 @@ class ByAttribute(Strategy):
     the rows of one value (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969)."""
 
     name: ClassVar[str] = "by_attribute"
-    summary: ClassVar[str] = "all rows with one value of a column at one worker"
+    summary: ClassVar[str] = "all rows with equal values in a column at the same worker"
     decides_sizes: ClassVar[bool] = True
     column: str = option("label", "column of the input whose values are kept together", metavar="NAME")
 

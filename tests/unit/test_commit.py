@@ -112,7 +112,7 @@ def test_a_kill_that_never_comes_and_a_failed_commit_are_told_apart(
     assert not killed_at(tmp_path / "set", "new", 2, 1000)
     assert whole(tmp_path / "set") == "new"
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(AssertionError, match="the commit ended with 1 before file change 1000"):
+    with pytest.raises(AssertionError, match="the work ended with 1 before file change 1000"):
         killed_at(tmp_path / "file", "new", 2, 1000)
     assert "NotADirectoryError" in capfd.readouterr().err
 

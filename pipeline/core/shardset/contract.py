@@ -149,7 +149,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Rows whose images, byte for byte, are those of other rows.
+    """Rows whose images equal the images of other rows, byte for byte.
 
     Attributes:
         rows: training rows with the image of an earlier training row.

@@ -74,7 +74,7 @@ def parse_umask(text: str) -> int:
 def kerberos_login(conf: Mapping[str, str]) -> dict[str, str]:
     """Return the client's arguments to log in by spark-submit's keytab; none if there is none on this machine.
 
-    The tickets are kept in memory, so that those of the user are neither used nor replaced."""
+    The tickets are kept in memory, so that the user's own tickets are neither used nor replaced."""
     keytab = conf.get(KEYTAB, "")
     if not os.path.isfile(keytab):
         return {}
