@@ -179,6 +179,15 @@ def image_shape(text: str) -> tuple[int, int, int]:
     return channels, height, width
 
 
+def image_size(text: str) -> tuple[int, int]:
+    """Parse the value of --resize."""
+    match = re.fullmatch(r"(\d{1,6})[x,](\d{1,6})", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HEIGHTxWIDTH, such as 32x32")
+    height, width = map(int, match.groups())
+    return height, width
+
+
 def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse a command line: flags override the TOML file, which overrides built-in defaults.
 

@@ -51,8 +51,8 @@ class ArrayHeader(NamedTuple):
     dtype: np.dtype[Any]
 
 
-def read_header(file: IO[bytes], length: int) -> ArrayHeader:
-    """Read the header of an .npy file, up to its first number. length: of the whole file, in bytes.
+def read_header(file: IO[bytes], length: int | None) -> ArrayHeader:
+    """Read the header of an .npy file, up to its first number. length: of the whole file, in bytes; None if unknown.
 
     Raises ValueError for pickled objects, and for another length than the header tells."""
     version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call]
@@ -61,9 +61,10 @@ def read_header(file: IO[bytes], length: int) -> ArrayHeader:
     header = ArrayHeader(*HEADERS[version](file))
     if header.dtype.hasobject:
         raise ValueError("it holds pickled objects")
-    body = length - file.tell()
+    size = math.prod(header.shape) * header.dtype.itemsize
+    body = size if length is None else length - file.tell()
     # Before anything is allocated: a header can ask for any size.
-    if any(side < 0 for side in header.shape) or math.prod(header.shape) * header.dtype.itemsize != body:
+    if any(side < 0 for side in header.shape) or size != body:
         raise ValueError(f"{body} bytes are no {header.dtype} array of shape {header.shape}")
     return header
 

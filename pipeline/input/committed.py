@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.contract import Manifest
-from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Dtype, KeptColumn, Layout
+from pipeline.core.shardset.layout import MAX_CLASSES, MAX_IMAGE_BYTES, Dtype, KeptColumn, Layout
 from pipeline.core.shardset.manifest import ShardSet, missing_file, with_rows
 from pipeline.core.shardset.schema import (
     DTYPES,
@@ -30,7 +30,6 @@ from pipeline.core.shardset.versions import NAME
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.formats import Columns, DataFile
 from pipeline.input.formats.base import block_rows
-from pipeline.input.read_options import MAX_CLASSES
 
 WINDOW_ROWS = 1000  # rows per worker in a window, so that about one row group of every file is in memory
 MOST_OPEN = 64  # files that a task keeps open; further files are reopened for each window
@@ -249,6 +248,8 @@ def layout_of(manifest: Manifest) -> Layout:
     # Histograms are allocated for the listed number before a row is read.
     if manifest.labels.num_classes > MAX_CLASSES:
         raise ValueError(f"labels of {manifest.labels.num_classes} classes, more than {MAX_CLASSES:,}")
+    if len(manifest.labels.class_names) > manifest.labels.num_classes:
+        raise ValueError(f"{len(manifest.labels.class_names)} names of {manifest.labels.num_classes} classes")
     return Layout(
         image.chw,
         manifest.labels.num_classes,
@@ -257,6 +258,7 @@ def layout_of(manifest: Manifest) -> Layout:
         "target" in columns,
         "label" in columns,
         attributes=_kept_columns(manifest),
+        class_names=tuple(manifest.labels.class_names),
     )
 
 

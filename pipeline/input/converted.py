@@ -1,42 +1,55 @@
-"""Conversion of images to --channels: image files while they are decoded, other images after they are read."""
+"""Conversion of images to --channels and --resize: image files while they are decoded, other images after they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.storage.store import Store
 from pipeline.input.channels import CHANNELS, to_channels
 from pipeline.input.formats.base import Columns, DataFile, Format
+from pipeline.input.read_options import ReadOptions
+from pipeline.input.resize import resize
 
 
-def with_channels(file: DataFile, layout: Layout, channels: int | None) -> tuple[DataFile, Layout]:
-    """Return a surveyed file and its layout after the conversion to ``channels``; None keeps the channels.
+def with_conversion(file: DataFile, layout: Layout, options: ReadOptions) -> tuple[DataFile, Layout]:
+    """Return a surveyed file and its layout after the conversion to --channels and --resize, if they are given.
 
     Raises DataError if the rows are not grey or RGB images of uint8."""
-    if channels is None:
+    if options.channels is None and options.resize is None:
         return file, layout
     if layout.dtype != "uint8" or layout.shape[0] not in CHANNELS:
+        flag = "--channels" if options.channels else "--resize"
         raise DataError(
-            f"{file.path} holds {layout.describe()}; --channels converts uint8 images of 1 or 3 channels, so leave it out"
+            f"{file.path} holds {layout.describe()}; {flag} converts uint8 images of 1 or 3 channels, so leave it out"
         )
-    # The decoder converts each image by itself, because one Parquet file may hold grey and RGB image files.
-    file_channels = channels if file.encoded else layout.shape[0]
-    return replace(file, channels=file_channels), _with_channels(layout, channels)
+    channels = options.channels or layout.shape[0]
+    height, width = options.resize or layout.shape[1:]
+    # The decoder converts each image by itself, because one file may hold image files of several sizes, grey and RGB.
+    return replace(
+        file,
+        channels=options.channels and (channels if file.encoded else layout.shape[0]),
+        size=options.resize and ((height, width) if file.encoded else layout.shape[1:]),
+    ), replace(layout, shape=(channels, height, width))
 
 
 def stored_layout(file: DataFile, layout: Layout) -> Layout:
     """Return the layout of a file's rows before their conversion. layout: the layout after it."""
-    # A column of vectors (input/vectors.py) is read instead of the images, and has no channels.
-    return _with_channels(layout, file.channels) if file.channels and not layout.column else layout
+    # A column of vectors (input/vectors.py) is read instead of the images, and has neither channels nor a size.
+    if layout.column:
+        return layout
+    height, width = file.size or layout.shape[1:]
+    return replace(layout, shape=(file.channels or layout.shape[0], height, width))
 
 
 def read_converted(
     kind: Format, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
 ) -> Iterator[Columns]:
-    """Yield the records start <= r < stop of a file like ``kind.read``, with the channels of the layout.
+    """Yield the records start <= r < stop of a file like ``kind.read``, with the shape of the layout.
 
     Args:
         kind: the format of the file.
@@ -53,8 +66,6 @@ def read_converted(
             yield columns
         else:
             pixels = to_channels(columns.images.reshape(-1, *file_layout.shape), layout.shape[0])
+            if file.size:
+                pixels = np.stack([resize(image, layout.shape[1:]) for image in pixels])
             yield replace(columns, images=pixels.reshape(len(pixels), -1))
-
-
-def _with_channels(layout: Layout, channels: int) -> Layout:
-    return replace(layout, shape=(channels, *layout.shape[1:]))

@@ -20,10 +20,12 @@ from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import no_labels
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.converted import stored_layout, with_channels
+from pipeline.input.class_names import number_classes, with_names
+from pipeline.input.converted import stored_layout, with_conversion
 from pipeline.input.decoded import read_decoded
 from pipeline.input.files import input_files
 from pipeline.input.formats import FORMATS, Columns, DataFile, Format, recognise
+from pipeline.input.image_files import conversion_advice
 from pipeline.input.read_options import ReadOptions
 
 NEAR_BYTES = 256 << 10  # gaps up to this size are read, not skipped, because reopening a file takes as long
@@ -169,6 +171,7 @@ def discover(
     run: Run[Any, Any],
     read_options: ReadOptions = ReadOptions(),
     evaluation: bool = False,
+    class_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Return the dataset of an input: its files, its layout and its number of rows. O(files) memory.
 
@@ -179,23 +182,27 @@ def discover(
             opened to count their rows are opened there, not on the driver.
         read_options: how its rows are read.
         evaluation: return the evaluation files instead of the training files, if the input has both.
+        class_names: names of the training files' classes, for evaluation files; () if there are none.
 
     Raises:
         DataError: an empty or mixed folder, a truncated file, no labels, an unreadable path.
         UsageError: an unknown format.
     """
+    read_options = replace(read_options, evaluation=evaluation)
     shape = read_options.shape
     format = read_options.format
-    entries = input_files(store, uri, evaluation)
     if format is not None and format not in FORMATS:
         raise UsageError(f"--format {format}: choose one of {', '.join(FORMATS)}")
+    entries = input_files(store, uri, evaluation, folders=format is not None and FORMATS[format].reads_folders)
     name = format or recognise(store, entries, shape)
     kind: Format = FORMATS[name]
+    if (read_options.image_column or read_options.label_column) and not kind.names_columns:
+        flag = "--image-column" if read_options.image_column else "--label-column"
+        raise UsageError(f"{flag}: {name} files have no columns with names; leave it out")
+    entries = kind.data_files(entries, uri)
     # Formats whose files must be opened are surveyed by tasks, so that the driver does not read them one by one.
-    names = read_options.columns
-    surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, shape, names), entries)
-    files = []
-    layouts = []
+    surveys = (run if kind.opens else serial)(lambda entry: _survey(kind, store, entry, read_options), entries)
+    surveyed: list[tuple[DataFile, Layout]] = []
     for entry, (file, layout, error) in zip(entries, surveys, strict=True):
         if error:
             raise error
@@ -203,23 +210,32 @@ def discover(
             continue
         if file.rows == 0:
             raise DataError(f"{entry.path} is empty: 0 rows; remove it or restore it")
-        if not layout.labelled and not read_options.unlabelled:
+        # The folder of the input itself is no class.
+        labelled = layout.labelled and not (entry.is_dir and entry.path == uri)
+        if not labelled and not read_options.unlabelled:
             raise DataError(
-                f"{entry.path} has no labels, which Parquet has in a column label, labels or fine_label or in folders"
-                " label=N, and a pickle in labels or fine_labels; give --unlabelled to shard rows without labels"
+                f"{entry.path} has no labels: {kind.labels_in}; give --unlabelled to shard rows without labels"
             )
-        file, layout = with_channels(file, layout, read_options.channels)
-        files.append(file)
-        layouts.append((entry, layout.drop_labels() if read_options.unlabelled else layout))
-    if not files:
-        raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
-    first_entry, expected = layouts[0]
-    for entry, layout in layouts[1:]:
-        if layout != expected:
-            advice = "; --channels 1 or 3 converts grey and RGB" if layout.shape[1:] == expected.shape[1:] else ""
+        # Image files have a size of their own, so a declared one must not be ignored in silence.
+        if shape and file.encoded and layout.shape[1:] != shape[1:] and not read_options.resize:
+            size = "x".join(map(str, shape))
             raise DataError(
-                f"mixed layouts: {first_entry.path} holds {expected.describe()}, {entry.path} holds {layout.describe()}"
-                f"{advice if layout.shape != expected.shape else ''}"
+                f"{entry.path} holds {layout.describe()}, not --image-shape {size}; leave it out, or --resize"
+                f" {shape[1]}x{shape[2]}"
+            )
+        file, layout = with_conversion(file, layout, read_options)
+        surveyed.append((file, layout.drop_labels() if read_options.unlabelled else layout))
+    if not surveyed:
+        raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
+    names = kind.names_beside(store, surveyed[0][0].path.rpartition("/")[0])
+    surveyed = number_classes([with_names(entry, names) for entry in surveyed], class_names)
+    files = [file for file, _ in surveyed]
+    first_file, expected = surveyed[0]
+    for file, layout in surveyed[1:]:
+        if layout != expected:
+            raise DataError(
+                f"mixed layouts: {first_file.path} holds {expected.describe()}, {file.path} holds {layout.describe()}"
+                f"{conversion_advice(layout.shape, expected)}"
             )
     if read_options.num_classes is not None:
         expected = replace(expected, num_classes=read_options.num_classes)
@@ -227,7 +243,7 @@ def discover(
 
 
 def _survey(
-    kind: Format, store: Store, entry: FileInfo, shape: tuple[int, int, int] | None, columns: Sequence[str]
+    kind: Format, store: Store, entry: FileInfo, options: ReadOptions
 ) -> tuple[DataFile | None, Layout | None, JobError | None]:
     """Return one file's rows and layout, or an error.
 
@@ -241,8 +257,9 @@ def _survey(
         columns: names of the columns to keep.
     """
     try:
-        file, layout = kind.survey(store, entry, shape)
-        return file, replace(layout, attributes=kind.kept_columns(store, entry, columns) if columns else ()), None
+        file, layout = kind.survey(store, entry, options)
+        columns = kind.kept_columns(store, entry, options.columns) if options.columns else ()
+        return file, replace(layout, attributes=columns), None
     except (DataError, UsageError) as error:
         return None, None, error
     except PermissionError:

@@ -14,14 +14,20 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
 
-# Files of the official CIFAR archives that hold no records.
+# Files that hold no records: of the official CIFAR archives, and of saved data sets.
 COMPANIONS = {
     "batches.meta", "batches.meta.txt", "meta", "readme.html",
     "fine_label_names.txt", "coarse_label_names.txt",
+    "dataset_info.json", "dataset_dict.json", "state.json",  # of Hugging Face's save_to_disk
 }  # fmt: skip
 # Names of splits that data hubs use, at the start of a file name: test_batch.bin, valid-0.parquet; not values.parquet.
-TEST = re.compile(r"(test|testing|eval|evaluation)(?![A-Za-z])")
+TEST = re.compile(r"(test|testing|eval|evaluation|t10k)(?![A-Za-z])")
 VALIDATION = re.compile(r"(val|valid|validation|dev)(?![A-Za-z])")
+TRAINING = re.compile(r"train|training")
+SPLIT = re.compile(rf"{TRAINING.pattern}|{TEST.pattern}|{VALIDATION.pattern}")
+IMAGE_SUFFIXES = {
+    "avif", "bmp", "gif", "jp2", "jpeg", "jpg", "pbm", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp",
+}  # fmt: skip
 # Logs that list a table's valid files. Without its log, the files of a table include removed and failed rows.
 TABLE_LOGS = {
     "_delta_log": "a Delta table",
@@ -29,10 +35,11 @@ TABLE_LOGS = {
     "_spark_metadata": "the output of a Spark stream",
 }
 PARTITION = re.compile(r"[^=._][^=]*=.*")  # the name of a folder that Hive or Spark's partitionBy() writes
+CLASS_KEYS = ("label", "labels", "fine_label", "class", "cls")  # of partition folders that name a class
 LISTED_AT_ONCE = 16
 
 
-def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
+def input_files(store: Store, uri: str, evaluation: bool, *, folders: bool = False) -> list[FileInfo]:
     """Return the data files of an input, sorted by path, without companion files.
 
     If the input has training and test files, only one side is returned. Costs a listing for every folder, and for every
@@ -42,6 +49,7 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
         store: the file system.
         uri: the resolved path.
         evaluation: return the evaluation files instead of the training files.
+        folders: return folders alone, without the files beside them.
     """
     entries = match_paths(store, uri)
     # The matches of a pattern do not include the log of their table, so look for it in their folders.
@@ -52,7 +60,47 @@ def input_files(store: Store, uri: str, evaluation: bool) -> list[FileInfo]:
     if len(entries) == 1 and not entries[0].is_dir:
         return entries
     below = [file for entry in entries for file in (entries_below(store, entry.path) if entry.is_dir else [entry])]
+    below = fold_images(_enter_splits(store, [entry for entry in below if _is_data(entry)], evaluation))
+    if folders:
+        below = [entry for entry in below if entry.is_dir or entry.name in TABLE_LOGS]
     return _choose(sorted(below, key=lambda file: file.path), uri, evaluation)
+
+
+def fold_images(entries: list[FileInfo]) -> list[FileInfo]:
+    """Return entries with the folder of image files in place of the files, so that a folder is listed once, by tasks."""
+    folders = {entry.path: entry.path.rpartition("/")[0] for entry in entries}
+    parents = {folders[entry.path] for entry in entries if not entry.is_dir and is_image_name(entry.name)}
+    # A folder inside the folder of a class belongs to that class.
+    remaining = [
+        entry
+        for entry in entries
+        if (folders[entry.path] not in parents if entry.is_dir else not is_image_name(entry.name))
+    ]
+    return remaining + [FileInfo(folder, 0, 0, is_dir=True) for folder in parents]
+
+
+def is_image_name(name: str) -> bool:
+    """True if a file has the suffix of an image file."""
+    return name.rpartition(".")[2].lower() in IMAGE_SUFFIXES
+
+
+def _is_data(entry: FileInfo) -> bool:
+    """True unless an entry is hidden or known to hold no records. Logs of tables and unfinished copies are reported."""
+    return entry.name in TABLE_LOGS or not (entry.name.startswith((".", "_")) or entry.name in COMPANIONS)
+
+
+def _enter_splits(store: Store, entries: list[FileInfo], evaluation: bool) -> list[FileInfo]:
+    """Return the entries of the folders of one split, if all entries are folders with the names of splits.
+
+    For the training side these are folders such as train, else the folders of the test or the validation split; all
+    folders, if there is only one side."""
+    if not entries or not all(entry.is_dir and SPLIT.fullmatch(entry.name) for entry in entries):
+        return entries
+    held_out = [entry for entry in entries if not TRAINING.fullmatch(entry.name)]
+    training = [entry for entry in entries if TRAINING.fullmatch(entry.name)]
+    tests = [entry for entry in held_out if TEST.fullmatch(entry.name)]
+    side = ((tests or held_out) if evaluation else training) if training and held_out else entries
+    return [entry for folder in side for entry in entries_below(store, folder.path) if _is_data(entry)]
 
 
 def match_paths(store: Store, uri: str, flag: str = "--input") -> list[FileInfo]:
@@ -194,27 +242,44 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
     of a table, an unfinished copy, another folder, or no data file."""
     files = []
     check_no_table(entries)
+    only_folders = all(entry.is_dir for entry in entries)
     for entry in entries:
-        if entry.name.startswith((".", "_")) or entry.name in COMPANIONS:
-            continue
         if entry.name.endswith("._COPYING_"):
             raise DataError(
                 f"{entry.path} is being copied there; wait until the copy is complete, or remove it if the copy was"
                 " abandoned"
             )
-        if entry.is_dir:
-            raise DataError(f"{entry.path} is a folder inside the input; name the folder that holds the data files")
+        if entry.is_dir and not only_folders:
+            raise DataError(
+                f"{entry.path} is a folder inside the input; name the folder that holds the data files, or give --format"
+                " image-folder if it holds the images of a class"
+            )
         files.append(entry)
     above = len(fixed_part(uri))
-    tests = [file for file in files if is_evaluation(file.path[above:])]
+    tests = [file for file in files if is_evaluation(_split_path(file, above))]
     if tests and len(tests) < len(files):
         held_out = {file.path for file in tests}
         # An input with test and validation files is evaluated on the test split only.
-        of_test = [file for file in tests if is_test(file.path[above:])]
+        of_test = [file for file in tests if is_test(_split_path(file, above))]
         files = (of_test or tests) if evaluation else [file for file in files if file.path not in held_out]
     if not files:
-        raise DataError(f"{uri} holds no data files; expected CIFAR binaries, CIFAR pickles or Parquet")
+        raise DataError(f"{uri} holds no data files; `sharding formats` lists what is read")
     return files
+
+
+def _split_path(entry: FileInfo, above: int) -> str:
+    """Return the part of a path that may name its split. above: the length of the path of the input."""
+    path = entry.path[above:]
+    if not entry.is_dir:
+        return path
+    # A class may have the name of a split, so of a folder of images only partition folders such as split=test count.
+    return "".join(f"{part}/" for part in path.split("/") if "=" in part and part.partition("=")[0] not in CLASS_KEYS)
+
+
+def class_of_folder(path: str) -> str:
+    """Return the name of the class of a folder of images: of its partition folder label=..., or its own."""
+    parts = [part.partition("=") for part in path.split("/")]
+    return next((value for key, _, value in reversed(parts) if value and key in CLASS_KEYS), path.rpartition("/")[2])
 
 
 def check_apart(store: Store, output: str, source: str) -> None:

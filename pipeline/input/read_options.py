@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.core.errors import UsageError
+from pipeline.core.shardset.layout import MAX_CLASSES
 from pipeline.core.shardset.schema import OWN_COLUMNS
 from pipeline.input.channels import check_channels
-
-MAX_CLASSES = 65_536  # histograms are dense
+from pipeline.input.resize import Size, check_size
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class ReadOptions:
         unlabelled: neither require nor read labels.
         channels: 1 or 3, to convert images to grey or RGB; None: as they are.
         columns: columns of the input that travel into the shards.
+        resize: (height, width), to resize images (resize.py); None: as they are.
+        image_column: name of the column, array or file extension of images; None: one of the usual names.
+        label_column: name of the column, array or file extension of labels; None: one of the usual names.
+        evaluation: the evaluation rows are read, of files that hold training rows, too; set by ``discover``.
     """
 
     format: str | None = None
@@ -30,6 +35,10 @@ class ReadOptions:
     unlabelled: bool = False
     channels: int | None = None
     columns: tuple[str, ...] = ()
+    resize: Size | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    evaluation: bool = False
 
     def __post_init__(self) -> None:
         if self.num_classes is not None and not 1 <= self.num_classes <= MAX_CLASSES:
@@ -41,3 +50,17 @@ class ReadOptions:
             raise UsageError(f"--keep-columns {own[0]}: shards have a column of this name already; leave it out")
         if len(set(self.columns)) < len(self.columns) or "" in self.columns:
             raise UsageError(f"--keep-columns {','.join(self.columns)}: name every column once")
+        check_size(self.resize)
+
+    def identity_values(self) -> dict[str, Any]:
+        """Return the options that decide bits and are set, by their keys in the identity of a run.
+
+        Unset ones are left out, so that identities of runs without them do not change."""
+        values = {
+            "channels": self.channels,
+            "columns": self.columns or None,
+            "resize": self.resize,
+            "image_column": self.image_column,
+            "label_column": self.label_column,
+        }
+        return {key: value for key, value in values.items() if value is not None}

@@ -12,11 +12,10 @@ import numpy.typing as npt
 from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import image_hashes, row_hashes
-from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.layout import MAX_CLASSES, Layout
 from pipeline.core.shardset.schema import attribute_hash
 from pipeline.input.dataset import Block, Dataset, Run, ranges
 from pipeline.input.decoded import decoder_versions
-from pipeline.input.read_options import MAX_CLASSES
 
 WORD = 0xFFFFFFFFFFFFFFFF
 

@@ -117,7 +117,7 @@ def describe_image(source: ScannedInput) -> Image:
 def describe_labels(source: ScannedInput) -> Labels:
     layout = source.dataset.layout
     columns = ["label"] * layout.labelled + ["coarse_label"] * bool(layout.coarse) + ["target"] * layout.targets
-    return Labels(columns=columns, num_classes=source.scan.num_classes)
+    return Labels(columns=columns, num_classes=source.scan.num_classes, class_names=list(layout.class_names))
 
 
 def describe_eval(source: ScannedInput, chunks: list[WrittenChunk]) -> Evaluation:

@@ -39,6 +39,10 @@ def shard(
     unlabelled: bool = False,
     channels: int | None = None,
     keep_columns: Sequence[str] = (),
+    resize: tuple[int, int] | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    max_bad_records: str | None = None,
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
@@ -66,6 +70,10 @@ def shard(
         unlabelled: the rows have no labels, or none that shards should contain.
         channels: 1 or 3, to convert RGB images to grey or grey ones to RGB; None: as they are.
         keep_columns: columns of the input that the shards keep beside image and label.
+        resize: (height, width), to resize images; None: as they are.
+        image_column: column or array of the images; None: a usual name.
+        label_column: column or array of the labels; None: a usual name.
+        max_bad_records: leave out at most so many broken records ("10") or such a share ("0.1%"); None: none.
         overwrite: replace a committed set of another configuration.
         allow_empty: allow workers without rows.
         interval: {"ds": ...} or {"run_id": ...} of a batch run.
@@ -85,7 +93,18 @@ def shard(
         output=output,
         num_workers=num_workers,
         eval_input=eval_input,
-        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels, tuple(keep_columns)),
+        read_options=ReadOptions(
+            format,
+            image_shape,
+            num_classes,
+            unlabelled,
+            channels,
+            tuple(keep_columns),
+            resize,
+            image_column,
+            label_column,
+        ),
+        max_bad_records=max_bad_records,
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,
@@ -139,6 +158,10 @@ def materialize(
     unlabelled: bool = False,
     channels: int | None = None,
     keep_columns: Sequence[str] = (),
+    resize: tuple[int, int] | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    max_bad_records: str | None = None,
     overwrite: bool = False,
     allow_empty: bool = False,
     interval: Mapping[str, str] | None = None,
@@ -155,12 +178,24 @@ def materialize(
             from 0) and worker, and copy if a row goes to several workers.
         num_workers: None: as many as the assignment has.
     """
+    # Without a number of workers, the assignment decides it, after it has been read.
     request = Request(
         input=input,
         output=output,
         num_workers=1 if num_workers is None else num_workers,
         eval_input=eval_input,
-        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels, tuple(keep_columns)),
+        read_options=ReadOptions(
+            format,
+            image_shape,
+            num_classes,
+            unlabelled,
+            channels,
+            tuple(keep_columns),
+            resize,
+            image_column,
+            label_column,
+        ),
+        max_bad_records=max_bad_records,
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,

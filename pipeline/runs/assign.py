@@ -51,6 +51,9 @@ def assign(
     unlabelled: bool = False,
     channels: int | None = None,
     group_by: str | None = None,
+    resize: tuple[int, int] | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
     scratch: str | None = None,
     quiet: bool = True,
 ) -> DataFrame:
@@ -72,6 +75,9 @@ def assign(
         unlabelled: ignore labels.
         channels: 1 or 3, to convert images to grey or RGB.
         group_by: column whose values are kept together at one worker.
+        resize: (height, width), to resize images.
+        image_column: column or array of the images; None: a usual name.
+        label_column: column or array of the labels; None: a usual name.
         scratch: an empty folder that all executors reach, required on a cluster. The caller deletes it once the result
             is no longer used. None: a temporary folder that is deleted when Python exits.
         quiet: print no progress.
@@ -90,7 +96,16 @@ def assign(
         input=_write_as_parquet(data, folder) if isinstance(data, DataFrame) else data,
         output=folder,
         num_workers=num_workers,
-        read_options=ReadOptions(format, image_shape, num_classes, unlabelled, channels),
+        read_options=ReadOptions(
+            format,
+            image_shape,
+            num_classes,
+            unlabelled,
+            channels,
+            resize=resize,
+            image_column=image_column,
+            label_column=label_column,
+        ),
         ratios=ratios,
         group_by=group_by,
     )

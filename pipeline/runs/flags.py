@@ -11,7 +11,7 @@ from pipeline.assignment.sizes import NAMES, named_ratios
 from pipeline.assignment.speeds import measured_ratios
 from pipeline.core import command_line, errors, specs
 from pipeline.core.argparse_internals import FlagGroup
-from pipeline.core.command_line import Parser, image_shape
+from pipeline.core.command_line import Parser, image_shape, image_size
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios
 from pipeline.core.specs import AdvancedHelp
@@ -53,6 +53,15 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
         metavar="A,B",
         help=AdvancedHelp("columns of the input that the shards keep beside image and label"),
     )
+    # A flag of jobs alone: a stream always has a quarantine.
+    group.add_argument(
+        "--max-bad-records",
+        metavar="N|P%%",
+        help=AdvancedHelp(
+            "leave out at most so many broken records, or such a share, and list them in OUTPUT/_quarantine (default: a"
+            " broken record ends the run)"
+        ),
+    )
     add_layout_flags(group)
 
 
@@ -71,6 +80,22 @@ def add_layout_flags(flags: FlagGroup) -> None:
         type=int,
         metavar="INT",
         help=AdvancedHelp("convert images to 1 (grey) or 3 (RGB) channels (default: unchanged)"),
+    )
+    flags.add_argument(
+        "--resize",
+        type=image_size,
+        metavar="HxW",
+        help=AdvancedHelp("resize images to this height and width, by a bilinear filter (default: unchanged)"),
+    )
+    flags.add_argument(
+        "--image-column",
+        metavar="NAME",
+        help=AdvancedHelp("column or array of the images (default: a usual name)"),
+    )
+    flags.add_argument(
+        "--label-column",
+        metavar="NAME",
+        help=AdvancedHelp("column or array of the labels (default: a usual name)"),
     )
     flags.add_argument(
         "--unlabelled", action="store_true", help=AdvancedHelp("read rows without labels, or ignore their labels")
@@ -235,6 +260,7 @@ def read_request(args: argparse.Namespace) -> Request:
         assignment_only=getattr(args, "assignment_only", False),
         group_by=getattr(args, "group_by", None),
         rescan=getattr(args, "rescan", False),
+        max_bad_records=getattr(args, "max_bad_records", None),
     )
 
 
@@ -242,6 +268,7 @@ def layout_options(args: argparse.Namespace) -> ReadOptions:
     """Return the values of the flags that describe rows, for a job that has them. Raises UsageError."""
     if "image_shape" not in args:
         return ReadOptions()
+    # Of these flags, only jobs have --keep-columns.
     columns = getattr(args, "keep_columns", None)
     return ReadOptions(
         args.format,
@@ -250,6 +277,9 @@ def layout_options(args: argparse.Namespace) -> ReadOptions:
         args.unlabelled,
         args.channels,
         () if columns is None else tuple(columns.split(",")),
+        args.resize,
+        args.image_column,
+        args.label_column,
     )
 
 

@@ -20,6 +20,7 @@ from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
 from pipeline.core.storage.uri import WEB_SCHEMES, split_uri
 from pipeline.doctor.places import output_error
+from pipeline.input.bad_records import parse_limit
 from pipeline.input.files import check_apart, match_paths
 from pipeline.input.read_options import ReadOptions
 from pipeline.strategies import Strategy
@@ -44,6 +45,8 @@ class Request:
         assignment_only: write the worker of every row and no shards.
         group_by: column whose values are kept together at one worker, or None.
         rescan: compare a committed set with the content of the input, not only with its listing.
+        max_bad_records: the most broken records that are left out, as a number or a share such as ``0.1%``; None: a
+            broken record ends the run.
     """
 
     input: str
@@ -58,6 +61,7 @@ class Request:
     assignment_only: bool = False
     group_by: str | None = None
     rescan: bool = False
+    max_bad_records: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values and reduce the ratios to lowest terms. Raises UsageError."""
@@ -66,6 +70,8 @@ class Request:
         if self.ratios is not None:
             object.__setattr__(self, "ratios", lowest_terms(self.ratios, self.num_workers))
         object.__setattr__(self, "interval", dict(self.interval) if self.interval else None)
+        if self.max_bad_records is not None:
+            parse_limit(self.max_bad_records)
         if self.assignment_only and self.eval_input:
             raise UsageError(
                 "--assignment-only writes no evaluation rows; give --eval-input to jobs/materialize.py instead"
@@ -184,16 +190,15 @@ def identity(request: Request, strategy: Strategy) -> str:
     # Options are only added if set, so that identities without them do not change.
     if options.unlabelled:
         configuration["unlabelled"] = True
-    if options.channels:
-        configuration["channels"] = options.channels
-    if options.columns:
-        configuration["columns"] = options.columns
+    configuration |= options.identity_values()
     if request.ratios:
         configuration["ratios"] = request.ratios
     if request.assignment_only:
         configuration["assignment_only"] = True
     if request.group_by:
         configuration["group_by"] = request.group_by
+    if request.max_bad_records is not None:
+        configuration["max_bad_records"] = request.max_bad_records
     return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()
 
 
@@ -224,9 +229,12 @@ def difference(committed: ShardSet, request: Request, strategy: Strategy) -> str
         "assignment only": manifest.assignment_only,
         "grouped by": manifest.group_by,
         "channels": next(iter(manifest.image.shape), None),
+        "resize": manifest.image.shape[1:],
     }
     if request.read_options.channels:
         settings["channels"] = request.read_options.channels
+    if request.read_options.resize:
+        settings["resize"] = request.read_options.resize
     settings = json.loads(json.dumps(settings))  # tuples become lists, as in a manifest
     differences = [
         f"{name} {_value_text(committed_settings.get(name))}, not {_value_text(value)}"

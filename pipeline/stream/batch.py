@@ -21,11 +21,12 @@ from pipeline.core.provenance import provenance
 from pipeline.core.shardset.commit import Move
 from pipeline.core.shardset.contract import Generation, Manifest, Neighbourhood, Stream
 from pipeline.core.shardset.generations import sum_of_fingerprints
+from pipeline.core.shardset.layout import MAX_CLASSES
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
+from pipeline.input.arrivals import Arrivals, BadRecord
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset
-from pipeline.input.read_options import MAX_CLASSES
 from pipeline.input.scan import Scan
 from pipeline.output.entries import (
     describe_assignment,
@@ -38,7 +39,6 @@ from pipeline.runs.steps.write import WrittenFiles, verify_chunks, write_all
 from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import ScannedInput
 from pipeline.strategies.hash import check_bucket_number, check_copies
-from pipeline.stream.arrivals import Arrivals, BadRecord
 from pipeline.stream.buckets import BYTES, Buckets, CounterUpdate, StreamState, count_generation, first_workers_of
 from pipeline.stream.look import BatchScan, LookJob, scan_batch
 from pipeline.stream.model import fit_functions, load_hashes, load_state, ready_hashes, save_hashes, save_state

@@ -17,7 +17,7 @@ from pipeline.core.shardset.generations import last_batch
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.stream.quarantine import FOLDER
+from pipeline.input.quarantine import FOLDER
 
 _BATCH = re.compile(r"batch-(\d+)\b.*\.jsonl")
 

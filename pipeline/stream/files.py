@@ -11,13 +11,13 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.core.storage.files import FileInfo
+from pipeline.input.arrivals import BadRecord, digest
 from pipeline.input.files import COMPANIONS, PARTITION, is_evaluation
-from pipeline.stream.arrivals import BadRecord, digest
+from pipeline.input.quarantine import lines_of, path_of, write_quarantine
 from pipeline.stream.checkpoint import planned_files
 from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.inbox import Inbox, is_left_out, warnings_of
 from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_ms
-from pipeline.stream.quarantine import lines_of, path_of, write_quarantine
 
 SCHEMA = "path STRING, modificationTime TIMESTAMP, length BIGINT, content BINARY"
 NAMES = ("path", "CAST(unix_millis(modificationTime) AS BIGINT) AS modified_ms", "length")

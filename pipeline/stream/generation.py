@@ -21,13 +21,13 @@ from pipeline.core.shardset.generations import last_batch
 from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
+from pipeline.input.arrivals import Arrivals, BadRecord, survey
 from pipeline.input.committed import layout_of
+from pipeline.input.quarantine import VALUE, clear_drafts, lines_of, path_of, write_quarantine
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
-from pipeline.stream.arrivals import Arrivals, BadRecord, survey
 from pipeline.stream.batch import StreamBatch, total_rows
 from pipeline.stream.lateness import latest_believable_ms
-from pipeline.stream.quarantine import VALUE, clear_drafts, lines_of, path_of, write_quarantine
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import drop_servers, partition_of, record_bytes
 
@@ -170,10 +170,10 @@ class GenerationRun:
         first: id of the batch's first row."""
         expected = layout_of(before.manifest) if before else None
         options = self.request.read_options
-        # Files must match the committed rows, except that --channels converts: the committed shape is then not the
-        # files'.
+        # Files must match the committed rows, except that --channels and --resize convert: the committed shape is then
+        # not the files'.
         if before and expected:
-            shape = options.shape if options.channels else expected.shape
+            shape = options.shape if options.channels or options.resize else expected.shape
             options = replace(options, format=before.manifest.input.format, shape=shape)
         return survey(
             self.store,

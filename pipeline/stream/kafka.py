@@ -22,11 +22,11 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.attempt import task_folder
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.stream.arrivals import BadRecord
+from pipeline.input.arrivals import BadRecord
+from pipeline.input.quarantine import VALUE, path_of, write_quarantine
 from pipeline.stream.checkpoint import planned_offsets
 from pipeline.stream.generation import IncomingBatch
 from pipeline.stream.lateness import ahead_of_clock, is_late, latest_believable_ms
-from pipeline.stream.quarantine import VALUE, path_of, write_quarantine
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import address, landed_name, record_bytes
 

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
+from pipeline.input.arrivals import Arrivals, SkippedRows, examine, merge_ranges, ranges_to_leave_out
 from pipeline.input.dataset import Run, ranges
 from pipeline.input.decoded import decoder_versions
 from pipeline.input.scan import WORD, Scan, fingerprint
-from pipeline.stream.arrivals import Arrivals, SkippedRows, examine, merge_ranges, ranges_to_leave_out
 
 
 @dataclass(frozen=True)

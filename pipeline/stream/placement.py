@@ -10,10 +10,10 @@ import numpy as np
 from pipeline.assignment.ranks import ranks
 from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
+from pipeline.input.arrivals import some_rows
 from pipeline.input.committed import CommittedDataset
 from pipeline.input.dataset import Block
 from pipeline.output.placement import BlockDeliveries, deliver_rows
-from pipeline.stream.arrivals import some_rows
 from pipeline.stream.buckets import ChunkBuckets, Flags
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.contract import FORMAT_VERSION
+from pipeline.input.formats import FORMATS
 from pipeline.input.read_options import ReadOptions
 from pipeline.strategies.hash import Hash
 
@@ -46,6 +47,13 @@ class StreamRequest:
             raise UsageError(f"--window-rows must be 0 or more, got {self.window_rows}")
         if self.late_after_s is not None and not 0 < self.late_after_s < math.inf:
             raise UsageError(f"--late-after must be a positive number of seconds, got {self.late_after_s:g}")
+        # Formats that are recognised by content are refused file by file (input/arrivals.py).
+        kind = FORMATS.get(self.read_options.format or "")
+        if kind and kind.needs_others:
+            raise UsageError(
+                f"--format {kind.name}: its labels are not in the same file, and a stream takes each file alone; pack them"
+                " into tar, Parquet or npz files"
+            )
 
     @property
     def seed(self) -> int:
@@ -65,7 +73,6 @@ class StreamRequest:
             "unlabelled": options.unlabelled,
             "stream": {"window_rows": self.window_rows, "late_after_s": self.late_after_s, "model": self.model},
         }
-        # Only added if set, so that identities without this option do not change.
-        if options.channels:
-            configuration["channels"] = options.channels
+        # Only options that are set, so that identities without them do not change.
+        configuration |= options.identity_values()
         return hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()

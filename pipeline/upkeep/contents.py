@@ -71,7 +71,13 @@ def details(shards: ShardSet) -> list[tuple[str, str]]:
 
 def _labels(labels: Labels) -> str:
     columns = f", columns {', '.join(labels.columns)}" if labels.columns else ""
-    return (f"{labels.num_classes} classes" if "label" in labels.columns else "none") + columns
+    named = f" ({', '.join(shown_names(labels.class_names))})" if labels.class_names else ""
+    return (f"{labels.num_classes} classes{named}" if "label" in labels.columns else "none") + columns
+
+
+def shown_names(names: Sequence[str]) -> list[str]:
+    """Return the names of all classes, or of the first and the last of many."""
+    return list(names) if len(names) <= MANY else [*names[: MANY // 2], "...", *names[-MANY // 2 :]]
 
 
 def workers_table(shards: ShardSet) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import pickle
+import tarfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 from pyspark.ml.util import DefaultParamsWriter
+from scipy.io import savemat
 
 from pipeline.assignment.speeds import measured_ratios
 from pipeline.clustering import hashes, lloyd
@@ -47,6 +49,7 @@ from pipeline.input.assignment_table import MOST_ROWS, open_table, read_lines
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.embedding_table import open_embeddings
+from pipeline.input.quarantine import write_quarantine
 from pipeline.input.scan import WORD, scan
 from pipeline.input.vectors import vector_view
 from pipeline.runs.reshard import (
@@ -60,10 +63,10 @@ from pipeline.spark.source import ScannedInput
 from pipeline.stream.buckets import Buckets, StreamState
 from pipeline.stream.checkpoint import check_checkpoint, planned_files, planned_offsets
 from pipeline.stream.model import load_hashes, load_state
-from pipeline.stream.quarantine import write_quarantine
 from tests.support.configs import make_config
 from tests.support.made_up_run import eventful_run
 from tests.support.made_up_study import ledger_of, make_plan, make_records
+from tests.support.tfrecords import example, tfrecord
 from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.read import marked_states, newest, read_vector
 from trainer.checkpoints.state import RunState, folder_of
@@ -164,6 +167,85 @@ def make_encoded(folder: Path) -> None:
     pixels = images_of(20, 3, 192).reshape(20, 8, 8, 3)
     values = [{"bytes": image_file(image, formats[at % 5]), "path": f"{at}.x"} for at, image in enumerate(pixels)]
     pq.write_table(pa.table({"image": values, "label": labels_of(20)}), folder / "a.parquet", row_group_size=8)
+
+
+def make_tars(folder: Path) -> None:
+    pixels = images_of(12, 4, 192).reshape(12, 8, 8, 3)
+    for name, mode in (("a.tar", "w"), ("b.tar.gz", "w:gz")):
+        with tarfile.open(folder / name, mode) as archive:
+            for at, image in enumerate(pixels):
+                for suffix, data in (
+                    ("png", image_file(image, "PNG")),
+                    ("json", json.dumps({"label": at % 4}).encode()),
+                ):
+                    info = tarfile.TarInfo(f"{'n' * 120 * (at == 3)}{at:03d}.{suffix}")
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+
+
+def make_official(folder: Path) -> None:
+    with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz") as archive:
+        for name in ("data_batch_1", "test_batch"):
+            data = pickle.dumps({b"data": images_of(3, 1, 3072), b"labels": [0, 1, 2]}, protocol=2)
+            info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+
+
+def make_tfrecords(folder: Path) -> None:
+    pixels = images_of(20, 3, 192).reshape(20, 8, 8, 3)
+    rows = [example(image=image_file(image, "PNG"), label=f"class {at % 4}") for at, image in enumerate(pixels)]
+    (folder / "a.tfrecord").write_bytes(tfrecord(rows))
+
+
+def seal_tfrecords(folder: Path) -> None:
+    """Make the checksums of all records right that still have a length."""
+    path = folder / "a.tfrecord"
+    data = path.read_bytes()
+    records = []
+    at = 0
+    while at + 16 <= len(data) and (length := int.from_bytes(data[at : at + 8], "little")) <= len(data) - at - 16:
+        records.append(data[at + 12 : at + 12 + length])
+        at += length + 16
+    path.write_bytes(tfrecord(records) + data[at:])
+
+
+def make_npy(folder: Path) -> None:
+    np.save(folder / "x_train.npy", images_of(30, 1, 192).reshape(30, 8, 8, 3))
+    np.save(folder / "y_train.npy", labels_of(30))
+
+
+def make_idx(folder: Path) -> None:
+    images = b"\0\0\x08\x03" + np.array([30, 8, 8], ">u4").tobytes() + images_of(30, 1, 64).tobytes()
+    labels = b"\0\0\x08\x01" + np.array([30], ">u4").tobytes() + labels_of(30).astype(np.uint8).tobytes()
+    (folder / "a-images-idx3-ubyte").write_bytes(images)
+    (folder / "a-labels-idx1-ubyte").write_bytes(labels)
+    (folder / "b-images-idx3-ubyte.gz").write_bytes(gzip.compress(images))
+    (folder / "b-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+
+
+def make_mat(folder: Path) -> None:
+    images = images_of(30, 1, 192).reshape(8, 8, 3, 30)
+    savemat(folder / "a.mat", {"X": images, "y": labels_of(30)[:, None]})
+    savemat(folder / "b.mat", {"X": images, "y": labels_of(30)[:, None]}, do_compression=True)
+
+
+def make_arrow(folder: Path) -> None:
+    pixels = images_of(20, 3, 192).reshape(20, 8, 8, 3)
+    values = [{"bytes": image_file(image, "PNG"), "path": None} for image in pixels]
+    names = pa.array([f"class {at % 4}" for at in range(20)]).dictionary_encode()
+    rows = pa.table({"image": values, "label": names})
+    with pa.ipc.new_file(folder / "a.arrow", rows.schema) as file:
+        file.write_table(rows, max_chunksize=8)
+    with pa.ipc.new_stream(folder / "b.arrow", rows.schema) as stream:
+        stream.write_table(rows, max_chunksize=8)
+
+
+def make_image_folder(folder: Path) -> None:
+    for at, pixels in enumerate(images_of(12, 3, 192).reshape(12, 8, 8, 3)):
+        path = folder / "ab"[at % 2] / f"{at}.{('png', 'jpg', 'bmp', 'webp')[at % 4]}"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(path)
 
 
 def make_raw(folder: Path) -> None:
@@ -594,6 +676,15 @@ KINDS: dict[str, Kind] = {
     "cifar-binary": Kind(make_binary, read_input, {"*.bin": BYTES}),
     "cifar-pickle": Kind(make_pickles, read_input, {"data_batch_*": BYTES}),
     "npz": Kind(make_archives, read_input, {"*.npz": ("bytes", "npz", "npz")}),
+    "npy": Kind(make_npy, read_input, {"*.npy": BYTES}),
+    "idx": Kind(make_idx, read_input, {"*-ubyte": BYTES, "*.gz": BYTES}),
+    "mat": Kind(make_mat, read_input, {"*.mat": BYTES}),
+    "tar": Kind(make_tars, read_input, {"*.tar": BYTES, "*.gz": BYTES}),
+    "cifar-archive": Kind(make_official, read_input, {"*.gz": BYTES}),
+    "tfrecord": Kind(make_tfrecords, read_input, {"*.tfrecord": BYTES}),
+    "tfrecord-sealed": Kind(make_tfrecords, read_input, {"*.tfrecord": BYTES}, seal=seal_tfrecords),
+    "arrow": Kind(make_arrow, read_input, {"*.arrow": BYTES}),
+    "image-folder": Kind(make_image_folder, read_input, {"*/*": BYTES}),
     "parquet-encoded": Kind(make_encoded, read_input, {"*.parquet": PARQUET}),
     "parquet-raw": Kind(make_raw, read_input, {"*.parquet": PARQUET}),
     "parquet-dictionary": Kind(make_dictionary, read_input, {"*.parquet": PARQUET}),

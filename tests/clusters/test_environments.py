@@ -45,6 +45,7 @@ SUBCOMMANDS: Mapping[str, Command] = {
     "plan": ("--rows", 400, "--workers", 2),
     "topology": ("ring", "--workers", 4),
     "shard": (*BOTH, "--output", "shards", "--strategy", "stratified"),
+    "formats": (),
     "inspect": ("shards",),
     "verify": ("shards",),
     "clean": ("shards",),

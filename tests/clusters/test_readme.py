@@ -39,7 +39,7 @@ WRITTEN = {
         "build/shards/report.html", "build/run/report.html", "build/mine/manifest.json", "build/mine-run/model.safetensors",
     ),
     "pipeline/README.md": ("build/packages.zip", "build/shards/report.html", "build/shards-3/manifest.json"),
-    "pipeline/input/README.md": ("build/from-npz/manifest.json",),
+    "pipeline/input/README.md": ("build/from-photos/manifest.json", "build/from-npz/manifest.json"),
     "pipeline/strategies/README.md": ("build/in-runs/manifest.json",),
     "pipeline/stream/README.md": ("build/stream/report.html",),
     "trainer/README.md": (

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from pipeline import entry
 from pipeline.datasets.cifar import ARCHIVES
+from pipeline.input.formats import FORMATS
 from pipeline.strategies import STRATEGIES
 from tests.clusters import ROOT, spark_submit
 from tests.support.application import Ended, run_job, run_program
@@ -283,6 +284,11 @@ def test_topology() -> None:
     assert "lambda_2" in run_command("topology", "ring", "--workers", WORKERS).out
 
 
+def test_formats() -> None:
+    lines = run_command("formats").out.splitlines()
+    assert [line.split()[0] for line in lines] == list(FORMATS)
+
+
 def test_inspect(shards: Path) -> None:
     result = run_command("inspect", shards)
     assert last_line(result).split()[0] == str(WORKERS - 1)
@@ -381,6 +387,7 @@ CASES: dict[str, Callable[..., None]] = {
     "derive": test_derive,
     "shard": test_shard_starts_a_spark_of_its_own,
     "plan": test_plan,
+    "formats": test_formats,
     "inspect": test_inspect,
     "topology": test_topology,
     "verify": test_verify,

@@ -22,15 +22,15 @@ from pipeline.core.shardset.generations import generations
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
+from pipeline.input.arrivals import survey
 from pipeline.input.dataset import serial
+from pipeline.input.quarantine import lines_of
 from pipeline.input.read_options import ReadOptions
 from pipeline.stream import generation
-from pipeline.stream.arrivals import survey
 from pipeline.stream.files import arrivals, stream_of_files
 from pipeline.stream.generation import GenerationRun, IncomingBatch
 from pipeline.stream.inbox import Inbox
 from pipeline.stream.kafka import lost_messages
-from pipeline.stream.quarantine import lines_of
 from pipeline.stream.request import StreamRequest
 from pipeline.stream.topic import landed_name
 from tests.conftest import write_binary

@@ -149,7 +149,7 @@ def test_a_pickle_without_labels_is_read_without_them(tmp_path: Path) -> None:
         (block,) = dataset.read(0, 20)
         np.testing.assert_array_equal(block.images, images)
         assert not block.labels.any()
-    with pytest.raises(DataError, match=r"data_batch_1 has no labels, .* a pickle in labels or fine_labels"):
+    with pytest.raises(DataError, match=r"data_batch_1 has no labels: a pickle has them in labels or fine_labels"):
         discover(Store(), str(tmp_path / "none"), run=serial)
 
 

@@ -14,9 +14,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.input.arrivals import digest
 from pipeline.input.read_options import ReadOptions
 from pipeline.strategies.hash import Hash
-from pipeline.stream.arrivals import digest
 from pipeline.stream.generation import GenerationRun, IncomingBatch, Outcome
 from pipeline.stream.request import StreamRequest
 from tests.clusters import ROOT, spark_submit

@@ -81,7 +81,7 @@ def test_without_the_flag_the_line_names_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"mixed layouts: .* 3x6x5 .* 1x6x5 .*; --channels 1 or 3 converts"):
         find(tmp_path, None)
     write(tmp_path / "b.parquet", image_file(GREY[:3]))
-    with pytest.raises(DataError, match=r"mixed layouts: [^;]*$"):
+    with pytest.raises(DataError, match=r"mixed layouts: [^;]*; --channels .*, and --resize 6x5 makes sizes equal$"):
         find(tmp_path, None)
 
 

@@ -224,7 +224,7 @@ def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     (torn / "part-0.parquet").write_bytes((torn / "part-0.parquet").read_bytes()[:-50])
     uneven = write_parquet(tmp_path / "uneven", {"image": [b"0" * 3072] * 8 + [b"0" * 99], "label": [1] * 9})
     null = write_parquet(tmp_path / "null", {"image": [b"0" * 3072] * 9, "label": [1, None] + [1] * 7})
-    nolabel = write_parquet(tmp_path / "nolabel", {"image": [b"0" * 3072] * 9, "y": [1] * 9})
+    nolabel = write_parquet(tmp_path / "nolabel", {"image": [b"0" * 3072] * 9, "answer": [1] * 9})
     floats = write_parquet(tmp_path / "floats", {"image": [b"0" * 3072] * 9, "label": [0.5] * 9})
     negative = write_parquet(tmp_path / "negative", {"image": [b"0" * 3072] * 9, "label": [1] * 8 + [-4]})
     badpng = write_parquet(
@@ -272,7 +272,7 @@ def broken_inputs(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "a null label": (null, "row 1: label is null"),
         "no label column": (
             nolabel,
-            "has no labels, which Parquet has in a column label, labels or fine_label",
+            "has no labels: a table has them in a column label, labels, fine_label",
         ),
         "labels that are fractions": (floats, "label is double, not whole numbers"),
         "a negative label": (negative, "row 8: label -4"),

@@ -305,11 +305,19 @@ def test_the_slower_of_two_equal_runs_finds_the_others_table(tmp_path: Path) -> 
         TableFile(Store(), str(tmp_path / "t.parquet"), "other", METADATA_KEY).finish(1, table_schema(2), {})
 
 
+def test_new_options_leave_the_identity_of_other_tables() -> None:
+    plain = Embedding(output="t", input="a")
+    assert not plain.identity().keys() & {"resize", "image_column"}
+    assert Embedding(output="t", input="a", resize=(8, 8)).identity()["resize"] == (8, 8)
+    with pytest.raises(UsageError, match=r"--resize 0x8"):
+        Embedding(output="t", input="a", resize=(0, 8))
+
+
 def test_what_cannot_be_embedded_is_one_line(source: Path, made: Path, tmp_path: Path) -> None:
     output = str(tmp_path / "t")
     with pytest.raises(UsageError, match=r"either --input or --shards"):
         Embedding(output=output)
-    with pytest.raises(UsageError, match=r"leave out --format, --image-shape and --channels"):
+    with pytest.raises(UsageError, match=r"leave out --format, --image-shape, --channels, --resize and --image-column"):
         Embedding(output=output, shards="s", format="parquet")
     for options, error, line in (
         ({"input": str(tmp_path / "none")}, DataError, "none does not exist; check --input"),

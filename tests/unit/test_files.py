@@ -144,7 +144,7 @@ def test_partition_folders_are_read_and_others_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", ["label=cat", "label=__HIVE_DEFAULT_PARTITION__", "label=-1", "day=3"])
 def test_a_folder_that_names_no_class_gives_no_label(tmp_path: Path, folder: str) -> None:
     write(tmp_path / folder / "a.parquet", slice(0, 5), label=False)
-    with pytest.raises(DataError, match=r"has no labels, .* or in folders label=N"):
+    with pytest.raises(DataError, match=r"has no labels: .* or in folders label=N"):
         discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(shape=SHAPE))
     assert (
         discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(shape=SHAPE, unlabelled=True)).rows == 5

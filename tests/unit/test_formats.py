@@ -6,6 +6,7 @@ import io
 import pickle
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,36 +16,83 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import ExifTags, Image
+from scipy.io import savemat
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import Layout
-from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.files import FileInfo, RemoteReader
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
 from pipeline.input.formats import FORMATS, recognise
 from pipeline.input.formats.base import BLOCK_BYTES, BLOCK_ROWS, DataFile, block_rows
 from pipeline.input.formats.cifar_binary import FixedRecords
+from pipeline.input.read_options import ReadOptions
 from pipeline.input.records import fixed_size_offsets
 from tests.conftest import make_rows
+from tests.support.tfrecords import example, tfrecord
 
 STORE = Store()
 ROWS = 2 * BLOCK_ROWS + 57  # three blocks, the last one small
 LABELS, IMAGES = make_rows(ROWS, seed=3)
-COARSE = (LABELS % 7).astype(np.uint8)
 
 
 def records(*columns: np.ndarray) -> bytes:
-    return bytes(np.concatenate([column.reshape(ROWS, -1) for column in columns], axis=1).tobytes())
+    return bytes(np.concatenate([column.reshape(len(column), -1) for column in columns], axis=1).tobytes())
 
 
-def parquet(path: Path) -> None:
-    table = pa.table({"image": [image.tobytes() for image in IMAGES], "label": LABELS, "coarse_label": COARSE})
-    pq.write_table(table, path, row_group_size=1500)
+def coarse_of(labels: np.ndarray) -> np.ndarray:
+    return (labels % 7).astype(np.uint8)
 
 
-def pickled(path: Path) -> None:
-    batch = {b"data": IMAGES, b"fine_labels": LABELS.tolist(), b"coarse_labels": COARSE.tolist()}
-    path.write_bytes(pickle.dumps(batch, protocol=2))
+def table(labels: np.ndarray, images: np.ndarray) -> pa.Table:
+    values = pa.array([image.tobytes() for image in images], pa.binary())
+    return pa.table({"image": values, "label": labels, "coarse_label": coarse_of(labels)})
+
+
+def write_parquet(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    pq.write_table(table(labels, images), path, row_group_size=1500)
+
+
+def write_arrow(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    rows = table(labels, images)
+    with pa.ipc.new_file(path, rows.schema) as file:
+        file.write_table(rows, max_chunksize=1500)
+
+
+def pickled(labels: np.ndarray, images: np.ndarray) -> bytes:
+    batch = {b"data": images, b"fine_labels": labels.tolist(), b"coarse_labels": coarse_of(labels).tolist()}
+    return pickle.dumps(batch, protocol=2)
+
+
+def write_archive(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    names = pickle.dumps({"fine_label_names": [f"class {number}" for number in range(100)]})
+    members = (("cifar-100-python/train", pickled(labels, images)), ("cifar-100-python/meta", names))
+    with tarfile.open(path, "w:gz") as file:
+        for name, data in (*members, ("cifar-100-python/test", pickled(labels[:3], images[:3]))):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+
+
+def write_idx(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    shape = (len(images), 3, 32, 32)
+    path.write_bytes(b"\0\0\x08\x04" + np.array(shape, ">u4").tobytes() + images.tobytes())
+    header = b"\0\0\x08\x01" + np.array([len(labels)], ">u4").tobytes()
+    path.with_name("train-labels-idx1-ubyte").write_bytes(header + labels.tobytes())
+
+
+def write_npy(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    with path.open("wb") as file:
+        np.save(file, images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    np.save(path.with_name("labels.npy"), labels.astype(np.int64))
+
+
+def write_mat(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    pixels = images.reshape(-1, 3, 32, 32).transpose(2, 3, 1, 0)
+    with path.open("wb") as file:
+        # As in SVHN's files, the class 0 is called 10.
+        named = np.where(labels == 0, 10, labels)
+        savemat(file, {"X": pixels, "y": named[:, None].astype(np.uint8)}, do_compression=True)
 
 
 def archive(**arrays: Any) -> bytes:
@@ -53,31 +101,102 @@ def archive(**arrays: Any) -> bytes:
     return file.getvalue()
 
 
-# How to write LABELS, IMAGES and, where the layout holds them, COARSE as one file of each layout.
-WRITERS: dict[str, Callable[[Path], object]] = {
-    "cifar10-binary": lambda path: path.write_bytes(records(LABELS, IMAGES)),
-    "cifar100-binary": lambda path: path.write_bytes(records(COARSE, LABELS, IMAGES)),
-    "cifar-pickle": pickled,
-    "parquet": parquet,
-    "npz": lambda path: path.write_bytes(archive(images=IMAGES.reshape(-1, 3, 32, 32), labels=LABELS)),
+def write_tar(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    with tarfile.open(path, "w") as file:
+        for row, (label, image) in enumerate(zip(labels, images, strict=True)):
+            content = png(image.reshape(3, 32, 32))
+            for name, data in ((f"{row:06d}.cls", str(label).encode()), (f"{row:06d}.png", content)):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                file.addfile(info, io.BytesIO(data))
+
+
+def write_records(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
+    rows = zip(labels, images, strict=True)
+    path.write_bytes(tfrecord([example(image=image.tobytes(), label=int(label)) for label, image in rows]))
+
+
+# How to write labels, images and, where the layout holds them, coarse labels as one file of each layout.
+WRITERS: dict[str, Callable[[Path, np.ndarray, np.ndarray], object]] = {
+    "cifar10-binary": lambda path, labels, images: path.write_bytes(records(labels, images)),
+    "cifar100-binary": lambda path, labels, images: path.write_bytes(records(coarse_of(labels), labels, images)),
+    "cifar-pickle": lambda path, labels, images: path.write_bytes(pickled(labels, images)),
+    "cifar-archive": write_archive,
+    "parquet": write_parquet,
+    "arrow": write_arrow,
+    "tar": write_tar,
+    "tfrecord": write_records,
+    "npz": lambda path, labels, images: path.write_bytes(archive(images=images.reshape(-1, 3, 32, 32), labels=labels)),
+    "npy": write_npy,
+    "idx": write_idx,
+    "mat": write_mat,
 }
-every_format = pytest.mark.parametrize("name", list(FORMATS))
+FILE_NAMES = {"npy": "images.npy", "idx": "train-images-idx3-ubyte"}  # where labels are in a file beside the images
+every_format = pytest.mark.parametrize("name", list(WRITERS))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("formats")
-    for name, write in WRITERS.items():
-        write(folder / name)
-    return {name: folder / name for name in WRITERS}
+    return write_all(tmp_path_factory.mktemp("formats"), LABELS, IMAGES)
+
+
+def write_all(folder: Path, labels: np.ndarray, images: np.ndarray) -> dict[str, Path]:
+    paths = {name: folder / name / FILE_NAMES.get(name, "a") for name in WRITERS}
+    for name, path in paths.items():
+        path.parent.mkdir()
+        WRITERS[name](path, labels, images)
+    return paths
 
 
 def surveyed(path: Path, name: str) -> tuple[DataFile, Layout]:
-    return FORMATS[name].survey(STORE, STORE.info(str(path)), None)
+    return FORMATS[name].survey(STORE, STORE.info(str(path)), ReadOptions())
+
+
+class FewMethods(RemoteReader):
+    """A reader with the methods of a remote store's alone."""
+
+    def __init__(self, path: str) -> None:
+        self.file = open(path, "rb", buffering=0)  # noqa: SIM115
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        return self.file.read(size)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_every_format_gives_the_same_ids_and_bits(
+    remote: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if remote:
+        monkeypatch.setattr(Store, "open", lambda store, path: FewMethods(path))
+    labels, images = np.repeat(np.arange(3, dtype=np.uint8), 4), IMAGES[:12]
+    inputs = write_all(tmp_path, labels, images) | {"image-folder": tmp_path / "image-folder"}
+    for row, (label, image) in enumerate(zip(labels, images, strict=True)):
+        folder = inputs["image-folder"] / str(label)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{row:02d}.png").write_bytes(png(image.reshape(3, 32, 32)))
+    assert inputs.keys() == FORMATS.keys()
+    for name, path in inputs.items():
+        dataset = discover(STORE, str(path), run=serial)
+        assert (dataset.format, dataset.rows) == (name, 12)
+        rows = [block for low in (0, 5) for block in dataset.read(low, low + 7 if low else 5)]
+        assert [number for block in rows for number in block.ids] == list(range(12)), name
+        assert np.array_equal(np.concatenate([block.labels for block in rows]), labels), name
+        assert np.array_equal(np.concatenate([block.images for block in rows]), images), name
 
 
 def test_every_format_has_a_writer_here() -> None:
-    assert WRITERS.keys() == FORMATS.keys(), "a new format needs a line in WRITERS"
+    folders = {name for name, kind in FORMATS.items() if kind.reads_folders}  # tests/unit/test_image_folder.py
+    assert WRITERS.keys() == FORMATS.keys() - folders, "a new format needs a line in WRITERS"
     assert all(kind.name == name for name, kind in FORMATS.items())
 
 
@@ -102,7 +221,7 @@ def test_survey_and_read_equal_what_was_written(files: dict[str, Path], name: st
     assert np.array_equal(np.concatenate([block.labels for block in blocks]), LABELS)
     assert np.array_equal(np.concatenate([block.images for block in blocks]), IMAGES)
     if layout.coarse:
-        assert np.array_equal(np.concatenate([block.coarse_labels for block in blocks]), COARSE)
+        assert np.array_equal(np.concatenate([block.coarse_labels for block in blocks]), coarse_of(LABELS))
     else:
         assert {block.coarse_labels is None for block in blocks} == {True}
 
@@ -167,9 +286,9 @@ class Wide(FixedRecords):
 
 
 def test_a_new_format_of_the_registry_is_recognised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = records(np.ones(ROWS, np.uint8), COARSE, LABELS, IMAGES)
+    data = records(np.ones(ROWS, np.uint8), coarse_of(LABELS), LABELS, IMAGES)
     (tmp_path / "a.bin").write_bytes(data)
-    with pytest.raises(DataError, match=r"is not a known layout: neither whole CIFAR-10 .* nor Parquet; declare"):
+    with pytest.raises(DataError, match=r"has no format that `sharding formats` lists; declare it with --format and"):
         discover(STORE, str(tmp_path), run=serial)
     monkeypatch.setitem(FORMATS, "wide", Wide())
     dataset = discover(STORE, str(tmp_path), run=serial)
@@ -193,7 +312,7 @@ def test_blocks_of_large_images_are_bounded_by_bytes(tmp_path: Path) -> None:
         for row in range(rows):
             file.write(bytes([row % 10]) + bytes([row]) * size)
     name, shape = "cifar10-binary", (3, side, side)
-    data, layout = FORMATS[name].survey(STORE, STORE.info(str(path)), shape)
+    data, layout = FORMATS[name].survey(STORE, STORE.info(str(path)), ReadOptions(shape=shape))
     seen = 0
     for block in FORMATS[name].read(STORE, data, 0, rows, layout, True):
         assert block.images is not None
@@ -336,17 +455,10 @@ def test_raw_pixels_may_begin_as_any_image_file(begin: bytes, tmp_path: Path) ->
     assert np.array_equal(read_images(tmp_path, [row.tobytes() for row in images]), images)
 
 
-def test_spark_image_struct_is_refused_by_name(tmp_path: Path) -> None:
-    names = ("origin", "height", "width", "nChannels", "mode")
-    value = dict.fromkeys(names, 1) | {"data": b"x"}
-    with pytest.raises(DataError, match=r"column image is the struct of Spark's image source.*binaryFile"):
-        read_images(tmp_path, [value] * 2)
-
-
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (pa.list_(pa.uint8()), "column image is list<element: uint8>, not binary images"),
+        (pa.list_(pa.uint8()), r"row 0: 3 numbers are no image of 3x32x32; declare --image-shape"),
         (pa.string(), "column image is string, not binary images"),
     ],
 )

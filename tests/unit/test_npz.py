@@ -106,7 +106,7 @@ def test_a_declared_shape_decides_flat_images(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(archive(images=GREY.reshape(ROWS, -1), labels=LABELS))
     store = Store()
-    data, layout = Npz().survey(store, store.info(str(path)), (1, 6, 5))
+    data, layout = Npz().survey(store, store.info(str(path)), ReadOptions(shape=(1, 6, 5)))
     (block,) = Npz().read(store, data, 3, 7, layout, True)
     assert block.images is not None
     assert np.array_equal(block.images, GREY[3:7].reshape(4, -1))

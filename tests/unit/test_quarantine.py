@@ -15,10 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.shardset.layout import Layout
-from pipeline.input.dataset import serial
-from pipeline.input.formats import DataFile
-from pipeline.input.read_options import ReadOptions
-from pipeline.stream.arrivals import (
+from pipeline.input.arrivals import (
     MOST_BROKEN,
     Arrivals,
     RecordRange,
@@ -27,10 +24,13 @@ from pipeline.stream.arrivals import (
     ranges_to_leave_out,
     survey,
 )
+from pipeline.input.dataset import serial
+from pipeline.input.formats import DataFile
+from pipeline.input.quarantine import path_of, write_quarantine
+from pipeline.input.read_options import ReadOptions
 from pipeline.stream.checkpoint import planned_files, planned_offsets
 from pipeline.stream.kafka import lost_messages
 from pipeline.stream.look import LookJob, scan_batch
-from pipeline.stream.quarantine import path_of, write_quarantine
 from tests.spark.test_stream import IMAGES, LABELS, files
 from tests.support.places import STORE, put
 from tests.support.stream_runs import SHAPE
@@ -119,7 +119,7 @@ def test_ranges_that_tasks_find_merge_to_those_of_a_loop_over_files(
             elif kinds[row] != "good":
                 expected.append((row, row + 1, f"{row}"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pipeline.stream.arrivals.MOST_BROKEN", most)
+        patch.setattr("pipeline.input.arrivals.MOST_BROKEN", most)
         got = ranges_to_leave_out(data, found)
     assert [(entry.first, entry.end, entry.reason.partition(";")[0]) for entry in got] == expected
 

@@ -11,10 +11,10 @@ import pytest
 from pipeline.core.errors import DataError, DivergenceError, JobError, UnsuitableError, UsageError
 from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.input.arrivals import Arrivals
 from pipeline.runs.flags import _cause
 from pipeline.strategies import hash as hash_strategy
 from pipeline.strategies.hash import Hash
-from pipeline.stream.arrivals import Arrivals
 from pipeline.stream.batch import StreamBatch
 from pipeline.stream.buckets import Buckets, CounterUpdate
 from pipeline.stream.request import StreamRequest

@@ -135,7 +135,10 @@ class Evaluator:
         self.num_classes = shards.num_classes
         self.num_rows = shards.rows
         num_classes = None if built_model.targets else shards.num_classes
-        self.metadata = ModelMetadata(config.model.to_json(), list(shards.shape), num_classes, shards.mean.tolist())
+        names = [] if num_classes is None else shards.manifest.labels.class_names
+        self.metadata = ModelMetadata(
+            config.model.to_json(), list(shards.shape), num_classes, shards.mean.tolist(), list(names)
+        )
         self._best_key: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
         if self.rows is None:
             self._warn(NO_ROWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,12 +23,14 @@ class ModelMetadata:
         shape: channels, height and width of an image.
         classes: number of classes; None for a model of real targets.
         mean: mean of each channel of the training images, in 0..255.
+        class_names: name of each class, by its number; empty if the shard set names none.
     """
 
     network: dict[str, Any]
     shape: list[int]
     classes: int | None
     mean: list[float]
+    class_names: list[str] = field(default_factory=list)
 
     @property
     def chw(self) -> tuple[int, int, int]:
@@ -37,7 +39,10 @@ class ModelMetadata:
 
     def to_header(self) -> dict[str, str]:
         """Return the metadata as a model file holds them."""
-        return {ENTRY: json.dumps(asdict(self))}
+        values = asdict(self)
+        if not self.class_names:
+            del values["class_names"]
+        return {ENTRY: json.dumps(values)}
 
 
 def from_header(metadata: Mapping[str, str]) -> ModelMetadata:
@@ -49,4 +54,6 @@ def from_header(metadata: Mapping[str, str]) -> ModelMetadata:
         raise ValueError(f"images of shape {about.shape} in {about.classes} classes")
     if len(about.mean) != about.shape[0] or not np.isfinite(about.mean).all():
         raise ValueError(f"means {about.mean} of {about.shape[0]} channels")
+    if about.class_names and len(about.class_names) > (about.classes or 0):
+        raise ValueError(f"{len(about.class_names)} names of {about.classes} classes")
     return about

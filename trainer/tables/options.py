@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from pipeline.core.command_line import image_shape
+from pipeline.core.command_line import image_shape, image_size
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Spec, option
 from pipeline.input.channels import check_channels
+from pipeline.input.resize import check_size
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,17 @@ class TableOptions(Spec):
     channels: int | None = option(
         None, "convert the images of --input to 1 or 3 channels", shown="unchanged", advanced=True
     )
+    resize: tuple[int, int] | None = option(
+        None,
+        "resize the images of --input, as the sharding jobs do",
+        metavar="HxW",
+        parse=image_size,
+        shown="unchanged",
+        advanced=True,
+    )
+    image_column: str | None = option(
+        None, "column or array of the images of --input", metavar="NAME", shown="a usual name", advanced=True
+    )
     device: Literal["auto", "cpu", "cuda"] = option(
         "auto", "device of the computation; auto: a GPU if available", may_change=True
     )
@@ -51,11 +63,27 @@ class TableOptions(Spec):
         super().__post_init__()
         if (self.input is None) == (self.shards is None):
             raise UsageError("give the images to read: either --input or --shards")
-        if self.shards is not None and (self.format or self.image_shape or self.channels):
+        layout = (self.format, self.image_shape, self.channels, self.resize, self.image_column)
+        if self.shards is not None and any(layout):
             raise UsageError(
-                "--shards contains the layout of its images: leave out --format, --image-shape and --channels"
+                "--shards contains the layout of its images: leave out --format, --image-shape, --channels, --resize and"
+                " --image-column"
             )
         check_channels(self.channels)
+        check_size(self.resize)
+
+    def identity(self) -> dict[str, Any]:
+        # Options that earlier versions lacked count only if they are set, so that their tables stay current.
+        return {name: value for name, value in super().identity().items() if name not in ADDED or value is not None}
 
 
-ROWS = ("input", "shards", "format", "image_shape", "channels", "output")  # the group of flags for the rows, in order
+ADDED = ("resize", "image_column")
+ROWS = (
+    "input",
+    "shards",
+    "format",
+    "image_shape",
+    "channels",
+    *ADDED,
+    "output",
+)  # the group of flags for the rows, in order

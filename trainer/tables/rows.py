@@ -25,7 +25,15 @@ def open_rows(store: Store, options: TableOptions) -> Dataset:
         dataset: Dataset = committed_dataset(open_committed(store, options.shards))
         return dataset
     assert options.input is not None, "checked by TableOptions"
-    read_options = ReadOptions(options.format, options.image_shape, unlabelled=True, channels=options.channels)
+    # Labels are left out, so that rows need none.
+    read_options = ReadOptions(
+        options.format,
+        options.image_shape,
+        unlabelled=True,
+        channels=options.channels,
+        resize=options.resize,
+        image_column=options.image_column,
+    )
     return discover(store, store.resolve(options.input), run=serial, read_options=read_options)
 
 

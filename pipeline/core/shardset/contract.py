@@ -52,6 +52,7 @@ class Input:
         fingerprint: ``rows-hash`` of the content, independent of order and files; None if it was not computed.
         listing: digest of the names, sizes and times of the files.
         attributes: sum of the hashes of the kept columns, in hexadecimal; None without such columns.
+        quarantined: broken records that were left out.
     """
 
     uri: str = ""
@@ -62,6 +63,7 @@ class Input:
     fingerprint: str | None = None
     listing: str = ""
     attributes: str | None = field(default=None, metadata=OPTIONAL)
+    quarantined: int = field(default=0, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,12 @@ class Labels:
     Attributes:
         columns: the columns beside the image: ``label``, ``coarse_label``, ``target``.
         num_classes: number of classes of ``label``.
+        class_names: name of each class, by its number; empty if they are unknown.
     """
 
     columns: list[str] = field(default_factory=lambda: ["label"])
     num_classes: int
+    class_names: list[str] = field(default_factory=list, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Literal
 
 CIFAR_SHAPE = (3, 32, 32)
 MAX_IMAGE_BYTES = 1 << 28
+MAX_CLASSES = 65_536  # histograms are dense
 Dtype = Literal["uint8", "float32"]
 
 
@@ -32,6 +33,8 @@ class Layout:
         labelled: whether rows have a label; without labels all rows count as class 0.
         column: column of vectors that are read instead of images (input/vectors.py), or None.
         attributes: further columns of the input that are read with every row: the only place that lists them.
+        class_names: name of each class, by its number; empty if they are unknown.
+        named_labels: whether the files hold names of classes instead of numbers; class_names then numbers them.
     """
 
     shape: tuple[int, int, int]
@@ -42,6 +45,8 @@ class Layout:
     labelled: bool = True
     column: str | None = None
     attributes: tuple[KeptColumn, ...] = ()
+    class_names: tuple[str, ...] = ()
+    named_labels: bool = False
 
     @property
     def record_bytes(self) -> int:
@@ -54,8 +59,9 @@ class Layout:
         kind = "images" if self.dtype == "uint8" else f"images of {self.dtype}"
         classes = f" of {self.num_classes} classes" if self.num_classes else ""
         beside = " with coarse labels" * bool(self.coarse) + " with targets" * self.targets
+        beside += " with names as labels" * self.named_labels
         names = "".join(f" with {column.name} of {column.type}" for column in self.attributes)
         return f"{size} {kind}{classes if self.labelled else ' without labels'}{beside}{names}"
 
     def drop_labels(self) -> Layout:
-        return replace(self, num_classes=1, coarse=None, labelled=False)
+        return replace(self, num_classes=1, coarse=None, labelled=False, class_names=(), named_labels=False)

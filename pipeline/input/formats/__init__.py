@@ -7,14 +7,37 @@ from concurrent.futures import ThreadPoolExecutor
 from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
+from pipeline.input.formats.array_files import Idx, Npy
+from pipeline.input.formats.arrow import ArrowImages
 from pipeline.input.formats.base import Columns, DataFile, Format
+from pipeline.input.formats.cifar_archive import CifarArchive
 from pipeline.input.formats.cifar_binary import Cifar10Binary, Cifar100Binary
 from pipeline.input.formats.cifar_pickle import CifarPickle
+from pipeline.input.formats.image_folder import ImageFolder
+from pipeline.input.formats.mat import Mat
 from pipeline.input.formats.npz import Npz
 from pipeline.input.formats.parquet import ParquetImages
+from pipeline.input.formats.tar import Tar
+from pipeline.input.formats.tfrecord import TFRecord
 
+# The order in which they are tried: a file of CIFAR records is known by its length alone, so these are last.
 FORMATS: dict[str, Format] = {
-    kind.name: kind for kind in (Cifar10Binary(), Cifar100Binary(), CifarPickle(), Npz(), ParquetImages())
+    kind.name: kind
+    for kind in (
+        ImageFolder(),
+        ParquetImages(),
+        ArrowImages(),
+        CifarArchive(),
+        Tar(),
+        TFRecord(),
+        Npz(),
+        Npy(),
+        Mat(),
+        CifarPickle(),
+        Idx(),
+        Cifar10Binary(),
+        Cifar100Binary(),
+    )
 }
 HEAD_BYTES = 1 << 18  # bytes of a file that are read to recognise its format
 OPENED_AT_ONCE = 16
@@ -49,17 +72,16 @@ def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] |
         for name, kind in FORMATS.items():
             if kind.resembles(head, shape):
                 return name
-    summaries = [kind.summary for kind in FORMATS.values()]
     raise DataError(
-        f"{unknown[0]} ({store.info(unknown[0]).bytes} bytes) is not a known layout: neither"
-        f" {', '.join(summaries[:-1])} nor {summaries[-1]}; declare it with --format and --image-shape, or remove it"
+        f"{unknown[0]} ({store.info(unknown[0]).bytes} bytes) has no format that `sharding formats` lists; declare it with"
+        " --format and --image-shape, or remove it"
     )
 
 
 def _vote(store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> str | None:
     """Return the name of the first format that recognises a file, or None. Raises DataError if it cannot be read."""
     try:
-        head = store.read_range(file.path, 0, HEAD_BYTES)
+        head = b"" if file.is_dir else store.read_range(file.path, 0, HEAD_BYTES)
     except PermissionError:
         raise DataError(f"{file.path} cannot be read: permission denied") from None
     except FileNotFoundError:

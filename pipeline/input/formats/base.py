@@ -15,8 +15,11 @@ from pipeline.core.errors import UsageError
 from pipeline.core.shardset.layout import KeptColumn, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
+from pipeline.input.read_options import ReadOptions
+from pipeline.input.resize import Size
 
 BLOCK_ROWS = 2048  # the most rows of a block
+DECODED_BYTES = 16 << 20  # image files that are decoded together, in bytes of pixels
 BLOCK_BYTES = 64 << 20  # the most image bytes of a block of several rows: Arrow's offsets end at 2 GiB
 
 
@@ -40,6 +43,13 @@ class DataFile:
         encoded: whether the images are image files such as PNG.
         channels: the channels of the images that the format returns, if --channels is given. The decoder converts image
             files to this number; other images are converted after they are read (input/converted.py).
+        size: the height and width of the images that the format returns, if --resize is given; as ``channels``.
+        image_column: the name of the column or array of images; "" in formats without names.
+        label_column: the name of the column or array of labels; "" without labels or names.
+        class_name: the name of the class of all rows, if it comes from a folder; ``label`` is then its number.
+        marks: the byte at which every ``mark_rows``-th row begins, if rows are found by reading those before them.
+        mark_rows: the number of rows between two marks.
+        split: the split of the file's rows that is read, if a file holds several.
     """
 
     path: str
@@ -51,6 +61,13 @@ class DataFile:
     change: str = ""  # see FileInfo
     encoded: bool = False
     channels: int | None = None
+    size: Size | None = None
+    image_column: str = ""
+    label_column: str = ""
+    class_name: str | None = None
+    marks: tuple[int, ...] = ()
+    mark_rows: int = 0
+    split: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,13 +99,18 @@ class Columns:
 class Format(ABC):
     """An input format.
 
-    Members are stateless, so that tasks can use them. ``shape`` is the value of --image-shape, or None."""
+    Members are stateless, so that tasks can use them. ``shape`` is the value of --image-shape, or None. A survey must not
+    convert images: --channels and --resize of its options are applied by input/converted.py."""
 
     name: ClassVar[str]
     summary: ClassVar[str]  # a description of a file, for the error line about an unknown format
     opens: ClassVar[bool]  # whether a survey must open the file and therefore runs in a task
     seeks: ClassVar[bool] = False  # whether any record can be read without the records before it
     may_be_empty: ClassVar[bool] = False  # whether files without rows are normal, as Spark writes them
+    reads_folders: ClassVar[bool] = False  # whether a data file may be a folder, whose files are the records
+    needs_others: ClassVar[bool] = False  # whether a file's labels are in another file or in its folder's name
+    names_columns: ClassVar[bool] = False  # whether --image-column and --label-column apply
+    labels_in: ClassVar[str]  # where labels are looked for, for the error line about files without labels
     locates_damage: ClassVar[bool] = False  # whether the survey of an unrecognised file reports where it is truncated
 
     @abstractmethod
@@ -99,8 +121,18 @@ class Format(ABC):
         """True if an unrecognised file begins like this format, so that its survey can report where it is truncated."""
         return False
 
+    def data_files(self, entries: list[FileInfo], uri: str) -> list[FileInfo]:
+        """Return the entries of an input that hold rows; others, such as files of labels, are read beside them.
+
+        uri: the path of the input."""
+        return entries
+
+    def names_beside(self, store: Store, folder: str) -> tuple[str, ...]:
+        """Return the names of the classes from a file beside the data files, or ()."""
+        return ()
+
     @abstractmethod
-    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+    def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
         """Return the rows and layout of one file, reading as little of it as possible. Raises DataError."""
 
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -13,6 +14,8 @@ from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
+from pipeline.input.formats.cifar_pickle import read_names
+from pipeline.input.read_options import ReadOptions
 
 
 class FixedRecords(Format):
@@ -20,6 +23,7 @@ class FixedRecords(Format):
 
     label_bytes: the number of label bytes at the start of a record. limits: the number of classes for each of them."""
 
+    labels_in: ClassVar[str] = "every record begins with its label"
     opens: ClassVar[bool] = False
     seeks: ClassVar[bool] = True
     locates_damage: ClassVar[bool] = True
@@ -47,14 +51,18 @@ class FixedRecords(Format):
             return True
         return bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
+    def names_beside(self, store: Store, folder: str) -> tuple[str, ...]:
+        return read_names(store, folder, ("fine_label_names.txt" if self.label_bytes == 2 else "batches.meta.txt",))
+
     def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         """True if the label bytes of a file of odd length are valid for this record length."""
         size = self.record_bytes(shape)
         records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
         return len(records) > 1 and bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
-    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+    def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
         """Return the rows and layout of a file, from its size alone. Raises DataError if it ends within a record."""
+        shape = options.shape
         size = self.record_bytes(shape)
         rows, rest = divmod(file.bytes, size)
         if rest:
@@ -82,13 +90,18 @@ class FixedRecords(Format):
             # The file may have changed since the survey, and the error of reshape would not name it.
             if len(data) != rows * size:
                 raise DataError(f"{file.path} ends at offset {low * size + len(data)}: it was cut while it was read")
-            records = np.frombuffer(data, np.uint8).reshape(rows, size)
-            labels = records[:, : self.label_bytes].astype(np.int32)
-            yield Columns(
-                labels=labels[:, -1],
-                images=records[:, self.label_bytes :] if images else None,
-                coarse_labels=labels[:, 0] if self.label_bytes == 2 else None,
-            )
+            columns = self.columns_of(data, layout.shape)
+            yield columns if images else replace(columns, images=None)
+
+    def columns_of(self, data: bytes, shape: tuple[int, int, int] | None) -> Columns:
+        """Return the columns of whole records."""
+        records = np.frombuffer(data, np.uint8).reshape(-1, self.record_bytes(shape))
+        labels = records[:, : self.label_bytes].astype(np.int32)
+        return Columns(
+            labels=labels[:, -1],
+            images=records[:, self.label_bytes :],
+            coarse_labels=labels[:, 0] if self.label_bytes == 2 else None,
+        )
 
     def where(self, file: DataFile, record: int, layout: Layout) -> str:
         return f"{file.path}, offset {record * self.record_bytes(layout.shape)} (record {record})"

@@ -9,6 +9,7 @@ import io
 import pickle
 import pickletools
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from pipeline.core.shardset.schema import no_labels, words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
+from pipeline.input.read_options import ReadOptions
 
 _reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own function, whose module depends on the version
 
@@ -67,6 +69,7 @@ ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
+MOST_NAMES = 1 << 20  # bytes of a file of names
 MEMO = {"PUT", "BINPUT", "LONG_BINPUT"}
 # Opcodes that make instances without the calls above, or that refer to objects outside of the pickle.
 REFUSED = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"}
@@ -96,10 +99,8 @@ class CifarUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
 
 
-def load(data: bytes, path: str) -> dict[bytes, Any]:
-    """Return the batch as a dict with bytes keys.
-
-    Raises DataError for anything but a CIFAR pickle, including hostile ones."""
+def _unpickle(data: bytes, path: str) -> dict[bytes, Any]:
+    """Return the dict of a pickle with bytes keys. Raises DataError for any other pickle, including hostile ones."""
     try:
         _refuse_opcodes(data)
         batch = CifarUnpickler(data).load()
@@ -108,7 +109,54 @@ def load(data: bytes, path: str) -> dict[bytes, Any]:
         raise DataError(f"{path} is not a CIFAR pickle: {words}; it was not loaded") from None
     if not isinstance(batch, dict):
         raise DataError(f"{path} is not a CIFAR pickle: it holds a {type(batch).__name__}, not a dict")
-    batch = {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
+    return {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
+
+
+def names_of(data: bytes, name: str, path: str) -> tuple[str, ...]:
+    """Return the names of the classes from a file of an official archive, () if it has none. Raises DataError.
+
+    Args:
+        data: the file.
+        name: its name; .txt has a name per line, others are pickles.
+        path: its path or archive, for error lines.
+    """
+    if name.endswith(".txt"):
+        names: Any = data.split()
+    else:
+        values = _unpickle(data, f"{path}, file {name}")
+        names = values.get(b"fine_label_names", values.get(b"label_names"))
+    if not isinstance(names, list) or not all(isinstance(each, str | bytes) for each in names):
+        return ()
+    return tuple(each if isinstance(each, str) else each.decode("latin1") for each in names)
+
+
+def read_names(store: Store, folder: str, files: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the classes from the first of some files in a folder that exists; () if none can be read."""
+    for name in files:
+        path = f"{folder}/{name}"
+        # The names are an addition: a damaged file of them does not keep anybody from using the rows.
+        with suppress(OSError, DataError):
+            if store.info(path).bytes <= MOST_NAMES:
+                return names_of(store.read(path), name, path)
+    return ()
+
+
+def columns_of(data: bytes, place: str) -> Columns:
+    """Return the rows of a batch. Raises DataError. place: the file, for error lines."""
+    batch = load(data, place)
+    rows = len(batch[b"data"])
+    key = b"fine_labels" if b"fine_labels" in batch else b"labels"
+    if key not in batch:
+        raise DataError(f"{place} has no labels")
+    coarse = _labels(batch, b"coarse_labels", place, rows) if b"coarse_labels" in batch else None
+    return Columns(_labels(batch, key, place, rows), batch[b"data"], coarse)
+
+
+def load(data: bytes, path: str) -> dict[bytes, Any]:
+    """Return the batch as a dict with bytes keys.
+
+    Raises DataError for anything but a CIFAR pickle, including hostile ones."""
+    batch = _unpickle(data, path)
     images = batch.get(b"data")
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.ndim != 2:
         raise DataError(f"{path} has no b'data' matrix of uint8 [rows, pixels]; it is not a CIFAR batch")
@@ -134,16 +182,20 @@ class CifarPickle(Format):
 
     name: ClassVar[str] = "cifar-pickle"
     summary: ClassVar[str] = "a CIFAR pickle"
+    labels_in: ClassVar[str] = "a pickle has them in labels or fine_labels"
     opens: ClassVar[bool] = True
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or head[:4] in (b"(dp0", b"(dp1")
 
-    def survey(self, store: Store, file: FileInfo, shape: tuple[int, int, int] | None) -> tuple[DataFile, Layout]:
+    def names_beside(self, store: Store, folder: str) -> tuple[str, ...]:
+        return read_names(store, folder, ("batches.meta", "meta"))
+
+    def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
         """Return the rows and layout of one file, which is loaded whole. Raises DataError."""
         batch = load(store.read(file.path), file.path)
         rows, pixels = batch[b"data"].shape
-        shape = shape or CIFAR_SHAPE
+        shape = options.shape or CIFAR_SHAPE
         if pixels != int(np.prod(shape)):
             size = "x".join(map(str, shape))
             raise DataError(f"{file.path}: rows of {pixels} pixels are not {size} images; declare --image-shape")

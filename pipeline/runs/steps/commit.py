@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipeline.core.provenance import provenance
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
 from pipeline.core.shardset.contract import Manifest, Worker
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.input.dataset import Dataset
+from pipeline.input.quarantine import lines_of, path_of, write_quarantine
 from pipeline.output.entries import (
     describe_assigned_workers,
     describe_assignment,
@@ -42,7 +46,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         rows=source.scan.rows,
         copies=placed_rows.copies,
         interval=request.interval,
-        input=source.describe(),
+        input=replace(source.describe(), quarantined=_count_bad(written_set, source.dataset)),
         image=describe_image(source),
         labels=describe_labels(source),
         columns=list(source.dataset.layout.attributes),
@@ -59,6 +63,12 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         versions=library_versions(),
         made={**provenance(), "master": str(run.context.master)},
     )
+
+
+def _count_bad(written_set: WrittenSet, dataset: Dataset) -> int:
+    """Return the number of records of a data set that were left out."""
+    paths = {file.path for file in dataset.files}
+    return sum(entry.records for entry in written_set.inputs.bad_records if entry.source in paths)
 
 
 def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]:
@@ -104,5 +114,7 @@ def commit(
         refuse_unless(run.request.overwrite, other, "run, committed while this one worked")
         return True
 
+    # Before the commit, so that no committed set lacks its list; a rerun writes the same lines.
+    write_quarantine(run.store, path_of(run.request.output, 0), lines_of(scans.bad_records))
     committed = publish(attempt, manifest, moves, before=goal.before, supersedes=supersedes)
     return ShardingResult(committed, fresh=committed.manifest.generation.endswith(attempt.id))

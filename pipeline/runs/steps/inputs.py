@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.contract import Repeats
 from pipeline.doctor import beforehand
+from pipeline.input.arrivals import BadRecord
+from pipeline.input.bad_records import leave_out_bad, parse_limit
 from pipeline.input.dataset import Dataset, discover
+from pipeline.input.quarantine import path_of
 from pipeline.runs.request import Request
 from pipeline.runs.steps.run import ShardingRun
-from pipeline.spark.images import run_on
+from pipeline.spark.images import Images, run_on
 from pipeline.spark.source import ScannedInput, scan_for_repeats
 
 
@@ -41,11 +45,17 @@ class Inputs:
 class ScannedInputs:
     """The rows of a run after their scan.
 
-    source: the rows to shard; evaluation: the evaluation rows, or None; repeats: images that occur twice."""
+    Attributes:
+        source: the rows to shard.
+        evaluation: the evaluation rows, or None.
+        repeats: images that occur twice.
+        bad_records: the rows that are left out.
+    """
 
     source: ScannedInput
     evaluation: ScannedInput | None = None
     repeats: Repeats | None = None
+    bad_records: Sequence[BadRecord] = ()
 
     def fingerprints(self) -> tuple[tuple[str | None, str | None], ...]:
         """Return the fingerprints of the rows and of their kept columns, for the rows and the evaluation rows."""
@@ -61,22 +71,29 @@ def discover_inputs(run: ShardingRun) -> Inputs:
     places = {"--input": request.input} | ({"--eval-input": request.eval_input} if request.eval_input else {})
     beforehand.check_inputs(run.context, run.store, places)
 
-    def find(uri: str, evaluation: bool) -> Dataset:
+    def find(uri: str, evaluation: bool, names: tuple[str, ...] = ()) -> Dataset:
         # Kept columns describe the rows that are divided; evaluation rows have none.
         options = replace(request.read_options, columns=()) if evaluation else request.read_options
-        return discover(run.store, uri, run=run_on(run.context), read_options=options, evaluation=evaluation)
+        return discover(
+            run.store, uri, run=run_on(run.context), read_options=options, evaluation=evaluation, class_names=names
+        )
 
     dataset = find(request.input, False)
     if not request.eval_input:
         return Inputs(dataset)
-    beside = find(request.eval_input, True)
+    beside = find(request.eval_input, True, dataset.layout.class_names)
     # The number of classes may differ: evaluation rows need not contain every class.
     layout = dataset.layout
-    if replace(beside.layout, num_classes=layout.num_classes, attributes=layout.attributes) != layout:
+    if (
+        replace(
+            beside.layout, num_classes=layout.num_classes, class_names=layout.class_names, attributes=layout.attributes
+        )
+        != layout
+    ):
         raise DataError(
             f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
         )
-    if {file.path for file in beside.files} & {file.path for file in dataset.files}:
+    if {(file.path, file.split) for file in beside.files} & {(file.path, file.split) for file in dataset.files}:
         raise UsageError(f"--eval-input {beside.uri} and --input read the same files; name the evaluation files")
     return Inputs(dataset, beside)
 
@@ -96,9 +113,10 @@ def check_num_workers(request: Request, dataset: Dataset) -> None:
 def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
     """Read all rows once, to count, check and fingerprint them. Raises DataError for broken rows."""
     with run.progress.phase("scan"):
-        source, evaluation, repeats = scan_for_repeats(
-            run.context, inputs.dataset, run.request.num_workers, inputs.evaluation
-        )
+        bad_records: list[BadRecord] = []
+        dataset = _leave_out_bad(run, inputs.dataset, bad_records)
+        beside = _leave_out_bad(run, inputs.evaluation, bad_records) if inputs.evaluation else None
+        source, evaluation, repeats = scan_for_repeats(run.context, dataset, run.request.num_workers, beside)
         classes = f"{source.scan.num_classes} classes" if inputs.dataset.layout.labelled else "no labels"
         run.progress.report("; ".join([f"{classes}, fingerprint {source.fingerprint()}", *repeats.sentences()]))
         # Only a scan finds the number of classes where no layout declares it.
@@ -107,4 +125,17 @@ def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
                 f"{evaluation.dataset.uri} has the label {evaluation.scan.num_classes - 1}, the input has only"
                 f" {source.scan.num_classes} classes; correct the labels, or declare more with --num-classes"
             )
-    return ScannedInputs(source, evaluation, repeats)
+    return ScannedInputs(source, evaluation, repeats, bad_records)
+
+
+def _leave_out_bad(run: ShardingRun, dataset: Dataset, bad_records: list[BadRecord]) -> Dataset:
+    """Return the rows without broken ones if --max-bad-records is set, and append these to ``bad_records``."""
+    if run.request.max_bad_records is None:
+        return dataset
+    limit = parse_limit(run.request.max_bad_records)
+    rest, broken_rows = leave_out_bad(dataset, limit, len(Images(run.context, dataset).pieces()), run_on(run.context))
+    if broken_rows:
+        count = sum(entry.records for entry in broken_rows)
+        run.progress.report(f"{count:,} broken records are left out: {path_of(run.request.output, 0)}")
+    bad_records += broken_rows
+    return rest

@@ -17,7 +17,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.converted import stored_layout, with_channels
+from pipeline.input.converted import stored_layout, with_conversion
 from pipeline.input.dataset import Block, Dataset, Run
 from pipeline.input.formats import FORMATS, DataFile, recognise
 from pipeline.input.formats.cifar_binary import FixedRecords
@@ -207,6 +207,10 @@ def _survey_file(
         entry = store.info(entry.path)
         name = read_options.format or recognise(store, [entry], shape)
         kind = FORMATS[name]
+        if kind.needs_others:
+            raise DataError(
+                f"{entry.path} is {name}, whose labels are not in the same file; a stream takes each file alone"
+            )
         # A file that ends within a record keeps its whole records.
         if isinstance(kind, FixedRecords) and (rest := entry.bytes % kind.record_bytes(shape)):
             record = entry.bytes // kind.record_bytes(shape)
@@ -214,12 +218,12 @@ def _survey_file(
             bad_records.append(BadRecord(entry.path, record, reason))
             entry = replace(entry, bytes=entry.bytes - rest)
         try:
-            file, layout = kind.survey(store, entry, shape)
+            file, layout = kind.survey(store, entry, read_options)
         except DataError:
             # A file system error looks like broken data. Only a file that can be read to its end is judged.
             check_readable(store, entry.path)
-            file, layout = kind.survey(store, entry, shape)
-        file, layout = with_channels(file, layout, read_options.channels)
+            file, layout = kind.survey(store, entry, read_options)
+        file, layout = with_conversion(file, layout, read_options)
     except DataError as error:
         return "", None, None, [BadRecord(entry.path, None, str(error), 0)]
     except FileNotFoundError:
@@ -233,6 +237,8 @@ def _survey_file(
     problem = None
     if not layout.labelled and not read_options.unlabelled:
         problem = f"{entry.path} has no labels, and --unlabelled is not given"
+    elif layout.named_labels:
+        problem = f"{entry.path} has names of classes as labels; a stream takes their numbers"
     elif layout.dtype != "uint8":
         problem = f"{entry.path} holds {layout.dtype}; a stream takes images of uint8"
     if problem:
@@ -244,14 +250,20 @@ def check_readable(store: Store, path: str) -> None:
     """Read the whole of a file that seems broken.
 
     Raises OSError if the file system is at fault: the batch then fails and is repeated, and nothing is quarantined."""
+    if store.info(path).is_dir:  # a folder of images: each is a file of its own
+        return
     with store.open(path) as file:
         while file.read(CONFIRM_BYTES):
             pass
 
 
 def _same_layout(one: Layout, other: Layout) -> bool:
-    """True if two layouts are equal except for the number of classes, which is checked label by label."""
-    return replace(one, num_classes=None) == replace(other, num_classes=None)
+    """True if two layouts are equal except for the classes, whose numbers are checked label by label."""
+    return _drop_classes(one) == _drop_classes(other)
+
+
+def _drop_classes(layout: Layout) -> Layout:
+    return replace(layout, num_classes=None, class_names=())
 
 
 def digest(entries: Iterable[FileInfo]) -> str:

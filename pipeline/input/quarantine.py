@@ -1,4 +1,6 @@
-"""The quarantine of a stream: OUTPUT/_quarantine/batch-NNNNNNNN.jsonl, one line per record or file, with the reason.
+"""The quarantine of a set: OUTPUT/_quarantine/batch-NNNNNNNN.jsonl, one line per record or file, with the reason.
+
+A job that is no stream has the batch 0.
 
 A repeated batch replaces its quarantine files. A line about a file gives the position of the record. A line about a
 topic contains the message itself, in base64, because topics delete old messages. No Spark."""
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from pipeline.core.errors import DataError
 from pipeline.core.json_values import parse_object
 from pipeline.core.storage.store import Store
-from pipeline.stream.arrivals import BadRecord
+from pipeline.input.arrivals import BadRecord
 
 FOLDER = "_quarantine"
 VALUE = "value"  # key of a message's bytes, in base64

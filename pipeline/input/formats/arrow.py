@@ -1,0 +1,126 @@
+"""Arrow IPC files and streams with a column of images, as Hugging Face's datasets save them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.schema import words_of
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
+from pipeline.input.formats.columns import ColumnTable, TableFormat
+
+FILE = b"ARROW1"
+STREAM = b"\xff\xff\xff\xff"  # before every message of a stream
+SCHEMA_BYTES = 1 << 20  # the most bytes of a stream's schema message
+
+
+class BoundedFile(io.RawIOBase):
+    """A file whose reads end where the file does. A damaged length would otherwise take as much memory as it tells."""
+
+    def __init__(self, store: Store, path: str) -> None:
+        super().__init__()
+        self._size = store.info(path).bytes
+        self._file = store.open(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def read(self, size: int = -1) -> bytes:
+        rest = max(0, self._size - self.tell())
+        return self._file.read(rest if size < 0 else min(size, rest))
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class ArrowFile:
+    """An open Arrow file, whose record batches are the groups of the table."""
+
+    is_sequential = False
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._path = path
+        reader = self._reader([])
+        self.schema = pa.ipc.open_file(BoundedFile(store, path)).schema
+        # Only the headers of the batches are read.
+        self.group_rows = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
+
+    def batches(self, rows: int, group: int | None, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        reader = self._reader(columns)
+        for number in range(reader.num_record_batches) if group is None else (group,):
+            yield from slices(reader.get_batch(number), rows)
+
+    def _reader(self, columns: list[str]) -> pa.RecordBatchFileReader:
+        """Open the file for some columns. The others are not read."""
+        schema = pa.ipc.open_file(BoundedFile(self._store, self._path)).schema
+        fields = [schema.get_field_index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=fields or [0], ensure_alignment=pa.ipc.Alignment.Any)
+        return pa.ipc.open_file(BoundedFile(self._store, self._path), options=options)
+
+
+class ArrowStream:
+    """An open Arrow stream, which is one group, because a batch can only be found by reading those before it."""
+
+    is_sequential = True
+
+    def __init__(self, store: Store, path: str) -> None:
+        self._store = store
+        self._path = path
+        with self._reader() as reader:
+            self.schema = reader.schema
+            self.group_rows = [sum(batch.num_rows for batch in reader)]
+
+    def batches(self, rows: int, group: int | None, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        with self._reader() as reader:
+            for batch in reader:
+                yield from slices(batch.select(columns), rows)
+
+    def _reader(self) -> Any:
+        return pa.ipc.open_stream(BoundedFile(self._store, self._path))
+
+
+def slices(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the parts of a batch of at most so many rows, without a copy.
+
+    Raises ArrowInvalid for a damaged batch: pyarrow trusts its offsets, and would read memory outside of it."""
+    batch.validate(full=True)
+    for low in range(0, batch.num_rows, rows):
+        yield batch.slice(low, rows)
+
+
+class ArrowImages(TableFormat):
+    """The format of Arrow files and streams."""
+
+    name: ClassVar[str] = "arrow"
+    summary: ClassVar[str] = "Arrow files and streams, with the columns of Parquet (save_to_disk of datasets)"
+
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        return head[: len(FILE)] == FILE or (
+            head[:4] == STREAM and 0 < int.from_bytes(head[4:8], "little") < SCHEMA_BYTES
+        )
+
+    def open_table(self, store: Store, path: str) -> ColumnTable:
+        """Open a file or stream. Raises DataError if it is broken, and PermissionError if it may not be read."""
+        try:
+            is_file = store.read_range(path, 0, len(FILE)) == FILE
+            return ArrowFile(store, path) if is_file else ArrowStream(store, path)
+        except (pa.ArrowException, MemoryError, OSError) as error:
+            if isinstance(error, PermissionError):
+                raise
+            raise DataError(f"{path} is not a whole Arrow file: {words_of(error)}") from None

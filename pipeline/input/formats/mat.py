@@ -1,0 +1,134 @@
+"""MATLAB files (.mat, up to version 7) with a variable of images and one of labels, such as SVHN's, read by SciPy."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
+from pipeline.core.shardset.schema import no_labels, words_of
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
+from pipeline.input.formats.arrays import image_shape, labels_of, planar
+from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
+from pipeline.input.formats.gzipped import MOST_INFLATION
+from pipeline.input.read_options import ReadOptions
+
+BEGIN = b"MATLAB "
+HDF5 = b"MATLAB 7.3"
+IMAGE_VARIABLES = ("X", "x", "images", "data")
+LABEL_VARIABLES = ("y", "labels", "label", "fine_labels")
+SVHN = (32, 32, 3)  # the shape of an image of Street View House Numbers, whose label of the digit 0 is 10
+
+
+class Mat(Format):
+    """The format of MATLAB files, which are read whole by tasks. Images are uint8, rows first or last."""
+
+    name: ClassVar[str] = "mat"
+    summary: ClassVar[str] = "MATLAB files of images and of labels (SVHN), up to version 7"
+    labels_in: ClassVar[str] = f"a file has them in a variable {', '.join(LABEL_VARIABLES[:-1])}"
+    opens: ClassVar[bool] = True
+    names_columns: ClassVar[bool] = True
+
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        return head[: len(BEGIN)] == BEGIN
+
+    def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
+        """Return the rows and layout of a file, from its list of variables. Raises DataError."""
+        data = store.read(file.path)
+        shapes = _variables(data, file.path)
+        images = _pick(shapes, options.image_column, IMAGE_VARIABLES)
+        labels = _pick(shapes, options.label_column, LABEL_VARIABLES)
+        if images is None or (options.label_column and labels is None):
+            missing = (options.image_column or "X") if images is None else options.label_column
+            names = ", ".join(sorted(shapes)[:8]) or "none"
+            raise DataError(f"{file.path} has no variable {missing}, but {names}; --image-column names another one")
+        # Only the number of labels tells the axis of rows.
+        count = len(_load(data, file.path, [labels])[labels].reshape(-1)) if labels else None
+        array_shape, dtype = shapes[images]
+        place = f"{file.path}, variable {images}"
+        if len(array_shape) < 2:
+            raise DataError(f"{place} has shape {array_shape}; images have a height and a width")
+        rows_shape = (array_shape[-1], *array_shape[:-1]) if _rows_last(array_shape, count) else array_shape
+        declared = options.shape or (CIFAR_SHAPE if len(rows_shape) == 2 else None)
+        shape = image_shape(rows_shape, np.dtype(dtype), declared, place)
+        rows = rows_shape[0]
+        return DataFile(
+            file.path,
+            file.bytes,
+            file.modified_ms,
+            rows,
+            decode_rows=rows,
+            change=file.change,
+            image_column=images,
+            label_column=labels or "",
+        ), Layout(shape, labelled=labels is not None)
+
+    def read(
+        self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+    ) -> Iterator[Columns]:
+        """Yield records start <= r < stop of a file, which is read whole. Raises DataError."""
+        data = store.read(file.path)
+        arrays = _load(data, file.path, [file.image_column, *([file.label_column] if layout.labelled else [])])
+        array = arrays[file.image_column]
+        labels = no_labels(file.rows)
+        if layout.labelled:
+            labels = labels_of(
+                arrays[file.label_column].reshape(-1), file.rows, f"{file.path}, variable {file.label_column}"
+            )
+            # MATLAB counts from 1, so SVHN calls the digit 0 the class 10.
+            if array.shape[:3] == SVHN and file.rows and labels.min() >= 1 and labels.max() <= 10:
+                labels = labels % np.int32(10)
+        if _rows_last(array.shape, file.rows):
+            array = np.moveaxis(array, -1, 0)
+        if len(array) != file.rows:
+            raise DataError(f"{file.path} had {file.rows} rows and now has {len(array)}: it changed while it was read")
+        step = block_rows(layout.record_bytes)
+        for low in range(start, stop, step):
+            span = slice(low, min(low + step, stop))
+            yield Columns(labels[span], planar(array[span], layout, file.path) if images else None)
+
+
+def _rows_last(shape: tuple[int, ...], rows: int | None) -> bool:
+    """True if the last axis of an array of images is its rows, as MATLAB's users write them.
+
+    rows: the number of labels, which tells the axes apart; None if there are none."""
+    return len(shape) > 2 and (shape[-1] == rows or (rows is None and len(shape) == 4 and shape[2] in (1, 3)))
+
+
+def _pick(shapes: dict[str, Any], name: str | None, usual: tuple[str, ...]) -> str | None:
+    return next((choice for choice in ((name,) if name else usual) if choice in shapes), None)
+
+
+def _variables(data: bytes, path: str) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Return the shape and the type of each variable of a file. Raises DataError if it is damaged or of version 7.3."""
+    if data[: len(HDF5)] == HDF5:
+        raise DataError(f"{path} is a MATLAB file of version 7.3, which is HDF5; save it with -v7 in MATLAB")
+    from scipy.io import whosmat  # takes 0.15 s, which no other format should cost
+
+    try:
+        listed = whosmat(io.BytesIO(data))
+        # A compressed variable can tell any size.
+        if any(min(shape, default=0) < 0 or prod(shape) > len(data) * MOST_INFLATION for _, shape, _ in listed):
+            raise ValueError("a variable is larger than the file can hold")
+    except Exception as error:  # a damaged file raises almost anything
+        raise DataError(f"{path} is damaged: {words_of(error) or type(error).__name__}") from None
+    return {name: (tuple(shape), kind) for name, shape, kind in listed if kind in np.sctypeDict or kind == "logical"}
+
+
+def _load(data: bytes, path: str, names: list[str]) -> dict[str, npt.NDArray[Any]]:
+    """Return some variables of a file. Raises DataError if it is damaged or lacks one."""
+    from scipy.io import loadmat
+
+    _variables(data, path)
+    try:
+        arrays = loadmat(io.BytesIO(data), variable_names=names)
+        return {name: np.asarray(arrays[name]) for name in names}
+    except Exception as error:  # a damaged file raises almost anything
+        raise DataError(f"{path} is damaged: {words_of(error) or type(error).__name__}") from None

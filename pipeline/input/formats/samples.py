@@ -1,0 +1,147 @@
+"""Files of one sample after the other, each with an image and a label: what tar and TFRecord share.
+
+A survey reads a file once from its start. It marks where rows begin, so that tasks can start in the middle of a file."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from itertools import islice
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import CIFAR_SHAPE, MAX_CLASSES, Layout
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
+from pipeline.input.formats.base import DECODED_BYTES, Columns, DataFile, Format, block_rows
+from pipeline.input.image_files import LOOKED_AT, decode_image, shape_of_image
+from pipeline.input.read_options import ReadOptions
+
+MOST_LABEL = (1 << 31) - 1
+
+
+class Sample(NamedTuple):
+    """A sample of a file.
+
+    Attributes:
+        offset: the byte at which reading can start with this sample.
+        image: the image file or the raw pixels.
+        label: a number or the name of a class; None without one.
+        place: the file and the sample, for error lines.
+    """
+
+    offset: int
+    image: bytes
+    label: int | str | None
+    place: str
+
+
+class SampleFormat(Format):
+    """A format whose files are read sample by sample."""
+
+    opens: ClassVar[bool] = True
+    names_columns: ClassVar[bool] = True
+
+    @abstractmethod
+    def samples(self, store: Store, path: str, offset: int, image_name: str, label_name: str) -> Iterator[Sample]:
+        """Yield the samples of a file from a marked offset on. Raises DataError.
+
+        Args:
+            store: the file system.
+            path: the file.
+            offset: 0, or the offset of a sample.
+            image_name: the value of --image-column, or "".
+            label_name: the value of --label-column, or "".
+        """
+
+    def can_seek(self, head: bytes) -> bool:
+        """True if samples can be read from their offset on. head: the first bytes of the file."""
+        return True
+
+    def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
+        """Return the rows and layout of one file, which is read whole. Raises DataError."""
+        image_name = options.image_column or ""
+        label_name = options.label_column or ""
+        layout = Layout(options.shape or CIFAR_SHAPE)
+        offsets: list[int] = []
+        names: set[str] = set()
+        is_encoded: bool | None = None
+        problem: DataError | None = None
+        kinds: set[type] = set()
+        for number, sample in enumerate(self.samples(store, file.path, 0, image_name, label_name)):
+            offsets.append(sample.offset)
+            kinds.add(type(sample.label))
+            if isinstance(sample.label, str):
+                names.add(sample.label)
+            if len(kinds) > 1 or len(names) > MAX_CLASSES:
+                raise DataError(
+                    f"{sample.place}: labels are all whole numbers, or all the names of at most {MAX_CLASSES:,} classes"
+                )
+            # A broken image does not condemn its file, unless none of the first ones is valid.
+            if is_encoded is None and number < LOOKED_AT:
+                try:
+                    shape, is_encoded = shape_of_image(sample.image, layout, sample.place)
+                except DataError as error:
+                    problem = problem or error
+        if is_encoded is None:
+            if problem:
+                raise problem
+            return DataFile(file.path, file.bytes, file.modified_ms, 0, change=file.change), layout
+        layout = Layout(
+            shape, labelled=kinds != {type(None)}, class_names=tuple(sorted(names)), named_labels=kinds == {str}
+        )
+        rows = len(offsets)
+        step = max(1, DECODED_BYTES // layout.record_bytes)
+        can_seek = self.can_seek(store.read_range(file.path, 0, 512))
+        return DataFile(
+            file.path,
+            file.bytes,
+            file.modified_ms,
+            rows,
+            decode_rows=step if can_seek else rows,
+            change=file.change,
+            encoded=is_encoded,
+            image_column=image_name,
+            label_column=label_name,
+            marks=tuple(offsets[::step]) if can_seek else (),
+            mark_rows=step,
+        ), layout
+
+    def read(
+        self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
+    ) -> Iterator[Columns]:
+        """Yield samples start <= r < stop of a file, from the last mark before them. Raises DataError."""
+        if store.info(file.path).bytes != file.bytes:
+            raise DataError(f"{file.path} has another size than at its survey: it changed while it was read")
+        # Rows between the mark and the first one are read and left out.
+        number = start // file.mark_rows if file.marks else 0
+        offset = file.marks[number] if number < len(file.marks) else 0
+        first = number * file.mark_rows if file.marks else 0
+        samples = self.samples(store, file.path, offset, file.image_column, file.label_column)
+        wanted_rows = islice(samples, start - first, stop - first)
+        step = block_rows(layout.record_bytes)
+        numbers = {name: at for at, name in enumerate(layout.class_names)}
+        while block := list(islice(wanted_rows, step)):
+            labels = [_number(sample, layout, numbers) for sample in block]
+            pixels = None
+            if images:
+                pixels = np.empty((len(block), layout.record_bytes), np.uint8)
+                for at, sample in enumerate(block):
+                    pixels[at] = decode_image(sample.image, layout, sample.place, file.channels, file.size)
+            yield Columns(np.array(labels, np.int32), pixels)
+
+
+def _number(sample: Sample, layout: Layout, numbers: dict[str, int]) -> int:
+    """Return the label of a sample as the number of its class. Raises DataError if there is none.
+
+    numbers: the number of each class of the layout, by its name."""
+    if not layout.labelled:
+        return 0
+    label = sample.label
+    if isinstance(label, str) and layout.named_labels:
+        label = numbers.get(label) if numbers else int(label)
+    if not isinstance(label, int) or not -MOST_LABEL <= label <= MOST_LABEL:
+        raise DataError(f"{sample.place}: the label {sample.label!r} is no known class")
+    return label

@@ -1,0 +1,188 @@
+"""TFRecord files of tf.train.Example, read without TensorFlow: checksums of every record, and protocol buffers by hand."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
+from pipeline.core.storage.files import FileInfo
+from pipeline.core.storage.store import Store
+from pipeline.input.formats.crc32c import crc32c
+from pipeline.input.formats.samples import Sample, SampleFormat
+from pipeline.input.formats.tar import as_label
+
+HEADER = struct.Struct("<QI")  # length of a record, and the checksum of these 8 bytes
+CHECKSUM = struct.Struct("<I")
+MASK = 0xA282EAD8
+BUFFER_BYTES = 1 << 20
+BATCH_BYTES = 4 << 20  # records whose checksums are computed together
+BATCH_RECORDS = 256
+MOST_RECORD = MAX_IMAGE_BYTES + (1 << 20)
+IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "img", "jpg", "png", "encoded")
+LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "cls", "y")
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # the types of a field
+
+
+class ExampleRecord(NamedTuple):
+    """A record of a file: its offset, its content and the checksum that the file has of it."""
+
+    offset: int
+    data: bytes
+    checksum: int
+
+
+class TFRecord(SampleFormat):
+    """The format of TFRecord files of tf.train.Example."""
+
+    name: ClassVar[str] = "tfrecord"
+    summary: ClassVar[str] = "TFRecord files of tf.train.Example"
+    labels_in: ClassVar[str] = (
+        f"an example has one in a feature {', '.join(LABEL_FEATURES[:-1])} or {LABEL_FEATURES[-1]}"
+    )
+
+    def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
+        return len(head) >= HEADER.size and HEADER.unpack_from(head)[1] == masked(crc32c([head[:8]]))[0]
+
+    def samples(self, store: Store, path: str, offset: int, image_name: str, label_name: str) -> Iterator[Sample]:
+        """Yield the examples of a file, whose checksums are compared."""
+        for record in _read_records(store, path, offset):
+            # Whatever is wrong with a message, its place is what a user needs.
+            place = f"{path}, record at byte {record.offset}"
+            try:
+                features = parse_example(record.data)
+            except (ValueError, IndexError, UnicodeDecodeError, struct.error):
+                raise DataError(f"{place} is no tf.train.Example") from None
+            image = _feature(features, image_name, IMAGE_FEATURES, place)
+            if not isinstance(image, bytes):
+                raise DataError(f"{place}: the feature of the image is {str(image)[:80]!r}, not bytes")
+            label: Any = None
+            if label_name or any(name in features for name in LABEL_FEATURES):
+                label = _feature(features, label_name, LABEL_FEATURES, place)
+                try:
+                    label = as_label(label.decode() if isinstance(label, bytes) else label, place)
+                except UnicodeDecodeError:
+                    raise DataError(f"{place}: the label is no text") from None
+            yield Sample(record.offset, image, label, place)
+
+
+def masked(checksums: Any) -> Any:
+    """Return checksums as TFRecord files hold them, uint32."""
+    words = np.asarray(checksums, np.uint64)
+    return ((((words >> 15) | (words << 17)) & 0xFFFFFFFF) + MASK & 0xFFFFFFFF).astype(np.uint32)
+
+
+def _read_records(store: Store, path: str, offset: int) -> Iterator[ExampleRecord]:
+    """Yield the records of a file from an offset on. Raises DataError if one is cut, or has a wrong checksum."""
+    with store.open(path) as raw, io.BufferedReader(raw, BUFFER_BYTES) as file:  # type: ignore[type-var]
+        file.seek(offset)
+        batch: list[ExampleRecord] = []
+        size = 0
+        while head := file.read(HEADER.size):
+            if len(head) < HEADER.size:
+                raise DataError(f"{path} is cut: a record begins at byte {offset} and lacks its header")
+            length, checksum = HEADER.unpack(head)
+            # The length is checked before as much memory is taken.
+            if checksum != masked(crc32c([head[:8]]))[0] or length > MOST_RECORD:
+                raise DataError(f"{path} is damaged at byte {offset}: the length of a record has a wrong checksum")
+            body = file.read(length + CHECKSUM.size)
+            if len(body) < length + CHECKSUM.size:
+                raise DataError(f"{path} is cut: the record at byte {offset} has {len(body)} of {length + 4} bytes")
+            batch.append(ExampleRecord(offset, body[:length], CHECKSUM.unpack_from(body, length)[0]))
+            size += length
+            offset += HEADER.size + len(body)
+            if size > BATCH_BYTES or len(batch) == BATCH_RECORDS:
+                yield from _checked(batch, path)
+                batch = []
+                size = 0
+        yield from _checked(batch, path)
+
+
+def _checked(batch: list[ExampleRecord], path: str) -> list[ExampleRecord]:
+    """Return records whose checksums are right. Raises DataError for the first other one."""
+    wrong = np.flatnonzero(masked(crc32c([record.data for record in batch])) != [record.checksum for record in batch])
+    if len(wrong):
+        raise DataError(f"{path} is damaged: the record at byte {batch[wrong[0]].offset} has a wrong checksum")
+    return batch
+
+
+def _feature(features: dict[str, Any], name: str, usual: tuple[str, ...], place: str) -> Any:
+    """Return the value of a feature: of the given name, or of the first usual one. Raises DataError if there is none."""
+    for choice in (name,) if name else usual:
+        if choice in features:
+            return features[choice]
+    raise DataError(f"{place} has no feature {name or usual[0]}; its features are {', '.join(sorted(features))[:200]}")
+
+
+def parse_example(data: bytes) -> dict[str, Any]:
+    """Return the first value of each feature of a tf.train.Example, bytes or int, by name.
+
+    Features of real numbers and empty ones are None. Raises ValueError, IndexError or UnicodeDecodeError for other
+    messages."""
+    features: dict[str, Any] = {}
+    for number, message in fields_of(data):
+        if number == 1 and isinstance(message, bytes):  # Features: a map of names to Feature
+            for _, entry in fields_of(message):
+                parts = dict(fields_of(_as_bytes(entry)))
+                features[_as_bytes(parts.get(1, b"")).decode()] = _first_value(_as_bytes(parts.get(2, b"")))
+    return features
+
+
+def _first_value(feature: bytes) -> bytes | int | None:
+    """Return the first value of a Feature: of a BytesList (1) or an Int64List (3); None for a FloatList (2)."""
+    for kind, values in fields_of(feature):
+        for _, value in fields_of(_as_bytes(values)):
+            if kind == 3 and isinstance(value, bytes):  # packed numbers
+                return _signed(_varint(value, 0)[0])
+            if kind in (1, 3):
+                return _signed(value) if isinstance(value, int) else value
+    return None
+
+
+def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield (number, value) of each field of a protocol buffer. Raises ValueError or IndexError if it is damaged."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        kind = key & 7
+        if kind == VARINT:
+            value, at = _varint(message, at)
+            yield key >> 3, value
+            continue
+        # All other kinds are bytes of a length that is known before they are read.
+        length = {FIXED64: 8, FIXED32: 4}.get(kind)
+        if kind == BYTES:
+            length, at = _varint(message, at)
+        if length is None or at + length > len(message):
+            raise ValueError(f"a field of type {kind} at byte {at}")
+        yield key >> 3, message[at : at + length]
+        at += length
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """Return a number of 7 bits per byte, and the place after it. Raises ValueError or IndexError if it does not end."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+    raise ValueError("a number of more than 10 bytes")
+
+
+def _signed(value: int) -> int:
+    """Return a number of 64 bits as a signed one."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("a number where a message is expected")
+    return value

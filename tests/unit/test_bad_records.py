@@ -1,0 +1,117 @@
+"""Broken records of any format are left out up to a limit, with their place and reason."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.storage.store import Store
+from pipeline.input.arrivals import BadRecord, survey
+from pipeline.input.bad_records import leave_out_bad, parse_limit
+from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.read_options import ReadOptions
+from pipeline.runs.request import Request, identity
+from pipeline.strategies.hash import Hash
+from pipeline.strategies.stratified import Stratified
+from pipeline.stream.request import StreamRequest
+from tests.support.tfrecords import example, tfrecord
+
+IMAGES = np.random.default_rng(3).integers(0, 256, (12, 5, 4, 3), dtype=np.uint8)
+BROKEN = (2, 7)  # images that cannot be decoded
+
+
+def image_file(row: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(IMAGES[row]).save(buffer, "PNG")
+    return buffer.getvalue()[:50] if row in BROKEN else buffer.getvalue()
+
+
+def make_folder(path: Path) -> None:
+    for row in range(12):
+        (path / "0").mkdir(exist_ok=True)
+        (path / "0" / f"{row:02d}.png").write_bytes(image_file(row))
+
+
+def make_parquet(path: Path) -> None:
+    for part in range(2):
+        rows = range(6 * part, 6 * part + 6)
+        table = pa.table({"image": [image_file(row) for row in rows], "label": [0] * 6})
+        pq.write_table(table, path / f"{part}.parquet")
+
+
+def make_tfrecord(path: Path) -> None:
+    (path / "a").write_bytes(tfrecord([example(image=image_file(row), label=0) for row in range(12)]))
+
+
+def leave_out(dataset: Dataset, limit: str, pieces: int = 3) -> tuple[Dataset, list[BadRecord]]:
+    return leave_out_bad(dataset, parse_limit(limit), pieces, serial)
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+@pytest.mark.parametrize("make", [make_folder, make_parquet, make_tfrecord])
+def test_broken_images_are_left_out(make: object, pieces: int, tmp_path: Path) -> None:
+    assert callable(make)
+    make(tmp_path)
+    dataset = discover(Store(), str(tmp_path), run=serial)
+    rest, bad_records = leave_out(dataset, "2", pieces)
+    assert [entry.records for entry in bad_records] == [1, 1]
+    assert all("cannot be decoded" in entry.reason for entry in bad_records)
+    blocks = list(rest.read(0, rest.rows))
+    assert [number for block in blocks for number in block.ids] == list(range(10))
+    pixels = np.concatenate([block.images for block in blocks]).reshape(-1, 3, 5, 4)
+    expected = IMAGES[[row for row in range(12) if row not in BROKEN]].transpose(0, 3, 1, 2)
+    assert np.array_equal(pixels, expected)
+    for limit in ("1", "16.6%"):
+        with pytest.raises(
+            DataError, match=r"2 of 12 records are broken, and --max-bad-records allows 1; the first: .*"
+        ):
+            leave_out(dataset, limit)
+    assert len(leave_out(dataset, "16.7%")[1]) == 2
+
+
+def test_labels_out_of_range_are_left_out(tmp_path: Path) -> None:
+    records = np.zeros((4, 3073), np.uint8)
+    records[:, 0] = [1, 77, 3, 78]
+    (tmp_path / "a.bin").write_bytes(records.tobytes())
+    dataset = discover(Store(), str(tmp_path), run=serial)
+    rest, bad_records = leave_out(dataset, "50%")
+    assert [(entry.record, entry.records) for entry in bad_records] == [(1, 1), (3, 1)]
+    assert [block.labels.tolist() for block in rest.read(0, 2)] == [[1], [3]]
+    with pytest.raises(DataError, match=r"4 of 4 records are broken, and --max-bad-records allows 4"):
+        leave_out(discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(num_classes=1)), "100%")
+
+
+def test_whole_data_sets_are_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(3073 * 2))
+    dataset = discover(Store(), str(tmp_path), run=serial)
+    assert leave_out(dataset, "0") == (dataset, [])
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5", "101%", "x%", "5 %"])
+def test_other_limits_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--max-bad-records .*: give a number of records, such as 10, or a share"):
+        Request("a", "b", 2, max_bad_records=text)
+
+
+@pytest.mark.parametrize("name", ["image-folder", "npy", "idx"])
+def test_a_stream_takes_files_that_hold_their_labels(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"--format {name}: its labels are not in the same file"):
+        StreamRequest("b", 2, Hash(), read_options=ReadOptions(format=name))
+    path = tmp_path / "x.npy"
+    np.save(path, IMAGES)
+    entries = [Store().info(str(path))]
+    rows, bad_records = survey(Store(), "s", entries, run=serial, first=0, read_options=ReadOptions(), expected=None)
+    assert rows is None
+    assert "is npy, whose labels are not in the same file" in bad_records[0].reason
+
+
+def test_a_limit_makes_another_set() -> None:
+    plain = Request("a", "b", 2)
+    assert identity(plain, Stratified()) != identity(Request("a", "b", 2, max_bad_records="1"), Stratified())

@@ -1,0 +1,187 @@
+"""Files of samples: tar archives in WebDataset's layout or of folders, and TFRecord files; split, packed and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipeline.core.errors import DataError
+from pipeline.core.storage.store import Store
+from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.formats import samples
+from pipeline.input.formats.crc32c import crc32c
+from pipeline.input.read_options import ReadOptions
+from pipeline.input.scan import scan
+from tests.support.tfrecords import checksum, example, masked, tfrecord
+
+IMAGES = np.random.default_rng(3).integers(0, 256, (7, 5, 4, 3), dtype=np.uint8)
+Files = list[tuple[str, bytes]]
+
+
+def find(path: Path, **options: Any) -> Dataset:
+    return discover(Store(), str(path), run=serial, read_options=ReadOptions(**options))
+
+
+def rows_of(dataset: Dataset) -> tuple[list[int], np.ndarray]:
+    """Labels, and images [rows, H, W, C]."""
+    blocks = list(dataset.read(0, dataset.rows))
+    pixels = np.concatenate([block.images for block in blocks]).reshape(-1, *dataset.layout.shape)
+    return np.concatenate([block.labels for block in blocks]).tolist(), np.moveaxis(pixels, 1, 3)
+
+
+def png(number: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(IMAGES[number]).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def archive(files: Files, style: int = tarfile.PAX_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=style) as file:
+        for name, data in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def numbered(count: int = 7) -> Files:
+    return [
+        file
+        for at in range(count)
+        for file in ((f"a/{at:03d}.png", png(at)), (f"a/{at:03d}.cls", str(at % 3).encode()))
+    ]
+
+
+@pytest.mark.parametrize("style", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("packed", [True, False])
+def test_samples_of_a_tar_are_rows(packed: bool, style: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "DECODED_BYTES", 120)  # two rows between marks
+    long = "n" * 90 + "/" + "m" * 90
+    files = [(f"{long}/{name}", data) for name, data in numbered()]
+    data = archive([("README.md", b"x"), *files], style)
+    dataset = find(write(tmp_path / "a.tar", gzip.compress(data) if packed else data))
+    assert len(dataset.files[0].marks) == (0 if packed else 4)
+    labels, images = rows_of(dataset)
+    assert (dataset.format, labels) == ("tar", [0, 1, 2, 0, 1, 2, 0])
+    assert np.array_equal(images, IMAGES)
+    for low in range(7):
+        (block,) = dataset.read(low, low + 1)
+        assert block.labels.tolist() == [low % 3]
+        assert np.array_equal(block.images.reshape(3, 5, 4), IMAGES[low].transpose(2, 0, 1))
+
+
+def test_labels_of_a_tar_are_files_keys_or_folders(tmp_path: Path) -> None:
+    about = json.dumps({"label": 4, "kind": "bee"}).encode()
+    files = [("x.kind", b"cat"), ("x.left.png", png(1)), ("x.png", png(0)), ("x.json", about)]
+    path = write(tmp_path / "a.tar", archive([("dog/1.png", png(2)), ("./cat/2.png", png(3))]))
+    dataset = find(path)
+    assert (dataset.layout.class_names, rows_of(dataset)[0]) == (("cat", "dog"), [1, 0])
+    path = write(tmp_path / "b.tar", archive(files))
+    assert rows_of(find(path))[0] == [4]
+    named = find(path, label_column="kind", image_column="left.png")
+    assert named.layout.class_names == ("cat",)
+    assert np.array_equal(rows_of(named)[1][0], IMAGES[1])
+    assert find(write(tmp_path / "c.tar", archive(files[2:])), label_column="kind").layout.class_names == ("bee",)
+    with pytest.raises(DataError, match=r"c.tar, sample x has no file \.species, nor a key species in a \.json"):
+        find(tmp_path / "c.tar", label_column="species")
+    with pytest.raises(DataError, match=r"d.tar has no labels: a sample has one in a file .cls or .json"):
+        find(write(tmp_path / "d.tar", archive([("1.png", png(0))])))
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ([("1.cls", b"3")], r"sample 1 has no image, but only the files \.cls"),
+        ([("1.png", b"x"), ("1.cls", b"\xff")], r"sample 1: its \.cls is no text"),
+        ([("1.png", b"x"), ("1.json", b"{")], r"sample 1: its \.json is no JSON"),
+        ([("1.png", b"x"), ("1.json", b'{"label": [1]}')], r"sample 1: the label is '\[1\]', neither"),
+        ([("1.png", b"x"), ("1.cls", b"3")], "sample 1: 1 bytes that begin as no known image file"),
+        ([("1.png", png(0)), ("1.cls", b"3"), ("2.png", png(1)), ("2.cls", b"cat")], "sample 2: labels are all whole"),
+        ([("1.png", png(0)), ("1.cls", b"-3")], "row 0: label -3 is not in"),
+    ],
+)
+def test_broken_samples_have_one_line(files: Files, words: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", archive(files))
+    with pytest.raises(DataError, match=rf"a.tar, {words}"):
+        scan(find(path), [(0, 1)], 1, serial)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_tar_that_is_cut_or_changed_is_refused(packed: bool, tmp_path: Path) -> None:
+    data = archive(numbered())
+    data = gzip.compress(data) if packed else data
+    end = data.rfind(b"a/006.cls") if not packed else len(data)
+    for size in (len(data) // 2, end - 3, end) if not packed else (len(data) // 2, len(data) - 3):
+        with pytest.raises(DataError, match=r"a.tar(, file a/\d+.\w+: | is )"):
+            find(write(tmp_path / "a.tar", data[:size]))
+    dataset = find(write(tmp_path / "a.tar", data))
+    write(tmp_path / "a.tar", archive(numbered(6)))
+    with pytest.raises(DataError, match=r"another size than at its survey|6 rows came of 7"):
+        rows_of(dataset)
+
+
+@pytest.mark.parametrize("sizes", [[0], [1, 15, 16, 17], [3073, 5, 0, 100_000]])
+def test_checksums_equal_those_of_the_definition(sizes: list[int]) -> None:
+    texts = [np.random.default_rng(size).bytes(size) for size in sizes]
+    assert crc32c(texts).tolist() == [checksum(text) for text in texts]
+    assert crc32c([b"123456789"]).tolist() == [0xE3069283]
+    assert crc32c([]).tolist() == []
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_examples_are_rows(packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "DECODED_BYTES", 120)
+    rows = [example(image__encoded=png(at), image__class__label=at, weight=0.5, packed=packed) for at in range(7)]
+    dataset = find(write(tmp_path / "a", tfrecord(rows)))
+    assert (dataset.format, len(dataset.files[0].marks)) == ("tfrecord", 4)
+    labels, images = rows_of(dataset)
+    assert labels == list(range(7))
+    assert np.array_equal(images, IMAGES)
+    (block,) = dataset.read(5, 6)
+    assert block.labels.tolist() == [5]
+
+
+def test_examples_have_names_and_other_features(tmp_path: Path) -> None:
+    rows = [example(photo=png(at), species=name) for at, name in enumerate(["dog", "ant", "dog"])]
+    dataset = find(write(tmp_path / "a", tfrecord(rows)), image_column="photo", label_column="species")
+    assert (dataset.layout.class_names, rows_of(dataset)[0]) == (("ant", "dog"), [1, 0, 1])
+    with pytest.raises(
+        DataError, match="record at byte 0 has no feature image/encoded; its features are photo, species"
+    ):
+        find(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (tfrecord([example(image=1, label=1)]), "record at byte 0: the feature of the image is '1', not bytes"),
+        (tfrecord([example(image=png(0), label=0.5)]), "record at byte 0: the label is 'None', neither"),
+        (tfrecord([example(image=png(0), label=b"\xff")]), "record at byte 0: the label is no text"),
+        (tfrecord([b"\x0a\xff\xff"]), "record at byte 0 is no tf.train.Example"),
+        (tfrecord([b"\x0b" * 12]), "record at byte 0 is no tf.train.Example"),
+        (tfrecord([example(image=png(0), label=1)]) + b"x", "is cut: a record begins at byte 1.. and lacks its header"),
+        (tfrecord([example(image=png(0), label=1)])[:-1], "is cut: the record at byte 0 has"),
+        (
+            tfrecord([example(image=png(0), label=1)])[:-4] + b"1234",
+            "is damaged: the record at byte 0 has a wrong checksum",
+        ),
+        ((1 << 40).to_bytes(8, "little") + masked((1 << 40).to_bytes(8, "little")), "is damaged at byte 0: the length"),
+    ],
+)
+def test_broken_records_have_one_line(data: bytes, words: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=words):
+        find(write(tmp_path / "a", data))
