@@ -264,6 +264,12 @@ def plus_plus(points: npt.NDArray[np.int32], k: int, seed: int) -> Ints:
     return np.array(centres)
 
 
+def canonical_order(centres: npt.NDArray[Any], sizes: Ints) -> Ints:
+    """Return the positions of the centres by size descending, then lexicographically, int64 [k]."""
+    order: Ints = np.lexsort((*centres.T[::-1], -sizes))
+    return order
+
+
 def iterate(
     run_pass: Callable[[Ints], Sums],
     centres: Ints,
@@ -292,5 +298,5 @@ def iterate(
         if shift <= settings.tol * mean_variance:
             break
     total = run_pass(centres)
-    order = np.lexsort((*centres.T[::-1], -total.counts))
+    order = canonical_order(centres, total.counts)
     return Fit(centres[order], total.counts[order], total.inertia, iterations)

@@ -55,3 +55,15 @@ def accumulator_server(context: SparkContext) -> Any:
 def shipped_packages(context: SparkContext) -> list[str]:
     """Return the names of the zips that executors import from."""
     return list(context._python_includes or ())
+
+
+def leading_components(context: SparkContext, model: Any, number: int) -> Any:
+    """Return a Java PCAModel with the first components of spark.ml's PCA model. Python's class has no constructor."""
+    java = model._java_obj
+    jvm: Any = context._jvm
+    matrix = java.pc()
+    first = jvm.java.util.Arrays.copyOf
+    linalg = jvm.org.apache.spark.ml.linalg
+    components = linalg.DenseMatrix(matrix.numRows(), number, first(matrix.values(), matrix.numRows() * number))
+    ratios = linalg.DenseVector(first(java.explainedVariance().values(), number))
+    return jvm.org.apache.spark.ml.feature.PCAModel(model.uid, components, ratios)

@@ -20,6 +20,7 @@ from pipeline.clustering.points import ONE_TASK_BYTES, Points
 from pipeline.clustering.projection import Grid, Projection, grid_exponent
 from pipeline.clustering.reduction import tree_reduce
 from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
 from pipeline.core.hashing import is_drawn
 from pipeline.core.seeds import Purpose, word
 from pipeline.core.specs import option
@@ -27,6 +28,7 @@ from pipeline.input.dataset import Block, Dataset
 from pipeline.spark.images import Images
 from pipeline.strategies.base import Context, Grouping
 from pipeline.strategies.embeddings import EmbeddingStrategy, embedded_rows, row_layout
+from pipeline.strategies.engines import CLUSTERINGS, ClusteringName, EngineName, load_engine
 
 if TYPE_CHECKING:
     from pipeline.clustering.pca import BlockPCAModel
@@ -58,6 +60,13 @@ FIT_ROWS: dict[str, Any] = {
     "expected": "all, auto or a whole number of at least 100",
     "advanced": True,
 }
+TASK_MEMORY: dict[str, Any] = {
+    "help": "memory limit per task that places a class or fits all rows, in gigabytes",
+    "metavar": "GB",
+    "above": 0,
+    "recorded": False,
+    "advanced": True,
+}
 
 
 @dataclass(frozen=True)
@@ -72,8 +81,18 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
         fit_rows: rows that the PCA is fitted to, see ``gram.rows_to_fit``.
         max_iter: the limit of k-means iterations.
         tol: the tolerance of k-means.
+        n_init: k-means starts, of which the best is kept.
+        engine: the implementation of PCA and clustering, see ``pipeline/strategies/engines``.
+        clustering: the definition of a neighbourhood: k-means, a component of a Gaussian mixture, or dense rows within
+            a radius of each other.
+        radius: the radius of dbscan, in units of the points; None: the median distance to the neighbour that makes a
+            core row.
+        min_neighbours: rows within the radius, itself included, that make a row a core of dbscan.
+        task_memory_gb: the memory that the one task of scikit-learn may take, in GB.
     """
 
+    # Parameters of later versions: they identify a run only with a value that is not the default.
+    added: ClassVar[tuple[str, ...]] = ("clustering",)
     looks_at_pixels: ClassVar[bool] = True
     clusters: int | None = option(
         None, "number of neighbourhoods", least=1, most=MOST_CLUSTERS, shown="twice the number of classes"
@@ -86,11 +105,48 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
     tol: float = option(
         1e-4, "tolerance of k-means, as in scikit-learn", least=0, expected="a number of 0 or more", advanced=True
     )
+    n_init: int = option(1, "number of k-means starts, of which the best is used", least=1, advanced=True)
+    engine: EngineName = option(
+        "block",
+        "implementation: exact block PCA and integer k-means (block), those of spark.ml from end to end (spark-ml), or"
+        " those of scikit-learn in a single task (scikit-learn)",
+        advanced=True,
+    )
+    clustering: ClusteringName = option(
+        "kmeans",
+        "definition of a neighbourhood: nearest centre (kmeans), most probable component (gaussian-mixture, with --engine"
+        " spark-ml or scikit-learn), or dense rows within a radius (dbscan, with --engine scikit-learn)",
+        advanced=True,
+    )
+    radius: float | None = option(
+        None,
+        "radius of dbscan, in units of the components or of the embedding",
+        above=0,
+        shown="median distance to the neighbour that makes a core row",
+        advanced=True,
+    )
+    min_neighbours: int = option(
+        5, "rows within the radius, itself included, that make a row a core of dbscan", least=1, advanced=True
+    )
+    task_memory_gb: float = option(2.0, **TASK_MEMORY)
 
     def __post_init__(self) -> None:
         if self.fit_rows is None:  # from an older version, which always fitted to all rows
             object.__setattr__(self, "fit_rows", "all")
         super().__post_init__()
+        self._check_clustering()
+
+    def _check_clustering(self) -> None:
+        """Raise UsageError for a clustering that the engine lacks, or options that the clustering would ignore."""
+        if self.clustering not in CLUSTERINGS[self.engine]:
+            having = next(name for name in reversed(CLUSTERINGS) if self.clustering in CLUSTERINGS[name])
+            raise UsageError(f"--engine {self.engine} has no --clustering {self.clustering}; use --engine {having}")
+        dense = self.clustering == "dbscan"
+        if dense and (self.clusters is not None or self.n_init != 1):
+            ignored = f"--n-init {self.n_init}" if self.clusters is None else f"--clusters {self.clusters}"
+            raise UsageError(f"--clustering dbscan finds the number of clusters by itself; leave out {ignored}")
+        if not dense and self.radius is not None:
+            raise UsageError(f"--clustering {self.clustering} has no radius; leave out --radius {self.radius:g}")
 
     @property
     def vectors(self) -> str | None:
@@ -100,10 +156,18 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
         values = super().params()
         if self.embedding is None:  # as in manifests of older versions, whose sets stay valid
             del values["embedding"]
+        if self.clustering != "dbscan":
+            del values["radius"]
+            del values["min_neighbours"]
         return values
 
+    def identity(self) -> dict[str, Any]:
+        """Return the parameters that identify the run, so that sets of older versions stay valid."""
+        values = super().identity()
+        return {key: value for key, value in values.items() if key not in self.added or value != _default(self, key)}
+
     def check_input(self, dataset: Dataset) -> None:
-        check_space(dataset, self.embedding, self.fit_rows)
+        load_engine(self.engine).check_input(self, dataset)
 
     def space(self, context: Context) -> Space:
         """Return the space of integer points in which the rows are clustered. Fits a PCA if the rows are images."""
@@ -115,6 +179,10 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
             fit_rows=self.fit_rows,
             seed=self.seed,
         )
+
+
+def _default(spec: object, name: str) -> Any:
+    return type(spec).__dataclass_fields__[name].default  # type: ignore[attr-defined]
 
 
 def check_space(dataset: Dataset, embedding: str | None, fit_rows: int | str) -> None:

@@ -11,24 +11,34 @@ from pathlib import Path
 
 import psutil
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hdfs.util import HdfsError
 from hdfs_native import Client, WriteOptions
 from pyspark.sql import SparkSession
+from sklearn.metrics import adjusted_rand_score
 
 from pipeline.core.errors import DataError
 from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
 from pipeline.input.files import input_files
+from pipeline.input.read_options import ReadOptions
+from pipeline.runs.request import Request
+from pipeline.runs.shard import shard
+from pipeline.spark.progress import PhaseLog
+from pipeline.strategies.distribution_aware import DistributionAware
+from pipeline.strategies.engines import ENGINES
 from tests.clusters import Hdfs
 from tests.clusters.cluster_runs import (
     FIT,
     LAYOUT,
     QUIET,
+    SHAPE,
     STORE,
     Source,
     run_here,
+    whole,
 )
 from tests.support.application import run_application
 from tests.support.trainer_runs import until
@@ -232,6 +242,29 @@ def test_shards_read_through_webhdfs_are_the_rows_of_the_input(
     raw = b"".join(path.read_bytes() for path in sorted(small_set.folder.iterdir()))
     expected = [raw[at : at + RECORD_BYTES] for at in range(0, len(raw), RECORD_BYTES)]
     assert [bytes([label]) + image for _, (label, image) in sorted(records.items())] == expected
+
+
+def test_every_engine_shards_from_and_to_hdfs(
+    hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession
+) -> None:
+    """Neighbourhoods on HDFS are those of local files; every row is there once, and the manifest names the engine."""
+    found: dict[str, list[list[int]]] = {}
+    for engine in ENGINES:
+        for root, source in ((f"{hdfs.uri}/engines", small_input), (str(small_set.folder.parent), small_set.folder)):
+            output = f"{root}/engine-{engine}"
+            strategy = DistributionAware(clusters=10, components=0.8, whiten=False, n_init=2, engine=engine)
+            request = Request(str(source), output, 3, read_options=ReadOptions("cifar10-binary", SHAPE))
+            shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))
+            shards = whole(output)
+            assert shards.manifest.params["engine"] == engine
+            tables = [pq.read_table(pa.BufferReader(STORE.read(f"{output}/{file.path}"))) for file in shards.files()]
+            rows = pa.concat_tables(tables).filter(pc.field("copy") == 0).sort_by("id")
+            assert rows.column("id").to_pylist() == list(range(2000))
+            found.setdefault(engine, []).append(rows.column("neighbourhood").to_pylist())
+    for remote, local in found.values():
+        assert adjusted_rand_score(remote, local) > 0.999
+    scores = [adjusted_rand_score(found["block"][0], found[engine][0]) for engine in ENGINES]
+    assert min(scores) > 0.3, scores
 
 
 def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(

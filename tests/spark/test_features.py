@@ -105,14 +105,6 @@ def test_a_column_that_is_not_there_is_refused_and_binaries_have_none(spark: Any
     assert "holds cifar10-binary files" in done.err
 
 
-def test_stock_spark_takes_no_features(made: dict[str, Any], tmp_path: Path) -> None:
-    places = ["--input", made["source"], "--output", tmp_path / "shards", "--workers", 3]
-    done = run_job("distribution_aware.py", *places, "--engine", "spark-ml", "--components", 3)
-    assert done.code == 2
-    assert "--engine spark-ml takes images of pixels, not 7x1x1 images of float32" in done.err
-    assert not (tmp_path / "shards").exists()
-
-
 @pytest.mark.parametrize("broken", ["feature", "target"])
 def test_a_number_that_is_none_is_found_before_anything_is_written(
     made: dict[str, Any], tmp_path: Path, broken: str

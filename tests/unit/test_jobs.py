@@ -135,22 +135,6 @@ def test_paths_that_cannot_work_are_refused_before_spark_starts(source: Path, tm
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        (["--components", "0.9"], "--engine spark-ml needs a number of --components, not a share, got 0.9"),
-        (["--n-init", "4"], "--engine spark-ml has a single k-means start; leave out --n-init 4"),
-        (["--fit-rows", "500"], "--engine spark-ml is fitted to all rows; leave out --fit-rows 500"),
-    ],
-)
-def test_the_stock_engine_refuses_what_it_would_ignore(
-    source: Path, tmp_path: Path, flags: list[str], expected: str
-) -> None:
-    given = ["--input", source, "--output", tmp_path / "o", "--workers", 3, "--engine", "spark-ml", *flags]
-    assert_one_line(run_job("distribution_aware.py", *given), 2, expected)
-    assert not (tmp_path / "o").exists()
-
-
-@pytest.mark.parametrize(
     ("output", "expected"),
     [
         ("hdfs://n:9/sets/{run_id}", "hdfs://n:9/sets/scheduled__2026-01-01T00_00_00+00_00"),

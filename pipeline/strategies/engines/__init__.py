@@ -1,0 +1,22 @@
+"""The engines that find neighbourhoods: one file each, and one dict of their modules by name.
+
+A module is imported when its engine is first used, because spark.ml and scikit-learn take half a second to load."""
+
+from importlib import import_module
+
+from pipeline.strategies.engines.base import CLUSTERINGS, ClusteringEngine, ClusteringName, EngineName
+
+ENGINES: dict[EngineName, str] = {
+    "block": "BlockEngine",
+    "spark-ml": "SparkMlEngine",
+    "scikit-learn": "ScikitLearnEngine",
+}
+
+
+def load_engine(name: EngineName) -> ClusteringEngine:
+    module = import_module(f"pipeline.strategies.engines.{name.replace('-', '_')}")
+    engine: ClusteringEngine = getattr(module, ENGINES[name])()
+    return engine
+
+
+__all__ = ["CLUSTERINGS", "ENGINES", "ClusteringEngine", "ClusteringName", "EngineName", "load_engine"]

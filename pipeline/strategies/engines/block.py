@@ -1,0 +1,129 @@
+"""The engine of this project: exact block PCA and integer k-means, the same bits however the work is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import numpy as np
+from pyspark import RDD
+
+from pipeline.clustering.kmeans import BlockKMeans
+from pipeline.clustering.lloyd import Fit, nearest, nearest_of_class
+from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
+from pipeline.clustering.projection import Grid, Projection
+from pipeline.core.arrays import Ints
+from pipeline.input.dataset import Dataset
+from pipeline.strategies.base import Context
+from pipeline.strategies.engines.base import Clustering, ClusteringEngine, describe_kmeans
+from pipeline.strategies.neighbourhoods import (
+    LabelledPoints,
+    NeighbourhoodStrategy,
+    check_space,
+    group_points,
+    project_rows,
+)
+
+
+class BlockEngine(ClusteringEngine):
+    def check_input(self, strategy: NeighbourhoodStrategy, dataset: Dataset) -> None:
+        check_space(dataset, strategy.embedding, strategy.fit_rows)
+
+    def cluster(
+        self, context: Context, strategy: NeighbourhoodStrategy, clusters: int, *, by_class: bool
+    ) -> Clustering:
+        """Return the neighbourhoods of all rows: fit and project, cluster the points, and assign each to its nearest
+        centre."""
+        sizes = context.scan.label_counts.sum(axis=0)
+        space = strategy.space(context)
+        estimator = BlockKMeans(
+            k=clusters, maxIter=strategy.max_iter, tol=strategy.tol, seed=strategy.seed, nInit=strategy.n_init
+        )
+        with project_rows(context, space) as points:
+            with context.phase("kmeans"):
+                fit = fit_classes if by_class else fit_all
+                fits = fit(context, points, estimator, space.projection, sizes)
+                results, model = describe_kmeans(fits, space.projection.exponent, len(sizes) if by_class else None)
+            with context.phase("assign"):
+                # Local names, because tasks must not pickle the context.
+                if by_class:
+                    by_label = model.centres()
+                    grouping, counts = group_points(
+                        context,
+                        points,
+                        lambda part: nearest_of_class(part.labels, part.points.points, by_label),
+                        results["clusters"],
+                    )
+                else:
+                    centres = fits[0].centres
+                    grouping, counts = group_points(
+                        context, points, lambda part: nearest(part.points.points, centres)[0], results["clusters"]
+                    )
+        return Clustering(grouping, counts, results | space.params, {**space.models, "kmeans": model})
+
+
+def fit_all(
+    context: Context, points: RDD[LabelledPoints], estimator: BlockKMeans, projection: Projection | Grid, sizes: Ints
+) -> dict[int, Fit]:
+    """Run one k-means over all rows, and return its fit under class 0.
+
+    Args:
+        context: the run.
+        points: the points of all rows.
+        estimator: settings of k-means.
+        projection: the grid of the points.
+        sizes: not used.
+    """
+    fit = estimator.fit_points(
+        points.map(lambda part: part.points),
+        projection.exponent,
+        values=context.scan.rows * projection.dimensions,
+        report=lambda turn, inertia: context.report(f"iteration {turn}: inertia {inertia:.4e}"),
+    ).fitted
+    context.report(f"{len(fit.centres)} clusters after {fit.iterations} iterations")
+    return {0: fit}
+
+
+def select_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
+    """Yield the points of the rows with a label, block by block."""
+    for part in parts:
+        rows = part.labels == label
+        if rows.any():
+            yield Points(part.points.ids[rows], part.points.points[rows])
+
+
+def fit_classes(
+    context: Context, points: RDD[LabelledPoints], estimator: BlockKMeans, projection: Projection | Grid, sizes: Ints
+) -> dict[int, Fit]:
+    """Run one k-means per class that has rows, and return the fits by class.
+
+    All classes are fitted in one task as long as it can hold the points.
+
+    Args:
+        context: the run.
+        points: the labelled points of all rows.
+        estimator: settings of k-means.
+        projection: the grid of the points.
+        sizes: rows of every class, int64 [classes].
+    """
+    present = np.flatnonzero(sizes).tolist()
+    if context.scan.rows * projection.dimensions * 4 <= ONE_TASK_BYTES:
+        settings = estimator.settings()
+
+        def fit_present(parts: Iterable[LabelledPoints]) -> list[dict[int, Fit]]:
+            # Every class reads all parts, but the iterator can be consumed only once.
+            parts = list(parts)
+            return [{label: fit_gathered(select_class(label, parts), settings) for label in present}]
+
+        fits = points.coalesce(1).mapPartitions(fit_present).first()
+    else:
+        fits = {
+            label: estimator.fit_points(
+                points.mapPartitions(partial(select_class, label)),
+                projection.exponent,
+                values=int(sizes[label]) * projection.dimensions,
+            ).fitted
+            for label in present
+        }
+    context.report(f"{sum(len(fit.centres) for fit in fits.values())} clusters in {len(fits)} classes")
+    return fits
