@@ -52,6 +52,10 @@ def train(
             " trust, or --collective mesh"
         )
     context = RunContext.from_config(config).pinned(overwrite=options.overwrite)
+    if context.shards.is_bare and not (options.quiet or options.silent):
+        from trainer.data.bare_shards import describe_bare
+
+        print(describe_bare(context.shards), flush=True)
     if launcher:
         return _train_on(launcher, hosts, context, options)
     raise_limit()  # before the fork server starts, because its children inherit its limit

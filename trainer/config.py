@@ -29,6 +29,7 @@ from trainer.sampling import SAMPLERS, Sampler
 from trainer.sampling.base import TableSampler
 from trainer.sampling.shuffle import ShuffleSampler
 
+SEPARATOR = "\n"  # of the paths of shards without a manifest, in the place of a set's URI: no path has it
 FRESH_MOMENTUM = 0.9
 HEARTBEAT_TIMEOUT_S = 15.0
 DROPS = ", ".join(f"{name} at epochs {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
@@ -42,7 +43,11 @@ class Data(Spec):
     or its part of B by the ratios of the shards; under Bernoulli sampling a random number around that. sampling is the
     name of Config.sampler."""
 
-    shards: str = option(help="folder of a committed shard set", metavar="URI", may_change=True)
+    shards: str = option(
+        help="folder of a committed shard set, or without a manifest the Parquet file or folder of every shard",
+        metavar="URI",
+        may_change=True,
+    )
     batch_size: int = option(128, "examples per mini-batch, divided among the workers", least=1)
     worker_batch: Literal["floor", "exact"] = option(
         "floor",

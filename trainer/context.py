@@ -65,7 +65,7 @@ class RunContext:
         data = self.config.data
         stream_generations = generations(self.newest()) if data.generation is None else []
         if data.follow and data.generation is None and not stream_generations:
-            raise UsageError(f"--follow: {data.shards} was made at once, by no stream; leave it out")
+            raise UsageError(f"--follow: {self.newest().uri} was made at once, by no stream; leave it out")
         if not stream_generations:
             return self
         # A resumed run keeps its first generation: the rows appended since then would change its passes.

@@ -12,7 +12,7 @@ from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, add_flags, add_member_flags, from_flags, member_from_flags, summaries
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
-from trainer.config import Config, Data, Optimiser, Processes, RunSpec
+from trainer.config import SEPARATOR, Config, Data, Optimiser, Processes, RunSpec
 from trainer.exchange import EXCHANGES
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.place import resolve_home
@@ -59,6 +59,7 @@ def build_parser(prog: str = PROG, description: str = DESCRIPTION, epilog: str =
         ),
     )
     add_member_flags(data, SAMPLERS)
+    parser.actions_by_flag()["--shards"].nargs = "+"
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model",
@@ -109,6 +110,9 @@ def config_of(args: argparse.Namespace) -> Config:
     """Return the configuration of a command line. Raises UsageError.
 
     Its paths are absolute, so that they mean the same in every process."""
+    # One set in most runs. The paths of shards without a manifest share its place, so that a configuration stays flat.
+    uris = [args.shards] if isinstance(args.shards, str) else args.shards
+    args.shards = SEPARATOR.join(map(_absolute, uris))
     data = from_flags(Data, args)
     run = from_flags(RunSpec, args)
     exchange = member_from_flags(EXCHANGES, "--exchange", args)
@@ -117,7 +121,7 @@ def config_of(args: argparse.Namespace) -> Config:
         has = "protocols of its own" if exchange.stages() else "no protocols"
         raise UsageError(f"--exchange {exchange.name} has {has}: leave out --protocol {args.protocol}")
     return Config(
-        data=replace(data, shards=_absolute(data.shards)),
+        data=data,
         run=replace(run, output=resolve_home(run.output)),
         model=_model_of(args),
         optimiser=from_flags(Optimiser, args),

@@ -73,6 +73,29 @@ def test_running_statistics_change_nothing_that_is_trained(runs: Any, model: str
     assert not np.array_equal(statistics["last"], statistics["ema"])
 
 
+@pytest.mark.full
+def test_shards_without_a_manifest_train_as_their_set(runs: Any, shards: Path, tmp_path: Path) -> None:
+    """The folders of the workers alone, copied, end at the same parameters, bit for bit; one line says what they are."""
+    folders = [tmp_path / f"worker={worker:03d}" for worker in range(WORKERS)]
+    for folder in folders:
+        shutil.copytree(shards / folder.name, folder)
+    command = [sys.executable, "-m", "trainer", "--shards", *map(str, folders), "--output", str(tmp_path / "run")]
+    command += ["--model", "cnn", "--protocol", "bsp"]
+    for name, value in COMMON.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    line = (
+        f"{WORKERS} shards without a manifest below {tmp_path}: 720 rows of 3x8x8 uint8 in 4 classes, fingerprint 720-"
+    )
+    assert done.stdout.count(line) == 1
+    root = tmp_path / "run" / CHECKPOINTS
+    version = newest(root, verify=True)
+    assert version is not None
+    values, count = vector(runs())
+    np.testing.assert_array_equal(read_vector(root, version)[:count], values[:count])
+
+
 def test_a_recalibrated_model_has_statistics_of_training_rows(runs: Any, shards: Path) -> None:
     result = runs(batch_norm="recalibrate")
     values, _ = vector(result)

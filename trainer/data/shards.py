@@ -41,10 +41,12 @@ from pipeline.core.shardset.versions import NAME
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from pipeline.core.storage.store import Store, configured_store
 from pipeline.core.storage.uri import split_uri
-from trainer.config import Data
+from trainer.config import SEPARATOR, Data
 from trainer.models.base import ModelInput
 from trainer.watchdog import kick
 
+SUFFIX = ".parquet"
+BARE = "bare shards"  # in place of a strategy's name: nothing is known about how the rows were placed
 TABLE = (
     "id",
     "label",
@@ -114,6 +116,11 @@ class Shards(ShardSet):
         return Layout(self.shape, dtype=cast(Dtype, self.manifest.image.dtype))
 
     @property
+    def is_bare(self) -> bool:
+        """Whether the shards were given by their paths, without a manifest."""
+        return self.manifest.strategy == BARE
+
+    @property
     def has_labels(self) -> bool:
         """Whether rows have a class label."""
         return "label" in self.manifest.labels.columns
@@ -158,15 +165,25 @@ class Shards(ShardSet):
 def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
     """Open a committed set at a local path, ``hdfs://``, ``s3://`` or ``webhdfs://host:port/``, and check its manifest.
 
-    Reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged,
+    Several paths, joined by SEPARATOR, or a Parquet file are shards without a manifest; see bare_shards.py. For a set,
+    reads no row; costs one read and one listing per worker. Raises DataError if the set is missing or damaged,
     UsageError if it was made for another ``num_workers``."""
-    store = store_of(uri)
+    from trainer.data.bare_shards import bare_files, open_bare  # imports this module
+
+    uris = uri.split(SEPARATOR)
+    store = store_of(uris[0])
+    if len(uris) > 1 or uri.endswith(SUFFIX):
+        bare = open_bare(store, uris)
+        _check_workers(bare, num_workers)
+        return bare
     with unreadable_is_data_error(uri):
         absolute = store.resolve(uri)
         store.exists(absolute)  # not retried, so that an unreachable host is reported at once
         committed = with_retries(read_committed)(store, uri)  # the manifest may be on a DataNode that was just lost
     if committed is None:
         refuse_single_shard(store, absolute)
+        if bare_files(store, absolute):
+            return open_bare(store, uris)
         raise DataError(
             f"{absolute} has no {NAME}: no shards were ever committed there; make them with spark-submit"
             f" jobs/stratified.py --input DATA --output {uri} --workers {num_workers or 'N'}, or another job of jobs/"
@@ -320,7 +337,7 @@ def _load(
     rows = Rows(images, labels, np.empty(total, np.int64), hashes, neighbourhoods)
     at = 0
     for file in files:
-        for columns, data in _row_groups(shards, file, TABLE if with_hashes else ("id", "label", TARGET_COLUMN)):
+        for columns, data in row_groups(shards, file, TABLE if with_hashes else ("id", "label", TARGET_COLUMN)):
             kick()  # the watchdog: a large shard takes long to load
             ids = columns["id"]
             part = slice(at, at + len(ids))
@@ -328,7 +345,7 @@ def _load(
             rows.labels[part] = columns[TARGET_COLUMN if targets else "label"]
             rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
             if with_hashes:
-                rows.hashes[part] = np.where(columns.get("copy", 0) == 0, _hashes(columns, data), 0)
+                rows.hashes[part] = np.where(columns.get("copy", 0) == 0, row_hashes_of(columns, data), 0)
             if len(neighbourhoods):
                 neighbourhoods[part] = columns["neighbourhood"]
             at += len(ids)
@@ -337,11 +354,11 @@ def _load(
     return rows
 
 
-def _hashes(columns: dict[str, Any], images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+def row_hashes_of(columns: dict[str, Any], images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     return row_hashes(columns["id"], columns["label"], columns.get("coarse_label"), columns.get(TARGET_COLUMN), images)
 
 
-def _row_groups(
+def row_groups(
     shards: Shards, file: ShardFile, names: Sequence[str]
 ) -> Iterator[tuple[dict[str, Any], npt.NDArray[np.uint8]]]:
     """Yield (existing columns of ``names``, images as uint8 [rows, bytes]) of each row group of a file.

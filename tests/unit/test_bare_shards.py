@@ -1,0 +1,129 @@
+"""Shards without a manifest: what is read of them equals the set they came from, and bad ones are one line."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.shardset.layout import Layout
+from pipeline.core.shardset.schema import record_schema
+from trainer.config import SEPARATOR
+from trainer.data import bare_shards
+from trainer.data.bare_shards import BareShard, describe_bare
+from trainer.data.shards import load_worker, open_shards
+from trainer.flags import build_parser, config_of
+
+SHAPE = (3, 4, 4)
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def write_shard(path: Path, first: int, rows: int = 10, shape: tuple[int, int, int] = SHAPE, **columns: Any) -> Path:
+    """Write a shard of rows first, first + 1, ..., whose labels go round 4 classes, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ids = np.arange(first, first + rows)
+    images = np.random.default_rng(first).integers(0, 256, (rows, int(np.prod(shape))), np.uint8)
+    schema = record_schema(Layout(shape), neighbourhood=False)
+    values = {"id": ids, "label": ids % 4, "image": [row.tobytes() for row in images], "copy": np.zeros(rows)} | columns
+    table = pa.table({name: pa.array(values[name]).cast(schema.field(name).type) for name in schema.names}, schema)
+    pq.write_table(table, path)
+    return path
+
+
+def joined(*paths: Path) -> str:
+    return SEPARATOR.join(map(str, paths))
+
+
+@pytest.mark.parametrize("kind", ["files", "folders"])
+def test_bare_shards_hold_their_rows_and_describe_them(tmp_path: Path, kind: str) -> None:
+    files = [write_shard(tmp_path / f"worker=00{n}" / "a.parquet", 10 * n) for n in range(2)]
+    (tmp_path / "worker=000" / "_SUCCESS").write_text("")
+    shards = open_shards(joined(*(files if kind == "files" else [file.parent for file in files])))
+    loaded = [load_worker(shards, worker) for worker in range(2)]
+    assert [rows.ids.tolist() for rows in loaded] == [list(range(10)), list(range(10, 20))]
+    pixels = np.concatenate([rows.images_NCHW for rows in loaded])
+    np.testing.assert_allclose(shards.mean, pixels.mean(axis=(0, 2, 3)), rtol=1e-6)
+    assert (shards.rows, shards.num_classes, shards.shape, shards.num_workers) == (20, 4, SHAPE, 2)
+    total = sum(int(value) for rows in loaded for value in rows.hashes) % (1 << 64)
+    assert shards.fingerprint == total
+    assert describe_bare(shards) == (
+        f"2 shards without a manifest below {tmp_path}: 20 rows of 3x4x4 uint8 in 4 classes, fingerprint 20-{total:016x}"
+    )
+
+
+def test_copies_of_a_row_count_once(tmp_path: Path) -> None:
+    files = [write_shard(tmp_path / f"{n}.parquet", 0, copy=np.full(10, n)) for n in range(2)]
+    shards = open_shards(joined(*files))
+    assert (shards.rows, shards.manifest.copies) == (10, 10)
+    assert shards.fingerprint == open_shards(str(files[0])).fingerprint
+
+
+def test_files_are_read_once_per_host_until_they_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write_shard(tmp_path / f"{n}.parquet", 10 * n) for n in range(2)]
+    first = open_shards(joined(*files))
+    read = bare_shards._read_manifest
+    monkeypatch.setattr(bare_shards, "_read_manifest", None)
+    assert open_shards(joined(*files)).manifest == first.manifest
+    monkeypatch.setattr(bare_shards, "_read_manifest", read)
+    write_shard(files[1], 30, rows=12)
+    assert open_shards(joined(*files)).rows == 22
+
+
+def test_the_folder_of_a_shard_of_a_set_is_still_refused(tmp_path: Path) -> None:
+    write_shard(tmp_path / "worker=000" / "a.parquet", 0)
+    assert open_shards(str(tmp_path / "worker=000")).num_workers == 1
+    with pytest.raises(DataError, match="no shards were ever committed there"):
+        open_shards(str(tmp_path))
+
+
+def test_paths_that_are_no_shards_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_shard(tmp_path / "a.parquet", 0)
+    (tmp_path / "empty").mkdir()
+    for other in ("empty", "nothing", "b.parquet"):
+        line = f"^--shards {tmp_path}/{other}: no Parquet file, and no folder with any; give one such path per worker$"
+        with pytest.raises(UsageError, match=line):
+            open_shards(joined(file, tmp_path / other))
+    with pytest.raises(UsageError, match=r"a\.parquet is given twice; every worker needs a shard of its own$"):
+        open_shards(joined(file, file))
+    monkeypatch.setattr(bare_shards, "bare_files", lambda store, uri: BareShard(uri, ()))
+    with pytest.raises(UsageError, match=r"are in different stores; copy them into one$"):
+        open_shards(SEPARATOR.join([str(file), "hdfs://n:9/b.parquet"]))
+
+
+def test_shards_of_other_forms_are_one_line(tmp_path: Path) -> None:
+    first = write_shard(tmp_path / "a.parquet", 0)
+    other = write_shard(tmp_path / "b.parquet", 10, shape=(1, 4, 4))
+    line = (
+        "a.parquet has 3x4x4 uint8 images with label, .*b.parquet has 1x4x4 uint8 images with label: shards of one run"
+    )
+    with pytest.raises(DataError, match=line):
+        open_shards(joined(first, other))
+    pq.write_table(pa.table({"id": [1], "label": [0], "image": [b"abc"]}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match=r"c\.parquet does not say the shape and type of its images; write the image"):
+        open_shards(joined(first, tmp_path / "c.parquet"))
+    pq.write_table(pa.table({"id": [1], "pixels": [b"abc"]}), tmp_path / "c.parquet")
+    with pytest.raises(DataError, match=r"c\.parquet has no column image; write"):
+        open_shards(joined(first, tmp_path / "c.parquet"))
+    (tmp_path / "c.parquet").write_bytes(b"no Parquet")
+    with pytest.raises(DataError, match=r"c\.parquet is damaged: "):
+        open_shards(joined(first, tmp_path / "c.parquet"))
+    with pytest.raises(DataError, match=r"d\.parquet has no rows, and a worker without rows cannot train"):
+        open_shards(joined(first, write_shard(tmp_path / "d.parquet", 0, rows=0)))
+
+
+def test_the_command_line_takes_several_paths(tmp_path: Path) -> None:
+    args = build_parser().parse_args(
+        ["--shards", "hdfs://n:9/a", "hdfs://n:9/b", "--output", str(tmp_path), "--epochs", "1"]
+    )
+    args.names_in_argv = set()
+    assert config_of(args).data.shards == SEPARATOR.join(["hdfs://n:9/a", "hdfs://n:9/b"])
