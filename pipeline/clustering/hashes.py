@@ -1,9 +1,9 @@
 """Locality-sensitive hash functions of images: near rows share a bucket more often than far ones. Pure numpy and scipy.
 
-A function is floor((x . a + b) / w) of integers: directions are rounded to a grid after they are drawn or fitted. The
-bucket of a row therefore depends neither on the rows that are hashed with it, nor on the BLAS or the number of threads.
-Rows share a bucket if all M functions agree on them: with probability p^M, if p is the probability for one function
-(the AND of M).
+A function is floor((x . a + b) / w) of integers, or the place of the lowest of several (x . a + b): directions are
+rounded to a grid after they are drawn or fitted. The bucket of a row therefore depends neither on the rows that are
+hashed with it, nor on the BLAS or the number of threads. Rows share a bucket if all M functions agree on them: with
+probability p^M, if p is the probability for one function (the AND of M).
 
 - ``lsh``: a is normal, b uniform in [0, w) (p-stable hashing: Datar, Immorlica, Indyk and Mirrokni, SoCG 2004, section
   3.2). With c = distance / w, p = 1 - 2 N(-1/c) - 2c / sqrt(2 pi) * (1 - exp(-1 / 2c^2)), where N is the normal
@@ -11,7 +11,9 @@ Rows share a bucket if all M functions agree on them: with probability p^M, if p
 - ``sign``: the side of a random hyperplane through the mean of the sample (Charikar, STOC 2002, section 3):
   p = 1 - angle / pi, with the angle between two rows as seen from the mean.
 - ``dsh``: the sides of the leading principal directions of the sample, at its medians, so that each function halves it.
-  A simple data-sensitive hash; the DSH of Gao et al. (SIGMOD 2014) learns its functions by boosting."""
+  A simple data-sensitive hash; the DSH of Gao et al. (SIGMOD 2014) learns its functions by boosting.
+- ``kmeans``: the nearest of k centroids of an integer k-means of a random half of the sample (Provatas et al.
+  2021, section V). The nearest centroid c has the lowest |c|^2 - 2 c . x, which is linear in x."""
 
 from __future__ import annotations
 
@@ -24,6 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.clustering import dual, gram
+from pipeline.clustering.fit import fit_in_process
+from pipeline.clustering.lloyd import KMeansSettings
 from pipeline.clustering.projection import BLOCK_ROWS, BLOCK_VALUES
 from pipeline.core.arrays import Floats, Ints
 from pipeline.core.errors import UsageError
@@ -31,7 +35,7 @@ from pipeline.core.hashing import row_hashes
 from pipeline.core.npz import check_arrays
 from pipeline.core.seeds import Purpose, generator
 
-Family = Literal["lsh", "sign", "dsh"]
+Family = Literal["lsh", "sign", "dsh", "kmeans"]
 Rows = npt.NDArray[np.uint8] | npt.NDArray[np.int32]  # [rows, d]: pixels, or points on the grid of projection.Grid
 MOST_FUNCTIONS = 64
 SAMPLE_ROWS = 10_000
@@ -40,6 +44,8 @@ WIDTH_COLUMNS = 4096  # their columns that are float64 at a time
 WIDTH_DISTANCES = 4  # the default width in median distances between nearest neighbours
 EXACT = 51  # products of rows and directions stay within 2^51, so that float64 adds them without rounding
 POINT_NORM = 2.0**25  # the largest norm of a point on the grid; see projection.grid_exponent
+CENTROIDS = 8  # of a function of kmeans
+CENTROID_ITERATIONS = 25
 SIDES = 1 << 53  # a width beyond all products, which leaves only the sign of a value
 
 
@@ -61,13 +67,14 @@ class Hashes:
 
     Attributes:
         family: the kind of functions.
-        weights: integers in float64 [d, M].
-        offsets: int64 [M].
+        weights: integers in float64 [d, M * centroids].
+        offsets: int64 [M * centroids].
         widths: int64 [M].
         firsts: int64 [M], the lowest value of each function, which counts as 0.
         multipliers: uint64 [M], which combine M values into one key.
         width: the step of ``lsh`` in the unit of the rows' numbers, else 0.
         rows: the size of the sample.
+        centroids: k of ``kmeans``, whose functions have k columns of ``weights`` and ``offsets`` each; else 1.
     """
 
     family: Family
@@ -78,14 +85,19 @@ class Hashes:
     multipliers: npt.NDArray[np.uint64]
     width: float
     rows: int
+    centroids: int = 1
 
     @property
     def functions(self) -> int:
-        return len(self.offsets)
+        return len(self.firsts)
 
     def values(self, rows: Rows) -> Ints:
-        """Return the values of all functions, int64 [rows, M], 0 or more. Costs 2 * rows * d * M flop in float64."""
+        """Return the values of all functions, int64 [rows, M], 0 or more. Costs 2 * rows * d * M flop per column in
+        float64."""
         hash_values = products(rows, self.weights) + self.offsets
+        if self.family == "kmeans":
+            places: Ints = hash_values.reshape(len(rows), self.functions, self.centroids).argmin(axis=2)
+            return places
         # One function at a time, because numpy divides by a scalar much faster than by an array.
         for function, width in enumerate(self.widths.tolist()):
             hash_values[:, function] //= width
@@ -106,15 +118,20 @@ class Hashes:
     @classmethod
     def from_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> Hashes:
         """Return the functions of saved arrays. Raises ValueError if names, types, shapes or values are invalid."""
-        vectors = dict.fromkeys(("offsets", "widths", "firsts"), "i8 m") | {"multipliers": "u8 m"}
-        check_arrays(arrays, family="U", weights="f8 d m", width="f8", rows="i8", **vectors)
+        arrays = {"centroids": np.array(1)} | arrays  # older functions have one column each
+        vectors = dict.fromkeys(("widths", "firsts"), "i8 m") | {"multipliers": "u8 m", "offsets": "i8 c"}
+        check_arrays(arrays, family="U", weights="f8 d c", width="f8", rows="i8", centroids="i8", **vectors)
+        if len(arrays["offsets"]) != len(arrays["firsts"]) * int(arrays["centroids"]):
+            raise ValueError(f"{len(arrays['offsets'])} columns of {len(arrays['firsts'])} functions")
         if str(arrays["family"]) not in get_args(Family) or (arrays["widths"] < 1).any():
             raise ValueError(f"functions of the family {str(arrays['family'])[:20]!r}, or without widths")
         values: dict[str, Any] = {name: array if array.ndim else array.item() for name, array in arrays.items()}
         return cls(**values)
 
 
-def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float | None = None) -> Hashes:
+def fit(
+    sample: Rows, family: Family, functions: int, seed: int, *, width: float | None = None, centroids: int = CENTROIDS
+) -> Hashes:
     """Fit M = ``functions`` hash functions to a sample of at least one row.
 
     The result does not depend on the order of the sample. The directions of ``dsh`` come from LAPACK, which may round
@@ -130,6 +147,7 @@ def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float
         seed: the seed of directions and offsets.
         width: the step of ``lsh`` in the unit of the rows' numbers; default: four times the median distance between
             nearest distinct neighbours among 2,000 rows of the sample.
+        centroids: the number of centroids of each function of ``kmeans``.
 
     Raises:
         UsageError: the number of functions or dimensions is out of range.
@@ -140,6 +158,8 @@ def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float
     # A canonical order of the sample, by content.
     none = np.zeros(len(sample), np.int64)
     sample = sample[np.argsort(row_hashes(none, none, None, None, sample), kind="stable")]
+    if family == "kmeans":
+        return _nearest_centroids(sample, functions, seed, centroids)
     draws = [generator(seed, Purpose.HASH_FUNCTIONS, number=number) for number in range(functions)]
     if family == "lsh":
         width = width or WIDTH_DISTANCES * neighbour_distance(sample) or 1.0
@@ -158,6 +178,26 @@ def fit(sample: Rows, family: Family, functions: int, seed: int, *, width: float
         multipliers(values, seed),
         float(width) if width and family == "lsh" else 0.0,
         len(sample),
+    )
+
+
+def _nearest_centroids(sample: Rows, functions: int, seed: int, centroids: int) -> Hashes:
+    """Return functions of ``kmeans``, each fitted to a random half of the sample, so that they differ."""
+    weights = []
+    offsets = []
+    for number in range(functions):
+        draw = generator(seed, Purpose.HASH_FUNCTIONS, number=number)
+        half = np.sort(draw.permutation(len(sample))[: max(1, len(sample) // 2)])
+        settings = KMeansSettings(centroids, CENTROID_ITERATIONS, 1e-4, int(draw.integers(1 << 31)))
+        centres = fit_in_process(half, sample[half].astype(np.int32), settings).centres
+        # A half with fewer distinct rows repeats its last centroid, which then never is the first of the nearest.
+        centres = centres[np.minimum(np.arange(centroids), len(centres) - 1)]
+        weights.append(-2.0 * centres.T)
+        offsets.append((centres**2).sum(axis=1))
+    ones = np.ones(functions, np.int64)
+    factors = multipliers([centroids] * functions, seed)
+    return Hashes(
+        "kmeans", np.hstack(weights), np.concatenate(offsets), ones, 0 * ones, factors, 0.0, len(sample), centroids
     )
 
 

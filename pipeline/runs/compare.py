@@ -74,8 +74,10 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
     add_flags(group, NeighbourhoodStrategy, only=shared)
     group = flags.add_argument_group("distribution_aware and class_cluster")
     add_flags(group, NeighbourhoodStrategy, leave_out=(*cli.COMMON, *shared))
-    add_flags(flags.add_argument_group("submodular"), Submodular, only=("function", "block_rule"))
-    add_flags(flags.add_argument_group("hash"), Hash, only=("family", "functions", "width"))
+    add_flags(
+        flags.add_argument_group("submodular"), Submodular, only=("function", "block_rule", "similarity", "sigma_scope")
+    )
+    add_flags(flags.add_argument_group("hash"), Hash, only=("family", "functions", "width", "centroids"))
     return flags
 
 

@@ -17,7 +17,7 @@ from pyspark import RDD, StorageLevel
 from pipeline.assignment.groups import SparseIf, Start, group_table
 from pipeline.clustering import hashes as functions_of_rows
 from pipeline.clustering.gram import LARGE_ROWS, MAX_PIXELS, MOST_BYTES, rows_at_most
-from pipeline.clustering.hashes import MOST_FUNCTIONS, SAMPLE_ROWS, Family, Hashes, check_dimensions
+from pipeline.clustering.hashes import CENTROIDS, MOST_FUNCTIONS, SAMPLE_ROWS, Family, Hashes, check_dimensions
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.projection import Grid
 from pipeline.clustering.reduction import tree_reduce
@@ -137,6 +137,7 @@ class Hash(EmbeddingStrategy):
         family: the kind of hash functions, see ``pipeline/clustering/hashes.py``.
         functions: the number of functions that the rows of a bucket agree on.
         width: the step of ``lsh``.
+        centroids: the number of centroids per function of ``kmeans``.
         embedding: a Parquet column, or a table by id, whose vectors are hashed unchanged instead of images.
         fit_rows: the number of rows that the functions are fitted to.
         sparse_if: a bucket goes to all n workers if size <= n ("le"), size < n ("lt"), or never.
@@ -151,8 +152,8 @@ class Hash(EmbeddingStrategy):
     copies_rows: ClassVar[bool] = True
     family: Family = option(
         "dsh",
-        "hash functions: steps of equal width along random directions (lsh), sides of random hyperplanes (sign), or halves"
-        " along principal directions (dsh)",
+        "hash functions: steps of equal width along random directions (lsh), sides of random hyperplanes (sign), halves"
+        " along principal directions (dsh), or the nearest of some k-means centroids (kmeans)",
     )
     functions: int | None = option(
         None,
@@ -170,6 +171,9 @@ class Hash(EmbeddingStrategy):
         shown="four times the median distance between nearest neighbours in a sample",
         advanced=True,
     )
+    centroids: int | None = option(
+        None, "number of centroids per function of kmeans", least=2, most=1024, shown=str(CENTROIDS), advanced=True
+    )
     embedding: str | None = option(None, **EMBEDDING)
     fit_rows: int | str = option("auto", **FIT_ROWS | {"help": FITTED})
     sparse_if: SparseIf = option("le", SPARSE_HELP)
@@ -179,6 +183,14 @@ class Hash(EmbeddingStrategy):
         super().__post_init__()
         if self.width is not None and self.family != "lsh":
             raise UsageError(f"--family {self.family} has no width; leave out --width {self.width:g}")
+        if self.centroids is not None and self.family != "kmeans":
+            raise UsageError(f"--family {self.family} has no centroids; leave out --centroids {self.centroids}")
+
+    def params(self) -> dict[str, Any]:
+        values = super().params()
+        if self.centroids is None:  # as in manifests of older versions, whose sets stay valid
+            del values["centroids"]
+        return values
 
     @property
     def vectors(self) -> str | None:
@@ -243,14 +255,16 @@ class Hash(EmbeddingStrategy):
             width = self.width and self.width * 2.0 ** (grid.exponent if grid else 0)
             # The default leaves 128 rows, and 4 per worker, per combination of bits, so that few buckets are sparse.
             combinations = rows / max(BUCKET_ROWS, 4 * context.num_workers)
-            functions = self.functions or min(FUNCTIONS, max(1, int(math.log2(max(1, combinations)))))
+            centroids = self.centroids or CENTROIDS
+            base = centroids if self.family == "kmeans" else 2
+            functions = self.functions or min(FUNCTIONS, max(1, int(math.log2(max(1, combinations)) / math.log2(base))))
             family = self.family
             seed = self.seed
 
             def fit(blocks: Iterable[npt.NDArray[np.uint8]]) -> list[Hashes]:
                 """Return the functions fitted to the blocks of the whole sample, which one task holds."""
                 sample_rows = numbers_of(np.concatenate(list(blocks)), grid)
-                return [functions_of_rows.fit(sample_rows, family, functions, seed, width=width)]
+                return [functions_of_rows.fit(sample_rows, family, functions, seed, width=width, centroids=centroids)]
 
             hashes = sample.coalesce(1, shuffle=True).mapPartitions(fit).first()
             context.report(f"{hashes.functions} functions, fitted to {hashes.rows:,} rows")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from operator import add
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,16 @@ from pipeline.assignment.groups import GroupTable, Start, group_table, rows_by_w
 from pipeline.assignment.kept import KeptByRank, write_groups
 from pipeline.clustering.gram import is_component_number
 from pipeline.clustering.points import Points, concatenate_points
-from pipeline.clustering.similarity import similarities, similarity_bytes
+from pipeline.clustering.similarity import (
+    Similarities,
+    cosine_similarities,
+    mean_distance,
+    similarities,
+    similarity_bytes,
+)
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
-from pipeline.core.hashing import keyed_hash
+from pipeline.core.hashing import is_drawn, keyed_hash
 from pipeline.core.seeds import Purpose, word
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import option
@@ -31,8 +38,18 @@ from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Dataset
 from pipeline.strategies.base import START_HELP, Context, FitResult, Grouping
 from pipeline.strategies.embeddings import EmbeddingStrategy
-from pipeline.strategies.neighbourhoods import FIT_ROWS, LabelledPoints, check_space, fit_space, project_rows
+from pipeline.strategies.neighbourhoods import (
+    FIT_ROWS,
+    TASK_MEMORY,
+    LabelledPoints,
+    Space,
+    check_space,
+    fit_space,
+    project_rows,
+)
 
+Similarity = Callable[[npt.NDArray[np.int32]], Similarities]
+SIGMA_ROWS = 10_000
 MOST_TASKS = 2000  # a task takes about 10 ms at least
 
 
@@ -112,6 +129,7 @@ class GroupTask:
         function: the set function of blocks.
         rule: the rule that selects the next block.
         ratios: the workers' shares; None: equal.
+        similar: returns the similarities of the points of a group.
         store: the file system.
         scratch: the folder for the owners of rows.
     """
@@ -122,6 +140,7 @@ class GroupTask:
     function: FunctionName
     rule: BlockRule
     ratios: Ratios | None
+    similar: Similarity
     store: Store
     scratch: str
 
@@ -146,7 +165,7 @@ class GroupTask:
         while pieces:
             group, parts = pieces.popitem()
             rows = concatenate_points(parts)
-            similar = similarities(rows.points[np.argsort(rows.ids)])
+            similar = self.similar(rows.points[np.argsort(rows.ids)])
             owners = owners_of_class(similar, self.capacities[group], self.function, self.rule, self.ratios)
             yield group, write_groups(self.store, self.scratch, 0, owners.astype(np.int32)).path
 
@@ -175,6 +194,8 @@ class Submodular(EmbeddingStrategy):
         embedding: the vectors on which similarity is computed.
         fit_rows: rows that the PCA is fitted to.
         start: the rule for the first worker of each class.
+        similarity: the similarity of two rows, see ``pipeline/clustering/similarity.py``.
+        sigma_scope: the rows over which the width of the Gaussian is the mean distance.
         part_rows: the most rows of a class, on average, that are placed together.
         task_memory_gb: the memory that a task may take, in GB.
     """
@@ -202,15 +223,35 @@ class Submodular(EmbeddingStrategy):
     )
     fit_rows: int | str = option("auto", **FIT_ROWS)
     start: Start = option("carry", START_HELP, advanced=True)
+    similarity: Literal["gaussian", "cosine"] = option(
+        "gaussian",
+        "similarity of two rows: of their distance (gaussian), or of their angle as seen from the mean of the components,"
+        " for vectors from 0 (cosine)",
+        advanced=True,
+    )
+    sigma_scope: Literal["class", "all"] = option(
+        "class",
+        "rows whose mean distance is the width of the gaussian: those of the class, or of all classes, of which about"
+        f" {SIGMA_ROWS:,} rows are measured",
+        advanced=True,
+    )
     part_rows: int = option(
         PART_ROWS,
         "maximum number of rows per placement task; a larger class is divided by a hash of ids",
         least=100,
         advanced=True,
     )
-    task_memory_gb: float = option(
-        2.0, "memory limit per placement task, in gigabytes", metavar="GB", above=0, recorded=False, advanced=True
-    )
+    task_memory_gb: float = option(2.0, **TASK_MEMORY)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.similarity == "cosine" and self.sigma_scope != "class":
+            raise UsageError("--similarity cosine has no sigma; leave out --sigma-scope all")
+
+    def identity(self) -> dict[str, Any]:
+        """Return the parameters that identify the run, so that sets of older versions stay valid."""
+        later = {"similarity": "gaussian", "sigma_scope": "class"}
+        return {name: value for name, value in super().identity().items() if later.get(name) != value}
 
     @property
     def vectors(self) -> str | None:
@@ -233,7 +274,7 @@ class Submodular(EmbeddingStrategy):
                 with context.phase("parts"):
                     counts = part_counts(context, points, parts)
                     context.report(f"{parts.number} parts of {len(sizes)} classes")
-            task = self._task(context, parts, sizes, counts.sum(axis=0))
+            task = self._task(context, parts, sizes, counts.sum(axis=0), self._similarity(context, space, points))
             with context.phase("memory"):
                 self._report_memory(context, counts.sum(axis=0), space.projection.dimensions)
             with context.phase("blocks"):
@@ -246,7 +287,29 @@ class Submodular(EmbeddingStrategy):
         grouping = OwnedByRank(parts, KeptByRank(context.images.dataset.store, paths))
         return FitResult(grouping, counts, start=self.start, params=space.params, models=space.models)
 
-    def _task(self, context: Context, parts: Parts, of_classes: Ints, of_groups: Ints) -> GroupTask:
+    def _similarity(self, context: Context, space: Space, points: RDD[LabelledPoints]) -> Similarity:
+        """Return the function that computes the similarities of a group's points.
+
+        sigma_scope all costs the distances of SIGMA_ROWS^2 pairs, in one task."""
+        if self.similarity == "cosine":
+            pca = space.models.get("pca")
+            # Points are not centred, and would all lie in one direction.
+            centre = space.projection(np.rint(pca.mean)[None].astype(np.uint8))[0] if pca else 0
+            return partial(cosine_similarities, centre=np.asarray(centre, np.int64))
+        if self.sigma_scope == "class":
+            return similarities
+        with context.phase("sigma"):
+            draw = partial(
+                is_drawn, rows=context.scan.rows, count=SIGMA_ROWS, key=word(self.seed, Purpose.SIMILARITY_WIDTH)
+            )
+            few = points.map(lambda part: part.points.points[draw(part.points.ids)])
+            sigma = few.coalesce(1).mapPartitions(lambda parts: [mean_distance(np.concatenate(list(parts)))]).first()
+            context.report(f"sigma {math.ldexp(sigma, -space.projection.exponent):g}")
+            return partial(similarities, sigma=sigma)
+
+    def _task(
+        self, context: Context, parts: Parts, of_classes: Ints, of_groups: Ints, similar: Similarity
+    ) -> GroupTask:
         """Return the task that places groups.
 
         Args:
@@ -254,8 +317,10 @@ class Submodular(EmbeddingStrategy):
             parts: the division of classes into groups.
             of_classes: rows of each class, int64 [classes].
             of_groups: rows of each group, int64 [groups].
+            similar: returns the similarities of the points of a group.
         """
         table = group_table(of_classes, context.num_workers, self.start, "never", context.ratios)
+        # The largest groups start first, so that no long task is the last.
         order = sorted(np.flatnonzero(of_groups).tolist(), key=lambda group: (-of_groups[group], group))
         return GroupTask(
             parts,
@@ -264,6 +329,7 @@ class Submodular(EmbeddingStrategy):
             self.function,
             self.block_rule,
             context.ratios,
+            similar,
             context.images.dataset.store,
             context.scratch,
         )

@@ -36,7 +36,7 @@ from tests.support.processors import assert_same_bits
 from tests.support.sharding_runs import QUIET, digests, read, run, shas
 from tests.support.tiers import only
 
-FAMILIES: tuple[Family, ...] = ("lsh", "sign", "dsh")
+FAMILIES: tuple[Family, ...] = ("lsh", "sign", "dsh", "kmeans")
 SMALL = ["--image-shape", "3x8x8", "--format", "cifar10-binary", "--no-report"]
 Source = tuple[Path, np.ndarray, np.ndarray]  # folder, labels, images
 

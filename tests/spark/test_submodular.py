@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
+from sklearn.metrics.pairwise import cosine_similarity
 
 from pipeline.assignment.blocks import (
     FUNCTIONS,
@@ -58,19 +59,24 @@ def owners_in(output: Path) -> np.ndarray[Any, Any]:
     return np.asarray(pd.concat(parts).sort_values("id")["worker"])
 
 
-def by_floats(vectors: np.ndarray[Any, Any], capacities: list[int], name: FunctionName) -> Iterator[tuple[int, int]]:
-    """Algorithm 1 on float64 similarities, computed pair by pair."""
+def gaussian(vectors: np.ndarray[Any, Any], sigma: float | None = None) -> np.ndarray[Any, Any]:
+    """Similarities in float64, pair by pair. sigma: by default the mean distance of these vectors."""
     distances = np.linalg.norm(vectors[:, None] - vectors[None], axis=2)
-    similar = np.exp(-(distances**2) / (2 * distances.mean() ** 2))
+    similar: np.ndarray[Any, Any] = np.exp(-(distances**2) / (2 * (sigma or distances.mean()) ** 2))
+    return similar
+
+
+def by_floats(similar: np.ndarray[Any, Any], capacities: list[int], name: FunctionName) -> Iterator[tuple[int, int]]:
+    """Algorithm 1 on float64 similarities."""
     blocks: list[list[int]] = [[] for _ in capacities]
 
     def value(block: list[int]) -> float:
-        rest = [v for v in range(len(vectors)) if v not in block]
+        rest = [v for v in range(len(similar)) if v not in block]
         if name == "graph-cut":
             return float(similar[np.ix_(rest, block)].sum())
         return float(similar[:, block].max(axis=1).sum()) if block else 0.0
 
-    free = list(range(len(vectors)))
+    free = list(range(len(similar)))
     while free:
         worker = min((w for w, c in enumerate(capacities) if len(blocks[w]) < c), key=lambda w: (value(blocks[w]), w))
         point = max(free, key=lambda i: value([*blocks[worker], i]))
@@ -79,15 +85,24 @@ def by_floats(vectors: np.ndarray[Any, Any], capacities: list[int], name: Functi
         yield worker, point
 
 
-@pytest.mark.parametrize("name", list(FUNCTIONS))
+@pytest.mark.parametrize(
+    ("name", "similarity"),
+    [
+        *((name, []) for name in FUNCTIONS),
+        ("graph-cut", ["--similarity", "cosine"]),
+        ("graph-cut", ["--sigma-scope", "all"]),
+    ],
+)
 def test_the_job_places_the_rows_of_every_class_as_plain_floats_do(
-    spark: SparkSession, tmp_path: Path, name: Any
+    spark: SparkSession, tmp_path: Path, name: Any, similarity: list[str]
 ) -> None:
     rng = np.random.default_rng(11)
     vectors, labels = rng.normal(size=(75, 6)).astype(np.float32), rng.choice([0, 2, 5], 75, p=[0.5, 0.3, 0.2])
     source = vectors_in_parquet(tmp_path / "in", vectors, labels)
     flags = ["--input", source, "--output", tmp_path / "out", "--image-shape", "3x2x2", "--ratios", "3:2:1"]
     flags += ["--embedding", "v", "--function", name, "--block-rule", "paper", "--start", "zero", "--assignment-only"]
+    flags += similarity
+    everyone = np.linalg.norm(vectors[:, None] - vectors[None], axis=2).mean()
     done = run_job("submodular.py", *flags)
     assert done.code == 0, done.err
     assert "3 tasks, the largest first: " in done.err
@@ -95,7 +110,11 @@ def test_the_job_places_the_rows_of_every_class_as_plain_floats_do(
     for label in (0, 2, 5):
         rows = np.flatnonzero(labels == label)
         capacities = largest_remainder(np.array([len(rows)]), (3, 2, 1))[0].tolist()
-        for worker, point in by_floats(vectors[rows], capacities, name):
+        if "cosine" in similarity:
+            similar = (1 + cosine_similarity(vectors[rows].astype(np.float64))) / 2
+        else:
+            similar = gaussian(vectors[rows], everyone if similarity else None)
+        for worker, point in by_floats(similar, capacities, name):
             expected[rows[point]] = worker
     assert owners_in(tmp_path / "out").tolist() == expected.tolist()
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.spatial.distance import cdist
+from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
@@ -22,7 +23,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.npz import to_bytes
 from pipeline.datasets.synthetic import SampleSpec, training_batches
 
-FAMILIES: tuple[Family, ...] = ("lsh", "sign", "dsh")
+LINEAR: tuple[Family, ...] = ("lsh", "sign", "dsh")
+FAMILIES: tuple[Family, ...] = (*LINEAR, "kmeans")
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -111,10 +113,12 @@ def test_near_images_collide_more_often_than_far_ones(family: Family) -> None:
         ours = hashes.buckets(images)
         rates += [(hashes.buckets(other) == ours).mean() / 5 for other in (*noisy, images[draw.permutation(400)])]
     assert rates[0] == pytest.approx(1)
-    assert (np.diff(rates) < -0.01).all()
+    # The sample's images surround a few patterns, so that noise hardly ever changes the nearest centroid.
+    assert (np.diff(rates) < (0.001 if family == "kmeans" else -0.01)).all()
+    assert rates[-1] < 0.2
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LINEAR)
 @pytest.mark.parametrize("make", [noise, points])
 def test_values_are_those_of_whole_numbers_of_any_size(family: Family, make: Any) -> None:
     rows = make(50, 37)
@@ -240,6 +244,21 @@ def test_equal_rows_are_in_one_bucket(family: Family, rows: int) -> None:
         assert len(np.unique(fit(images, family, 8, 0).buckets(images))) == 1
     still = np.full((rows, 5), -12, np.int32)
     assert len(np.unique(fit(still, family, 8, 0).buckets(still))) == 1
+
+
+@pytest.mark.parametrize("make", [noise, points])
+def test_a_function_of_kmeans_is_the_nearest_centroid(make: Any) -> None:
+    """Against all distances in whole numbers, and scikit-learn's inertia; functions are fitted to other halves."""
+    rows = make(200, 7)
+    hashes = fit(rows, "kmeans", 3, 4, centroids=5)
+    centroids = np.split((hashes.weights / -2).astype(np.int64).T.astype(object), 3)
+    assert len({bytes(each.astype(np.int64)) for each in centroids}) == 3
+    for function, centres in enumerate(centroids):
+        squared = ((rows.astype(object)[:, None] - centres) ** 2).sum(axis=2)
+        assert hashes.values(rows)[:, function].tolist() == squared.argmin(axis=1).tolist()
+        best = KMeans(5, n_init=5, random_state=0).fit(rows.astype(float)).inertia_
+        assert float(squared.min(axis=1).sum()) < 1.3 * best
+    assert len(set(hashes.buckets(rows).tolist())) == len({tuple(row) for row in hashes.values(rows).tolist()})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

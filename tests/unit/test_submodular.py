@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics.pairwise import cosine_similarity
 
 from pipeline.assignment.blocks import (
     FUNCTIONS,
@@ -29,7 +30,15 @@ from pipeline.assignment.blocks import (
     owners_of_class,
 )
 from pipeline.clustering import similarity
-from pipeline.clustering.similarity import LAST, ONE, STEPS, exponentials, mean_distance, similarities
+from pipeline.clustering.similarity import (
+    LAST,
+    ONE,
+    STEPS,
+    cosine_similarities,
+    exponentials,
+    mean_distance,
+    similarities,
+)
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.ratios import largest_remainder
 from pipeline.strategies.submodular import Parts, Submodular
@@ -239,6 +248,19 @@ def test_similarities_are_the_exponentials_of_exact_distances() -> None:
     assert np.abs(found / ONE - expected).max() <= 2.0**-17 + 2.0**-21 + 1e-9
     assert np.array_equal(found, found.T)
     assert (found.diagonal() == ONE).all()
+
+
+def test_cosine_similarities_are_those_of_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = np.random.default_rng(3).integers(-(1 << 20), 1 << 20, (70, 9)).astype(np.int32)
+    centre = points.mean(axis=0).astype(np.int64)
+    points[4] = centre
+    found = cosine_similarities(points, centre)
+    expected = (1 + cosine_similarity(points - centre)) / 2
+    np.fill_diagonal(expected, 1)
+    assert np.abs(found / ONE - expected).max() < 1e-5
+    assert np.array_equal(found, found.T)
+    monkeypatch.setattr(similarity, "BLOCK_VALUES", 1000)
+    assert np.array_equal(cosine_similarities(points, centre), found)
 
 
 def test_how_many_rows_are_computed_at_a_time_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
