@@ -1,4 +1,6 @@
-"""The agreement of the groups of two sets over the same rows. Pure functions of arrays, and of sums over them."""
+"""The agreement of two groupings of the same rows: of two sets, or of neighbourhoods and labels.
+
+Pure functions of arrays, and of sums over them."""
 
 from __future__ import annotations
 
@@ -71,6 +73,28 @@ class PairSums:
         expected = Fraction(self.same_left * same_right, max(1, rows * (rows - 1) // 2))
         most = Fraction(self.same_left + same_right, 2)
         return float((self.same_cell - expected) / (most - expected)) if most != expected else 1.0
+
+
+@dataclass(frozen=True)
+class LabelAgreement:
+    """The agreement of neighbourhoods with a label of their rows.
+
+    adjusted_rand: adjusted Rand index. purity: share of the rows that have the most frequent label of their
+    neighbourhood. largest_label: share of the most frequent label, the purity of a single neighbourhood."""
+
+    adjusted_rand: float
+    purity: float
+    largest_label: float
+
+
+def label_agreement(cells: Cells, labels: int) -> LabelAgreement:
+    """Return the agreement of neighbourhoods, the left groups of the cells, with labels, the right groups."""
+    sums = PairSums.from_cells(cells, labels)
+    neighbourhoods, places = np.unique(cells.keys // labels, return_inverse=True)
+    most = np.zeros(len(neighbourhoods), np.int64)
+    np.maximum.at(most, places, cells.counts)
+    rows = int(cells.counts.sum())
+    return LabelAgreement(sums.adjusted_rand(), int(most.sum()) / rows, int(sums.right_sizes.max()) / rows)
 
 
 def count_pairs(sizes: Ints) -> int:

@@ -6,7 +6,7 @@ items)`` runs the local functions: ``dataset.serial`` here, a Spark job in ``job
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -25,6 +25,7 @@ from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Run, serial
 from pipeline.input.formats import Columns
 from pipeline.input.formats.base import block_rows
+from pipeline.quality.agreement import Cells, label_agreement
 from pipeline.quality.metrics import (
     Floats,
     Ints,
@@ -41,6 +42,7 @@ from pipeline.quality.metrics import (
 SAMPLE_ROWS = 3000
 MOST_COUNTED = 1 << 22  # limit of counts by worker; by file, four times as many: 32 and 128 MB on the driver
 SPARSE_IMAGES = 24
+MOST_LABELS = 1 << 16  # of coarse labels, whose number the manifest does not have
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Reader:
         layout: the layout of an image, or of real-valued features.
         limits: the integer columns to read, each with the upper bound of its values.
         counted: int64, ascending, the neighbourhoods whose rows are counted by worker.
+        compared: the columns of labels that are compared with neighbourhoods.
     """
 
     store: Store
@@ -60,6 +63,7 @@ class Reader:
     layout: Layout
     limits: dict[str, int]
     counted: Ints
+    compared: tuple[str, ...]
 
     def owners(self, file: ShardFile) -> Iterator[Block]:
         """Yield the rows of a file that are not copies (copy number 0) as blocks, in file order.
@@ -102,7 +106,7 @@ class Reader:
         pixels = raw_images(batch.column("image"), self.layout.record_bytes, path, at)[owned]
         numbers = {name: batch.column(name).to_numpy()[owned] for name in self.limits}
         labels = numbers["label"] if "label" in numbers else no_labels(len(pixels))
-        return Block(numbers["id"], Columns(labels, pixels, None, numbers.get("neighbourhood")))
+        return Block(numbers["id"], Columns(labels, pixels, numbers.get("coarse_label"), numbers.get("neighbourhood")))
 
     def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8 | np.float32]:
         """Return the bytes of images, uint8 [rows, bytes], as numbers [rows, C, H, W]."""
@@ -200,12 +204,27 @@ def no_moments(reader: Reader, bandwidth: float) -> Moments:
     )
 
 
-def file_moments(reader: Reader, bandwidth: float, file: ShardFile) -> Moments:
+@dataclass(frozen=True)
+class FileSums:
+    """The sums over the owners of a file. cells: rows by neighbourhood and label, by column of labels."""
+
+    moments: Moments
+    cells: dict[str, Cells]
+
+
+def sum_file(reader: Reader, bandwidth: float, file: ShardFile) -> FileSums:
     """Run the second pass over a file: return the sums over its owners."""
     total = no_moments(reader, bandwidth)
+    cells: dict[str, list[Cells]] = {name: [] for name in reader.compared}
     for block in reader.owners(file):
-        total = merge(total, sum_moments(reader, bandwidth, block.images, block.labels, block.columns.neighbourhoods))
-    return total
+        near = block.columns.neighbourhoods
+        total = merge(total, sum_moments(reader, bandwidth, block.images, block.labels, near))
+        for name, parts in cells.items():
+            labels = block.labels if name == "label" else block.columns.coarse_labels
+            assert near is not None
+            assert labels is not None
+            parts.append(Cells.from_groups(near.astype(np.int64), labels.astype(np.int64), reader.limits[name]))
+    return FileSums(total, {name: Cells.total(parts) for name, parts in cells.items() if parts})
 
 
 def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, ImageSample, list[SparseImage]]:
@@ -222,11 +241,18 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
         limits["label"] = manifest.labels.num_classes
     if groups:
         limits["neighbourhood"] = len(groups)
+    if "coarse_label" in manifest.labels.columns:
+        limits["coarse_label"] = MOST_LABELS
     layout = Layout(manifest.image.chw, dtype=cast(Dtype, manifest.image.dtype))
     workers_and_files = [(worker, file) for worker, entry in enumerate(workers) for file in entry.files if file.rows]
     files = [file for _, file in workers_and_files]
     counted_groups = largest_groups(groups, min(MOST_COUNTED // len(workers), 4 * MOST_COUNTED // max(1, len(files))))
-    reader = Reader(shards.store, shards.uri, layout, limits, counted_groups)
+    # The driver holds the rows of every file by neighbourhood and label.
+    cells = len(groups) * manifest.labels.num_classes * len(files)
+    compared: tuple[str, ...] = tuple(
+        name for name in ("label", "coarse_label") if 0 < cells <= 4 * MOST_COUNTED and name in limits
+    )
+    reader = Reader(shards.store, shards.uri, layout, limits, counted_groups, compared)
 
     sparse = np.flatnonzero([group.sparse for group in groups])
     samples, images = zip(
@@ -236,8 +262,9 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     sample = join_samples(samples)
     bandwidth = mean_distance(sample.features)
     totals = [no_moments(reader, bandwidth) for _ in workers]
-    for (worker, _), part in zip(workers_and_files, run(partial(file_moments, reader, bandwidth), files), strict=True):
-        totals[worker] = merge(totals[worker], part)
+    sums = run(partial(sum_file, reader, bandwidth), files)
+    for (worker, _), part in zip(workers_and_files, sums, strict=True):
+        totals[worker] = merge(totals[worker], part.moments)
     owners = sum(total.rows for total in totals)
     if owners != rows:
         raise DataError(
@@ -245,4 +272,9 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
         )
     dense = [not groups[number].sparse for number in counted_groups]
     figures = assess([entry.rows for entry in workers], totals, dense, sample.features, bandwidth)
+    agreement = {
+        name: label_agreement(Cells.total(part.cells[name] for part in sums if name in part.cells), limits[name])
+        for name in compared
+    }
+    figures = replace(figures, label_agreement=agreement)
     return figures, sample, rarest([image for part in images for image in part])

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc
+
+from pipeline.quality.agreement import LabelAgreement
 
 Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.floating[Any]]
@@ -283,6 +285,7 @@ class Quality:
     class_table: Ints  # [W, L] owners
     neighbourhood_table: Ints | None  # [W, K] owners, for counted neighbourhoods
     feature_means: Floats  # [W, F] mean thumbnails; nan for an empty shard
+    label_agreement: dict[str, LabelAgreement] = field(default_factory=dict)  # by column of labels
 
     def to_dict(self) -> dict[str, Any]:
         """Return the figures as plain JSON values, without the mean thumbnails."""

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.shardset import contract
+from pipeline.quality.agreement import LabelAgreement
 from pipeline.quality.metrics import ChiSquare, Quality, ShardQuality
 from pipeline.quality.report import comparison_row
 from pipeline.quality.verdict import Verdict
@@ -65,6 +66,7 @@ def test_every_key_of_a_comparison_is_documented() -> None:
         (Quality, SETS, "quality.json", {"feature_means"}),
         (ChiSquare, SETS, "quality.json", set()),
         (ShardQuality, SETS, "quality.json", set()),
+        (LabelAgreement, SETS, "quality.json", set()),
         (Verdict, SETS, "quality.json", set()),
         (RunPlan, RUNS, "plan", set()),
         (Result, RUNS, "result.json", {"output", "staleness", "passes", "restarts"}),

@@ -14,6 +14,8 @@ import pytest
 from scipy.spatial.distance import cdist, jensenshannon, pdist
 from scipy.stats import chi2_contingency, entropy
 from scipy.stats.contingency import association
+from sklearn.metrics import adjusted_rand_score
+from sklearn.metrics.cluster import contingency_matrix
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.contract import Manifest
@@ -177,6 +179,26 @@ def test_a_split_by_label_is_worse_than_random_an_even_one_better(tmp_path: Path
     assert good.classes is not None
     assert bad.classes.cramers_v > 0.8
     assert good.classes.statistic / good.classes.dof < 0.1
+
+
+def test_agreement_with_fine_and_coarse_labels_is_scikit_learns(tmp_path: Path) -> None:
+    images, labels = make_images(500)
+    rng = np.random.default_rng(7)
+    near = np.where(rng.random(500) < 0.7, labels, rng.integers(0, 4, 500)).astype(np.int64)
+    coarse = labels // 2
+    manifest = commit(tmp_path, images, labels, rng.integers(0, 3, 500), 3, near, copied=np.array([3, 9]))
+    manifest["labels"]["columns"] = ["label", "coarse_label"]
+    for path in tmp_path.rglob("*.parquet"):
+        table = pq.read_table(path)
+        column = pa.array(coarse[table.column("id").to_numpy()], pa.int32())
+        pq.write_table(table.append_column("coarse_label", column), path)
+    found = measured(tmp_path, manifest).to_dict()["label_agreement"]
+    for name, truth in (("label", labels), ("coarse_label", coarse)):
+        table = contingency_matrix(truth, near)
+        assert found[name]["adjusted_rand"] == pytest.approx(adjusted_rand_score(truth, near))
+        assert found[name]["purity"] == pytest.approx(table.max(axis=0).sum() / 500)
+        assert found[name]["largest_label"] == pytest.approx(np.bincount(truth).max() / 500)
+    assert found["label"]["adjusted_rand"] > found["coarse_label"]["adjusted_rand"]
 
 
 def test_chi_square_equals_scipys_on_the_table_counted_by_hand(tmp_path: Path) -> None:
