@@ -66,7 +66,8 @@ def in_project(expression, uri):
     program = (
         "import json, sys\n"
         "from pipeline.core.storage.store import configured_store\n"
-        "store, uri = configured_store(), sys.argv[1]\n"
+        "store = configured_store()\n"
+        "uri = store.resolve(sys.argv[1])\n"
         f"print(json.dumps({expression}))"
     )
     command = [f"{PROJECT}/.venv/bin/python", "-c", program, uri]
