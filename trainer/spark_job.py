@@ -51,7 +51,10 @@ def main(description: str | None, argv: Sequence[str] | None = None) -> int:
     """Train on Spark and return the exit code. Raises UsageError, DataError and JobError."""
     args = command_line.parse(job_flags(description), argv)
     require("trainer", PROG)
+    from pipeline.spark.store import export_login
     from trainer.cluster.spark import SparkLauncher  # loads ZeroMQ
+
+    export_login()  # shards and run are opened before Spark
 
     config = config_of(args)
     options = options_of(args)

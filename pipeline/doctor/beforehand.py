@@ -46,6 +46,7 @@ def _check(context: SparkContext, store: Store, paths: Mapping[str, tuple[str, s
     kerberos = is_kerberos(dict(store.conf)) and any(is_hdfs(path) for path, _ in paths.values())
     if not local and not kerberos:
         return
+    # A task per core reaches every executor, whose machines differ in mounts, keytabs and tickets.
     tasks = context.defaultParallelism
     keytab = dict(store.conf).get(KEYTAB, "")
     look = partial(check_access, tuple(local_path for _, local_path in local.values()), kerberos, keytab)

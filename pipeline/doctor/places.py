@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pipeline.core.atomic import NO_ROOM
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.attempt import Attempt
+from pipeline.core.storage.retries import NoTicketError
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import is_remote
 from pipeline.doctor.checks import FAILED, OK, Check, shorten_names
@@ -27,6 +28,8 @@ ELSEWHERE = "a path that all machines mount, or hdfs:// or s3://"
 
 def output_error(output: str, error: OSError) -> JobError | None:
     """Return the error for an output that cannot be written, or None for failures of other kinds."""
+    if isinstance(error, NoTicketError):
+        return UsageError(f"--output {error}")
     # The path in the message is a folder of the attempt, which means nothing to the user.
     words = re.sub(rf"^{re.escape(output)}[^\s:]*: ", "", error.strerror or str(error))
     if isinstance(error, PermissionError) or error.errno in REFUSED:

@@ -17,7 +17,7 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import lowest_terms
 from pipeline.core.shardset.schema import OWN_COLUMNS
 from pipeline.core.storage.objects import is_object
-from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
+from pipeline.core.storage.store import ENCRYPTED_SPILL, Store, configured_settings
 from pipeline.core.storage.uri import WEB_SCHEMES, split_uri
 from pipeline.doctor.places import output_error
 from pipeline.input.bad_records import parse_limit
@@ -124,11 +124,18 @@ def preflight(request: Request, *strategies: Strategy) -> None:
 def only_spark_knows(uri: str) -> bool:
     """True if only Spark's settings may contain the address of a place or the right to use it.
 
-    Examples are a name service, keys of S3, whether WebHDFS asks for Kerberos, and spark-submit's --proxy-user."""
+    Examples are a name service, keys of S3, a keytab, whether WebHDFS asks for Kerberos, and spark-submit's --proxy-user."""
     scheme, authority, _ = split_uri(uri)
     if is_object(uri) or scheme in WEB_SCHEMES:
         return True
-    return scheme == "hdfs" and (":" not in authority or _is_for_another_user())
+    if scheme != "hdfs":
+        return False
+    return ":" not in authority or _is_for_another_user() or _asks_for_kerberos()
+
+
+def _asks_for_kerberos() -> bool:
+    """True if HDFS asks for Kerberos, so that Spark's settings may name the keytab."""
+    return dict(configured_settings()).get("hadoop.security.authentication") == "kerberos"
 
 
 def _is_for_another_user() -> bool:

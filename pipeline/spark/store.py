@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.hdfs import HDFS_SETTINGS, KEYTAB, PRINCIPAL, PROXY_USER, is_hdfs_setting
 from pipeline.core.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
-from pipeline.core.storage.store import ENCRYPTED_SPILL, Store
+from pipeline.core.storage.store import ENCRYPTED_SPILL, SETTINGS, Store
 from pipeline.spark.jvm import hadoop_configuration, jvm_of
 
 
@@ -32,11 +33,26 @@ def open_store(context: SparkContext) -> Store:
         conf.setdefault("fs.s3a.endpoint.region", region)
     if user := proxied_user(context):
         conf[PROXY_USER] = user
-    for setting, name in ((KEYTAB, "spark.kerberos.keytab"), (PRINCIPAL, "spark.kerberos.principal")):
-        conf[setting] = context.getConf().get(name) or ""
+    conf |= _login(context.getConf())
     if context.getConf().get("spark.io.encryption.enabled", "false") == "true":
         conf[ENCRYPTED_SPILL] = "true"
     return Store(tuple(sorted((key, value) for key, value in conf.items() if value)))
+
+
+def export_login() -> None:
+    """Let the stores of this process use spark-submit's keytab before there is a Spark context."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return
+    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, which has its settings
+    if login := _login(SparkConf()):
+        os.environ[SETTINGS] = json.dumps(login)
+
+
+def _login(conf: SparkConf) -> dict[str, str]:
+    """Return the keytab and the principal of spark-submit; none without a keytab."""
+    names = {KEYTAB: "spark.kerberos.keytab", PRINCIPAL: "spark.kerberos.principal"}
+    login = {setting: conf.get(name) or "" for setting, name in names.items()}
+    return login if all(login.values()) else {}
 
 
 def proxied_user(context: SparkContext) -> str | None:

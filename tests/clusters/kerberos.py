@@ -92,7 +92,6 @@ class Kdc:
         return {
             "KRB5_CONFIG": str(self.conf),
             "KRB5CCNAME": f"FILE:{cache or self.folder / 'no-ticket'}",
-            "HADOOP_OPTS": self.java_option,
         }
 
     @property

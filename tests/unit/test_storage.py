@@ -23,10 +23,11 @@ from pipeline.core.atomic import path_in_errors, write_durably
 from pipeline.core.errors import UsageError
 from pipeline.core.storage import hdfs as storage
 from pipeline.core.storage.files import SpooledWriter
-from pipeline.core.storage.hdfs import PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
+from pipeline.core.storage.hdfs import LOGIN_ADVICE, PROXY_USER, HdfsFiles, HdfsWriter, parse_umask
 from pipeline.core.storage.local import DurableWriter
-from pipeline.core.storage.retries import call_within, is_transient
+from pipeline.core.storage.retries import NoTicketError, call_within, is_transient, unreadable_is_data_error
 from pipeline.core.storage.store import Store
+from pipeline.doctor.places import output_error
 from pipeline.spark.store import submitted_for
 from tests.support.places import STORE, files_below, put
 
@@ -359,6 +360,22 @@ def test_the_command_line_of_a_jvm_names_the_user() -> None:
 def test_the_proxied_user_travels_with_the_store() -> None:
     assert storage.is_hdfs_setting(PROXY_USER)
     assert Store(((PROXY_USER, "alice"),)).hdfs_conf == ((PROXY_USER, "alice"),)
+
+
+def test_a_missing_ticket_is_one_line_with_the_next_step() -> None:
+    files = HdfsFiles.__new__(HdfsFiles)
+    text = (
+        'GSSAPIError(GssMajorCodes { raw: "0x00070000", calling_error: "none", routine_error: "GSS_S_NO_CRED" }, 2529639053,'
+        ' "No credentials were supplied: No Kerberos credentials available (default cache: FILE:/tmp/cc)")'
+    )
+    with pytest.raises(NoTicketError) as caught, files._errors("hdfs://h:1/x"):
+        raise OSError(text)
+    line = f"hdfs://h:1/x: {LOGIN_ADVICE} (No Kerberos credentials available (default cache: FILE:/tmp/cc))"
+    assert str(caught.value) == line
+    assert not is_transient(caught.value)
+    assert str(output_error("hdfs://h:1/x", caught.value)) == f"--output {line}"
+    with pytest.raises(UsageError, match="run kinit"), unreadable_is_data_error("hdfs://h:1/x"):
+        raise caught.value
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo, RemoteReader
-from pipeline.core.storage.retries import STALL_S, call_within
+from pipeline.core.storage.retries import STALL_S, NoTicketError, call_within
 from pipeline.core.storage.uri import split_uri
 
 # Defaults for settings that are not configured. hdfs-native's own take three minutes to report an unreachable NameNode, and
@@ -44,6 +44,12 @@ _PREFIXES = (
 
 # The class name that the client puts in front of a NameNode's message.
 JAVA_CLASS = re.compile(r"^.*?org\.apache\.hadoop\.[\w.$]+[\"\s:,]+")
+# What servers and the client say of a process that has neither ticket nor token.
+NO_LOGIN = re.compile(r"GSS|[Kk]erberos|SASL mechanism|SIMPLE authentication is not enabled")
+LOGIN_ADVICE = (
+    "HDFS asks for Kerberos and there is no valid ticket here: run kinit, or give spark-submit --principal and --keytab,"
+    " with the HADOOP_CONF_DIR of the cluster"
+)
 # Descriptions of DataNodes in messages, which are kilobytes long.
 SERVERS = re.compile(r": \[?Datanode.*", re.DOTALL)
 
@@ -117,6 +123,11 @@ class HdfsFiles:
                 if first == text:
                     raise
                 raise type(error)(f"{path}: {first}") from error
+            if NO_LOGIN.search(first):
+                # A GSSAPIError quotes two codes and the text of the library, which begins with the name of the first code.
+                quoted = re.search(r', "(?:[^":]*: )?([^"]*)"\)', text)
+                reason = quoted[1] if quoted else JAVA_CLASS.sub("", first)
+                raise NoTicketError(f"{path}: {LOGIN_ADVICE} ({reason})") from error
             for signs, kind in (
                 (("FileNotFound",), FileNotFoundError),
                 (("AccessControlException",), PermissionError),  # any trace of Java's names an AccessController

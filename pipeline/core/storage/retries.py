@@ -11,7 +11,7 @@ from typing import Any
 
 from tenacity import retry, retry_if_exception, stop_after_attempt, wait_exponential
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 
 # hdfs-native sometimes waits forever for a DataNode that died during a write; the slowest live one answers sooner. Tests
 # that kill DataNodes set the variable.
@@ -23,6 +23,10 @@ class LastingError(OSError):
     """A permanent error of a file system, such as a missing bucket or a wrong region. It is not retried."""
 
 
+class NoTicketError(PermissionError):
+    """HDFS asks for Kerberos, and this process has neither a ticket nor tokens. The message says what to do."""
+
+
 def is_transient(error: BaseException) -> bool:
     """Return whether a retry may help, as after a lost connection, unlike after a missing file or permission."""
     final = (FileNotFoundError, PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError, LastingError)
@@ -31,12 +35,15 @@ def is_transient(error: BaseException) -> bool:
 
 @contextmanager
 def unreadable_is_data_error(uri: str) -> Iterator[None]:
-    """Raise DataError with the URI if a file of a set is permanently unreadable; other errors pass.
+    """Raise DataError with the URI if a file of a set is permanently unreadable, and UsageError if a ticket is missing;
+    other errors pass.
 
     Causes are missing permissions, a folder in place of a file, and an invalid path."""
     lasting = (PermissionError, NotADirectoryError, IsADirectoryError, LastingError)
     try:
         yield
+    except NoTicketError as error:
+        raise UsageError(str(error)) from None
     except OSError as error:
         if not isinstance(error, lasting) and error.errno not in (errno.ELOOP, errno.ENAMETOOLONG):
             raise

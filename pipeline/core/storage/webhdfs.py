@@ -18,7 +18,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import IN_MEMORY_BYTES, FileInfo, RemoteReader, SpooledWriter
 from pipeline.core.storage.hadoop_conf import webhdfs_address
 from pipeline.core.storage.hdfs import PROXY_USER, UMASK, parse_umask
-from pipeline.core.storage.retries import LastingError
+from pipeline.core.storage.retries import LastingError, NoTicketError
 from pipeline.core.storage.uri import split_uri
 
 # per attempt; the caller retries
@@ -108,7 +108,7 @@ class WebHdfsFiles:
             # The lines after the first are Hadoop's stack trace.
             first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
             if error.exception is None and first_line.startswith("Authentication failure"):
-                raise PermissionError(f"{path}: {NO_TICKET}") from error
+                raise NoTicketError(f"{path}: {NO_TICKET}") from error
             if error.exception in QUOTA:  # a permanent error, which must not be retried
                 raise OSError(errno.EDQUOT, f"{path}: {first_line}") from error
             raise KINDS.get(error.exception, OSError)(f"{path}: {first_line}") from error
