@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,11 @@ from pipeline.core.errors import UsageError
 from pipeline.spark.session import PACKAGE
 from tests.support.trainer_sets import own_address
 from trainer.transport.addresses import all_interfaces, check_addresses, interface, listening
-from trainer.transport.sockets import Secret, connect, serve
+from trainer.transport.sockets import Secret, connect, offer, serve
 
 ECHO = """
 import os, sys, zmq
-from trainer.transport.sockets import Secret, connect, serve
+from trainer.transport.sockets import Secret, connect, offer, serve
 context, secret = zmq.Context(), Secret("the token of these tests")
 server = serve(context, sys.argv[1], secret, 100)
 peer = connect(context, sys.argv[2], secret)
@@ -173,3 +174,22 @@ def test_an_address_that_is_taken_leaves_no_context_open() -> None:
         with pytest.raises(UsageError, match=f"cannot listen at {address}: .*; choose other --addresses"):
             serve(context, address, Secret("the token of these tests"), 100)
     assert context.closed
+
+
+def test_a_message_that_nobody_reads_is_dropped_without_waiting() -> None:
+    """A server that refuses this host, or is frozen, must not stop the thread that watches the connection."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sent: list[bool] = []
+
+    def fill() -> None:
+        peer = connect(context, "ipc://@a-server-that-is-not-there", Secret("the token of these tests"))
+        while not sent or sent[-1]:
+            sent.append(offer(peer, b"here"))
+        peer.close()
+
+    sender = threading.Thread(target=fill, daemon=True)
+    sender.start()
+    sender.join(20)
+    assert not sender.is_alive(), f"message {len(sent)} waits"
+    assert len(sent) > 1
+    context.term()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -53,7 +53,8 @@ def run_config(folder: Path) -> Config:
 
 def received(socket: Socket, kind: type[Message]) -> tuple[Message, list[bytes]]:
     """The next message of a kind, with the frames around it; others are passed over."""
-    while socket.poll(20_000):
+    deadline = time.monotonic() + 20  # heartbeats never stop
+    while time.monotonic() < deadline and socket.poll(20_000):
         frames = socket.recv_multipart()
         message = unpack(memoryview(frames[1] if socket.type == zmq.ROUTER else frames[0]))
         if isinstance(message, kind):
@@ -67,19 +68,23 @@ class Leader:
     def __init__(self, address: str, workers: int) -> None:
         self.address = address
         self.workers = workers
+        self.identity = b""  # the worker's connection
         self.context: zmq.Context[Socket] = zmq.Context()
         self.socket = serve(self.context, address, SECRET, 1 << 20)
 
-    def admit(self) -> bytes:
-        """Let the worker that asks join a view with others that nobody plays, and return its connection."""
+    def admit(self) -> None:
+        """Let the worker that asks join a view with others that nobody plays."""
         request, frames = received(self.socket, PeerJoin)
         assert isinstance(request, PeerJoin)
         other = {"process": 1, "address": "ipc://@links-nobody", "host": "", "memory": {}}
         members = [other | {"process": request.process}, *[other] * (self.workers - 1)]
         progress = {"accepted": 0, "examples": 0, "until": None, "clocks": [0] * self.workers}
         view = pack_json({"members": members, "source": None, "copies": [], **progress})
-        self.socket.send_multipart([frames[0], pack(PeerView(1, 0, 0)), view])
-        return frames[0]
+        self.identity = frames[0]
+        self.tell(PeerView(1, 0, 0), view)
+
+    def tell(self, message: Message, body: bytes = b"") -> None:
+        self.socket.send_multipart([self.identity, pack(message), body])
 
     def restart(self) -> None:
         """Close all connections and listen again, as a network does that fails for a moment."""
@@ -88,98 +93,103 @@ class Leader:
         self.socket = serve(self.context, self.address, SECRET, 1 << 20)
 
 
-@pytest.fixture
-def start(tmp_path: Path, address: str) -> Iterator[Any]:
-    """Start a worker and a leader of a run of so many workers; both end with the test."""
-    ends: list[Any] = []
-
-    def begin(workers: int) -> tuple[AllReduceClient, Leader]:
-        leader = Leader(address, workers)
-        facts = RunFacts(workers, 100, ELEMENTS, 0)
-        client = AllReduceClient(run_config(tmp_path), facts, 0, address, SECRET, tmp_path / "checkpoints")
-        ends.extend([client.close, lambda: close(leader.context)])
-        return client, leader
-
-    yield begin
-    for end in ends:
-        end()
-
-
-def joined(client: AllReduceClient, leader: Leader, pool: ThreadPoolExecutor) -> tuple[Turn, bytes]:
-    """The first turn of a worker, and its connection."""
-    turn = pool.submit(client.join)
-    identity = leader.admit()
-    first = turn.result(20)
-    assert first
-    return first, identity
-
-
-def test_a_single_worker_hears_server_0_between_its_steps(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its rounds are complete without any message, so that it waits for none."""
-    monkeypatch.setattr(all_reduce, "WATCH_S", 0.0)
-    client, leader = start(1)
-    with ThreadPoolExecutor(1) as pool:
-        turn, identity = joined(client, leader, pool)
-    leader.socket.send_multipart([identity, pack(Regroup(2)), b""])
-
-    def has_left() -> bool:
-        """Do a step; True if the worker has heard that it must leave."""
-        nonlocal turn
-        try:
-            turn = client.exchange(turn, REPORT)
-        except MustRejoin:
-            return True
-        return False
-
-    until(has_left, "the worker leaves", seconds=20)
-
-
-def test_a_worker_tells_that_its_connection_to_server_0_broke(start: Any) -> None:
-    """Messages may be lost, and the next connection is one that server 0 does not know."""
-    client, leader = start(2)
-    with ThreadPoolExecutor(1) as pool:
-        turn, _ = joined(client, leader, pool)
-        ended = pool.submit(client.exchange, turn, REPORT)
-        leader.restart()
-        loss, frames = received(leader.socket, LinkLoss)
-        assert loss == LinkLoss(0, client.process, 1)
-        leader.socket.send_multipart([frames[0], pack(Regroup(2)), b""])
-        with pytest.raises(MustRejoin):
-            ended.result(20)
+Start = Callable[[int], tuple[AllReduceClient, Leader, Turn]]
 
 
 class Ended(Exception):
     """The test is over."""
 
 
-def test_a_worker_is_answered_at_its_newest_connection(
-    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a broken connection every message but a heartbeat shows where the worker is now."""
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    """Closes the connections of a test after its threads have ended."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def pool(closing: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadPoolExecutor]:
+    """A thread for the side that is tested. It ends with the test, whatever it waits for."""
     over = threading.Event()
 
     def end_if_over() -> None:
         if over.is_set():
             raise Ended
 
-    monkeypatch.setattr(rounds, "kick", end_if_over)
-    config, facts = run_config(tmp_path), RunFacts(1, 100, ELEMENTS, 0)
+    for module in (rounds, all_reduce):
+        monkeypatch.setattr(module, "kick", end_if_over)
+    with ThreadPoolExecutor(1) as threads:
+        yield threads
+        over.set()
+
+
+@pytest.fixture
+def start(tmp_path: Path, address: str, closing: ExitStack, pool: ThreadPoolExecutor) -> Start:
+    """Let worker 0 join a run of so many workers; its client, the leader, and its first turn."""
+
+    def begin(workers: int) -> tuple[AllReduceClient, Leader, Turn]:
+        leader = Leader(address, workers)
+        facts = RunFacts(workers, 10**9, ELEMENTS, 0)
+        client = AllReduceClient(run_config(tmp_path), facts, 0, address, SECRET, tmp_path / "checkpoints")
+        closing.callback(lambda: close(leader.context))
+        closing.callback(client.close)
+        turn = pool.submit(client.join)
+        leader.admit()
+        first = turn.result(20)
+        assert first
+        return client, leader, first
+
+    return begin
+
+
+def test_a_single_worker_hears_server_0_between_its_steps(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rounds are complete without any message, so that it waits for none."""
+    monkeypatch.setattr(all_reduce, "WATCH_S", 0.0)
+    client, leader, turn = start(1)
+    leader.tell(Regroup(2))
+
+    def has_left() -> bool:
+        """Do a step; True if the worker has heard that it must leave."""
+        nonlocal turn
+        try:
+            turn = client.exchange(turn, REPORT) or turn
+        except MustRejoin:
+            return True
+        return False
+
+    until(has_left, "the worker leaves", seconds=10)
+
+
+def test_a_worker_tells_that_its_connection_to_server_0_broke(start: Start, pool: ThreadPoolExecutor) -> None:
+    """Messages may be lost, and the next connection is one that server 0 does not know."""
+    client, leader, turn = start(2)
+    ended = pool.submit(client.exchange, turn, REPORT)
+    leader.restart()
+    loss, frames = received(leader.socket, LinkLoss)
+    assert loss == LinkLoss(0, client.process, 1)
+    leader.identity = frames[0]
+    leader.tell(Regroup(2))
+    with pytest.raises(MustRejoin):
+        ended.result(20)
+
+
+def test_a_worker_is_answered_at_its_newest_connection(
+    tmp_path: Path, address: str, closing: ExitStack, pool: ThreadPoolExecutor
+) -> None:
+    """After a broken connection every message but a heartbeat shows where the worker is now."""
+    config, facts = run_config(tmp_path), RunFacts(1, 10**9, ELEMENTS, 0)
     server = rounds.RoundsServer(config, facts, Endpoint(0, [address], SECRET, None, Folders.from_home(tmp_path)))
     context: zmq.Context[Socket] = zmq.Context()
+    closing.callback(lambda: close(server.context))
+    closing.callback(lambda: context.destroy(linger=0))
     introduction = Agreement.from_config(config, facts).introduction(address="", host="", memory={}, copies=[])
-    with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(server.run)
-        first, second = connect(context, address, SECRET), connect(context, address, SECRET)
-        first.send_multipart([pack(PeerJoin(0, 7, 0, 0, 0)), introduction, b""])
-        asked, _ = received(first, Regroup)
-        assert isinstance(asked, Regroup)
-        first.send_multipart([pack(PeerJoin(0, 7, asked.number, 0, 0)), introduction, b""])
-        view, _ = received(first, PeerView)
-        assert isinstance(view, PeerView)
-        second.send_multipart([pack(LinkLoss(0, 7, view.number)), b""])
-        received(second, Regroup)
-        over.set()
-        with pytest.raises(Ended):
-            ended.result(20)
-    close(server.context)
-    context.destroy(linger=0)
+    pool.submit(server.run)
+    first, second = connect(context, address, SECRET), connect(context, address, SECRET)
+    first.send_multipart([pack(PeerJoin(0, 7, 0, 0, 0)), introduction, b""])
+    asked, _ = received(first, Regroup)
+    assert isinstance(asked, Regroup)
+    first.send_multipart([pack(PeerJoin(0, 7, asked.number, 0, 0)), introduction, b""])
+    view, _ = received(first, PeerView)
+    assert isinstance(view, PeerView)
+    second.send_multipart([pack(LinkLoss(0, 7, view.number)), b""])
+    received(second, Regroup)
