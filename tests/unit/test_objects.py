@@ -16,9 +16,12 @@ from typing import Any, ClassVar, cast
 
 import obstore
 import pytest
+from obstore.exceptions import GenericError
 
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.attempt import Attempt, seems_alive, task_folder
+from pipeline.core.storage import store
+from pipeline.core.storage.object_client import convert_errors
 from pipeline.core.storage.objects import SINGLE_PUT_BYTES
 from pipeline.core.storage.retries import LastingError, is_transient
 from pipeline.core.storage.s3a import s3_config, s3_credential, s3a_settings
@@ -249,3 +252,24 @@ def test_hadoops_encryption_payer_and_proxy_apply_to_objects(s3: S3, folder: str
             assert answer.headers["x-amz-server-side-encryption-aws-kms-key-id"] == key, name
     assert {command for command, _, _ in Recorder.seen} >= {"PUT", "POST", "GET"}
     assert all(headers.get("x-amz-request-payer") == "requester" for _, _, headers in Recorder.seen)
+
+
+@pytest.mark.parametrize(
+    ("root", "keys"), [("gs://bucket", "the variables that obstore reads"), ("s3://bucket", "AWS_ACCESS_KEY_ID and")]
+)
+@pytest.mark.parametrize("text", ["status code: 403", "no answer of 169.254.169.254", "connection refused"])
+def test_an_error_of_a_store_names_its_own_settings(root: str, keys: str, text: str) -> None:
+    """Google's and Azure's stores have no keys of Amazon's."""
+    with pytest.raises(OSError, match=root) as caught, convert_errors(f"{root}/file", root, "its endpoint"):
+        raise GenericError(text)
+    if text == "connection refused" and root == "s3://bucket":
+        keys = "AWS_ENDPOINT_URL, fs.s3a.endpoint"
+    assert keys in str(caught.value)
+    assert ("AWS" in str(caught.value)) == (root == "s3://bucket")
+
+
+def test_a_client_of_hdfs_gets_no_keys_of_s3(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(store, "_hdfs", lambda authority, conf, pid: given.append(dict(conf)))
+    Store((*KEYS, ("dfs.nameservices", "cluster"), ("fs.defaultFS", "hdfs://cluster"))).files("hdfs://cluster/file")
+    assert given == [{"dfs.nameservices": "cluster", "fs.defaultFS": "hdfs://cluster"}]
