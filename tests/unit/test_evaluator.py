@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from safetensors.torch import save as save_file
 from sklearn.metrics import confusion_matrix
 
 from pipeline.core.errors import DataError
+from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
 from tests.support.kills import was_killed_at
 from tests.support.trainer_runs import lines_of
@@ -32,7 +34,7 @@ from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import evaluation_of, read_state, versions
 from trainer.checkpoints.state import RunState, folder_of, slice_name
-from trainer.checkpoints.write import reopen
+from trainer.checkpoints.write import mark_evaluated, reopen
 from trainer.checkpoints.write import write_slice as save_slice
 from trainer.checkpoints.write import write_state as save_state
 from trainer.config import Config
@@ -41,15 +43,17 @@ from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
 from trainer.evaluation import recalibration
 from trainer.evaluation.guessing import NOTHING_LEARNED
-from trainer.evaluation.process import EvaluationResult, evaluate, penalty
+from trainer.evaluation.process import EvaluationResult, Evaluator, evaluate, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.home.folders import Folders
+from trainer.home.place import StorePlace
+from trainer.home.segments import begin_start
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude
 from trainer.models import ModelInput, model_from_json
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
-from trainer.run_files import BEST, BEST_OF, METRICS, MODEL
+from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, NEWS
 from trainer.runlog.events import log_event
 from trainer.runlog.kinds import event_from_json
 from trainer.runlog.read import best, evaluations, read_events, read_pushes
@@ -374,6 +378,52 @@ def test_an_evaluator_killed_at_any_change_repeats_nothing(tmp_path: Path, shard
         if not died:
             break
     assert step > 15, "there are more steps than that"
+
+
+def test_an_event_is_in_the_home_before_its_checkpoint_is_marked(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A marked checkpoint is not evaluated again, so that the event would be lost with this host."""
+    home = tmp_path / "home"
+    logged: list[bool] = []
+
+    def mark(*values: Any) -> bool:
+        logged.append(any(b'"eval"' in path.read_bytes() for path in home.rglob("*") if path.is_file()))
+        return mark_evaluated(*values)
+
+    monkeypatch.setattr(evaluator, "mark_evaluated", mark)
+    (tmp_path / "work").mkdir()
+    write(home, 10, boundary=1, final=True)
+    evaluator.main(config_of(shards), begin_start(StorePlace(str(home), Store()), tmp_path / "work"))
+    assert logged == [True]
+
+
+def test_an_evaluator_asks_a_store_only_when_there_may_be_news(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside server 0, which announces checkpoints: in virtual time, with an announcement after 10 seconds."""
+    (tmp_path / "work").mkdir()
+    folders = begin_start(StorePlace(str(tmp_path / "home"), Store()), tmp_path / "work")
+    now = 0.0
+
+    class Stop:
+        """Ends the evaluator after two minutes."""
+
+        def is_set(self) -> bool:
+            return now >= 120
+
+        def wait(self, seconds: float) -> bool:
+            nonlocal now
+            now += seconds
+            if now == 10:
+                (folders.work / NEWS).write_text(".")
+            return False
+
+    looks: list[float] = []
+    monkeypatch.setattr(evaluator, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(Evaluator, "catch_up", lambda self: looks.append(now))
+    evaluator.main(config_of(shards), folders, stop=cast(threading.Event, Stop()))
+    assert looks == [0, 10, 70, 130]
 
 
 def test_checkpoints_are_evaluated_as_they_appear_until_the_final_one(tmp_path: Path, shards: Path) -> None:

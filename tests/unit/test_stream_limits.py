@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -71,3 +72,10 @@ def test_more_buckets_than_can_be_dealt_are_refused(monkeypatch: pytest.MonkeyPa
     check(window=0, end=1000, new=0, buckets=8)
     with pytest.raises(UnsuitableError, match="the rows are in more than 4 buckets"):
         check(window=0, end=1000, new=0, old=1, buckets=8)  # whose rows are counted by one task more
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
+def test_rows_are_late_after_a_positive_finite_time(seconds: float) -> None:
+    assert StreamRequest("/o", 200, Hash(), late_after_s=0.5).late_after_s == 0.5
+    with pytest.raises(UsageError, match="--late-after must be a positive number of seconds, got"):
+        StreamRequest("/o", 200, Hash(), late_after_s=seconds)

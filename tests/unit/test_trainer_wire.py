@@ -704,6 +704,13 @@ def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> N
     client.close()
 
 
+def test_a_supervisor_with_another_token_is_told_so_on_this_host(alone: Served) -> None:
+    control = Control(alone.addresses[0], Secret("another token, of another run"), alone.agreement)
+    with pytest.raises(UsageError, match="token"):
+        until(control.ask, "an answer", seconds=20)
+    control.close()
+
+
 @pytest.mark.full
 def test_a_worker_with_another_token_is_told_so_over_a_network(
     networked: Served, monkeypatch: pytest.MonkeyPatch
