@@ -24,6 +24,7 @@ MODEL = ("--model", "logistic", "--epochs", 1)
 # A test that needs another flag has found a default that does not work.
 USERS_FLAGS = {
     "--input", "--eval-input", "--output", "--workers", "--shards", "--model", "--epochs", "--hosts", "--launcher",
+    "--exchange",
 }  # fmt: skip
 
 
@@ -34,11 +35,13 @@ class Target:
     Attributes:
         root: the folder.
         submit: what spark_submit takes beside a job's flags.
+        exchanges: exchanges of gradients by which a run trains there.
         slow_start: whether an application takes so long to start that all jobs share one.
     """
 
     root: str
     submit: dict[str, Any]
+    exchanges: tuple[str, ...] = ()
     slow_start: bool = False
 
     def run(self, job: str, *flags: object) -> None:
@@ -100,13 +103,14 @@ def target(request: pytest.FixtureRequest) -> Target:
     """Return a cluster and a store, and what a job of the demo environment needs there."""
     cluster, store = request.param.split("-")
     place: Hdfs | S3 = request.getfixturevalue(store)
+    exchanges = ("matcha",) if cluster == "yarn" else ("d-psgd", "strategy-switch", "sync-switch")
     if cluster == "yarn":
         yarn: Yarn = request.getfixturevalue("yarn")
         submit = in_demo("yarn", HADOOP_CONF_DIR=str(yarn.conf_dir))
     else:
         standalone: Standalone = request.getfixturevalue("standalone")
         submit = in_demo(standalone.master_url)
-    return Target(f"{place.uri}/demo-{cluster}", submit, slow_start=cluster == "yarn")
+    return Target(f"{place.uri}/demo-{cluster}", submit, exchanges, slow_start=cluster == "yarn")
 
 
 INTERPRETERS = """
@@ -142,6 +146,7 @@ def test_default_flags_in_the_demo_environment(target: Target, tmp_path: Path) -
         (JOBS["stratified.py"], *users_only(("--input", sample, "--output", plain, "--workers", 2))),
         (JOBS["reshard.py"], *users_only(("--input", plain, "--output", f"{plain}-3", "--workers", 3))),
         (JOBS["train.py"], *users_only(("--shards", plain, "--output", f"{target.root}/plain-run", *hosts))),
+        *(exchange_run(target.root, shards, exchange, hosts) for exchange in target.exchanges),
     ]
     batch = plan_batch(plan, path=[ROOT], spark=True)
     results = read_batch(spark_submit(BATCH, batch, **target.submit))
@@ -154,3 +159,11 @@ def test_default_flags_in_the_demo_environment(target: Target, tmp_path: Path) -
     assert_sharded(plain, 2, with_evaluation=False)
     assert_sharded(f"{plain}-3", 3, with_evaluation=False)
     assert_trained(f"{target.root}/plain-run", with_evaluation=False)
+    for exchange in target.exchanges:
+        assert_trained(f"{target.root}/{exchange}", with_evaluation=True)
+
+
+def exchange_run(root: str, shards: str, exchange: str, hosts: tuple[object, ...]) -> tuple[object, ...]:
+    """Return the command of a run that trains by an exchange, below a folder."""
+    flags = ("--shards", shards, "--output", f"{root}/{exchange}", "--exchange", exchange, *hosts)
+    return (JOBS["train.py"], *users_only(flags))

@@ -103,21 +103,25 @@ def test_a_cluster_that_is_too_small_is_told_of(cluster: Any, shards: Path, tmp_
 
 
 def test_default_flags_on_ray(cluster: Any, spark: Any, tmp_path: Path) -> None:
-    """In the demo environment, which lacks Ray, one line names the extra."""
-    sample, shards, output = upload_sample(str(tmp_path)), tmp_path / "shards", tmp_path / "run"
+    """By several exchanges, too. In the demo environment, which lacks Ray, one line names the extra."""
+    sample = upload_sample(str(tmp_path))
+    shards = tmp_path / "shards"
     inputs = ("--input", sample, "--eval-input", sample, "--output", shards, "--workers", 2)
     assert run_job("stratified.py", *users_only(inputs)).code == 0
-    flags = users_only(("--shards", shards, "--output", output, "--launcher", "ray", "--hosts", 2, *MODEL))
-    command = ["-m", "trainer", *map(str, flags)]
-    done = subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env={**os.environ, "RAY_ADDRESS": cluster.address},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert_trained(str(output), with_evaluation=True)
+    for exchange in ((), *(("--exchange", name) for name in ("matcha", "strategy-switch", "sync-switch"))):
+        output = tmp_path / "-".join(("run", *exchange))
+        hosts = ("--launcher", "ray", "--hosts", 2)
+        flags = users_only(("--shards", shards, "--output", output, *hosts, *MODEL, *exchange))
+        command = ["-m", "trainer", *map(str, flags)]
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, "RAY_ADDRESS": cluster.address},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert_trained(str(output), with_evaluation=True)
     refusal = DEMO.run("python", *command, cwd=ROOT)
     assert_names_extra(Ended(refusal.returncode, refusal.stdout, refusal.stderr), "ray")
