@@ -202,8 +202,10 @@ class NeighbourLeader:
         if self._version_before is not None:
             log_event(self.log, "rollback", from_version=self._version_before, to_version=self.version, cause=cause)
             self._version_before = None
-        log_event(self.log, "generation", generation=self.generation, version=self.version)
-        self._load(read_state(self.root, self.version))
+        state = read_state(self.root, self.version)
+        models = sorted(PeerTimes.from_state(state).begun)
+        log_event(self.log, "generation", generation=self.generation, version=self.version, models=models)
+        self._load(state)
 
     def _load(self, state: RunState) -> None:
         """Continue the run from the state of a checkpoint. A final one counts as written."""
@@ -437,6 +439,7 @@ class NeighbourLeader:
         if not member or not self.progress:
             return
         worker = message.worker
+        must_answer = not member.has_model or any(each.changed for each in rounds)
         if not member.has_model:
             member.has_model = True
             self.progress.start_round(worker)
@@ -452,6 +455,8 @@ class NeighbourLeader:
         self._advance(now)
         if self.progress.furthest + self._ahead // 2 >= self.until:
             self._grant(now)
+        elif must_answer:  # the worker waits until the log has them
+            self._send_grant(worker)
 
     def _keep_copy(self, message: ReplicaCopy, values: Body, momentum: Body, now: float) -> None:
         """Keep a worker's model for a checkpoint. Raises MalformedMessageError."""
@@ -604,13 +609,19 @@ class NeighbourLeader:
             self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(speed * AHEAD_S)))
             self._measured = (now, progress.furthest)
         self.until = max(self.until, min(self.steps, progress.furthest + self._ahead))
+        for worker in self.members:
+            self._send_grant(worker)
+
+    def _send_grant(self, worker: int) -> None:
+        """Send a member the horizon, and what this server has of it."""
+        progress = self.progress
+        assert progress
         due = sorted(version for version in self.checkpoints.extra if version > progress.version)
-        for worker, member in self.members.items():
-            received = progress.members[worker].clock + 1 if member.has_model else 0
-            # With its own copies here, or complete, a worker need not keep them.
-            have = [version for version in self.checkpoints.pending if self.checkpoints.has(version, worker)]
-            body = pack_json({"due": due, "have": have, "complete": progress.version})
-            self.send(worker, RoundGrant(self.number, self.generation, self.until, received), body)
+        received = progress.members[worker].clock + 1 if self.members[worker].has_model else 0
+        # With its own copies here, or complete, a worker need not keep them.
+        have = [version for version in self.checkpoints.pending if self.checkpoints.has(version, worker)]
+        body = pack_json({"due": due, "have": have, "complete": progress.version})
+        self.send(worker, RoundGrant(self.number, self.generation, self.until, received), body)
 
     def _want_snapshot(self, now: float) -> None:
         """Have all workers send their models at the horizon, which is the same round for all of them."""

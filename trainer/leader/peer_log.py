@@ -16,8 +16,8 @@ def log_newcomer(log: Path, worker: int, source: int, round: int) -> None:
         worker, source: numbers of the workers.
         round: the round.
     """
-    # With the version that the round makes, so that a roll-back before it makes the event void.
-    log_event(log, "newcomer", version=round + 1, worker=worker, source=source, round=round)
+    # With the version that its model has: the checkpoint of that version has this model, too.
+    log_event(log, "newcomer", version=round, worker=worker, source=source, round=round)
 
 
 def log_links(log: Path, worker: int, round: int, changed: Iterable[int], unused: dict[int, set[int]]) -> None:

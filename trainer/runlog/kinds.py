@@ -69,11 +69,14 @@ class StartEvent(LogEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationEvent(LogEvent):
-    """The servers have loaded the checkpoint of a version, which begins a generation."""
+    """The servers have loaded the checkpoint of a version, which begins a generation.
+
+    models: workers whose models the checkpoint has, in an exchange among neighbours; None in others, and older logs."""
 
     kind: str = field(default="generation", init=False)
     version: int = field()
     generation: int = field()
+    models: list[int] | None = None
 
     def resumes_from(self) -> int | None:
         return self.version
@@ -182,7 +185,7 @@ class NewcomerEvent(LogEvent):
     """A worker that was lost takes part again, with another worker's model.
 
     Attributes:
-        version: of the end of its first round.
+        version: with which it begins; in older logs one more.
         worker, source: the worker; the one whose model it got.
         round: its first round.
     """

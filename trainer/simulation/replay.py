@@ -18,13 +18,14 @@ from trainer.context import RunContext
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
-from trainer.leader.peer_checkpoints import plan_of
+from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.rules import build_slice, build_weights, enter_stage, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds import LogEvent, StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
+from trainer.simulation.peers.history import PeerHistory
 from trainer.simulation.peers.replay import PeerReplay
 
 USED = ("version", "worker", "clock", "version_pulled", "examples")  # the columns of the log that a replay needs
@@ -71,10 +72,10 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     # Without every version from 1 on, the replay would silently compute something else.
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
-    updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
     if isinstance(config.exchange, NeighbourExchange):
-        values = _replay_models(run, version, spans, facts, compute, updates)
+        values = _replay_models(run, version, spans, facts, compute, _updates(used), quiet=quiet)
         return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
+    updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
     values = _replay(spans, switches, facts, compute, updates, used)
     return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
@@ -181,6 +182,8 @@ def _replay_models(
     facts: RunFacts,
     compute: Compute,
     rounds: Iterator[list[tuple[int, int, int, int, int]]],
+    *,
+    quiet: bool,
 ) -> Floats:
     """Return the mean of all models at a checkpoint, for an exchange among neighbours. Raises DataError.
 
@@ -191,13 +194,17 @@ def _replay_models(
         facts: the facts of the run.
         compute: computes the gradients.
         rounds: see ``_updates``; a round is an update.
+        quiet: as in ``replay``.
     """
     root = run / CHECKPOINTS
     state = read_state(root, version)
     plan = plan_of(spans[0][1], facts, root, state)
-    models = PeerReplay(spans, facts, plan, compute, surviving(iter_events(run / METRICS)))
-    for rows in rounds:
-        models.step([row[1] for row in rows])
+    workers = [[row[1] for row in rows] for rows in rounds]
+    final = PeerTimes.from_state(state).begun
+    history = PeerHistory(plan, surviving(iter_events(run / METRICS)), workers, final)
+    models = PeerReplay(spans, facts, compute, history)
+    for _ in tqdm(workers, unit=" updates", disable=quiet):
+        models.step()
     return models.mean(state)
 
 

@@ -50,9 +50,9 @@ MOST_UNHEARD = 100_000  # rounds that a worker keeps for server 0 before it wait
 class NeighbourPhase(Enum):
     """The state of a replica.
 
-    OUTSIDE: it is no member. COPYING: it waits for its first model. BLOCKED: its next round is not granted. TURN: its
-    worker can compute a gradient. WAITING: it waits for models of neighbours. TRAINED: no round is left, or a loss was
-    not finite."""
+    OUTSIDE: it is no member. COPYING: it waits for its first model. BLOCKED: its next round is not granted, or server 0
+    must log its last ones before. TURN: its worker can compute a gradient. WAITING: it waits for models of neighbours.
+    TRAINED: no round is left, or a loss was not finite."""
 
     OUTSIDE = "outside"
     COPYING = "copying"
@@ -170,6 +170,8 @@ class NeighbourReplica:
         self._first_models: dict[int, tuple[int, int, Vector]] = {}  # first models: worker, round and values by session
         self._early: tuple[ModelCopy, tuple[Body, ...]] | None = None  # a first model of a membership that is to begin
         self._unused: set[int] = set()  # neighbours that were left out of the last round that had a link to them
+        self._received = -1  # the rounds of this worker that server 0 has; -1 while it does not know the first model
+        self._must_have = 0  # the rounds that server 0 must have before this worker sends a model
         self._sent_bytes = 0  # in the present round
         self._report = StepMeasurements(0, 0.0, 0, 0.0)
 
@@ -214,6 +216,7 @@ class NeighbourReplica:
         self.until = 0
         self.rounds = []
         self.copies = {}
+        self._received = -1
         self._departed = {}
         self._last_sent = {}
         self._first_models = {}
@@ -289,12 +292,13 @@ class NeighbourReplica:
         self._due = frozenset(details["due"])
         needed = [each for each in self.copies if each > details["complete"] and each not in details["have"]]
         self.copies = {version: self.copies[version] for version in needed}
-        received = grant.received - 1
+        self._received = max(self._received, grant.received - 1)
         first = self.round - len(self.rounds)
-        if received > first:
-            del self.rounds[: received - first]
+        if self._received > first:
+            del self.rounds[: self._received - first]
         self.until = max(self.until, grant.until)
         if self.phase is NeighbourPhase.BLOCKED:
+            self._hand_over()
             self._begin()
 
     def take(self, message: ModelCopy, bodies: tuple[Body, ...]) -> None:
@@ -310,6 +314,7 @@ class NeighbourReplica:
         momentum = from_body(bodies[1], parameters).copy() if len(bodies[1]) else np.zeros(parameters, np.float32)
         self.model = build_replica(self.config, self.facts, values, momentum)
         self._early = None
+        self._must_have = self.round
         self._hold()
 
     # --- rounds -------------------------------------------------------------------------------------------------------
@@ -365,7 +370,7 @@ class NeighbourReplica:
 
     def _hand_over(self) -> None:
         """Send this worker's model to newcomers that begin with the same round, if it is their source."""
-        if self.phase not in HOLDS_FIRST:
+        if self.phase not in HOLDS_FIRST or self._received < self._must_have:
             return
         for worker, entry in self.members.items():
             is_due_now = entry.source == self.worker and entry.first == self.round
@@ -375,8 +380,11 @@ class NeighbourReplica:
                 self.links.send(worker, ModelCopy(entry.session, self.round), to_body(self.model.values), b"")
 
     def _begin(self) -> None:
-        """Begin the present round if it is granted, or enter TRAINED after the last one."""
-        if self.round >= self.until and self.round < self.steps:
+        """Begin the present round if it is granted, or enter TRAINED after the last one.
+
+        With a first model, or after a change of the links, server 0 must have logged that before: if this worker were
+        killed, a replay could not know the models that it has sent."""
+        if (self.round >= self.until and self.round < self.steps) or self._received < self._must_have:
             return
         # Not of the version with which the generation began, whose checkpoint exists.
         if self.round > self._start and is_due(self.round, self.steps_per_epoch, self.steps, self._due):
@@ -416,6 +424,8 @@ class NeighbourReplica:
         self.rounds.append(OwnRound(self._sent_bytes, self._report, tuple(changed)))
         self._sent_bytes = 0
         self.round += 1
+        if changed:
+            self._must_have = self.round
         if math.isfinite(self._report.loss):
             self._hold()
         else:

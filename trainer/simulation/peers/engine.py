@@ -102,6 +102,7 @@ class PeerEngine:
         self.sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
         self.neighbours = lru_cache(maxsize=1024)(self._neighbours)
         self._measured: dict[int, StepMeasurements] = {}  # of the present round, by worker
+        self._stored: list[int] = []  # workers whose models the checkpoint of the generation has
         self.now = 0.0
         self._load()
 
@@ -109,7 +110,7 @@ class PeerEngine:
 
     def run(self) -> None:
         """Handle events until the run has ended or no event is left."""
-        log_event(self.root, "generation", generation=self.generation, version=self.progress.version)
+        self._log_generation()
         self._schedule_failures()
         due = 0.0
         while self.queue and not self.is_over():
@@ -443,13 +444,17 @@ class PeerEngine:
         before = self.progress.version
         self._load(at=self.now)
         log_event(self.root, "rollback", from_version=before, to_version=self.progress.version, cause=cause)
-        log_event(self.root, "generation", generation=self.generation, version=self.progress.version)
+        self._log_generation()
         # ``_load`` has begun the workers that are in the checkpoint. The others join with a neighbour's model.
         for worker, peer in enumerate(self.peers):
             if peer.phase is PeerPhase.ABSENT:
                 self._join(worker)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _log_generation(self) -> None:
+        version = self.progress.version
+        log_event(self.root, "generation", generation=self.generation, version=version, models=self._stored)
 
     def _load(self, at: float | None = None) -> None:
         """Begin a generation at the newest checkpoint. Raises JobError if there is none.
@@ -466,6 +471,7 @@ class PeerEngine:
         times = PeerTimes.from_state(state)
         self.now = times.start if at is None else at
         self.origin = self.now - times.seconds
+        self._stored = sorted(times.begun)
         self.sent_bytes = times.sent_bytes
         self.sent_in = {}
         self.newcomers = {}

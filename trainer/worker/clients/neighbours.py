@@ -24,7 +24,7 @@ from trainer.worker.neighbour_replica import Body, NeighbourPhase, NeighbourRepl
 
 RESEND_S = 1.0
 RESEND_COPY_S = 10.0  # of a model, which is lost only with a broken connection
-# Between two reports of rounds to server 0. Short, because a replay needs the gradients of a worker that is killed.
+# Between two reports of rounds to server 0. Short, so that the log lacks few gradients of a worker that is killed.
 REPORT_S = 0.02
 UNREACHABLE_S = 30.0  # without a connection, after which a neighbour counts as unreachable
 WATCH_S = 0.2  # between two looks at the connections
