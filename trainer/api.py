@@ -11,6 +11,7 @@ from pipeline.core.errors import UsageError
 from trainer.config import Config
 from trainer.context import RunContext
 from trainer.exchange.all_reduce import adds_by_torch
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.work import working
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
@@ -121,6 +122,10 @@ def _locked_start(
         check_limit(roles, config.processes.servers, shards.num_workers)
     check_shares(config, shards.num_workers, shards.ratios)
     config.exchange.check(shards.num_workers, config.run.seed)
+    if isinstance(config.exchange, NeighbourExchange):
+        from trainer.leader.peer_members import check_view  # loads the transport, which --help should not
+
+        check_view(config.exchange, shards.num_workers, config.run.seed)
     record = RunRecord.from_config(config, shards)
     check = check or partial(_check, context, options)
     with settled(

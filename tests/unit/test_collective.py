@@ -15,7 +15,7 @@ from trainer.config import RunFacts
 from trainer.coordination.parameter_slice import add_pushed
 from trainer.transport.messages import Message, StoreEntry
 from trainer.worker.collective import MOST_FAILURES, TorchCollective, have_own_gpus
-from trainer.worker.replica import Body
+from trainer.worker.replica_links import Body
 
 Vector = npt.NDArray[np.float32]
 PRIVATE = "ipc://@a-test"

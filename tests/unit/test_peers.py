@@ -12,18 +12,22 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
+from tests.support.configs import make_config
 from tests.support.peer_oracle import ELEMENTS, Matrix, d_psgd, ring_weights
 from tests.support.references import undocumented_below
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final, virtual
-from trainer import Options, Result
+from trainer import Options, Result, train
 from trainer.checkpoints.read import newest, read_state
 from trainer.checkpoints.replica_file import open_replicas, replica_name
 from trainer.checkpoints.state import folder_of
+from trainer.exchange.d_psgd import DPSGD
 from trainer.exchange.matcha import MATCHA
 from trainer.exchange.mixing import build_plan
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.exchange.topologies import ONE_PEER
+from trainer.leader import peer_members
+from trainer.leader.peer_members import PeerMembership, check_view, view_body
 from trainer.runlog.kinds import ConsensusEvent, EvaluationEvent, LinkEvent, NewcomerEvent, RollbackEvent
 from trainer.simulate import main
 from trainer.simulation.failures import parse_failures
@@ -31,6 +35,7 @@ from trainer.simulation.peers import engine
 from trainer.simulation.peers.engine import PeerEngine
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
+from trainer.transport.messages import unpack_json
 
 HARD: dict[str, Any] = {
     "profile": parse_profile("lognormal:0.5"),
@@ -370,6 +375,27 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, words: li
         main([*common, *words, "--output", str(tmp_path / "run")])
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_more_links_than_a_view_can_list_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the folder of the run is made. Up to the refusal, a view of all workers fits."""
+    shards = write_shards(tmp_path, [rows_of(60, 2), rows_of(50, 3, 2000)], EVAL_ROWS)
+    with monkeypatch.context() as patch:
+        patch.setattr(peer_members, "JSON_LIMIT_BYTES", 1024)
+        config = make_config(shards, tmp_path / "run", protocol="bsp", exchange="d-psgd", model="cnn", steps=2)
+        with pytest.raises(UsageError, match="--topology ring has 1 links between 2 workers, more than a message"):
+            train(config, QUIET)
+    assert not (tmp_path / "run").exists()
+    exchange = DPSGD(topology="complete")
+    with pytest.raises(UsageError, match="--topology complete has 124,750 links between 500 workers"):
+        check_view(exchange, 500, seed=0)
+    check_view(exchange, 400, seed=0)
+    reach = {"address": f"tcp://[{'f' * 39}]:65535", "host": "h" * 80, "memory": {}}
+    member = PeerMembership(1 << 62, 1 << 53, 1 << 31, 399, reach, 0.0)
+    body = view_body(
+        dict.fromkeys(range(400), member), dict.fromkeys(range(400), 1 << 31), 1 << 31, exchange.plan(400, 0)
+    )
+    assert len(unpack_json(body)["members"]) == 400
 
 
 @pytest.mark.parametrize("order", ["avg-then-grad", "grad-then-avg"])

@@ -10,36 +10,31 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pipeline.core.atomic import sync
 from pipeline.core.errors import JobError
-from trainer.checkpoints.prune import go_back, prune
+from trainer.checkpoints.prune import go_back
 from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.replica_file import ReplicaFile
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
-from trainer.coordination.budget import Position
-from trainer.coordination.peer_progress import PeerProgress, RoundBudget
+from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import TopologyPlan, links_by_worker
-from trainer.exchange.plan_json import plan_to_json
 from trainer.home.folders import Folders
-from trainer.home.segments import SupersededError, copy
 from trainer.leader.background import AtOnce, CallQueue
-from trainer.leader.leader import GIVEN_UP
-from trainer.leader.peer_checkpoints import PeerCheckpoints, PeerTimes, ReplicasAtVersion, plan_of
+from trainer.leader.peer_checkpoints import PeerCheckpoints, PeerTimes, budget_of, plan_of
 from trainer.leader.peer_log import log_links, log_newcomer
+from trainer.leader.peer_members import PeerMembership, view_body
+from trainer.leader.peer_status import describe_divergence, status_of
 from trainer.leader.process_table import ProcessTable
-from trainer.leader.rounds import Body, FromWorker, SendToWorker, introduction_of, reach_of
+from trainer.leader.replica_writer import ReplicaWriter
+from trainer.leader.rounds import Body, FromWorker, SendToWorker, introduction_of
 from trainer.rules import worker_rate
-from trainer.run_files import NEWS, PUSHES
-from trainer.runlog.events import append, log_event
+from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
 from trainer.runlog.journal import Journal
 from trainer.stages import build_stages
@@ -69,32 +64,7 @@ MOST_AHEAD = 10_000  # rounds from the fastest worker to the horizon
 LEAST_AHEAD = 2
 RATE_S = 1.0  # between two measurements of the fastest worker's speed
 SEARCHED_ROUNDS = 64  # that are searched for a newcomer's next neighbours
-MOST_WRITES = 2  # checkpoints that are written at a time
-RETRY_FINAL_S = 5.0
 NO_MODEL = "all workers were lost at the same time"
-
-
-@dataclass
-class PeerMembership:
-    """A worker that takes part.
-
-    Attributes:
-        process: a random number that identifies its process.
-        session: number of the view with which the membership began.
-        first: its first round.
-        source: the worker that sends it its first model; None if that is this server.
-        introduction: address, host and memory of its process.
-        last_message_at: time of its last message.
-        has_model: whether it has its first model.
-    """
-
-    process: int
-    session: int
-    first: int
-    source: int | None
-    introduction: Mapping[str, Any]
-    last_message_at: float
-    has_model: bool = False
 
 
 class NeighbourLeader:
@@ -107,6 +77,7 @@ class NeighbourLeader:
         work: writes checkpoints in the background (default: at once, in the caller's thread).
 
     Attributes:
+        writer: of the checkpoints.
         number: of the newest view.
         until: the first round that is not granted.
         members: by worker.
@@ -129,7 +100,7 @@ class NeighbourLeader:
         self.folders = folders
         self.send = send
         self.microseconds = microseconds
-        self.work = work or AtOnce()
+        self.writer = ReplicaWriter(folders, work or AtOnce())
         self.root = folders.checkpoints
         self.log = folders.work
         self.stage = build_stages(config, facts.num_workers, facts.rows)[0]
@@ -159,17 +130,9 @@ class NeighbourLeader:
         self._sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
         self._ahead = LEAST_AHEAD
         self._measured = (0.0, 0)  # time and furthest round at the last measurement of the speed
-        self._writing: set[int] = set()  # versions of the checkpoints that are being written
-        self._unwritten: tuple[ReplicasAtVersion, float] | None = (
-            None  # the final checkpoint, and when it is tried again
-        )
         self._snapshot_at = 0.0
-        self._is_final_whole = False
-        self._not_finite: str | None = None  # why the run has diverged, if a model is not finite
-        self._trouble: str | None = None
         self._gather_again: str | None = None
         self._version_before: int | None = None
-        self._has_warned = False
         self._ticked = self._patient_until = 0.0
 
     # --- generations --------------------------------------------------------------------------------------------------
@@ -199,6 +162,7 @@ class NeighbourLeader:
         if not restored:
             raise JobError(f"{self.root} holds no whole checkpoint, not even the first; start with --overwrite")
         self.version, self.generation = restored
+        self.writer.generation = self.generation
         if self._version_before is not None:
             log_event(self.log, "rollback", from_version=self._version_before, to_version=self.version, cause=cause)
             self._version_before = None
@@ -211,11 +175,8 @@ class NeighbourLeader:
         """Continue the run from the state of a checkpoint. A final one counts as written."""
         self.plan = plan_of(self.config, self.facts, self.root, state)
         self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan)
-        position = Position(
-            state.version, state.accepted, state.examples, dict(state.clocks), {}, state.passes, dict(state.epoch_sums)
-        )
         facts = self.facts
-        budget = RoundBudget(facts.num_workers, self.steps, self.steps_per_epoch, self.config.run.stop, position)
+        budget = budget_of(self.config, facts, state)
         # No shards are read here: a worker that returns reports the passes that have ended without it.
         self.progress = PeerProgress(budget, partial(worker_rate, self.config, facts), lambda worker, round: None)
         self.journal = Journal(
@@ -239,9 +200,7 @@ class NeighbourLeader:
         self._absent_from = {worker: clock for worker, clock in state.clocks.items() if clock < state.version}
         self._sent_in = {}
         self._ahead = LEAST_AHEAD
-        self._writing = set()
-        self._unwritten = None
-        self._is_final_whole = state.final
+        self.writer.begin(is_final_whole=state.final, ledger=self.ledger)
 
     def regroup(self, now: float) -> None:
         """Begin the work of this process: workers of an earlier server 0 learn from heartbeats that they must join."""
@@ -410,20 +369,8 @@ class NeighbourLeader:
         return (Regroup(self.number), b"") if beat.number else None
 
     def _view(self) -> tuple[NeighbourView, bytes]:
-        # A source is named until the newcomer has its model, so that a message that was lost is sent again.
-        members = {
-            str(worker): {
-                "session": member.session,
-                "process": member.process,
-                "first": member.first,
-                "source": None if member.has_model else member.source,
-                "missed_from": self._absent_from.get(worker),
-                "reach": reach_of(member.introduction),
-            }
-            for worker, member in self.members.items()
-        }
-        body = {"members": members, "version": self.version, "plan": plan_to_json(self.plan)}
-        return NeighbourView(self.number, self.generation), pack_json(body)
+        body = view_body(self.members, self._absent_from, self.version, self.plan)
+        return NeighbourView(self.number, self.generation), body
 
     def _send_views(self) -> None:
         view = self._view()
@@ -480,7 +427,7 @@ class NeighbourLeader:
         except OSError as error:
             # The run rolls back further without it. Without the last one it would have no end, so a worker sends that
             # again.
-            self._trouble = f"the checkpoint of version {message.version} is not written: {error}"
+            self.writer.trouble = f"the checkpoint of version {message.version} is not written: {error}"
             self.checkpoints.give_up(message.version)
         self._advance(now)
 
@@ -493,7 +440,7 @@ class NeighbourLeader:
 
         A round waits until the models of all members are here, if they belong to a checkpoint."""
         progress = self.progress
-        while progress and len(self._writing) < MOST_WRITES and self._has_copies(progress.version + 1):
+        while progress and not self.writer.is_full and self._has_copies(progress.version + 1):
             if not progress.complete_round():
                 return
             version = progress.version
@@ -516,85 +463,7 @@ class NeighbourLeader:
         self._snapshot_at = now
         seconds = self.journal.seconds(now)
         replicas = self.checkpoints.take(progress, origin=0.0, now=seconds, sent_bytes=self._sent_bytes)
-        self._submit(replicas)
-
-    def _submit(self, replicas: ReplicasAtVersion) -> None:
-        version = replicas.state.version
-        self._writing.add(version)
-        checkpoints = self.checkpoints
-        self.work.submit(
-            partial(self._written, checkpoints, replicas, self.ledger),
-            partial(self._note_written, checkpoints.generation, replicas),
-        )
-
-    def _written(
-        self, checkpoints: PeerCheckpoints, replicas: ReplicasAtVersion, ledger: ExampleLedger | None
-    ) -> str | list[int] | None:
-        """Write a checkpoint, and delete old ones. Runs in the background.
-
-        Returns the versions that were deleted before their evaluation, text if it failed, and None if a model is not
-        finite.
-
-        Args:
-            checkpoints, replicas: the checkpoint.
-            ledger: of its generation.
-        """
-        # A roll-back has made this checkpoint void while it waited in the queue.
-        if checkpoints.generation != self.generation:
-            return []
-        try:
-            was_written = checkpoints.write(replicas, partial(self._secure_log, ledger, replicas.state.version))
-            if was_written is None:
-                return None
-            if was_written and not self.folders.is_local:
-                append(self.log / NEWS, ".")
-        except (OSError, SupersededError) as error:
-            return f"the checkpoint of version {replicas.state.version} was not written: {error}"
-        try:
-            return prune(self.root) if was_written else []
-        except OSError as error:
-            logger.warning(f"old checkpoints are not deleted yet: {error}")
-            return []
-
-    def _secure_log(self, ledger: ExampleLedger | None, version: int) -> None:
-        """Make the log durable up to the checkpoint of a version before that becomes visible.
-
-        Raises OSError and SupersededError. ledger: of the checkpoint's generation."""
-        if not self.folders.is_local:
-            copy(self.folders)
-        else:
-            with suppress(FileNotFoundError):
-                sync(self.log / PUSHES)
-        if ledger:
-            ledger.write(version)
-
-    def _note_written(self, generation: int, replicas: ReplicasAtVersion, outcome: str | list[int] | None) -> None:
-        """Note the result of ``_written``, in the owner's thread."""
-        if generation != self.generation:
-            return
-        version = replicas.state.version
-        self._writing.discard(version)
-        # The run cannot end without its final checkpoint; without another one it only rolls back further.
-        if outcome is None:
-            self._not_finite = f"the parameters are no finite numbers at version {version}; lower --learning-rate"
-        elif isinstance(outcome, str):
-            self._trouble = outcome
-            if replicas.state.final:
-                self._unwritten = (replicas, self._ticked + RETRY_FINAL_S)
-            else:
-                self.checkpoints.discard(replicas)
-        else:
-            self._trouble = None
-            self._is_final_whole |= replicas.state.final
-            self._log_given_up(outcome)
-
-    def _log_given_up(self, versions: Iterable[int]) -> None:
-        """Log that checkpoints were deleted before they were evaluated, and warn once."""
-        for version in versions:
-            if not self._has_warned:
-                self._has_warned = True
-                log_event(self.log, "warning", message=GIVEN_UP)
-            log_event(self.log, "given_up", version=version)
+        self.writer.submit(self.checkpoints, replicas)
 
     # --- the horizon --------------------------------------------------------------------------------------------------
 
@@ -651,9 +520,7 @@ class NeighbourLeader:
             self._lose_silent(now, timeout_s)
         if now - self._snapshot_at >= self.config.run.checkpoint_every_s:
             self._want_snapshot(now)
-        if self._unwritten and now >= self._unwritten[1]:
-            self._submit(self._unwritten[0])
-            self._unwritten = None
+        self.writer.tick(now)
         self._advance(now)
         self._grant(now)
         self.journal.flush(now)
@@ -676,48 +543,30 @@ class NeighbourLeader:
         progress = self.progress
         if not progress:
             return NOT_READY
-        position = progress.budget.position
-        present = len(self.members)
         diverged = self._diverged(progress)
-        keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
-        measured: dict[str, Any] = {key: self.journal.summary.get(key) for key in keys}
-        return RunStatus(
-            ready=True,
-            # The supervisor ends server 0 of a finished run, so the final checkpoint must be complete before.
-            finished=progress.finished and (diverged is not None or self._is_final_whole),
-            diverged=diverged,
+        return status_of(
+            progress,
+            self.journal,
+            len(self.members),
+            self.journal.seconds(now),
             trained=progress.finished,
-            version=position.version,
-            accepted=position.accepted,
-            total=progress.budget.total,
-            epoch=progress.budget.epoch,
-            seconds=self.journal.seconds(now),
-            remaining=0 if progress.finished else present,
-            alive=present,
-            num_workers=progress.num_workers,
-            **measured,
+            # The supervisor ends server 0 of a finished run, so the final checkpoint must be complete before.
+            finished=progress.finished and (diverged is not None or self.writer.is_final_whole),
+            diverged=diverged,
         )
 
     def trouble(self, now: float) -> str | None:
         """Return why the last checkpoint failed, as text; None if it did not."""
-        return self._trouble
+        return self.writer.trouble
 
     def _diverged(self, progress: PeerProgress) -> str | None:
         """Return in words why the run has diverged, or None if it has not."""
-        bad = progress.diverged
-        if bad and not bad.clock:
-            return (
-                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check the model's"
-                " initial parameters and the rows of this worker"
-            )
-        if bad:
-            return f"the loss of worker {bad.worker} is {bad.measured.loss} in round {bad.clock}; lower --learning-rate"
-        return self._not_finite
+        return describe_divergence(progress) or self.writer.not_finite
 
     def _is_over(self) -> bool:
         progress = self.progress
         return (
             progress is not None
             and progress.finished
-            and (self._is_final_whole or self._diverged(progress) is not None)
+            and (self.writer.is_final_whole or self._diverged(progress) is not None)
         )

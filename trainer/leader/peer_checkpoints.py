@@ -21,7 +21,8 @@ from trainer.checkpoints.slice_file import Float32s, broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, RunFacts
-from trainer.coordination.peer_progress import PeerProgress
+from trainer.coordination.budget import Position
+from trainer.coordination.peer_progress import PeerProgress, RoundBudget
 from trainer.exchange.mixing import TopologyPlan
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
@@ -282,6 +283,15 @@ def is_due(version: int, steps_per_epoch: int, steps: int, extra: Collection[int
 
     extra: versions of checkpoints that are due by time."""
     return version % steps_per_epoch == 0 or version >= steps or version in extra
+
+
+def budget_of(config: Config, facts: RunFacts, state: RunState) -> RoundBudget:
+    """Return the budget of a run at a checkpoint."""
+    position = Position(
+        state.version, state.accepted, state.examples, dict(state.clocks), {}, state.passes, dict(state.epoch_sums)
+    )
+    steps = config.steps_per_worker(facts.rows)
+    return RoundBudget(facts.num_workers, steps, config.steps_per_epoch(facts.rows), config.run.stop, position)
 
 
 def plan_of(config: Config, facts: RunFacts, root: Place, state: RunState) -> TopologyPlan:

@@ -27,7 +27,7 @@ from trainer.config import RunFacts
 from trainer.coordination.parameter_slice import add_pushed
 from trainer.transport.addresses import PRIVATE, interface_towards
 from trainer.transport.messages import Message, StoreEntry
-from trainer.worker.replica import Body, Vector
+from trainer.worker.replica_links import Body, Vector
 
 LONGEST = timedelta(minutes=5)  # of an operation without any progress, after which gloo fails
 MOST_FAILURES = 20  # views whose group failed, without a sum in between, after which the worker ends

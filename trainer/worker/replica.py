@@ -8,13 +8,12 @@ replica has neither sockets nor a clock, so that tests can deliver its messages 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.budget import Budget, Position
@@ -41,9 +40,8 @@ from trainer.transport.messages import (
     unpack_reports,
 )
 from trainer.transport.vectors import from_body, to_body
+from trainer.worker.replica_links import Body, Collective, Links, Vector
 
-Vector = npt.NDArray[np.float32]
-Body = bytes | memoryview
 MOST_COPIES = 2  # unwritten snapshots of a worker; with more, its next step waits
 MOST_UNSETTLED = 200_000  # reports that a worker keeps for server 0 before it waits
 
@@ -60,50 +58,6 @@ class Phase(Enum):
     TURN = "turn"
     ROUND = "round"
     TRAINED = "trained"
-
-
-class SharedRange(Protocol):
-    """Memory of another worker on this host. Each method returns None if the memory no longer has that round's data."""
-
-    def piece(self, number: int, version: int, begin: int, end: int) -> Vector | None: ...
-    def range_sum(self, number: int, version: int, begin: int, end: int) -> Vector | None: ...
-
-
-class Links(Protocol):
-    """The connections of a worker, and the memory that it shares with workers of its host."""
-
-    def connect(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
-        """Connect to the members of a view, and drop the connections to processes that they have replaced."""
-        ...
-
-    def send(self, worker: int, message: Message, *bodies: Body) -> None: ...
-    def shares_memory(self, worker: int) -> bool: ...
-    def memory_of(self, worker: int) -> SharedRange: ...
-    def offer_piece(self, number: int, version: int) -> None:
-        """Mark the gradient in this worker's memory with its round; number 0 marks it as void."""
-        ...
-
-    def offer_sum(self, number: int, version: int) -> None:
-        """Mark the sum in this worker's memory with its round; number 0 marks it as void."""
-        ...
-
-
-class Collective(Protocol):
-    """Another way to add up gradients, beside which the connections carry reports, views and models only."""
-
-    def open(self, number: int, members: Sequence[Mapping[str, Any]]) -> None:
-        """Begin to connect to the members of a view. All operations of earlier views are void."""
-        ...
-
-    def close(self) -> None:
-        """Give up the view. Its operations may never end, so this does not wait for them."""
-        ...
-
-    def start(self, version: int, gradient: Vector, factor: float) -> None:
-        """Start to add up a round's gradients, of which this worker's is multiplied by ``factor``. Copies it.
-
-        ``Replica.collected`` takes the sum."""
-        ...
 
 
 @dataclass

@@ -19,15 +19,15 @@ from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
-from trainer.coordination.budget import Position
 from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
-from trainer.coordination.peer_progress import PeerProgress, RoundBudget
+from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import Neighbours, links_by_worker, mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
-from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerCheckpoints, PeerTimes, plan_of
+from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerCheckpoints, PeerTimes, budget_of, plan_of
 from trainer.leader.peer_log import log_links, log_newcomer
+from trainer.leader.peer_status import describe_divergence, status_of
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
@@ -131,26 +131,16 @@ class PeerEngine:
 
     def status(self) -> RunStatus:
         """Return the status that a leader reports to a supervisor."""
-        progress = self.progress
-        position = progress.budget.position
         # No supervisor waits for a final checkpoint here, so a run that is trained is finished.
-        present = sum(member.is_in for member in progress.members)
-        keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
-        measured: dict[str, Any] = {key: self.journal.summary.get(key) for key in keys}
-        return RunStatus(
-            ready=True,
-            finished=self.is_over(),
-            diverged=self._diverged(),
+        present = sum(member.is_in for member in self.progress.members)
+        return status_of(
+            self.progress,
+            self.journal,
+            present,
+            self._seconds(self.now),
             trained=self.is_over(),
-            version=position.version,
-            accepted=position.accepted,
-            total=progress.budget.total,
-            epoch=progress.budget.epoch,
-            seconds=self._seconds(self.now),
-            remaining=present,
-            alive=present,
-            num_workers=progress.num_workers,
-            **measured,
+            finished=self.is_over(),
+            diverged=describe_divergence(self.progress) or self.divergence,
         )
 
     def trouble(self) -> str | None:
@@ -159,18 +149,6 @@ class PeerEngine:
 
     def interrupt(self) -> None:
         """Do nothing: a checkpoint now would need all workers in the same round. The run resumes from the last one."""
-
-    def _diverged(self) -> str | None:
-        """Return in words why the run has diverged, or None."""
-        bad = self.progress.diverged
-        if bad and not bad.clock:
-            return (
-                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check how the model begins and"
-                " what its rows hold"
-            )
-        if bad:
-            return f"the loss of worker {bad.worker} is {bad.measured.loss} in round {bad.clock}; lower --learning-rate"
-        return self.divergence
 
     def _seconds(self, time: float) -> float:
         """Return the training time of the run at a virtual time; the time of undone rounds does not count."""
@@ -551,16 +529,7 @@ class PeerEngine:
 
     def _progress(self, state: RunState) -> PeerProgress:
         """Return the progress of the run at a checkpoint."""
-        position = Position(
-            state.version,
-            state.accepted,
-            state.examples,
-            dict(state.clocks),
-            {},
-            state.passes,
-            dict(state.epoch_sums),
-        )
-        budget = RoundBudget(self.facts.num_workers, self.steps, self.steps_per_epoch, self.config.run.stop, position)
+        budget = budget_of(self.config, self.facts, state)
         return PeerProgress(budget, partial(worker_rate, self.config, self.facts), self.compute.seen)
 
     def _replica(self, model: Floats) -> ParameterSlice:

@@ -1,0 +1,86 @@
+"""The members of a run among neighbours, as server 0 lists them in a view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.core.errors import UsageError
+from trainer.exchange.mixing import TopologyPlan
+from trainer.exchange.neighbours import NeighbourExchange
+from trainer.exchange.plan_json import plan_to_json
+from trainer.leader.rounds import reach_of
+from trainer.transport.messages import JSON_LIMIT_BYTES, pack_json
+
+MEMBER_BYTES = 512  # of a member in a view, at most
+LINK_BYTES = 16  # of a link
+
+
+@dataclass
+class PeerMembership:
+    """A worker that takes part.
+
+    Attributes:
+        process: a random number that identifies its process.
+        session: number of the view with which the membership began.
+        first: its first round.
+        source: the worker that sends it its first model; None if that is this server.
+        introduction: address, host and memory of its process.
+        last_message_at: time of its last message.
+        has_model: whether it has its first model.
+    """
+
+    process: int
+    session: int
+    first: int
+    source: int | None
+    introduction: Mapping[str, Any]
+    last_message_at: float
+    has_model: bool = False
+
+
+def view_body(
+    members: Mapping[int, PeerMembership], absent_from: Mapping[int, int], version: int, plan: TopologyPlan
+) -> bytes:
+    """Return the body of a view.
+
+    Args:
+        members: by worker.
+        absent_from: the first round that a worker has missed, by worker; others have missed none.
+        version: of the checkpoint with which the generation began.
+        plan: of the links.
+    """
+    # A source is named until the newcomer has its model, so that a message that was lost is sent again.
+    entries = {
+        str(worker): {
+            "session": member.session,
+            "process": member.process,
+            "first": member.first,
+            "source": None if member.has_model else member.source,
+            "missed_from": absent_from.get(worker),
+            "reach": reach_of(member.introduction),
+        }
+        for worker, member in members.items()
+    }
+    return pack_json({"members": entries, "version": version, "plan": plan_to_json(plan)})
+
+
+def check_view(exchange: NeighbourExchange, num_workers: int, seed: int) -> None:
+    """Raise UsageError if a view of all workers with all links is longer than a message may be.
+
+    Args:
+        exchange: of the run.
+        num_workers: number of workers.
+        seed: of the run.
+    """
+    room = JSON_LIMIT_BYTES - MEMBER_BYTES * num_workers
+    # Even all pairs fit for a few hundred workers; the plan of more can take seconds.
+    if LINK_BYTES * num_workers**2 / 2 <= room:
+        return
+    plan = exchange.plan(num_workers, seed)
+    if len(pack_json(plan_to_json(plan))) > room:
+        raise UsageError(
+            f"--topology {exchange.topology} has {len(plan.shares()):,} links between {num_workers:,} workers, more than a"
+            " message of server 0 can list: choose a topology with fewer links, or train in virtual time"
+        )
