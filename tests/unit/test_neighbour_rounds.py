@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ import pytest
 
 from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
+from tests.support.simulated_network import LEADER, SimulatedNetwork
 from tests.support.virtual_runs import QUIET
 from trainer.checkpoints.read import newest, read_state, read_vector, versions
 from trainer.checkpoints.replica_file import create_replicas, open_replicas, replica_name
@@ -30,7 +31,6 @@ from trainer.launch.prepare import ensure_checkpoint
 from trainer.launch.supervisor import is_end
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
-from trainer.leader.rounds import FromWorker, replaced
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.kinds import GenerationEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving
@@ -43,8 +43,6 @@ from trainer.transport.messages import (
     ModelCopy,
     NeighbourModel,
     PeerBeat,
-    Replacement,
-    RunEnd,
     pack_json,
 )
 from trainer.worker.neighbour_replica import Body, NeighbourPhase, NeighbourReplica
@@ -53,7 +51,6 @@ Vector = npt.NDArray[np.float32]
 PARAMETERS = 64
 ROWS = 400
 STEPS = 12
-LEADER = -1
 
 
 def run_config(output: Path, exchange: str = "d-psgd", **values: Any) -> Config:
@@ -127,20 +124,17 @@ class Host:
             self.network.post(self.process, LEADER, beat, b"")
 
     def receive(self, message: Message, bodies: tuple[bytes, ...], *, from_leader: bool) -> None:
-        if isinstance(message, RunEnd):
-            self.finished = True
-        elif isinstance(message, Replacement):
-            self.network.end(self)
-            if all(host.worker != self.worker for host in self.network.hosts.values()):
-                self.network.start(self.worker)  # its supervisor does
-        elif from_leader and not isinstance(message, ModelCopy):
+        if from_leader and not isinstance(message, ModelCopy):
             self.replica.obey(message, bodies[0])
         else:
             self.replica.handle(message, bodies)
 
+    def describe(self) -> tuple[Any, ...]:
+        return self.replica.phase.value, self.replica.round, self.replica.until, self.replica.number
 
-class Network:
-    """Workers and a leader. Channels keep the order of messages; everything else is drawn from a seed."""
+
+class Network(SimulatedNetwork[Host]):
+    """Workers that exchange models with neighbours."""
 
     def __init__(
         self,
@@ -152,105 +146,27 @@ class Network:
         is_far: bool = False,
     ) -> None:
         """is_far: whether the run's folder is in a store, of which this host has no file."""
-        self.random = random.Random(seed)
-        self.config = config
-        self.facts = RunFacts(workers, ROWS, PARAMETERS, 0)
         output = Path(config.run.output)
-        self.folders = _far_folders(output) if is_far else Folders.from_home(output)
+        folders = _far_folders(output) if is_far else Folders.from_home(output)
+        super().__init__(seed, config, RunFacts(workers, ROWS, PARAMETERS, 0), folders)
         self.root = output / CHECKPOINTS
         self.compute = Quadratic(RunContext.from_config(config), workers)
         self.losses = losses or {}
-        self.now = 0.0
-        self.clock = 1
         self.sent: Counter[int] = Counter()  # bytes of models by round
-        self.idle: int | None = None
+        self.idle: int | None = None  # a worker that computes nothing
         self.used: dict[tuple[int, int, int], dict[int, float]] = {}  # by generation, session and round
-        self.channels: dict[tuple[int, int], deque[tuple[Message, tuple[bytes, ...]]]] = {}
-        self.hosts: dict[int, Host] = {}
         ensure_checkpoint(config, self.facts, self.compute.start(), self.folders.home)
-        self.leader = self._start_leader()
-        for worker in range(workers):
-            self.start(worker)
+        self.begin()
 
-    def _start_leader(self) -> NeighbourLeader:
-        self.identities: dict[int, int] = {}
-        leader = NeighbourLeader(self.config, self.facts, self.folders, self._of_leader, self._microseconds)
-        leader.gather()
-        leader.regroup(self.now)
-        return leader
+    def make_leader(self) -> NeighbourLeader:
+        return NeighbourLeader(self.config, self.facts, self.folders, self.send_as_leader, self.microseconds)
 
-    def _microseconds(self) -> int:
-        self.clock += 1
-        return self.clock
-
-    def _of_leader(self, worker: int, message: Message, *bodies: bytes) -> None:
-        if worker in self.identities:
-            self.post(LEADER, self.identities[worker], message, *bodies)
-
-    def start(self, worker: int) -> None:
-        host = Host(self, worker)
-        self.hosts[host.process] = host
-
-    def post(self, source: int, target: int, message: Message, *bodies: bytes) -> None:
-        self.channels.setdefault((source, target), deque()).append((message, bodies))
-
-    def end(self, host: Host) -> None:
-        del self.hosts[host.process]
-        for channel in [channel for channel in self.channels if channel[1] == host.process]:
-            del self.channels[channel]
-
-    # --- events -------------------------------------------------------------------------------------------------------
-
-    def deliver(self) -> None:
-        """Deliver the first message of a random channel."""
-        channels = [channel for channel, messages in self.channels.items() if messages]
-        if not channels:
-            return
-        channel = self.random.choice(channels)
-        message, bodies = self.channels[channel].popleft()
-        source, target = channel
-        if target == LEADER:
-            self._to_leader(source, message, bodies)
-        elif target in self.hosts:
-            self.hosts[target].receive(message, bodies, from_leader=source == LEADER)
-
-    def _to_leader(self, source: int, message: Any, bodies: tuple[bytes, ...]) -> None:
-        assert isinstance(message, FromWorker)
-        if self.leader.processes.is_replaced(message.worker, message.process):
-            self.post(LEADER, source, *replaced(message.process))
-            return
-        if not isinstance(message, PeerBeat):
-            self.identities[message.worker] = source
-        if answer := self.leader.hear(message, bodies[0], bodies[-1], self.now):
-            self.post(LEADER, source, *answer)
-
-    def crash(self) -> None:
-        """Kill a worker at any point of its sends. Half of the time its supervisor tells server 0."""
-        host = self.random.choice(list(self.hosts.values()))
-        for channel, messages in self.channels.items():
-            if channel[0] == host.process:
-                for _ in range(self.random.randint(0, len(messages))):
-                    messages.pop()
-        self.end(host)
-        if self.random.random() < 0.5:
-            self.leader.lost(host.worker, self.now)
-        self.start(host.worker)
+    def make_host(self, worker: int) -> Host:
+        return Host(self, worker)
 
     def accuse(self) -> None:
         """Let server 0 lose a worker that lives, as if it had been silent."""
         self.leader.lost(self.random.randrange(self.facts.num_workers), self.now)
-
-    def suspect(self) -> None:
-        """Start another process for a worker whose first one still runs, as if it had been frozen."""
-        self.start(self.random.choice(list(self.hosts.values())).worker)
-
-    def cut(self) -> None:
-        """Cut a worker's connections to server 0, which loses messages and the address of the worker."""
-        host = self.random.choice(list(self.hosts.values()))
-        for channel in [(host.process, LEADER), (LEADER, host.process)]:
-            self.channels.pop(channel, None)
-        if self.identities.get(host.worker) == host.process:
-            del self.identities[host.worker]
 
     def cut_neighbours(self) -> None:
         """Cut a worker's connection to another one, which loses messages."""
@@ -258,43 +174,6 @@ class Network:
         if host.peers:
             self.channels.pop((host.process, self.random.choice(list(host.peers.values()))), None)
             host.replica.repeat()
-
-    def crash_leader(self) -> None:
-        """Kill server 0, with all messages from and to it."""
-        for channel in [channel for channel in self.channels if LEADER in channel]:
-            del self.channels[channel]
-        self.leader = self._start_leader()
-
-    def run(self, faults: Sequence[str] = (), most: int = 60_000, idle: int | None = None) -> int:
-        """Run to the end, with the faults at random times, and return the number of events.
-
-        idle: a worker that computes nothing."""
-        self.idle = idle
-        due = sorted(self.random.randint(20, 1500) for _ in faults)
-        left = list(faults)
-        for event in range(most):
-            if left and event >= due[len(faults) - len(left)]:
-                getattr(self, left.pop())()
-            what = self.random.random()
-            if what < 0.75:
-                self.deliver()
-            elif what < 0.97 and self.hosts:
-                self.random.choice(list(self.hosts.values())).act()
-            else:
-                self.now += 0.2
-                self.leader.tick(self.now)
-            if not left and self.hosts and all(host.finished for host in self.hosts.values()):
-                return event
-        raise AssertionError(f"not at the end after {most} events: {self.state()}")
-
-    def state(self) -> str:
-        phases = [
-            (h.worker, h.replica.phase.value, h.replica.round, h.replica.until, h.replica.number)
-            for h in self.hosts.values()
-        ]
-        leader = self.leader
-        members = {worker: (each.session, each.first, each.has_model) for worker, each in leader.members.items()}
-        return f"{phases}, {leader.status(self.now)}, view {leader.number} of {members}, granted {leader.until}"
 
 
 def _far_folders(output: Path) -> Folders:
@@ -358,8 +237,9 @@ def test_any_order_of_messages_has_virtual_times_bits(
 def test_workers_wait_for_their_neighbours_only(tmp_path: Path) -> None:
     """Worker 0 of a ring of 6 computes nothing: another one stops as many rounds later as it is away from it."""
     network = Network(1, run_config(tmp_path, heartbeat_timeout_s=600.0), 6)
+    network.idle = 0
     with pytest.raises(AssertionError, match="not at the end"):
-        network.run(most=4000, idle=0)
+        network.run(most=4000)
     assert {host.worker: host.replica.round for host in network.hosts.values()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 2, 5: 1}
     assert all(host.replica.until > host.replica.round for host in network.hosts.values())
 

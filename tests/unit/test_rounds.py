@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.support.simulated_network import LEADER, SimulatedNetwork
 from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import WriteOutcome, write_slice, write_state
@@ -19,7 +20,7 @@ from trainer.config import Config, Data, RunFacts, RunSpec, slice_bounds
 from trainer.coordination.orders import StepMeasurements
 from trainer.exchange.all_reduce import AllReduce
 from trainer.home.folders import Folders
-from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
+from trainer.leader.rounds import RoundsLeader
 from trainer.rules import build_slice, worker_rate
 from trainer.run_files import PUSHES
 from trainer.runlog.read import read_pushes
@@ -31,18 +32,16 @@ from trainer.transport.messages import (
     PeerBeat,
     PeerView,
     RangeSum,
-    Replacement,
-    RunEnd,
     WantSnapshot,
     pack_json,
 )
-from trainer.worker.replica import Body, Phase, Replica
+from trainer.worker.replica import Phase, Replica
+from trainer.worker.replica_links import Body
 
 Vector = npt.NDArray[np.float32]
 PARAMETERS = 5
 STATISTICS = 2
 STEPS = 5
-LEADER = -1
 
 
 def run_config(output: Path, **run: Any) -> Config:
@@ -142,17 +141,14 @@ class Host:
             beat = PeerBeat(self.worker, self.process, replica.number, max(0, replica.version))
             self.network.post(self.process, LEADER, beat, b"")
 
-    def receive(self, message: Message, bodies: tuple[bytes, ...]) -> None:
-        if isinstance(message, RunEnd):
-            self.finished = True
-        elif isinstance(message, Replacement):
-            self.network.end(self)
-            if all(host.worker != self.worker for host in self.network.hosts.values()):
-                self.network.start(self.worker)  # its supervisor does
-        elif self.network.is_of_leader(message):
+    def receive(self, message: Message, bodies: tuple[bytes, ...], *, from_leader: bool) -> None:
+        if from_leader:
             self.replica.obey(message, bodies[0])
         else:
             self.replica.handle(message, bodies)
+
+    def describe(self) -> tuple[Any, ...]:
+        return self.replica.phase.value, self.replica.version, self.replica.number
 
     def _write(self, generation: int, version: int, values: Vector, momentum: Vector) -> None:
         total = len(values)
@@ -163,8 +159,8 @@ class Host:
         self.network.post(self.process, LEADER, receipt, b"")
 
 
-class Network:
-    """Workers and a leader. Channels keep the order of messages; everything else is drawn from a seed."""
+class Network(SimulatedNetwork[Host]):
+    """Workers that exchange by all-reduce."""
 
     def __init__(
         self,
@@ -175,24 +171,17 @@ class Network:
         *,
         has_collective: bool = False,
     ) -> None:
-        self.random = random.Random(seed)
+        super().__init__(
+            seed, run_config(folder, checkpoint_every_s=1.5), run_facts(workers), Folders.from_home(folder)
+        )
         self.has_collective = has_collective
         self.operations: dict[tuple[int, int], dict[int, tuple[int, Vector]]] = {}  # by view and version, by worker
         self.sums: list[tuple[int, tuple[int, int], Vector]] = []  # by process, on their way
-        self.config = run_config(folder, checkpoint_every_s=1.5)
-        self.facts = run_facts(workers)
-        self.folders = Folders.from_home(folder)
         self.checkpoints = self.folders.checkpoints
         self.losses = losses or {}
-        self.now = 0.0
-        self.clock = 1
         self.sent: Counter[int] = Counter()  # bytes of gradients and sums, by process
-        self.channels: dict[tuple[int, int], deque[tuple[Message, tuple[bytes, ...]]]] = {}
-        self.hosts: dict[int, Host] = {}
         self._first_checkpoint()
-        self.leader = self._start_leader()
-        for worker in range(workers):
-            self.start(worker)
+        self.begin()
 
     def _first_checkpoint(self) -> None:
         values, momentum = initial()
@@ -203,27 +192,14 @@ class Network:
         state = RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, PARAMETERS, STATISTICS, identity)
         write_state(folder_of(self.checkpoints, 0), state)
 
-    def _start_leader(self) -> RoundsLeader:
-        self.identities: dict[int, int] = {}
-        leader = RoundsLeader(self.config, self.facts, self.folders, self._of_leader, self._microseconds)
-        leader.gather()
-        leader.regroup(self.now)
-        return leader
+    def make_leader(self) -> RoundsLeader:
+        return RoundsLeader(self.config, self.facts, self.folders, self.send_as_leader, self.microseconds)
 
-    def _microseconds(self) -> int:
-        self.clock += 1
-        return self.clock
-
-    def _of_leader(self, worker: int, message: Message, *bodies: bytes) -> None:
-        if worker in self.identities:
-            self.post(LEADER, self.identities[worker], message, *bodies)
-
-    def start(self, worker: int) -> None:
-        host = Host(self, worker)
-        self.hosts[host.process] = host
+    def make_host(self, worker: int) -> Host:
+        return Host(self, worker)
 
     def post(self, source: int, target: int, message: Message, *bodies: bytes) -> None:
-        self.channels.setdefault((source, target), deque()).append((message, bodies))
+        super().post(source, target, message, *bodies)
         if isinstance(message, GradientPiece | RangeSum):
             self.sent[source] += len(bodies[1])
 
@@ -237,17 +213,6 @@ class Network:
                 total += parts[other][1]
             self.sums += [(member, operation, total) for member, _ in parts.values()]
 
-    def end(self, host: Host) -> None:
-        del self.hosts[host.process]
-        for channel in [channel for channel in self.channels if channel[1] == host.process]:
-            del self.channels[channel]
-
-    def is_of_leader(self, message: Message) -> bool:
-        names = ("Regroup", "PeerView", "Settlement", "WantSnapshot", "WriteCopy")
-        return type(message).__name__ in names
-
-    # --- events -------------------------------------------------------------------------------------------------------
-
     def deliver(self) -> None:
         """Deliver the first message of a random channel, or end an operation of the collective."""
         if self.sums and self.random.random() < 0.3:
@@ -255,39 +220,14 @@ class Network:
             if process in self.hosts and self.hosts[process].group == number:
                 self.hosts[process].replica.collected(number, version, total)
             return
-        channels = [channel for channel, messages in self.channels.items() if messages]
-        if not channels:
-            return
-        channel = self.random.choice(channels)
-        message, bodies = self.channels[channel].popleft()
-        source, target = channel
-        if target == LEADER:
-            self._to_leader(source, message, bodies)
-        elif target in self.hosts:
-            self.hosts[target].receive(message, bodies)
+        super().deliver()
 
-    def _to_leader(self, source: int, message: Any, bodies: tuple[bytes, ...]) -> None:
-        assert isinstance(message, FromWorker)
-        if self.leader.processes.is_replaced(message.worker, message.process):
-            self.post(LEADER, source, *replaced(message.process))
-            return
-        if not isinstance(message, PeerBeat):
-            self.identities[message.worker] = source
-        if answer := self.leader.hear(message, bodies[0], bodies[-1], self.now):
-            self.post(LEADER, source, *answer)
-
-    def crash(self) -> None:
-        """Kill a worker at any point of its sends. Half of the time its supervisor tells server 0."""
-        host = self.random.choice(list(self.hosts.values()))
-        for channel, messages in self.channels.items():
-            if channel[0] == host.process:
-                for _ in range(self.random.randint(0, len(messages))):
-                    messages.pop()
+    def note_crash(self) -> None:
         self._fail_operations(0.5)
-        self.end(host)
-        if self.random.random() < 0.5:
-            self.leader.lost(host.worker, self.now)
-        self.start(host.worker)
+
+    def note_cut(self, host: Host) -> None:
+        if host.replica.phase is not Phase.OUTSIDE:
+            self.post(host.process, LEADER, LinkLoss(host.worker, host.process, host.replica.number), b"")
 
     def fail(self) -> None:
         """Break the connections of the collective between living workers."""
@@ -300,49 +240,6 @@ class Network:
             if host and self.random.random() < share:
                 self.sums.remove(each)
                 self.post(host.process, LEADER, LinkLoss(host.worker, host.process, each[1][0]), b"")
-
-    def suspect(self) -> None:
-        """Start another process for a worker whose first one still runs, as if it had been frozen."""
-        self.start(self.random.choice(list(self.hosts.values())).worker)
-
-    def cut(self) -> None:
-        """Cut a worker's connection to server 0, which loses messages and the address of the worker."""
-        host = self.random.choice(list(self.hosts.values()))
-        for channel in [(host.process, LEADER), (LEADER, host.process)]:
-            self.channels.pop(channel, None)
-        if self.identities.get(host.worker) == host.process:
-            del self.identities[host.worker]
-        if host.replica.phase is not Phase.OUTSIDE:
-            self.post(host.process, LEADER, LinkLoss(host.worker, host.process, host.replica.number), b"")
-
-    def crash_leader(self) -> None:
-        """Kill server 0, with all messages from and to it."""
-        for channel in [channel for channel in self.channels if LEADER in channel]:
-            del self.channels[channel]
-        self.leader = self._start_leader()
-
-    def run(self, faults: Sequence[str], most: int = 60_000) -> int:
-        """Run to the end, with the faults at random times, and return the number of events."""
-        due = sorted(self.random.randint(20, 1500) for _ in faults)
-        left = list(faults)
-        for event in range(most):
-            if left and event >= due[len(faults) - len(left)]:
-                getattr(self, left.pop())()
-            what = self.random.random()
-            if what < 0.75:
-                self.deliver()
-            elif what < 0.97 and self.hosts:
-                self.random.choice(list(self.hosts.values())).act()
-            else:
-                self.now += 0.2
-                self.leader.tick(self.now)
-            if not left and self.hosts and all(host.finished for host in self.hosts.values()):
-                return event
-        raise AssertionError(f"not at the end after {most} events: {self.state()}")
-
-    def state(self) -> str:
-        phases = [(h.worker, h.replica.phase.value, h.replica.version, h.replica.number) for h in self.hosts.values()]
-        return f"{phases}, {self.leader.status(self.now)}, view {self.leader.number} of {self.leader.members and 'all'}"
 
 
 FAULTS = ("crash", "suspect", "cut", "crash_leader")
