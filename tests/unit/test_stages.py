@@ -187,6 +187,10 @@ def test_alpha_of_the_whole_epochs_is_all_reduce(alpha: float, steps: int, switc
             ["--alpha", "0.5", "--tolerance", "0.1"],
             "--exchange all-reduce has no --tolerance: leave it out, or use parameter-server",
         ),
+        (
+            ["--collective", "torch"],
+            "--exchange strategy-switch has no --collective torch: leave it out, or use all-reduce",
+        ),
     ],
 )
 def test_a_switch_that_cannot_be_is_refused_in_one_line(words: list[str], line: str) -> None:
