@@ -255,6 +255,7 @@ def test_a_run_is_summed_up() -> None:
         "final_accuracy": 0.5,
         "final_loss": None,
         "class_accuracy": [0.75, None],
+        "weakest_accuracy": 0.75,
         "confusion": [[3, 1], [0, 0]],
         "best_accuracy": 0.75,
         "best_loss": 1.0,
@@ -300,3 +301,12 @@ def test_a_run_that_was_resumed_has_not_ended_by_its_earlier_end() -> None:
 def test_a_run_of_which_nothing_was_measured_is_summed_up_without_nan() -> None:
     text = json.dumps(summarise([], pushes_of([])), allow_nan=False)
     assert json.loads(text)["staleness"] == {"mean": None, "max": None, "histogram": {}}
+
+
+def test_the_weakest_tenth_is_of_whole_classes_by_their_rows() -> None:
+    """Of 21 classes, of which one has no rows: two, weighed by their rows."""
+    rows = [0, 30, 10, *[10] * 18]
+    correct = [0, 6, 4, *range(5, 11), *[10] * 12]
+    event = {"event": "eval", "version": 1, "epoch": 1, "loss": 1.0, "accuracy": 0.5, "seconds": 1.0}
+    log = [event_from_json(event | {"class_rows": rows, "class_correct": correct})]
+    assert summarise(log, pushes_of([]))["weakest_accuracy"] == (6 + 4) / (30 + 10)

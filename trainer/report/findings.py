@@ -119,10 +119,11 @@ def describe_classes(summary: Mapping[str, Any]) -> str:
     if len(accuracy) < 2:
         return ""
     order = sorted(accuracy, key=lambda number: accuracy[number])
+    weakest = summary["weakest_accuracy"]
     least = ", ".join(f"{number} ({percent(accuracy[number])})" for number in order[: min(3, len(order) - 1)])
     return (
         f"Share of the rows of a class that the final model recognises: least for {least}, most for {order[-1]}"
-        f" ({percent(accuracy[order[-1]])})."
+        f" ({percent(accuracy[order[-1]])}). Accuracy on the weakest tenth of the classes: {percent(weakest)}."
     )
 
 

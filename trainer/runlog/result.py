@@ -82,6 +82,7 @@ class Result:
     restarts: dict[str, int]  # by role
     rollbacks: int
     class_accuracy: list[float | None] | None = None  # by class, of the final model; None for a class without rows
+    weakest_accuracy: float | None = None  # of the evaluation rows in the weakest tenth of the classes, at least one
     confusion: list[list[int]] | None = None  # evaluation rows by class and predicted class, up to 100 classes
     evaluations_given_up: int = 0  # checkpoints that were deleted for space before they were evaluated
     stages: list[dict[str, Any]] = field(default_factory=list)  # exchange, protocol, first_epoch from 0, reason
@@ -249,6 +250,7 @@ def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
         "final_accuracy": _finite(last.accuracy),
         "final_loss": _finite(last.loss),
         "class_accuracy": _class_accuracy(last),
+        "weakest_accuracy": _weakest_accuracy(last),
         "confusion": last.confusion,
         "best_accuracy": _finite(top.accuracy),
         "best_loss": _finite(top.loss),
@@ -268,6 +270,14 @@ def _class_accuracy(evaluation: EvaluationEvent) -> list[float | None] | None:
     if rows is None or correct is None:
         return None
     return [right / count if count else None for right, count in zip(correct, rows, strict=True)]
+
+
+def _weakest_accuracy(evaluation: EvaluationEvent) -> float | None:
+    """Return the accuracy over all rows of the weakest tenth of the classes with rows, rounded up; None if unknown."""
+    counts = zip(evaluation.class_correct or (), evaluation.class_rows or (), strict=True)
+    classes = sorted(((right, rows) for right, rows in counts if rows), key=lambda each: each[0] / each[1])
+    weakest = classes[: -(-len(classes) // 10)]
+    return sum(right for right, _ in weakest) / sum(rows for _, rows in weakest) if weakest else None
 
 
 def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
