@@ -31,6 +31,8 @@ from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import Config
+from trainer.data.batches import build_sampler
+from trainer.data.deal import deal, dealt_sizes
 from trainer.data.example_table import values_of
 from trainer.data.shards import load_worker, open_shards
 from trainer.exchange import EXCHANGES
@@ -378,14 +380,18 @@ def run(shards: Path, table: str, output: Path, name: str, options: Any = QUIET,
     return simulate(make_config(shards, output, **common | values), SimulationSettings(**settings), options)
 
 
-# A pair by default; the others in the full tier.
-PAIRS: list[tuple[str, dict[str, Any]]] = [
-    ("asp", {"protocol": "asp"}),
-    ("bsp", {"protocol": "bsp"}),
-    ("ssp", {"protocol": "ssp"}),
-]
-PAIRS += [("k-bsp", {"protocol": "k-bsp", "k": 2}), ("all-reduce", {"exchange": "all-reduce"})]
-PAIRS += [("d-psgd", {"exchange": "d-psgd"}), ("strategy-switch", {"exchange": "strategy-switch", "alpha": 0.5})]
+def pairs() -> dict[str, dict[str, Any]]:
+    """Every protocol on servers, and every other exchange of virtual time; k of 2 and a switch in the middle."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, kind in PROTOCOLS.items():
+        found[name] = {"protocol": name} | {item.name: 2 for item in fields(kind) if item.name == "k"}
+    for name, exchange in EXCHANGES.items():
+        if exchange.in_virtual_time and name != "parameter-server":
+            found[name] = {"exchange": name} | {item.name: 0.5 for item in fields(exchange) if item.name == "alpha"}
+    return found
+
+
+PAIRS = pairs()
 
 
 def is_exact(pair: dict[str, Any]) -> bool:
@@ -396,17 +402,14 @@ def is_exact(pair: dict[str, Any]) -> bool:
 
 
 def cases() -> list[Any]:
-    """Every sampler with every protocol or exchange; with asp or all-reduce, in turn, in the default tier."""
-    return [
-        pytest.param(
-            name,
-            pair,
-            id=f"{name}-{words}",
-            marks=() if words == ("asp", "all-reduce")[number % 2] else pytest.mark.full,
-        )
-        for number, name in enumerate(SAMPLERS)
-        for words, pair in PAIRS
-    ]
+    """Every sampler with asp or all-reduce; with the other, or with all if it has a table, in the full tier."""
+    chosen = []
+    for number, (name, kind) in enumerate(SAMPLERS.items()):
+        first, second = ("asp", "all-reduce") if number % 2 else ("all-reduce", "asp")
+        others = [word for word in PAIRS if word != first] if issubclass(kind, TableSampler) else [second]
+        chosen.append(pytest.param(name, PAIRS[first], id=f"{name}-{first}"))
+        chosen += [pytest.param(name, PAIRS[word], id=f"{name}-{word}", marks=pytest.mark.full) for word in others]
+    return chosen
 
 
 @pytest.mark.parametrize(("name", "pair"), cases())
@@ -465,6 +468,19 @@ def test_a_loss_table_has_what_the_ledger_says(pair: dict[str, Any], shards: Pat
                     means[int(label)] += 0.1 * (losses.mean() - before[int(label)]) / 3
         np.testing.assert_allclose(final(done)[-CLASSES:], means, rtol=1e-4)
         assert "_loss_table" not in done.weights(), "it is no part of the model"
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+def test_dealt_rows_have_an_entry_of_the_table_each(workers: int, shards: Path) -> None:
+    """Whichever of the virtual workers has them: as many entries as rows, each for one row."""
+    opened = open_shards(str(shards))
+    config = make_config(shards, sampling="recency", batch_size=30)
+    dealt = deal(opened, workers)
+    assert dealt_sizes(opened, workers) == [len(rows) for rows in dealt]
+    samplers = [build_sampler(config, opened, rows, worker, workers) for worker, rows in enumerate(dealt)]
+    table = np.full(133, -1, np.float32)
+    keys = {int(key) for sampler in samplers for clock in range(60) for key in sampler.draw(clock, table).keys}  # type: ignore[union-attr]
+    assert keys == set(range(133))
 
 
 def test_representative_passes_have_the_prints_of_all_rows(shards: Path, table: str, tmp_path: Path) -> None:
