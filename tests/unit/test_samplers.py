@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,19 +25,23 @@ from pipeline.core import command_line
 from pipeline.core.errors import DataError, UsageError
 from tests.clusters.machine import ROOT
 from tests.support.configs import make_config
-from tests.support.trainer_sets import CLASSES, EVAL_ROWS, rows_of, write_shards
+from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Result
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import Config
-from trainer.data.batches import build_sampler
+from trainer.data.batches import build_sampler, make_batch
 from trainer.data.deal import deal, dealt_sizes
 from trainer.data.example_table import values_of
+from trainer.data.sampling import Draw
 from trainer.data.shards import load_worker, open_shards
 from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser, config_of
+from trainer.models.base import ModelInput
+from trainer.models.build import build
+from trainer.models.flat_vector import FlatModel
 from trainer.protocols import PROTOCOLS
 from trainer.sampling import SAMPLERS, Sampler
 from trainer.sampling.base import LossTable, Population, Selection, TableSampler
@@ -47,6 +52,7 @@ from trainer.sampling.recency import RecencySampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.replay import replay
+from trainer.worker.step import Step
 
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
 BATCH = 7
@@ -323,6 +329,26 @@ def test_unbiased_draws_have_the_mean_of_all_rows() -> None:
     error = np.std(means[True]) / 3000**0.5
     assert abs(np.mean(means[True]) - values.mean()) < 4 * error
     assert abs(np.mean(means[False]) - values.mean()) > 10 * error
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "k-batch-bsp"])
+def test_weights_multiply_losses_in_the_gradient(protocol: str) -> None:
+    """In one piece and in micro-batches, beside torch's gradient of the weighted mean."""
+    config = make_config(model="logistic", protocol=protocol, weight_decay=0.0)
+    network, other = (build(config.model, ModelInput(SHAPE, CLASSES), 0) for _ in range(2))
+    pulled = FlatModel(network.model).read()
+    pushed = np.zeros_like(pulled)
+    step = Step(config, network, pulled, pushed, torch.device("cpu"), 1)
+    rows = rows_of(7, 5)
+    weights = np.linspace(0.25, 2, 7, dtype=np.float32)
+    batch = make_batch(Draw(rows, slice(None)), np.zeros(3, np.float32))
+    outcome = step(batch, 0, draw=Draw(rows, slice(None), weights=weights))
+    losses = torch.nn.functional.cross_entropy(other.model(batch.images_BCHW), batch.labels, reduction="none")
+    loss = (losses * torch.from_numpy(weights)).mean()
+    expected = torch.cat([each.reshape(-1) for each in torch.autograd.grad(loss, list(other.model.parameters()))])
+    np.testing.assert_allclose(pushed, expected.numpy(), rtol=1e-4, atol=1e-7)
+    assert outcome
+    assert outcome[0] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
 def test_an_entry_is_a_running_mean_of_its_groups_losses() -> None:
