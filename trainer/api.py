@@ -52,7 +52,12 @@ def train(
             "--collective torch does not encrypt gradients between hosts: give --encryption off too, on networks that you"
             " trust, or --collective mesh"
         )
-    context = RunContext.from_config(config).pinned(overwrite=options.overwrite)
+    context = RunContext.from_config(config).pinned(overwrite=options.overwrite).mixed(overwrite=options.overwrite)
+    if options.addresses and context.config.data.mix != config.data.mix:
+        raise UsageError(
+            f"--mix {config.data.mix}: hosts that are started by hand may see different checkpoints; give the shares so far,"
+            f" '{context.config.data.mix}'"
+        )
     if context.shards.is_bare and not (options.quiet or options.silent):
         from trainer.data.bare_shards import describe_bare
 

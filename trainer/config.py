@@ -27,9 +27,10 @@ from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 from trainer.sampling import SAMPLERS, Sampler
 from trainer.sampling.base import TableSampler
+from trainer.sampling.mixture import is_mix, parse_mix
 from trainer.sampling.shuffle import ShuffleSampler
 
-SEPARATOR = "\n"  # of the paths of shards without a manifest, in the place of a set's URI: no path has it
+SEPARATOR = "\n"  # of several paths in the place of a set's URI: no path has it
 FRESH_MOMENTUM = 0.9
 HEARTBEAT_TIMEOUT_S = 15.0
 DROPS = ", ".join(f"{name} at epochs {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
@@ -62,6 +63,16 @@ class Data(Spec):
         expected=" or ".join(SAMPLERS),
         advanced=True,
     )
+    mix: str = option(
+        "",
+        "shares of several shard sets in the examples of every worker, such as 0.5,0.3,0.2, for as many --shards; a resumed"
+        " run may change them",
+        metavar="LIST",
+        check=is_mix,
+        expected="positive shares, such as 0.5,0.3,0.2",
+        may_change=True,
+        advanced=True,
+    )
     augment: bool = option(True, "crop and flip training images at random", advanced=True)
     follow: bool = option(
         False,
@@ -85,6 +96,21 @@ class Data(Spec):
                 f"--follow needs passes over all rows in random order, which --sampling {self.sampling} does not make;"
                 " leave out one of them"
             )
+        if self.mix:
+            self._check_mix()
+
+    def _check_mix(self) -> None:
+        """Raise UsageError for options that exclude a mixture, or another number of sets than of shares."""
+        for is_given, flag in (
+            (self.sampling != ShuffleSampler.name, f"--sampling {self.sampling}"),
+            (self.follow, "--follow"),
+            (self.generation is not None, f"--generation {self.generation}"),
+        ):
+            if is_given:
+                raise UsageError(f"--mix draws passes over each of several sets: leave out {flag}")
+        sets = len(self.shards.split(SEPARATOR))
+        if sets != len(parse_mix(self.mix)[0].shares):
+            raise UsageError(f"--mix {self.mix}: give as many shares as --shards names sets, {sets}")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import UsageError
+from trainer.checkpoints.read import newest, read_state
 from trainer.config import Config
 from trainer.home.place import Place, place_of
-from trainer.runlog.run_folder import saved_generation
+from trainer.run_files import CHECKPOINTS
+from trainer.runlog.run_folder import saved_generation, saved_mix
+from trainer.sampling.mixture import changed_mix
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards  # loading it takes a second, which --help should not
@@ -41,9 +44,9 @@ class RunContext:
 
         @cache
         def newest() -> Shards:
-            from trainer.data.shards import open_shards
+            from trainer.data.shards import open_pinned
 
-            return open_shards(config.data.shards)
+            return open_pinned(replace(config.data, generation=None))
 
         return cls(config, home or place_of(config.run.output), newest)
 
@@ -72,3 +75,19 @@ class RunContext:
         saved_number = None if overwrite else saved_generation(self.home)
         begins = len(stream_generations) - 1 if saved_number is None else saved_number
         return replace(self, config=replace(self.config, data=replace(data, generation=begins)))
+
+    def mixed(self, *, overwrite: bool = False) -> RunContext:
+        """Return the context of a run that mixes sets, with the history of its shares.
+
+        If a start asks for other shares than the run had, these count from the first clock that no worker has reached, so
+        that the mini-batches before it stay the same. Other contexts are returned unchanged.
+
+        overwrite: begin anew, whatever an existing run had. Raises UsageError and DataError."""
+        data = self.config.data
+        history = saved_mix(self.home) if data.mix and not overwrite else ""
+        if not history:
+            return self
+        version = newest(self.home / CHECKPOINTS)
+        clocks = read_state(self.home / CHECKPOINTS, version).clocks if version is not None else {}
+        mix = changed_mix(history, data.mix, max(clocks.values(), default=0))
+        return replace(self, config=replace(self.config, data=replace(data, mix=mix)))

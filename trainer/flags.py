@@ -49,6 +49,7 @@ def build_parser(prog: str = PROG, description: str = DESCRIPTION, epilog: str =
     parser.hints = {"--workers": "a run has a worker per shard; jobs/reshard.py --workers N changes their number"}
     data = parser.add_argument_group("data", summaries(SAMPLERS))
     add_flags(data, Data, leave_out=("sampling",))
+    parser.actions_by_flag()["--shards"].nargs = "+"
     data.add_argument(
         "--sampling",
         choices=list(SAMPLERS),
@@ -110,7 +111,7 @@ def config_of(args: argparse.Namespace) -> Config:
     """Return the configuration of a command line. Raises UsageError.
 
     Its paths are absolute, so that they mean the same in every process."""
-    # One set in most runs. The paths of shards without a manifest share its place, so that a configuration stays flat.
+    # One set in most runs. Several paths share its place, so that a configuration stays flat.
     uris = [args.shards] if isinstance(args.shards, str) else args.shards
     args.shards = SEPARATOR.join(map(_absolute, uris))
     data = from_flags(Data, args)

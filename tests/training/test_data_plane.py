@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from tests.support.configs import make_config
 from tests.support.trainer_runs import RunFolder, Training, train_here
+from tests.support.trainer_sets import copy_of
 from tests.support.virtual_runs import QUIET, final
 from trainer.home.place import Place, entries, place_of
 from trainer.runlog.result import read_result
@@ -98,3 +100,27 @@ def test_a_ledger_is_on_every_store(place: str, shards: Path, runs: list[Trainin
     ledger = read(home)
     assert_ledger_fits_log(ledger, read_result(home).pushes())
     assert set(ledger.groupby("epoch")["id"].nunique()) == {720}
+
+
+def test_a_killed_mixture_resumes_with_other_shares(
+    sets: dict[int, Path], tmp_path: Path, runs: list[Training]
+) -> None:
+    """Two sets of the same rows, on real processes; each worker has the old shares up to a step, then the new ones."""
+    copied = copy_of(sets[3], tmp_path / "copy")
+    flags = (*COMMON, "--shards", sets[3], copied, "--protocol", "asp", "--example-ledger", "--checkpoint-every-s", 0.5)
+    run = Training(sets[3], tmp_path / "run", *flags, "--mix", "3,1", "--steps", 100_000)
+    runs.append(run)
+    run.wait_for_updates(200)
+    run.end()
+    steps = run.updates() // 3 + 100
+    resumed = Training(sets[3], tmp_path / "run", *flags, "--mix", "1,1", "--steps", steps, "--resume")
+    runs.append(resumed)
+    assert resumed.wait() == 0, resumed.said()
+    ledger, pushes = read(tmp_path / "run"), RunFolder(tmp_path / "run").pushes()
+    assert_ledger_fits_log(ledger, pushes)
+    history = json.loads((tmp_path / "run" / "config.json").read_text())["config"]["data"]["mix"]
+    clock = int(history.removeprefix("3,1;").removesuffix(":1,1"))
+    clocks = np.repeat(pushes["clock"].to_numpy(), pushes["examples"])
+    second = ledger["id"].to_numpy() >> 40
+    for before, share in ((clocks < clock, 0.25), (clocks >= clock, 0.5)):
+        assert abs(second[before].sum() - share * before.sum()) < 3, "each of three workers is exact within one"

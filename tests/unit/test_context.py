@@ -19,9 +19,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     uris: list[str] = []
     open_shards = reading.open_shards
 
-    def counted(uri: str) -> reading.Shards:
+    def counted(uri: str, *, num_workers: int | None = None) -> reading.Shards:
         uris.append(uri)
-        return open_shards(uri)
+        return open_shards(uri, num_workers=num_workers)
 
     monkeypatch.setattr(reading, "open_shards", counted)
     return uris

@@ -17,9 +17,11 @@ from trainer.data.deal import dealt_sizes
 from trainer.data.example_table import values_of
 from trainer.data.follow import Following
 from trainer.data.holdout import trained_places
+from trainer.data.mixture import sources_of
 from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler
 from trainer.data.shards import Rows, Shards
 from trainer.sampling.base import Population, TableSampler
+from trainer.sampling.mixture import mixture_stream, parse_mix
 
 
 class Batch(NamedTuple):
@@ -114,8 +116,12 @@ def build_sampler(
         return FollowSampler(follow, batch_size, seed=seed, worker=worker)
     places = trained_places(rows.ids, config, worker)
     population = _population(config, shards, rows, places, batch_size, worker)
+    if config.data.mix:
+        sources = sources_of(rows.ids if places is None else rows.ids[places])
+        return FixedSampler(rows, mixture_stream(parse_mix(config.data.mix), population, sources), places)
     if not isinstance(config.sampler, TableSampler):
         return FixedSampler(rows, config.sampler.stream(population), places)
+    # The entry of a row does not depend on the rows that are held out, which other workers do not know.
     first = sum(dealt_sizes(shards, num_workers)[:worker])
     population = replace(population, numbers=first + (np.arange(len(rows)) if places is None else places))
     keys = config.sampler.keys(population)

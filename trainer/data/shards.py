@@ -55,6 +55,7 @@ TABLE = (
     "copy",
     "neighbourhood",
 )  # columns that a file may have beside the image
+SET_BITS = 40  # the ids of set k of a mixture begin at k * 2^40
 OnLoaded = Callable[[int, int], None]  # (rows loaded, total rows), called after each file
 
 
@@ -91,7 +92,23 @@ class Rows:
 
 @dataclass(frozen=True)
 class Shards(ShardSet):
-    """A committed set as the trainer reads it. mean: float32 [C] of the training images, for pixels in 0..255."""
+    """A committed set as the trainer reads it, or a mixture of several.
+
+    Attributes:
+        sets: the sets of a mixture, in whose manifest all files of a worker are listed by their whole addresses; empty for
+            a set.
+    """
+
+    sets: tuple[Shards, ...] = ()
+
+    def address(self, file: ShardFile) -> str:
+        """Return the URI of a file."""
+        return file.path if self.sets else f"{self.uri}/{file.path}"
+
+    def first_id(self, file: ShardFile) -> int:
+        """Return the number that is added to the ids of a file's rows, because sets of a mixture have equal ids."""
+        number = next((n for n, each in enumerate(self.sets) if file.path.startswith(f"{each.uri}/")), 0)
+        return number << SET_BITS
 
     @property
     def rows(self) -> int:
@@ -137,6 +154,7 @@ class Shards(ShardSet):
 
     @property
     def mean(self) -> npt.NDArray[np.float32]:
+        """The mean of each channel of the training images, for pixels in 0..255: float32 [C]."""
         return np.array(self.manifest.image.mean, np.float32)
 
     @property
@@ -205,9 +223,15 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
 
 
 def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
-    """Open the set of a run, as it was at the generation that the run is pinned to, if any.
+    """Open the set or the mixture of a run, as it was at the generation that the run is pinned to, if any.
 
     Raises as ``open_shards`` and ``pin_generation``."""
+    from trainer.data.mixture import open_mixture  # imports this module
+
+    if data.mix:
+        return open_mixture(data.shards.split(SEPARATOR), num_workers=num_workers)
+    if SEPARATOR in data.shards:
+        raise UsageError(f"--shards names {len(data.shards.split(SEPARATOR))} sets: give --mix, the share of each")
     return pin_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
 
 
@@ -339,7 +363,7 @@ def _load(
     for file in files:
         for columns, data in row_groups(shards, file, TABLE if with_hashes else ("id", "label", TARGET_COLUMN)):
             kick()  # the watchdog: a large shard takes long to load
-            ids = columns["id"]
+            ids = columns["id"] + shards.first_id(file)
             part = slice(at, at + len(ids))
             rows.ids[part] = ids
             rows.labels[part] = columns[TARGET_COLUMN if targets else "label"]
@@ -364,7 +388,7 @@ def row_groups(
     """Yield (existing columns of ``names``, images as uint8 [rows, bytes]) of each row group of a file.
 
     The number of rows is checked against the manifest. Raises DataError for a damaged file."""
-    uri = f"{shards.uri}/{file.path}"
+    uri = shards.address(file)
     data = _verified_bytes(shards, file)
     with broken_is_data_error(uri):
         parquet = pq.ParquetFile(pa.BufferReader(data))
@@ -407,7 +431,7 @@ def _check_columns(table: pa.Table, shards: Shards, uri: str) -> None:
 
 def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
     """Return the content of a file. Raises DataError if it is missing or its digest differs from the manifest's."""
-    uri = f"{shards.uri}/{file.path}"
+    uri = shards.address(file)
     try:
         with unreadable_is_data_error(uri):
             data = with_retries(shards.store.read_range)(uri, 0, file.bytes)

@@ -138,6 +138,8 @@ def digest(shards: Shards) -> str:
     """Return a digest of all training and evaluation rows and their assignment to workers.
 
     It is unchanged if the set is moved, or written again with the same content."""
+    if shards.sets:
+        return sha256(" ".join(map(digest, shards.sets)).encode()).hexdigest()[:16]
     files = [*shards.files(), *shards.eval_files()]
     return sha256("\n".join(f"{unstamped(file.path)} {file.sha256}" for file in files).encode()).hexdigest()[:16]
 
@@ -342,6 +344,14 @@ def saved_generation(output: Place) -> int | None:
     Raises DataError if its configuration is damaged."""
     saved_record = _saved(output)
     return saved_record.config.data.generation if saved_record else None
+
+
+def saved_mix(output: Place) -> str:
+    """Return the history of shares of the run in a folder; "" if there is no such run, or it mixes no sets.
+
+    Raises DataError if its configuration is damaged."""
+    saved_record = _saved(output)
+    return saved_record.config.data.mix if saved_record else ""
 
 
 def _is_finished(output: Place) -> bool:

@@ -10,9 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.core.arrays import Ints
-from pipeline.core.seeds import Purpose, generator
 from trainer.sampling.base import GroupBy, Population, Sampler, Selection, SelectionStream, group_by_option
-from trainer.sampling.orders import members_of
+from trainer.sampling.orders import group_order, members_of, rows_by_rank
 
 
 @dataclass(frozen=True)
@@ -31,24 +30,12 @@ class BalancedSampler(Sampler):
     def stream(self, population: Population) -> SelectionStream:
         members = members_of(population.groups(self.group_by))
         # A mini-batch can contain the end of one pass over a group and the beginning of the next.
-        order = lru_cache(maxsize=2 * len(members))(partial(_order, population, members))
+        order = lru_cache(maxsize=2 * len(members))(partial(group_order, population, members))
         return partial(_select, population, members, order)
-
-
-def _order(population: Population, members: list[Ints], group: int, turn: int) -> Ints:
-    """Return the order of the rows of a group in a pass over it."""
-    number = turn * len(members) + group
-    return generator(population.seed, Purpose.GROUP_ORDER, population.worker, number).permutation(members[group])
 
 
 def _select(population: Population, members: list[Ints], order: Callable[[int, int], Ints], clock: int) -> Selection:
     """Return the mini-batch at a clock: position p of the stream has draw p // G of group p % G, of G groups."""
     positions = np.arange(clock * population.batch_size, (clock + 1) * population.batch_size)
-    places = np.empty(len(positions), np.int64)
-    groups = positions % len(members)
-    for group in np.unique(groups).tolist():
-        slots = np.flatnonzero(groups == group)
-        turns, ranks = np.divmod(positions[slots] // len(members), len(members[group]))
-        for turn in np.unique(turns).tolist():
-            places[slots[turns == turn]] = order(group, turn)[ranks[turns == turn]]
-    return Selection(places)
+    ranks, groups = np.divmod(positions, len(members))
+    return Selection(rows_by_rank(members, order, groups, ranks))

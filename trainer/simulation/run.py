@@ -57,6 +57,7 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     """Simulate a run whose home is a local folder, to its end, and return its result.
 
     A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
+    context = context.mixed(overwrite=options.overwrite)
     config = context.config
     output = context.home
     assert isinstance(output, Path), "resolve_output refuses other places"

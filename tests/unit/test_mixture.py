@@ -1,0 +1,244 @@
+"""Mixtures of several sets: exact shares at every position, through resumption and a change of the shares."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core import command_line
+from pipeline.core.errors import UsageError
+from tests.support.configs import make_config
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.virtual_runs import QUIET, RESUME, final
+from trainer import Result
+from trainer.checkpoints.prune import WAITING, prune
+from trainer.checkpoints.read import read_state, versions
+from trainer.checkpoints.state import folder_of
+from trainer.config import SEPARATOR, Config
+from trainer.data.mixture import open_mixture, sources_of
+from trainer.data.shards import load_eval, load_worker, open_pinned, open_shards
+from trainer.flags import build_parser, config_of
+from trainer.runlog.run_folder import digest
+from trainer.sampling.base import Population, SelectionStream
+from trainer.sampling.mixture import changed_mix, is_mix, mixture_stream, parse_mix
+from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.replay import replay
+
+SHARES = [0.5, 0.3, 0.2]
+BATCH = 7
+
+
+def population_of(sizes: list[int], seed: int = 3) -> tuple[Population, np.ndarray]:
+    sources = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    return Population(sources, None, None, BATCH, 0.0, 1, seed, 2), sources
+
+
+def assert_exact(drawn: np.ndarray, shares: list[float]) -> None:
+    """Check that up to every position each source has its share, within one."""
+    for source, share in enumerate(shares):
+        counts = np.cumsum(drawn == source)
+        assert (np.abs(counts - share * np.arange(1, len(drawn) + 1)) < 1 + 1e-9).all()
+
+
+def drawn_places(stream: SelectionStream, clocks: int) -> np.ndarray:
+    return np.concatenate([np.arange(1000)[stream(clock).places] for clock in range(clocks)])
+
+
+# The stream
+
+
+@given(
+    parts=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    sizes=st.lists(st.integers(1, 30), min_size=5, max_size=5),
+    change=st.integers(1, 30),
+    seed=st.integers(0, 2**30),
+)
+def test_a_source_has_its_share_at_every_position(parts: list[int], sizes: list[int], change: int, seed: int) -> None:
+    """Before and after a change of the shares, and its rows are drawn in passes over all of them."""
+    population, sources = population_of(sizes[: len(parts)], seed)
+    texts = [",".join(map(str, order)) for order in (parts, parts[::-1])]
+    whole = mixture_stream(parse_mix(texts[0]), population, sources)
+    changed = mixture_stream(parse_mix(f"{texts[0]};{change}:{texts[1]}"), population, sources)
+    places = drawn_places(changed, 60)
+    assert np.array_equal(places[: change * BATCH], drawn_places(whole, change))
+    assert_exact(sources[places[: change * BATCH]], [part / sum(parts) for part in parts])
+    assert_exact(sources[places[change * BATCH :]], [part / sum(parts) for part in parts[::-1]])
+    for source in range(len(parts)):
+        rows = places[sources[places] == source]
+        size = int((sources == source).sum())
+        for begin in range(0, len(rows) - size + 1, size):
+            assert len(set(rows[begin : begin + size].tolist())) == size
+    assert np.array_equal(np.arange(len(sources))[changed(41).places], places[41 * BATCH : 42 * BATCH])
+
+
+def test_decimal_shares_are_exact() -> None:
+    assert parse_mix("0.5,0.3,0.2")[0].shares == (5, 3, 2)
+    assert parse_mix("1,1,2")[0].shares == (1, 1, 2)
+    assert parse_mix("0.001,0.999")[0].shares == (1, 999)
+    assert parse_mix("3,1;40:1,3") == ((0, (3, 1)), (40, (1, 3)))
+    wrong = ["0.5,0", "1,-1", "a,b", "0.3333333,0.6666667", "1,2;1,2", "1,2;5:1,2,3", "1,2;5:1,1;5:2,1", "1/0,1", ";"]
+    assert not any(map(is_mix, wrong))
+
+
+def test_a_change_counts_from_the_first_clock_ahead() -> None:
+    assert changed_mix("1,2", "2,4", 9) == "1,2"
+    assert changed_mix("1,2", "2,1", 9) == "1,2;9:2,1"
+    assert changed_mix("1,2;9:2,1", "2,1", 30) == "1,2;9:2,1"
+    assert changed_mix("1,2;9:2,1", "1,1", 9) == "1,2;9:1,1", "no worker has drawn by the shares between"
+    assert changed_mix("1,2", "1,1", 0) == "1,1"
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three sets of three shards, with equal ids."""
+    folders = []
+    for number, size in enumerate((40, 20, 50)):
+        parts = [rows_of(size, 10 * number + worker, 100 * worker) for worker in range(3)]
+        root = tmp_path_factory.mktemp(f"set{number}")
+        folders.append(str(write_shards(root, parts, None if number == 1 else EVAL_ROWS)))
+    return SEPARATOR.join(folders)
+
+
+def run(sets: str, output: Path, options: Any = QUIET, **values: Any) -> Result:
+    common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "steps": 36, "mix": "0.5,0.3,0.2"}
+    config = make_config(sets, output, example_ledger=True, **common | values)
+    return simulate(config, SimulationSettings(), options)
+
+
+def drawn_sources(done: Result) -> dict[int, np.ndarray]:
+    """The source of each example of a run, by worker, from its ledger and its log."""
+    assert isinstance(done.output, Path)
+    files = sorted((done.output / "examples").iterdir())
+    ledger = pd.concat([pq.read_table(file).to_pandas() for file in files])
+    pushes = done.pushes()
+    workers = np.repeat(pushes["worker"].to_numpy(), pushes["examples"])
+    sources = sources_of(ledger["id"].to_numpy())
+    return {worker: sources[workers == worker] for worker in range(3)}
+
+
+@pytest.mark.parametrize("pair", [{"protocol": "asp"}, {"exchange": "all-reduce"}], ids=["asp", "all-reduce"])
+def test_every_worker_of_a_run_has_the_shares(pair: dict[str, Any], sets: str, tmp_path: Path) -> None:
+    done = run(sets, tmp_path / "run", **pair)
+    for drawn in drawn_sources(done).values():
+        assert len(drawn) == 36 * 8
+        assert_exact(drawn, SHARES)
+    assert replay(done.output).is_equal
+
+
+def cut_in_the_middle(run: Path) -> int:
+    """Leave of a run what a kill in its middle leaves, and return the greatest clock of its newest checkpoint."""
+    found = versions(run / "checkpoints")
+    middle = found[len(found) // 2]
+    for later in found:
+        if later > middle:
+            shutil.rmtree(folder_of(run / "checkpoints", later))
+    (run / "result.json").unlink()
+    return max(read_state(run / "checkpoints", middle).clocks.values())
+
+
+@pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"protocol": "asp"}], ids=["bsp", "asp"])
+def test_a_resumed_run_keeps_or_changes_its_shares(
+    pair: dict[str, Any], sets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    whole = run(sets, tmp_path / "whole", **pair)
+    same = Path(shutil.copytree(tmp_path / "whole", tmp_path / "same"))
+    other = Path(shutil.copytree(tmp_path / "whole", tmp_path / "other"))
+    clock = cut_in_the_middle(same)
+    kept = run(sets, same, RESUME, **pair)
+    assert all(
+        np.array_equal(one, two)
+        for one, two in zip(drawn_sources(whole).values(), drawn_sources(kept).values(), strict=True)
+    )
+    if pair["protocol"] == "bsp":
+        assert final(kept).tobytes() == final(whole).tobytes()
+    assert cut_in_the_middle(other) == clock
+    changed = run(sets, other, RESUME, mix="0.2,0.2,0.6", **pair)
+    for drawn in drawn_sources(changed).values():
+        assert_exact(drawn[: clock * 8], SHARES)
+        assert_exact(drawn[clock * 8 :], [0.2, 0.2, 0.6])
+    saved = json.loads((other / "config.json").read_text())["config"]["data"]["mix"]
+    assert saved == f"0.5,0.3,0.2;{clock}:0.2,0.2,0.6"
+    assert replay(changed.output).is_equal
+
+
+# The sets
+
+
+def test_a_mixture_has_the_rows_of_its_sets(sets: str, tmp_path: Path) -> None:
+    """With ids of their own, a mean over all rows, and a digest that does not depend on the place."""
+    uris = sets.split(SEPARATOR)
+    mixed = open_mixture(uris)
+    parts = [open_shards(uri) for uri in uris]
+    assert mixed.rows == 3 * (40 + 20 + 50)
+    for worker in range(3):
+        rows = load_worker(mixed, worker)
+        assert len(set(rows.ids.tolist())) == len(rows) == 110
+        for number, part in enumerate(parts):
+            own = load_worker(part, worker)
+            is_own = sources_of(rows.ids) == number
+            assert np.array_equal(rows.images_NCHW[is_own], own.images_NCHW)
+            assert np.array_equal(rows.ids[is_own], own.ids + (number << 40))
+    evaluation = load_eval(mixed)
+    assert evaluation is not None
+    assert len(evaluation) == 2 * len(EVAL_ROWS)
+    copies = [str(shutil.copytree(uri, tmp_path / str(number))) for number, uri in enumerate(uris)]
+    assert digest(open_mixture(copies)) == digest(mixed)
+    assert digest(open_mixture(copies[::-1])) != digest(mixed)
+
+
+def test_sets_that_cannot_be_mixed_are_one_line(sets: str, tmp_path: Path) -> None:
+    first = sets.split(SEPARATOR)[0]
+    two = str(write_shards(tmp_path, [rows_of(9, 1), rows_of(9, 2, 50)], None))
+    for uris, line in (([first, two], "differ in workers, 3 and 2"), ([first, first], "is named twice")):
+        with pytest.raises(UsageError, match=line) as error:
+            open_mixture(uris)
+        assert "\n" not in str(error.value)
+    with pytest.raises(UsageError, match="--shards names 3 sets: give --mix"):
+        open_pinned(make_config(sets).data)
+
+
+def config_from(*words: str) -> Config:
+    return config_of(command_line.parse(build_parser(), ["--output", "o", "--steps", "3", *words]))
+
+
+def test_flags_name_several_sets(tmp_path: Path) -> None:
+    config = config_from("--shards", str(tmp_path / "a"), "hdfs://h:1/b", "--mix", "1,3")
+    assert config.data.shards == f"{tmp_path / 'a'}{SEPARATOR}hdfs://h:1/b"
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert "--mix" not in config.essentials(), "a resumed run may change it"
+    assert config_from("--shards", "/a").data.shards == "/a"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--mix", "1,2,3"), "give as many shares as --shards names sets, 2"),
+        (("--mix", "1,0"), "--mix must be positive shares"),
+        (("--mix", "1,2", "--sampling", "balanced"), "leave out --sampling balanced"),
+        (("--mix", "1,2", "--follow"), "leave out --follow"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_one_line(words: tuple[str, ...], line: str) -> None:
+    with pytest.raises(UsageError, match=line) as error:
+        config_from("--shards", "/a", "/b", *words)
+    assert "\n" not in str(error.value)
+
+
+def test_a_worker_without_rows_of_a_set_is_refused() -> None:
+    population, sources = population_of([5, 4])
+    with pytest.raises(UsageError, match="worker 2 has no rows of set 2"):
+        mixture_stream(parse_mix("1,1,1"), replace(population), sources)

@@ -1,0 +1,156 @@
+"""Mixtures of several sources of rows, in shares that a resumed run may change.
+
+The source of each example is a function of its position in a worker's stream. Up to any position since the shares were last
+changed, a source has its share of the examples, rounded up or down. Its rows are drawn in passes over the source."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
+from pipeline.core.seeds import Purpose, generator
+from trainer.sampling.base import Population, Selection, SelectionStream
+from trainer.sampling.orders import group_order, level_pattern, members_of, rows_by_rank
+
+LONGEST = 100_000  # examples after which a pattern of sources must repeat
+
+
+class MixSpan(NamedTuple):
+    """Shares of the sources from a clock on. shares: whole numbers without a common divisor."""
+
+    clock: int
+    shares: tuple[int, ...]
+
+
+def parse_mix(text: str) -> tuple[MixSpan, ...]:
+    """Parse shares such as ``0.5,0.3,0.2``, or their history: ``0.5,0.3,0.2;120:0.2,0.4,0.4``. Raises ValueError."""
+    spans = []
+    for number, part in enumerate(text.split(";")):
+        clock, _, shares = part.rpartition(":")
+        spans.append(MixSpan(int(clock) if number else 0, _whole_shares(shares if number else part)))
+    clocks = [span.clock for span in spans]
+    if clocks != sorted(set(clocks)) or len({len(span.shares) for span in spans}) > 1:
+        raise ValueError(f"{text} is no history of shares")
+    return tuple(spans)
+
+
+def is_mix(text: str) -> bool:
+    """Return whether a text can be parsed, or is empty."""
+    try:
+        return not text or bool(parse_mix(text))
+    except (ValueError, ZeroDivisionError):
+        return False
+
+
+def changed_mix(history: str, request: str, clock: int) -> str:
+    """Return the history of a run's shares with other ones from a clock on; unchanged if they are the last ones.
+
+    Args:
+        history: of the run.
+        request: the shares or the history that a start asks for.
+        clock: the first clock that no worker has reached.
+    """
+    spans = parse_mix(history)
+    if request == history or parse_mix(request)[-1].shares == spans[-1].shares:
+        return history
+    # Shares that no worker has reached were never used.
+    used = [part for part, span in zip(history.split(";"), spans, strict=True) if span.clock < clock]
+    latest = request.split(";")[-1].rpartition(":")[2]
+    return ";".join([*used, f"{clock}:{latest}"]) if used else latest
+
+
+def mixture_stream(spans: tuple[MixSpan, ...], population: Population, sources: Ints) -> SelectionStream:
+    """Return the selections of a worker. Raises UsageError if it has no rows of a source.
+
+    Args:
+        spans: the shares by clock; the first span begins at 0.
+        population: the rows of all sources.
+        sources: number of the source of each row, int64 [N].
+    """
+    count = len(spans[0].shares)
+    missing = np.flatnonzero(np.bincount(sources, minlength=count) == 0)
+    if len(missing):
+        raise UsageError(f"--mix: worker {population.worker} has no rows of set {missing[0]} of --shards")
+    members = members_of(sources)
+    order = lru_cache(maxsize=2 * count)(partial(group_order, population, members))
+    plans: list[SourcePlan] = []
+    for number, span in enumerate(spans):
+        rng = generator(population.seed, Purpose.GROUP_PATTERN, population.worker, number)
+        pattern = level_pattern(np.array(span.shares), rng)
+        # Passes over the sources continue when the shares change, so that no row is drawn twice in a pass.
+        begins = plans[-1].ranks_before(span.clock * population.batch_size) if plans else np.zeros(count, np.int64)
+        plans.append(SourcePlan.from_pattern(span.clock * population.batch_size, pattern, begins))
+    return partial(_select, population, members, order, plans)
+
+
+class SourcePlan(NamedTuple):
+    """The sources of a stream from a position on.
+
+    Attributes:
+        position: the first position.
+        pattern: source of each position, which repeats, int64 [L].
+        ranks: how many examples of its source come before each position of the pattern, int64 [L].
+        totals: examples of each source in the pattern, int64 [S].
+        begins: examples of each source before ``position``, int64 [S].
+    """
+
+    position: int
+    pattern: Ints
+    ranks: Ints
+    totals: Ints
+    begins: Ints
+
+    @classmethod
+    def from_pattern(cls, position: int, pattern: Ints, begins: Ints) -> SourcePlan:
+        """Count the examples of the sources in a pattern. See the attributes."""
+        ranks = np.empty(len(pattern), np.int64)
+        for source in range(len(begins)):
+            slots = np.flatnonzero(pattern == source)
+            ranks[slots] = np.arange(len(slots))
+        return cls(position, pattern, ranks, np.bincount(pattern, minlength=len(begins)), begins)
+
+    def ranks_before(self, position: int) -> Ints:
+        """Return how many examples of each source come before a position, int64 [S]."""
+        periods, inside = divmod(position - self.position, len(self.pattern))
+        return self.begins + periods * self.totals + np.bincount(self.pattern[:inside], minlength=len(self.begins))
+
+    def sources_at(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the source of some positions, and how many examples of it come before each, int64 each."""
+        periods, inside = np.divmod(positions - self.position, len(self.pattern))
+        sources = self.pattern[inside]
+        return sources, self.begins[sources] + periods * self.totals[sources] + self.ranks[inside]
+
+
+def _select(
+    population: Population,
+    members: list[Ints],
+    order: Callable[[int, int], Ints],
+    plans: list[SourcePlan],
+    clock: int,
+) -> Selection:
+    """Return the mini-batch at a clock, which is in one span: spans begin at mini-batches."""
+    positions = np.arange(clock * population.batch_size, (clock + 1) * population.batch_size)
+    plan = plans[bisect_right(plans, positions[0], key=lambda each: each.position) - 1]
+    return Selection(rows_by_rank(members, order, *plan.sources_at(positions)))
+
+
+def _whole_shares(text: str) -> tuple[int, ...]:
+    """Return positive shares as whole numbers in the same proportion. Raises ValueError."""
+    shares = [Fraction(part) for part in text.split(",")]
+    if min(shares) <= 0:
+        raise ValueError(f"{text} has a share that is not positive")
+    # Exactly, as the decimals say: a rounded share would drift away from them.
+    scale = math.lcm(*(share.denominator for share in shares))
+    whole = [int(share * scale) for share in shares]
+    divisor = math.gcd(*whole)
+    if sum(whole) // divisor > LONGEST:
+        raise ValueError(f"{text} repeats after more than {LONGEST} examples only")
+    return tuple(number // divisor for number in whole)
