@@ -46,6 +46,9 @@ WRITTEN = {
         "build/run/report.html", "build/run-bsp/report.html", "build/runs/comparison.png", "build/predictions.parquet",
         "build/embedding.parquet",
     ),
+    "trainer/data/README.md": (
+        "build/representative/result.json", "build/curriculum/result.json", "build/mixed/result.json",
+    ),
     "trainer/protocols/README.md": ("build/run-own/result.json",),
     "trainer/exchange/README.md": ("build/graph0.png", "build/switch/result.json", "build/run-switch/result.json"),
     "trainer/study/README.md": ("build/study/ledger.jsonl", "build/study/report.html", "build/study/tables.tex"),
