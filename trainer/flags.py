@@ -112,7 +112,7 @@ def config_of(args: argparse.Namespace) -> Config:
 
     Its paths are absolute, so that they mean the same in every process."""
     # One set in most runs. Several paths share its place, so that a configuration stays flat.
-    uris = [args.shards] if isinstance(args.shards, str) else args.shards
+    uris = args.shards.split(SEPARATOR) if isinstance(args.shards, str) else args.shards
     args.shards = SEPARATOR.join(map(_absolute, uris))
     data = from_flags(Data, args)
     run = from_flags(RunSpec, args)

@@ -25,6 +25,7 @@ from pipeline.core import command_line
 from pipeline.core.errors import DataError, UsageError
 from tests.clusters.machine import ROOT
 from tests.support.configs import make_config
+from tests.support.samplers import TABLE, make_sampler, places, population_of, stream_of
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Result
@@ -44,7 +45,7 @@ from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.protocols import PROTOCOLS
 from trainer.sampling import SAMPLERS, Sampler
-from trainer.sampling.base import LossTable, Population, Selection, TableSampler
+from trainer.sampling.base import LossTable, Population, TableSampler
 from trainer.sampling.curriculum import CurriculumSampler
 from trainer.sampling.data_aware import DataAwareSampler, ShardGroups
 from trainer.sampling.orders import level_pattern
@@ -55,41 +56,6 @@ from trainer.simulation.replay import replay
 from trainer.worker.step import Step
 
 every_sampler = pytest.mark.parametrize("name", SAMPLERS)
-BATCH = 7
-
-
-def make_sampler(name: str, table: str = "unused", **values: Any) -> Sampler:
-    kind = SAMPLERS[name]
-    return kind(**({"example_table": table} if kind.column else {}) | values)
-
-
-def population_of(
-    sizes: list[int], batch: int = BATCH, *, seed: int = 3, worker: int = 1, epoch_steps: int = 5
-) -> Population:
-    """Rows of classes of some sizes, in random order; their values are random, and their neighbourhoods halve classes."""
-    rng = np.random.default_rng(sum(sizes))
-    labels = rng.permutation(np.repeat(np.arange(len(sizes)) * 2, sizes))
-    values = rng.uniform(0, 2, len(labels))
-    halves = labels + rng.integers(0, 2, len(labels))
-    numbers = np.arange(len(labels)) + 2
-    return Population(labels, halves.astype(np.int32), values, batch, 0.2, epoch_steps, seed, worker, numbers)
-
-
-TABLE = np.random.default_rng(9).uniform(0, 3, 100).astype(np.float32)
-
-
-def stream_of(sampler: Sampler, population: Population) -> Callable[[int], Selection]:
-    """The selections of a worker; always by the same loss table, if the sampler reads one."""
-    if isinstance(sampler, TableSampler):
-        by_table = sampler.table_stream(population)
-        return lambda clock: by_table(clock, TABLE)
-    return sampler.stream(population)
-
-
-def places(sampler: Sampler, population: Population, clocks: range) -> list[list[int]]:
-    stream = stream_of(sampler, population)
-    every = np.arange(len(population))
-    return [every[stream(clock).places].tolist() for clock in clocks]
 
 
 # How often each row is drawn. The oracles count the drawn rows, and know no sampler's order.
@@ -275,7 +241,7 @@ def test_seeds_and_workers_draw_differently(name: str) -> None:
 
 PROGRAM = """
 import json, sys
-from tests.unit.test_samplers import SAMPLERS, make_sampler, places, population_of
+from tests.support.samplers import SAMPLERS, make_sampler, places, population_of
 print(json.dumps({name: places(make_sampler(name), population_of([20, 9, 2]), range(9)) for name in SAMPLERS}))
 """
 
@@ -461,7 +427,13 @@ def test_a_run_resumes_and_replays_with_its_bits(
         assert final(resumed).tobytes() == final(again).tobytes()
 
 
-@every_sampler
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("representative", "recency") else pytest.param(name, marks=pytest.mark.full)
+        for name in SAMPLERS
+    ],
+)
 def test_a_death_does_not_change_what_bsp_draws(name: str, shards: Path, table: str, tmp_path: Path) -> None:
     calm = run(shards, table, tmp_path / "calm", name, protocol="bsp")
     failures = parse_failures("worker:1@0.25+0.2,server@0.9+0.1")
