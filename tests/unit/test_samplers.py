@@ -497,9 +497,9 @@ def write(path: Path, **columns: Any) -> str:
 
 
 def test_the_last_epoch_of_a_row_counts(tmp_path: Path) -> None:
-    """In whichever file of the folder it is, as in an example ledger."""
-    write(tmp_path / "t" / "b.parquet", id=[1, 2, 3], epoch=[1, 1, 1], loss=[9.0, 9.0, 0.5])
-    write(tmp_path / "t" / "a.parquet", id=[2, 1, 7], epoch=[2, 3, 1], loss=[0.25, 0.125, 5.0])
+    """In whichever file of the folder it is, and the last value in it, as in the ledger of an asynchronous run."""
+    write(tmp_path / "t" / "b.parquet", id=[1, 2, 3, 3, 1], epoch=[1, 1, 1, 1, 3], loss=[9.0, 9.0, 7.0, 0.5, 0.125])
+    write(tmp_path / "t" / "a.parquet", id=[2, 1, 7], epoch=[2, 3, 1], loss=[0.25, 8.0, 5.0])
     sampler = make_sampler("curriculum", str(tmp_path / "t"))
     values = values_of(sampler, np.array([3, 1, 2, 1]))
     assert values is not None

@@ -34,8 +34,8 @@ def check_table(sampler: Sampler) -> None:
 def values_of(sampler: Sampler, ids: Ints) -> npt.NDArray[np.float64] | None:
     """Return the value of each row in the table of a sampler, float64 [N]; None if it has no table.
 
-    Of a row with several epochs the last one counts, as in an example ledger. Raises DataError if a row has no value, or
-    several without epochs, or one that is not finite. ids: int64 [N]."""
+    In a table with epochs, such as an example ledger, the last value of the last epoch of a row counts. Raises DataError if
+    a row has no value, or several in a table without epochs, or one that is not finite. ids: int64 [N]."""
     if not sampler.table_uri:
         return None
     uri = sampler.table_uri
@@ -50,15 +50,13 @@ def values_of(sampler: Sampler, ids: Ints) -> npt.NDArray[np.float64] | None:
             places = np.searchsorted(distinct, columns[ID]).clip(max=len(distinct) - 1)
             is_own = distinct[places] == columns[ID]
             at = places[is_own]
-            _, counts = np.unique(np.stack([at, columns[EPOCH][is_own]]), axis=1, return_counts=True)
-            if (counts > 1).any() or (has_value[at] & (epochs[at] == columns[EPOCH][is_own])).any():
-                raise DataError(
-                    f"--example-table {uri} has several values of one row: keep one per id, or per id and epoch"
-                )
-            # Ascending by epoch, so that the last assignment to a row is that of its last epoch.
-            order = np.argsort(columns[EPOCH][is_own], kind="stable")
-            order = order[columns[EPOCH][is_own][order] > epochs[at[order]]]
-            epochs[at[order]] = columns[EPOCH][is_own][order]
+            epoch = columns[EPOCH][is_own]
+            if has_value[at].any() or len(np.unique(at)) < len(at):
+                _refuse_repeated(file, uri)
+            # Ascending by epoch, so that the last assignment to a row is the last value of its last epoch.
+            order = np.argsort(epoch, kind="stable")
+            order = order[epoch[order] >= epochs[at[order]]]
+            epochs[at[order]] = epoch[order]
             values[at[order]] = columns[sampler.column][is_own][order]
             has_value[at] = True
     missing = distinct[~has_value]
@@ -72,6 +70,14 @@ def values_of(sampler: Sampler, ids: Ints) -> npt.NDArray[np.float64] | None:
             f"--example-table {uri}: the {sampler.column} of id {distinct[~np.isfinite(values)][0]} is no finite number"
         )
     return values[np.searchsorted(distinct, ids)]
+
+
+def _refuse_repeated(file: pq.ParquetFile, uri: str) -> None:
+    """Raise DataError if a table has no epochs, which say which of a row's values counts."""
+    if EPOCH not in file.schema_arrow.names:
+        raise DataError(
+            f"--example-table {uri} has several values of one row: keep one per id, or add a column {EPOCH}"
+        )
 
 
 def _open_files(uri: str, column: str) -> Iterator[pq.ParquetFile]:
