@@ -11,7 +11,11 @@ from pipeline.runs.command import shard_by_one_of
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.random import Random
 
-BASELINES = {name: kind for name, kind in STRATEGIES.items() if not (kind.looks_at_labels or kind.looks_at_pixels)}
+BASELINES = {
+    name: kind
+    for name, kind in STRATEGIES.items()
+    if not (kind.looks_at_labels or kind.looks_at_pixels or kind.decides_sizes)
+}
 
 
 def main() -> int:

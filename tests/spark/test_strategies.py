@@ -54,6 +54,7 @@ def test_every_row_is_owned_once_and_arrives_unchanged(
     spark: SparkSession, source: Source, tmp_path: Path, name: str, workers: int
 ) -> None:
     folder, labels, images = source
+    skip_unless_values(name, workers)
     manifest = run(spark, folder, tmp_path / "out", make(name), workers)
     rows = read(tmp_path / "out", manifest)
     owners = rows[rows["copy"] == 0].sort_values("id")
@@ -102,6 +103,12 @@ def test_the_shards_are_the_same_bits_however_the_work_is_cut(
         )
         sets.append(digests(run(spark, source[0], tmp_path / str(pieces), make(name, seed=3), 5)))
     assert sets[0] == sets[1] == sets[2]
+
+
+def skip_unless_values(name: str, *workers: int) -> None:
+    """Skip a run of by_attribute that has more workers than there are values, which it refuses."""
+    if name == "by_attribute" and max(workers) > 10:
+        pytest.skip("these rows have 10 classes, each of which goes to one worker")
 
 
 RATIOS = (4, 2, 1, 1, 3)
@@ -165,6 +172,7 @@ def test_another_seed_gives_other_shards(spark: SparkSession, source: Source, tm
 def test_resharding_gives_what_the_job_itself_would_write(
     spark: SparkSession, source: Source, tmp_path: Path, name: str, before: Any, after: Any
 ) -> None:
+    skip_unless_values(name, before, after)
     extra = tmp_path / "eval.bin"
     extra.write_bytes((source[0] / "data_batch_1.bin").read_bytes())
     run(spark, source[0], tmp_path / "n", make(name), before, eval_input=str(extra))
