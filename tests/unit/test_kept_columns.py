@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.schema import attribute_hash, value_hashes
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.decoded import LOCAL_DIRS
 from pipeline.input.formats import Columns
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.steps.write import verify_chunks
@@ -37,6 +40,22 @@ def test_kept_columns_are_read_as_pyarrow_reads_them(tmp_path: Path) -> None:
     assert [column.type for column in dataset.layout.attributes] == [
         "string", "int64", "double", "bool", "date32[day]", "timestamp[us]",
     ]  # fmt: skip
+
+
+def test_decoded_rows_keep_their_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Image files are decoded once into a local file, from which later passes read them with their columns."""
+    monkeypatch.setenv(LOCAL_DIRS, str(tmp_path / "local"))
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((2, 2, 3), np.uint8)).save(buffer, "PNG")
+    sites = ["a", None, "b", "a"]
+    (tmp_path / "p").mkdir()
+    image = pa.array([buffer.getvalue()] * 4, pa.binary())
+    pq.write_table(pa.table({"image": image, "label": [0, 1, 0, 1], "site": sites}), tmp_path / "p" / "a.parquet")
+    dataset = discovered(tmp_path / "p", "site")
+    for _ in range(2):
+        values = pa.chunked_array([block.columns.attributes["site"] for block in dataset.read(1, 4)])
+        assert values.to_pylist() == sites[1:]
+    assert list((tmp_path / "local" / "decoded").iterdir())
 
 
 def test_rows_of_a_block_keep_their_columns() -> None:

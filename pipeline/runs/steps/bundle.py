@@ -22,6 +22,8 @@ from pipeline.spark.source import ScannedInput
 from pipeline.strategies import FitResult, Strategy
 from pipeline.strategies.base import deals_counts
 
+BLOCKS_AT_ONCE = 512  # blocks of 2,048 rows whose cells a task merges at once
+
 
 def check_bundles(request: Request, dataset: Dataset) -> None:
     """Raise UsageError if the rows do not have the column of the bundles."""
@@ -84,7 +86,7 @@ def collect_cells(run: ShardingRun, source: ScannedInput, dealing: Dealing, bund
 
     def count(chunk: int) -> Iterator[tuple[int, BundleCells | str]]:
         """Yield the cells of a chunk by bucket, or an error text: Spark would retry a task that raises."""
-        parts = []
+        parts: list[BundleCells] = []
         try:
             for deliveries in dealing.deliveries(chunk, dataset.read(*bounds[chunk], images=dealing.reads_images)):
                 block = deliveries.block
@@ -96,6 +98,9 @@ def collect_cells(run: ShardingRun, source: ScannedInput, dealing: Dealing, bund
                 # Nothing is copied here, so every row of the block is delivered once.
                 groups = deliveries.groups if by_count else deliveries.workers[deliveries.row_order]
                 parts.append(count_cells(bundle_keys(block, bundle), groups))
+                # A chunk may have more rows than fit into memory as cells, and far fewer bundles.
+                if len(parts) == BLOCKS_AT_ONCE:
+                    parts = [merge_cells(parts)]
         except JobError as error:
             yield 0, str(error)
             return
