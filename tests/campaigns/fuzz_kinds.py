@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -171,7 +171,8 @@ def make_encoded(folder: Path) -> None:
 
 def make_tars(folder: Path) -> None:
     pixels = images_of(12, 4, 192).reshape(12, 8, 8, 3)
-    for name, mode in (("a.tar", "w"), ("b.tar.gz", "w:gz")):
+    modes: dict[str, Literal["w", "w:gz"]] = {"a.tar": "w", "b.tar.gz": "w:gz"}
+    for name, mode in modes.items():
         with tarfile.open(folder / name, mode) as archive:
             for at, image in enumerate(pixels):
                 for suffix, data in (

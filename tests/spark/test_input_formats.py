@@ -79,7 +79,13 @@ def test_formats_give_the_same_shards(make: Any, tmp_path: Path, spark: Any) -> 
 def test_broken_records_are_left_out_and_listed(tmp_path: Path, spark: Any) -> None:
     make_folder(tmp_path / "in")
     (tmp_path / "in/bee/025.png").write_bytes(b"no image")
-    flags = {"input": str(tmp_path / "in"), "strategy": "random", "num_workers": 2, "report": False, "quiet": True}
+    flags: dict[str, Any] = {
+        "input": str(tmp_path / "in"),
+        "strategy": "random",
+        "num_workers": 2,
+        "report": False,
+        "quiet": True,
+    }
     with pytest.raises(DataError, match=r"bee/025.png: the image has 8 bytes"):
         pipeline.shard(spark, output=str(tmp_path / "out"), **flags)
     shards = pipeline.shard(spark, output=str(tmp_path / "out"), max_bad_records="2%", **flags).shards

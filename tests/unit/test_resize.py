@@ -32,7 +32,8 @@ def along_rows(image: np.ndarray, outputs: int) -> np.ndarray:
     if image.shape[1] == outputs:
         return image
     sums = image.astype(np.int64) @ np.array(weights(image.shape[1], outputs)).T
-    return np.clip((sums + ONE // 2) // ONE, 0, 255).astype(np.uint8)
+    resized: np.ndarray = np.clip((sums + ONE // 2) // ONE, 0, 255).astype(np.uint8)
+    return resized
 
 
 @pytest.mark.parametrize("channels", [1, 3])
