@@ -14,7 +14,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.storage.hdfs import HDFS_SETTINGS, KEYTAB, PRINCIPAL, PROXY_USER, is_hdfs_setting
 from pipeline.core.storage.s3a import PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
 from pipeline.core.storage.store import ENCRYPTED_SPILL, SETTINGS, Store
-from pipeline.spark.jvm import hadoop_configuration, jvm_of
+from pipeline.spark.jvm import hadoop_configuration, jvm_of, start_jvm
 
 
 def open_store(context: SparkContext) -> Store:
@@ -43,7 +43,7 @@ def export_login() -> None:
     """Let the stores of this process use spark-submit's keytab before there is a Spark context."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return
-    SparkContext._ensure_initialized()  # connects to the JVM of spark-submit, which has its settings
+    start_jvm()  # connects to the JVM of spark-submit, which has its settings
     if login := _login(SparkConf()):
         os.environ[SETTINGS] = json.dumps(login)
 

@@ -12,7 +12,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.storage.store import Store
@@ -102,6 +103,21 @@ def test_the_table_has_each_rows_probabilities(run: Result, source: Path, tmp_pa
     assert about["model"] == load(str(run.output)).digest
     with pytest.raises(UsageError, match="another configuration or input: give --overwrite"):
         predict(PredictOptions(run=str(run.output), output=str(target), input=str(source), batch_size=7, **FAST))
+
+
+def test_names_of_classes_are_in_the_table(run: Result, source: Path, tmp_path: Path) -> None:
+    header = json.loads(whole_header(run))
+    header["class_names"] = names = [f"kind {label}" for label in range(CLASSES)]
+    tensors = load_file(str(run.output / "model.safetensors"))
+    (tmp_path / "named").write_bytes(save(tensors, metadata={"model": json.dumps(header)}))
+    predict(PredictOptions(run=str(tmp_path / "named"), output=str(tmp_path / "t"), input=str(source), **FAST))
+    table = pd.read_parquet(tmp_path / "t")
+    assert table["class"].tolist() == [names[label] for label in table["label"]]
+
+
+def whole_header(run: Result) -> str:
+    with safe_open(str(run.output / "model.safetensors"), "pt") as file:
+        return str(file.metadata()["model"])
 
 
 class Killed(Exception):

@@ -45,9 +45,10 @@ class PredictionResult:
 def predict(prediction: PredictOptions) -> PredictionResult:
     """Make the table (id, label, probabilities), unless an earlier command with the same model and input has made it.
 
-    A model without logits has a column ``outputs`` instead of ``probabilities``; a model of real targets has no
-    ``label``. Keeps 64 MiB of images in memory. The table appears atomically, and after an interruption the same call
-    resumes. Raises UsageError, DataError and JobError."""
+    If the shard set names its classes, a column ``class`` has the name of the label. A model without logits has a column
+    ``outputs`` instead of ``probabilities``; a model of real targets has no ``label``. Keeps 64 MiB of images in memory.
+    The table appears atomically, and after an interruption the same call resumes. Raises UsageError, DataError and
+    JobError."""
     device = pick_device(prediction.device, 0)
     store = configured_store()
     classifier = load(prediction.run, best=prediction.best)
@@ -88,6 +89,8 @@ def _schema(classifier: Classifier) -> pa.Schema:
     classes = classifier.metadata.classes
     if classes is not None:
         fields.append(pa.field("label", pa.int32(), nullable=False))
+    if classifier.metadata.class_names:
+        fields.append(pa.field("class", pa.string()))
     probe = classifier.task.probabilities(torch.zeros(1, classes or 1))
     values = pa.list_(pa.field("element", pa.float32(), nullable=False), classes or 1)
     fields.append(pa.field("outputs" if probe is None else "probabilities", values, nullable=False))
@@ -105,7 +108,10 @@ def _predict_range(
     schema = _schema(classifier)
     columns: list[Any] = [pa.array(np.arange(low, high))]
     if classifier.metadata.classes is not None:
-        columns.append(pa.array(classifier.task.predicted(outputs).numpy().astype(np.int32)))
+        labels = classifier.task.predicted(outputs).numpy()
+        columns.append(pa.array(labels.astype(np.int32)))
+        if names := classifier.metadata.class_names:
+            columns.append(pa.array([names[label] if label < len(names) else None for label in labels]))
     probabilities = classifier.task.probabilities(outputs)
     values = outputs if probabilities is None else probabilities
     columns.append(pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1).numpy()), type=schema.types[-1]))
