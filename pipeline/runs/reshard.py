@@ -76,7 +76,12 @@ def evaluation_rows(shards: ShardSet, dataset: Dataset) -> Dataset | None:
     """Return the evaluation rows of a set, or None. They are read from the set: the original input is not needed."""
     if not (files_of_set := shards.eval_files()):
         return None
-    files = tuple(DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows) for file in files_of_set)
+    # The columns of a set have its own names, whatever the input's were.
+    label = "label" if dataset.layout.labelled else ""
+    files = tuple(
+        DataFile(f"{shards.uri}/{file.path}", file.bytes, 0, file.rows, image_column="image", label_column=label)
+        for file in files_of_set
+    )
     return Dataset(shards.store, f"{shards.uri}/_eval", "parquet", files, replace(dataset.layout, attributes=()))
 
 
