@@ -14,11 +14,14 @@ import pytest
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import record_schema
+from tests.support.configs import make_config
+from trainer import Options
 from trainer.config import SEPARATOR
 from trainer.data import bare_shards
 from trainer.data.bare_shards import BareShard, describe_bare
 from trainer.data.shards import load_worker, open_shards
 from trainer.flags import build_parser, config_of
+from trainer.simulate import SimulationSettings, simulate
 
 SHAPE = (3, 4, 4)
 
@@ -90,7 +93,9 @@ def test_paths_that_are_no_shards_are_one_line(tmp_path: Path, monkeypatch: pyte
     file = write_shard(tmp_path / "a.parquet", 0)
     (tmp_path / "empty").mkdir()
     for other in ("empty", "nothing", "b.parquet"):
-        line = f"^--shards {tmp_path}/{other}: no Parquet file, and no folder with any; give one such path per worker$"
+        line = (
+            f"^--shards {tmp_path}/{other}: no Parquet file, and no folder with any; give one such path per worker, or"
+        )
         with pytest.raises(UsageError, match=line):
             open_shards(joined(file, tmp_path / other))
     with pytest.raises(UsageError, match=r"a\.parquet is given twice; every worker needs a shard of its own$"):
@@ -119,6 +124,16 @@ def test_shards_of_other_forms_are_one_line(tmp_path: Path) -> None:
         open_shards(joined(first, tmp_path / "c.parquet"))
     with pytest.raises(DataError, match=r"d\.parquet has no rows, and a worker without rows cannot train"):
         open_shards(joined(first, write_shard(tmp_path / "d.parquet", 0, rows=0)))
+
+
+def test_a_run_trains_every_row_of_bare_shards_once_an_epoch(tmp_path: Path) -> None:
+    """Every process opens the shards of the configuration again, so it must take several paths, too."""
+    files = [write_shard(tmp_path / f"{n}.parquet", 10 * n, rows=10) for n in range(2)]
+    config = make_config(joined(*files), tmp_path / "run", model="logistic", epochs=2, batch_size=4)
+    result = simulate(config, SimulationSettings(), Options(silent=True, report=False))
+    assert result is not None
+    assert result.passes["whole"] == result.passes["true"] == 2
+    assert result.passes["expected"] == result.passes["fingerprint"]
 
 
 def test_the_command_line_takes_several_paths(tmp_path: Path) -> None:

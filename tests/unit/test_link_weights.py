@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -143,6 +143,7 @@ def test_equal_probabilities_are_best_by_symmetry(topology: str, num_workers: in
 
 
 @settings(max_examples=25, deadline=None)
+@example((3, ((0, 1), (0, 2))), 0.5)  # whose s has a bend
 @given(connected_graphs(7), st.sampled_from([0.05, 0.3, 0.5, 0.9, 1.0]))
 def test_s_bounds_the_mean_of_w_squared(graph: tuple[int, tuple[Link, ...]], budget: float) -> None:
     """The mean is taken over all 2^M draws of matchings; no other weight has a smaller s."""
@@ -154,7 +155,8 @@ def test_s_bounds_the_mean_of_w_squared(graph: tuple[int, tuple[Link, ...]], bud
     assert 0 <= s < 1
     assert s == pytest.approx(mean_contraction(matchings, probabilities, weight, num_workers), abs=1e-9)
     for other in (0.9 * weight, 0.999 * weight, 1.001 * weight, 1.1 * weight):
-        assert mean_contraction(matchings, probabilities, other, num_workers) >= s - 1e-9
+        # The weight is rounded to DIGITS digits, and s may have a bend at its minimum.
+        assert mean_contraction(matchings, probabilities, other, num_workers) >= s - 2e-6
 
 
 def mean_contraction(matchings: Sequence[Matching], probabilities: Floats, weight: float, num_workers: int) -> float:

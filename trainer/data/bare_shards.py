@@ -73,7 +73,10 @@ def find_shards(store: Store, uris: Sequence[str]) -> list[BareShard]:
     for uri in uris:
         shard = bare_files(store, store.resolve(uri))
         if shard is None:
-            raise UsageError(f"--shards {uri}: no Parquet file, and no folder with any; give one such path per worker")
+            raise UsageError(
+                f"--shards {uri}: no Parquet file, and no folder with any; give one such path per worker, or --mix, the"
+                " share of each set"
+            )
         if any(shard.uri == other.uri for other in shards):
             raise UsageError(f"--shards {uri} is given twice; every worker needs a shard of its own")
         shards.append(shard)

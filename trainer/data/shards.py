@@ -230,8 +230,6 @@ def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
 
     if data.mix:
         return open_mixture(data.shards.split(SEPARATOR), num_workers=num_workers)
-    if SEPARATOR in data.shards:
-        raise UsageError(f"--shards names {len(data.shards.split(SEPARATOR))} sets: give --mix, the share of each")
     return pin_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
 
 
