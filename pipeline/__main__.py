@@ -22,6 +22,7 @@ COMMANDS = {
     "stream": ("pipeline.stream.command", "shard a stream of files or messages, by generations"),
     "plan": ("pipeline.runs.plan_command", "estimate the time and memory of a sharding run before it starts"),
     "formats": ("pipeline.input.formats_command", "list the formats of --input"),
+    "strategies": ("pipeline.strategies.strategies_command", "list the strategies of --strategy"),
     "doctor": ("pipeline.doctor.command", "check versions, permissions, free space, clocks and Kerberos tickets"),
     "inspect": ("pipeline.upkeep.contents", "show the contents of a committed set"),
     "verify": ("pipeline.upkeep.verify", "compare the files of a committed set with its manifest"),

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from pipeline.core.argparse_internals import FlagGroup, ListedParser, is_repeatable, is_switch
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import hiding_file
+from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.core.specs import WIDTH, AdvancedHelp, descriptions
 from pipeline.core.storage import retries
@@ -260,6 +261,24 @@ def run_chosen(
     except UsageError as error:
         return _fail(str(error), error.exit_code, debug=False)
     return run(args.command, args.rest)
+
+
+def list_summaries(prog: str, description: str | None, summaries: Mapping[str, str], argv: Sequence[str]) -> NoReturn:
+    """Run a command that only prints a table of names and summaries.
+
+    Args:
+        prog, description: name and help of the command.
+        summaries: text by name.
+        argv: arguments of the command, which has no flags but --help.
+    """
+    flags = parser(prog, description, "")
+
+    def run() -> int:
+        parse(flags, argv)
+        print(two_column_table(list(summaries.items())))
+        return 0
+
+    execute(run, interrupted="run it again")
 
 
 def add_config_flag(flags: FlagGroup, conf: str) -> None:

@@ -46,6 +46,7 @@ SUBCOMMANDS: Mapping[str, Command] = {
     "topology": ("ring", "--workers", 4),
     "shard": (*BOTH, "--output", "shards", "--strategy", "stratified"),
     "formats": (),
+    "strategies": (),
     "inspect": ("shards",),
     "verify": ("shards",),
     "clean": ("shards",),

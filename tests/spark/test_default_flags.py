@@ -284,6 +284,12 @@ def test_topology() -> None:
     assert "lambda_2" in run_command("topology", "ring", "--workers", WORKERS).out
 
 
+def test_strategies() -> None:
+    lines = run_command("strategies").out.splitlines()
+    assert [line.split()[0] for line in lines] == list(STRATEGIES)
+    assert all(len(line.split()) > 2 for line in lines)
+
+
 def test_formats() -> None:
     lines = run_command("formats").out.splitlines()
     assert [line.split()[0] for line in lines] == list(FORMATS)
@@ -388,6 +394,7 @@ CASES: dict[str, Callable[..., None]] = {
     "shard": test_shard_starts_a_spark_of_its_own,
     "plan": test_plan,
     "formats": test_formats,
+    "strategies": test_strategies,
     "inspect": test_inspect,
     "topology": test_topology,
     "verify": test_verify,

@@ -162,7 +162,6 @@ COMMANDS_PRINT = {"__main__.py", "command.py", "plan_command.py", "report_comman
 FILES_PRINT = {
     "pipeline/core": {"command_line.py", "import_path.py"},
     "pipeline/datasets": {"cifar.py", "derive.py", "synthetic.py"},
-    "pipeline/input": {"formats_command.py"},
     "pipeline/runs": {"compare.py"},
     "pipeline/spark": {"package.py", "progress.py"},
     "pipeline/stream": {"query.py"},

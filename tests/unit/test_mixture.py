@@ -207,7 +207,9 @@ def test_sets_that_cannot_be_mixed_are_one_line(sets: str, tmp_path: Path) -> No
         with pytest.raises(UsageError, match=line) as error:
             open_mixture(uris)
         assert "\n" not in str(error.value)
-    with pytest.raises(UsageError, match=r"no Parquet file, and no folder with any; .* or --mix, the share of each set"):
+    with pytest.raises(
+        UsageError, match=r"no Parquet file, and no folder with any; .* or --mix, the share of each set"
+    ):
         open_pinned(make_config(sets).data)
 
 
