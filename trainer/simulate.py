@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_goal(name: str, value: float | None, compare: str | None) -> None:
-    """Raise UsageError for a goal of --compare that no run can reach, or without --compare."""
+    """Raise UsageError for a goal of --compare that is not finite, or that is given without --compare."""
     if value is None:
         return
     if compare is None:

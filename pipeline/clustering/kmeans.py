@@ -109,7 +109,7 @@ class BlockKMeans(
         return self._set(seed=value)
 
     def _ids(self, dataset: DataFrame) -> Column | None:
-        """Return the ids of rows; None if idCol is not set and the default column is missing or not integral."""
+        """Return the column of row ids; None if idCol is not set and its default column is missing or not integral."""
         name = self.getOrDefault(self.idCol)
         if name not in dataset.columns and not self.isSet(self.idCol):
             return None

@@ -205,7 +205,7 @@ def _smallest(keys: npt.NDArray[np.uint64], most: int) -> Ints:
     """Return the positions of the ``most`` smallest keys, by ascending key and without duplicates."""
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
-    # Keep the first of equal keys. The slice matters for no keys, where r_ still has its True.
+    # Keep the first of equal keys. Without any key r_ still contains its True, which the slice removes.
     first: Ints = order[np.r_[True, ascending[1:] != ascending[:-1]][: len(order)]]
     return first[:most]
 

@@ -75,11 +75,12 @@ class Pass:
             block = rows[low : low + step]
             distances = self.points[block].astype(np.float64) @ minus_2c
             distances += c_squared
-            # The upper bound is the distance to the nearest centre, the lower one to the second nearest.
+            # The upper bound is the distance to the nearest centre, the lower one to the second nearest. The squared
+            # norm of a row, which does not change the order of its distances, is only added to these two.
             best = distances.argmin(axis=1)
-            every = np.arange(len(block))
-            self.upper[block] = np.sqrt(distances[every, best] + self.squares[block])
-            distances[every, best] = np.inf
+            positions = np.arange(len(block))
+            self.upper[block] = np.sqrt(distances[positions, best] + self.squares[block])
+            distances[positions, best] = np.inf
             self.lower[block] = np.sqrt(distances.min(axis=1) + self.squares[block])
             index[low : low + len(block)] = best
         return index

@@ -28,7 +28,7 @@ def number_classes(
         DataError: a class that the training files lack, too many classes, or a name that is no word.
     """
     if not any(layout.named_labels for _, layout in surveys):
-        return [(file, _check_known(file, layout, training_names)) for file, layout in surveys]
+        return [(file, _check_names(file, layout, training_names)) for file, layout in surveys]
     # A set of names per file, so that the driver holds classes and no rows.
     names = sorted({name for _, layout in surveys for name in layout.class_names})
     if len(names) > MAX_CLASSES:
@@ -67,8 +67,8 @@ def _number_file(file: DataFile, layout: Layout, numbers: dict[str, int]) -> tup
     return replace(file, label=label), layout
 
 
-def _check_known(file: DataFile, layout: Layout, training_names: tuple[str, ...]) -> Layout:
-    """Return the layout of an evaluation file. Raises DataError if it numbers its classes unlike the training files."""
+def _check_names(file: DataFile, layout: Layout, training_names: tuple[str, ...]) -> Layout:
+    """Return the layout of an evaluation file unchanged. Raises DataError if its class names are not the training files'."""
     if training_names and layout.class_names and layout.class_names != training_names:
         raise DataError(
             f"{file.path} names its classes {', '.join(layout.class_names[:3])}, ..., and the input"

@@ -184,7 +184,7 @@ def convert_image(
 
 
 def conversion_advice(shape: tuple[int, ...], layout: Layout) -> str:
-    """Return the end of an error line about images of another shape: the flags that make them equal."""
+    """Return the end of an error line about an image of another shape: the flags that would make shapes equal."""
     flags = ["--channels 1 or 3 converts grey and RGB"] * (shape[0] != layout.shape[0])
     flags += [f"--resize {layout.shape[1]}x{layout.shape[2]} makes sizes equal"] * (shape[1:] != layout.shape[1:])
     return f"; {', and '.join(flags)}" if flags else ""

@@ -150,15 +150,17 @@ def deliver_rows(
         broadcast: bool [rows].
         num_workers: n.
     """
-    everywhere = np.flatnonzero(broadcast)
-    beside = np.repeat(everywhere, num_workers)
-    others = np.tile(np.arange(num_workers), len(everywhere))
+    broadcast_rows = np.flatnonzero(broadcast)
+    copy_rows = np.repeat(broadcast_rows, num_workers)
+    copy_workers = np.tile(np.arange(num_workers), len(broadcast_rows))
     # The owner has copy 0 already.
-    is_other = others != owners[beside]
-    beside = beside[is_other]
-    others = others[is_other]
-    rows = np.concatenate([np.arange(len(owners)), beside])
-    workers = np.concatenate([owners, others])
-    copies = np.concatenate([np.zeros(len(owners), np.int64), others + (others < owners[beside])])
+    is_copy = copy_workers != owners[copy_rows]
+    copy_rows = copy_rows[is_copy]
+    copy_workers = copy_workers[is_copy]
+    # Workers below the owner count from 1. A worker above it has its own number, because the owner is skipped.
+    numbers = copy_workers + (copy_workers < owners[copy_rows])
+    rows = np.concatenate([np.arange(len(owners)), copy_rows])
+    workers = np.concatenate([owners, copy_workers])
+    copies = np.concatenate([np.zeros(len(owners), np.int64), numbers])
     order = np.lexsort((rows, workers))
     return rows[order], workers[order], copies[order].astype(np.int32)

@@ -167,21 +167,23 @@ def plan(shape: Shape) -> CostEstimate:
 
 
 def _embedding(shape: Shape, pieces: int) -> Iterator[PhaseCost]:
-    """Yield the phases of fitting a PCA and of projecting all rows. pieces: number of tasks of a pass over the
-    images."""
+    """Yield the phases of fitting a PCA and of projecting all rows.
+
+    pieces: number of tasks of a pass over the images."""
     n = shape.rows
     d = shape.record_bytes
     p = shape.components
-    received = arrivals(pieces)
     fit_rows = rows_to_fit(shape.fit_rows, n, d)
+    # A task also reads the gap before each row of the sample, up to NEAR_BYTES.
     read = min(n * d, fit_rows * (d + NEAR_BYTES))
     if rows_are_fewer(fit_rows, d):
         task_bytes = 4 * fit_rows * d + 20 * fit_rows**2 + 16 * d * p
         yield PhaseCost("draw", pieces, RESULT, PYTHON_TASK, read)
         yield PhaseCost("pca", 1, 8 * d * (p + 1), task_bytes + PYTHON_TASK, fit_rows * d, 0, float(fit_rows) ** 2 * d)
     else:
-        wide = 8 if fit_rows / pieces * 2**12 >= 2**31 else 4  # bytes of a pixel's sum of squares at usual contrast
-        driver_bytes = received * (d * (d + 1) // 2 * wide + 8 * d)
+        # A task sends int64 if a sum of squares exceeds int32; a pixel minus 128 has a mean square of about 2^12.
+        sum_bytes = 8 if fit_rows / pieces * 2**12 >= 2**31 else 4
+        driver_bytes = arrivals(pieces) * (d * (d + 1) // 2 * sum_bytes + 8 * d)
         yield PhaseCost("pca", pieces, driver_bytes, 12 * d * d + PYTHON_TASK, read, 0, float(fit_rows) * d * d)
     points = 4 * n * p
     pieces = point_pieces(pieces, points)

@@ -69,7 +69,8 @@ class ClusterRun:
         self._came: set[int] = set()  # parts that have arrived at least once
         self._silent: set[int] = set()  # parts that were silent at the last look
         self._start_time = 0.0  # when the parts were started (monotonic seconds), 0 before
-        self._has_told = self._is_lost = False  # missing parts are reported; another start has taken the folder
+        self._has_reported_missing = False
+        self._is_lost = False  # another start has taken the folder
         self._over_since = math.inf  # since when no part runs (monotonic seconds)
         self._stopping = False
 
@@ -183,7 +184,7 @@ class ClusterRun:
             self._show()
             raise JobError(failure)
         self._raise_if_all_have_gone()
-        self._tell_of_missing()
+        self._report_missing_parts()
         self._tell_of_silent()
         return False
 
@@ -214,10 +215,10 @@ class ClusterRun:
             raise JobError(f"host {part} was lost {failures} times in a row without progress; see its log")
         return self.progress.message(f"host {part} was lost, and is started again on {host}")
 
-    def _tell_of_missing(self) -> None:
-        """Report once that parts are missing after SLOW_S. Raises JobError if they are still missing after ``start_s``.
+    def _report_missing_parts(self) -> None:
+        """Report once if parts have not started after SLOW_S, as on a cluster without room for all of them.
 
-        The cluster may have no room for all parts at once."""
+        Raises JobError if parts are still missing after ``start_s``."""
         present = self.rendezvous.present()
         count = len(self.parts)
         waited = time.monotonic() - self._start_time
@@ -226,8 +227,8 @@ class ClusterRun:
         line = f"{present} of {count} hosts have started after {waited:.0f} s: {self.launcher.waiting_for()}"
         if waited > self.start_s:
             raise JobError(line)
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_reported_missing:
+            self._has_reported_missing = True
             self.progress.message(f"{line}; waiting {self.start_s:.0f} s for them")
 
     def _tell_of_silent(self) -> None:

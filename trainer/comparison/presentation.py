@@ -82,7 +82,7 @@ def draw(runs: Sequence[Measurements], goals: Goals, *, unit_of_time: str) -> by
 
     unit_of_time: "second", or "virtual second"."""
     labels = [run.label for run in runs]
-    looks = [
+    line_styles = [
         {"color": PALETTE[at % len(PALETTE)], "ls": LINES[at // len(PALETTE) % len(LINES)]} for at in range(len(runs))
     ]
     unit, size = _unit(max((run.sent_bytes or 0 for run in runs), default=0))
@@ -97,13 +97,13 @@ def draw(runs: Sequence[Measurements], goals: Goals, *, unit_of_time: str) -> by
     with style():
         figure, axes = canvas(max(3.2, ROW_INCHES * len(runs) + 1.2), columns=columns)
         figure.set_figwidth(PANEL_INCHES * columns)
-        handles = _draw_losses(axes[0], runs, looks, goals.loss)
+        handles = _draw_losses(axes[0], runs, line_styles, goals.loss)
         if curves > 1:
-            _draw_accuracies(axes[1], runs, looks, goals.accuracy)
+            _draw_accuracies(axes[1], runs, line_styles, goals.accuracy)
         for side in axes[:curves]:
             side.set_xlabel(f"{unit_of_time}s of training")
         for side, (title, (label, values)) in zip(axes[curves:], bars.items(), strict=True):
-            side.barh(range(len(runs)), values, color=[look["color"] for look in looks])
+            side.barh(range(len(runs)), values, color=[line_style["color"] for line_style in line_styles])
             side.set(xlabel=label, title=title, yticks=range(len(runs)), yticklabels=labels)
             side.invert_yaxis()
         for side in axes[curves + 1 :]:  # their rows are those of the first bars
@@ -122,10 +122,11 @@ def write_comparison(output: Path, runs: Sequence[Measurements], goals: Goals, *
     write_durably(output / PICTURE, draw(runs, goals, unit_of_time=unit_of_time))
 
 
-def _draw_losses(axes: Any, runs: Sequence[Measurements], looks: Sequence[Any], goal: float | None) -> list[Any]:
+def _draw_losses(axes: Any, runs: Sequence[Measurements], line_styles: Sequence[Any], goal: float | None) -> list[Any]:
     """Draw the curves of the training loss, and return a handle for each."""
     handles = [
-        axes.plot(thin(run.seconds), thin(run.loss), lw=1.2, **look)[0] for run, look in zip(runs, looks, strict=True)
+        axes.plot(thin(run.seconds), thin(run.loss), lw=1.2, **line_style)[0]
+        for run, line_style in zip(runs, line_styles, strict=True)
     ]
     losses = np.concatenate([run.loss for run in runs])
     # Without a loss (--compute none), or with a loss of 0, a log scale is impossible.
@@ -140,9 +141,10 @@ def _draw_losses(axes: Any, runs: Sequence[Measurements], looks: Sequence[Any], 
     return handles
 
 
-def _draw_accuracies(axes: Any, runs: Sequence[Measurements], looks: Sequence[Any], goal: float | None) -> None:
-    for run, look in zip(runs, looks, strict=True):
-        axes.plot(run.evaluated_s, run.accuracy, lw=1.2, marker=".", **look)
+def _draw_accuracies(axes: Any, runs: Sequence[Measurements], line_styles: Sequence[Any], goal: float | None) -> None:
+    """Draw the curves of evaluation accuracy, and the goal as a dotted line."""
+    for run, line_style in zip(runs, line_styles, strict=True):
+        axes.plot(run.evaluated_s, run.accuracy, lw=1.2, marker=".", **line_style)
     if goal is not None:
         axes.axhline(goal, color="#888", lw=0.8, ls=":")
     axes.set(ylabel="evaluation accuracy", title="Accuracy")

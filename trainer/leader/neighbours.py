@@ -1,9 +1,9 @@
 """The leader of an exchange among neighbours: decides who takes part, and keeps the run's log and checkpoints.
 
-Each worker has a model of its own, so that a lost worker stops nobody: the next view leaves it out, and its neighbours go
-on without it. Workers begin only rounds below a horizon, which moves ahead of the fastest one. A worker that joins takes
-part from the horizon on, with a neighbour's model of that round, so that no member can have begun it without the
-newcomer. The restart of the leader rolls the run back to the newest checkpoint."""
+Each worker has a model of its own, so the run continues when a worker is lost: the next view leaves it out, and its
+neighbours train without it. Workers begin only rounds below a horizon, which moves ahead of the fastest one. A worker
+that joins takes part from the horizon on, with a neighbour's model of that round, so that no member can have begun it
+without the newcomer. The restart of the leader rolls the run back to the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -380,7 +380,10 @@ class NeighbourLeader:
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     def _report(self, message: RoundReport, body: Body, now: float) -> None:
-        """Note the rounds that a worker has completed, and its first model. Raises MalformedMessageError."""
+        """Log the rounds that a worker has completed, and note that it has its first model.
+
+        A worker with a first model or with changed links sends no model until it knows that this server has logged
+        them. Its report is therefore answered even if no further rounds are granted. Raises MalformedMessageError."""
         member = self._member_of(message.worker, message.process, message.number)
         rounds = unpack_own_rounds(body)
         if not member or not self.progress:
@@ -392,7 +395,7 @@ class NeighbourLeader:
             self.progress.start_round(worker)
             if member.source is not None:
                 log_newcomer(self.log, worker, member.source, member.first)
-        # A report repeats the rounds of earlier ones until the worker learns that they are here.
+        # A report repeats the rounds of earlier reports until the worker learns that this server has them.
         for round, each in enumerate(rounds, message.version - len(rounds)):
             if round == self.progress.members[worker].clock and not self.progress.finished:
                 log_links(self.log, worker, round, each.changed, self._unused)
@@ -400,9 +403,10 @@ class NeighbourLeader:
                 self._absent_from.pop(worker, None)
                 self._sent_in[round] = self._sent_in.get(round, 0) + each.sent_bytes
         self._advance(now)
+        # Move the horizon when the fastest worker is halfway to it, so that it does not have to wait.
         if self.progress.furthest + self._ahead // 2 >= self.until:
             self._grant(now)
-        elif must_answer:  # the worker waits until the log has them
+        elif must_answer:
             self._send_grant(worker)
 
     def _keep_copy(self, message: ReplicaCopy, values: Body, momentum: Body, now: float) -> None:

@@ -128,7 +128,7 @@ class Trace(Profile):
 
     @cached_property
     def _times(self) -> Mapping[int, npt.NDArray[np.float64]]:
-        """Return the step times in seconds, [steps] per worker. Workers are renumbered from 0 without gaps."""
+        """Return the step times of each worker, float64 [steps], in seconds. Workers are renumbered from 0 without gaps."""
         from trainer.home.place import place_of
         from trainer.run_files import PUSHES
         from trainer.runlog.read import read_pushes
@@ -136,7 +136,7 @@ class Trace(Profile):
         pushes = read_pushes(place_of(self.parameter) / PUSHES, ["worker", "step_s"])
         pushes = pushes[pushes["step_s"] > 0]
         workers = enumerate(sorted(pushes["worker"].unique()))
-        return {at: pushes.loc[pushes["worker"] == worker, "step_s"].to_numpy() for at, worker in workers}
+        return {index: pushes.loc[pushes["worker"] == worker, "step_s"].to_numpy() for index, worker in workers}
 
     def seconds(self, step_s: float, seed: int, worker: int, clock: int) -> float:
         times = self._times[worker % len(self._times)]

@@ -209,7 +209,9 @@ def _replay_models(
 
 
 def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]]]:
-    """Yield the gradients of each update, (version, worker, clock, version_pulled, examples), as they were summed."""
+    """Yield the gradients of each update, in the order in which they were summed.
+
+    A gradient is (version, worker, clock, version_pulled, examples)."""
     update: list[tuple[int, int, int, int, int]] = []
     for row in zip(*(used[name].tolist() for name in USED), strict=True):
         if update and row[0] != update[0][0]:

@@ -611,9 +611,12 @@ def pack_rounds(rounds: Sequence[Round]) -> bytes:
 
 
 def unpack_rounds(body: bytes | memoryview, num_workers: int) -> list[Round]:
-    """Parse rounds. Raises MalformedMessageError."""
+    """Return the completed rounds in the body of a join request or of a RoundReport.
+
+    num_workers: the number of reports per round. Raises MalformedMessageError."""
     rounds = []
     at = 0
+    # A report says how long it is, so the next one is found only after it is parsed.
     while at < len(body):
         snapshot = bool(body[at])
         at += 1

@@ -15,7 +15,9 @@ def read_site(text: str) -> dict[str, str]:
 
 
 def hadoop_conf(folder: str) -> dict[str, str]:
-    """Return core-site and hdfs-site of HADOOP_CONF_DIR together; empty without them. Raises UsageError for bad XML."""
+    """Return the merged settings of core-site.xml and hdfs-site.xml in a folder; empty if it has neither.
+
+    folder: the value of HADOOP_CONF_DIR, or "". Raises UsageError for invalid XML."""
     conf: dict[str, str] = {}
     for name in ("core-site.xml", "hdfs-site.xml"):
         path = Path(folder) / name

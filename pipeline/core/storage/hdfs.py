@@ -116,7 +116,7 @@ class HdfsFiles:
         try:
             yield
         except Exception as error:  # the client raises RuntimeError and OSError for errors of servers
-            text = str(error).replace("\\n", "\n")  # Java's trace follows, its line ends sometimes escaped
+            text = str(error).replace("\\n", "\n")  # a Java trace may follow, with escaped line ends
             first = text.splitlines()[0] if text else type(error).__name__
             first = SERVERS.sub("", first)[:300]
             if isinstance(error, FileNotFoundError | PermissionError | FileExistsError):
@@ -124,13 +124,13 @@ class HdfsFiles:
                     raise
                 raise type(error)(f"{path}: {first}") from error
             if NO_LOGIN.search(first):
-                # A GSSAPIError quotes two codes and the text of the library, which begins with the name of the first code.
+                # A GSSAPIError contains the quoted text of the library, "name of the code: reason". Keep the reason.
                 quoted = re.search(r', "(?:[^":]*: )?([^"]*)"\)', text)
                 reason = quoted[1] if quoted else JAVA_CLASS.sub("", first)
                 raise NoTicketError(f"{path}: {LOGIN_ADVICE} ({reason})") from error
             for signs, kind in (
                 (("FileNotFound",), FileNotFoundError),
-                (("AccessControlException",), PermissionError),  # any trace of Java's names an AccessController
+                (("AccessControlException",), PermissionError),  # in full: every Java trace names an AccessController
                 # A file that its writer has not closed, or that its killed writer never will, exists too.
                 (("AlreadyExists", "AlreadyBeingCreated", "RecoveryInProgress"), FileExistsError),
             ):

@@ -56,8 +56,8 @@ def client_of(root: str, conf: Mapping[str, str]) -> tuple[Any, str]:
     # Without keys of Hadoop, obstore looks for credentials itself.
     keys = (lambda: s3_credential(settings)) if "access.key" in settings else None
     store = S3Store(bucket, config=config, client_options=client, retry_config=retry, credential_provider=keys)
-    through = f" through the proxy {settings['proxy.host']}" if "proxy_url" in client else ""
-    return store, (endpoint or "AWS") + through
+    proxy_text = f" through the proxy {settings['proxy.host']}" if "proxy_url" in client else ""
+    return store, (endpoint or "AWS") + proxy_text
 
 
 @contextmanager

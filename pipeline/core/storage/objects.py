@@ -156,7 +156,8 @@ class ObjectFiles:
     def put_new(self, path: str, data: bytes) -> None:
         """Create an object atomically. Raises FileExistsError, and LastingError if the store ignores the condition."""
         self._put(path, data)
-        if not self._trusted:  # with a store that ignores the condition, commits would overwrite each other
+        # Test the store once with a second PUT: if it ignored the condition, commits would overwrite each other.
+        if not self._trusted:
             with suppress(FileExistsError):
                 self._put(path, data)
                 raise LastingError(

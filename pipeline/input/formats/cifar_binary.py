@@ -55,7 +55,9 @@ class FixedRecords(Format):
         return read_names(store, folder, ("fine_label_names.txt" if self.label_bytes == 2 else "batches.meta.txt",))
 
     def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
-        """True if the label bytes of a file of odd length are valid for this record length."""
+        """True if the first bytes of a file are records of this length with valid labels.
+
+        Called for a file that no format recognises, for example because its last record is cut."""
         size = self.record_bytes(shape)
         records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
         return len(records) > 1 and bool((records[:, : self.label_bytes] < np.array(self.limits)).all())

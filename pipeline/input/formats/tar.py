@@ -104,7 +104,7 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
 
 
 def _member(archive: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> ArchivedFile:
-    """Return a file of an archive. Raises DataError if it is larger than an image may be."""
+    """Read a file of an archive. Raises DataError if it is truncated, or larger than an image may be."""
     folder, _, name = info.name.removeprefix("./").rpartition("/")
     stem, _, suffix = name.partition(".")
     if info.size > MAX_IMAGE_BYTES:

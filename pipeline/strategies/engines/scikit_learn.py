@@ -211,7 +211,7 @@ def describe_model(model: ClusterModel, shift: Floats | float) -> FloatFit:
 
 
 def new_model(strategy: NeighbourhoodStrategy, clusters: int) -> ClusterModel:
-    """Return the model of --clustering that is not fitted yet. clusters: the most clusters."""
+    """Return an unfitted model for --clustering. clusters: the number to fit; DBSCAN finds its own number."""
     if strategy.clustering == "dbscan":
         return Balls(strategy.radius, strategy.min_neighbours)
     settings = {"max_iter": strategy.max_iter, "tol": strategy.tol, "n_init": strategy.n_init}

@@ -206,11 +206,12 @@ def score_of(model: ClusterModel) -> float:
 
 
 def describe_model(model: ClusterModel) -> FloatFit:
+    """Return the clusters of a fitted model, for the manifest and the saved model."""
     if isinstance(model, KMeansModel):
         centres = np.stack(model.clusterCenters())
     else:
         centres = np.stack([gaussian.mean.toArray() for gaussian in model.gaussians])
-    # spark.ml lists as many sizes as it was asked for, and finds fewer clusters if rows are equal.
+    # If rows are equal, spark.ml finds fewer clusters than requested, but still lists a size for each request.
     sizes = np.array(model.summary.clusterSizes, np.int64)[: len(centres)]
     return FloatFit(centres, sizes, score_of(model), int(model.summary.numIter))
 

@@ -315,9 +315,10 @@ class PeerEngine:
         self.sent_in[round] = self.sent_in.get(round, 0) + size
 
     def _hand_over(self, worker: int, round: int) -> None:
-        """Send the model with which a worker begins a round to newcomers that begin with it too."""
+        """Send the model with which a worker begins a round to the newcomers that begin with the same round."""
         for index in [index for index, newcomer in self.newcomers.items() if newcomer.first == round]:
             newcomer = self.newcomers[index]
+            # All sources of a newcomer may die before they begin this round: then it gets this model.
             if newcomer.spare is None:
                 newcomer.spare = self.peers[worker].replica.values
                 newcomer.spare_from = worker

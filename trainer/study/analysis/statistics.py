@@ -361,7 +361,7 @@ def paired_t_test(b: Floats, a: Floats) -> tuple[Interval, float]:
 
 
 def _bootstrap(a: Floats, b: Floats) -> Interval:
-    """Return the bootstrap percentile interval of sd(a) / sd(b); pairs of seeds are drawn again.
+    """Return the percentile interval of sd(a) / sd(b) by a bootstrap that resamples pairs of equal seed.
 
     NaN with fewer than FEWEST_RESAMPLED pairs, or if one side does not vary."""
     if len(a) < FEWEST_RESAMPLED or not _sd(a) or not _sd(b):

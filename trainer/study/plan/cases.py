@@ -216,11 +216,13 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
 
 
 def _check_sharding(plan: StudyPlan, name: str) -> None:
-    """Raise UsageError, or DataError for a broken set, if no run could use a way of sharding.
+    """Raise UsageError, or DataError for a broken set, if a plan's table of a sharding is invalid.
 
-    A ready set must suit the plan, serve a single data set, and be the only key. Otherwise the study makes the sets:
-    ``order`` and the flags must be valid, and the sets must keep their labels. Either way, some source of randomness
-    must make seeds differ."""
+    A table with the key ``shards`` names a ready set, which must suit the plan, be used for a single data set, and be
+    the only key. For any other table the study makes the sets: ``order`` and the flags must be valid, and the sets
+    must keep their labels. In both cases, runs with different seeds must differ.
+
+    name: the table's name."""
     from pipeline.runs.flags import read_request
 
     keys = plan.shardings[name]
