@@ -66,7 +66,7 @@ FILES = (
 TEXTS = {file: (ROOT / file).read_text() for file in FILES}
 ALL_TEXT = "\n".join(TEXTS.values())
 ARROWS = {"--push"}  # of the front door's picture
-SPARK_SUBMITS_OWN = {"--master", "--deploy-mode", "--py-files", "--driver-memory"}
+SPARK_SUBMITS_OWN = {"--master", "--deploy-mode", "--py-files", "--driver-memory", "--keytab", "--principal"}
 OTHERS_OWN = SPARK_SUBMITS_OWN | {
     "--packages",
     "--archives",
@@ -265,7 +265,7 @@ def test_every_flag_named_exists() -> None:
         path for folder in ("pipeline", "trainer", "jobs", "tests/clusters") for path in (ROOT / folder).rglob("*.py")
     ]
     code = "\n".join(path.read_text() for path in [*sources, ROOT / "tests" / "digests.py"])
-    fields = re.findall(r"^ +(\w+): .*= (?:norm_)?option\(", code + ALL_TEXT, re.MULTILINE)
+    fields = re.findall(r"^ +(\w+): .*= (?:\w+_)?option\(", code + ALL_TEXT, re.MULTILINE)
     known = set(re.findall(r'"(--[a-z][\w-]*)"', code)) | {f"--{name.replace('_', '-')}" for name in fields}
     known |= OTHERS_OWN | {"--help"}
     named = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*(?![\w-])", ALL_TEXT)) - ARROWS

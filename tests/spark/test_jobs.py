@@ -173,6 +173,7 @@ def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, 
     assert_one_line(later, 2, "--overwrite")
 
 
+@pytest.mark.full  # the default tier has the engine in test_engines.py
 def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
     done = run_job("distribution_aware.py", *flags, "--engine", "spark-ml")

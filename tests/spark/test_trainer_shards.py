@@ -156,6 +156,9 @@ def test_loading_holds_the_rows_and_one_file_at_a_time(broken: Path) -> None:
     files = [{"path": path, **write_shard(broken / path, (3, 32, 32), [0] * 500, 3072)} for path in paths]
     change(broken, lambda manifest: manifest["image"].update(shape=[3, 32, 32]))
     change(broken, lambda manifest: manifest["workers"][0].update(files=files))
+    with pytest.raises(DataError, match=r"part-00000-large\.parquet has no column neighbourhood, as the set's"):
+        load_worker(open_shards(str(broken)), 0)
+    change(broken, lambda manifest: manifest.update(neighbourhoods=None))
     shards = open_shards(str(broken))
     load_worker(shards, 0)  # what is allocated once and for all
     peaks = []

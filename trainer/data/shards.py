@@ -368,6 +368,8 @@ def _load(
             rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
             if with_hashes:
                 rows.hashes[part] = np.where(columns.get("copy", 0) == 0, row_hashes_of(columns, data), 0)
+            if len(neighbourhoods) and "neighbourhood" not in columns:
+                raise DataError(f"{shards.uri}/{file.path} has no column neighbourhood, as the set's other files")
             if len(neighbourhoods):
                 neighbourhoods[part] = columns["neighbourhood"]
             at += len(ids)

@@ -66,7 +66,7 @@ def cache_points(context: SparkContext, folder: str, features: int, tasks: int) 
     points = load().cache()
     try:
         load_s = time_call(points.count)
-        _check_cached(context, points.id())
+        _check_cached(context, points.id(), points.getNumPartitions())
         yield CachedPoints(context, features, points.rdd(), load_s, read_s)
     finally:
         points.unpersist(True)
@@ -78,12 +78,16 @@ def _time_warm(read: Callable[[], object]) -> float:
     return time_call(read)
 
 
-def _check_cached(context: SparkContext, rdd: int) -> None:
-    """Raise JobError if a part does not fit into memory, since every mini-batch would read it again."""
+def _check_cached(context: SparkContext, rdd: int, rdd_parts: int) -> None:
+    """Raise JobError if a part does not fit into memory, since every mini-batch would read it again.
+
+    rdd, rdd_parts: id and number of parts of the cached RDD."""
     until = time.monotonic() + CACHE_REPORT_S
     while True:
         infos = scala_context(context).getRDDStorageInfo()
-        cached_parts, parts = next((i.numCachedPartitions(), i.numPartitions()) for i in infos if i.id() == rdd)
+        # Spark lists an RDD some time after its first part is cached.
+        counts = [(info.numCachedPartitions(), info.numPartitions()) for info in infos if info.id() == rdd]
+        cached_parts, parts = counts[0] if counts else (0, rdd_parts)
         if cached_parts == parts:
             return
         if time.monotonic() > until:
