@@ -91,11 +91,13 @@ def test_labels_of_a_tar_are_files_keys_or_folders(tmp_path: Path) -> None:
     dataset = find(path)
     assert (dataset.layout.class_names, rows_of(dataset)[0]) == (("cat", "dog"), [1, 0])
     path = write(tmp_path / "b.tar", archive(files))
-    assert rows_of(find(path))[0] == [4]
+    assert rows_of(find(path, image_column="png"))[0] == [4]
     named = find(path, label_column="kind", image_column="left.png")
     assert named.layout.class_names == ("cat",)
     assert np.array_equal(rows_of(named)[1][0], IMAGES[1])
-    assert find(write(tmp_path / "c.tar", archive(files[2:])), label_column="kind").layout.class_names == ("bee",)
+    assert find(
+        write(tmp_path / "c.tar", archive([("README.md", b"x"), *files[2:]])), label_column="kind"
+    ).layout.class_names == ("bee",)
     with pytest.raises(DataError, match=r"c.tar, sample x has no file \.species, nor a key species in a \.json"):
         find(tmp_path / "c.tar", label_column="species")
     with pytest.raises(DataError, match=r"d.tar has no labels: a sample has one in a file .cls or .json"):
@@ -105,6 +107,11 @@ def test_labels_of_a_tar_are_files_keys_or_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
+        (
+            [("a/cat.0.png", png(0)), ("a/cat.1.png", png(1))],
+            r"sample a/cat has several images, \.0\.png and \.1\.png: ",
+        ),
+        ([("1.png", png(0)), ("1.PNG", png(1))], r"sample 1 has several images, \.png and \.png: "),
         ([("1.cls", b"3")], r"sample 1 has no image, but only the files \.cls"),
         ([("1.png", b"x"), ("1.cls", b"\xff")], r"sample 1: its \.cls is no text"),
         ([("1.png", b"x"), ("1.json", b"{")], r"sample 1: its \.json is no JSON"),

@@ -59,13 +59,23 @@ class Tar(SampleFormat):
         members = read_members(store, path, offset)
         # Only neighbours can be one sample, so that an archive is read in one pass.
         for (folder, stem), some in groupby(members, lambda member: (member.folder, member.stem)):
-            files = {member.suffix: member for member in some}
-            images = [name for name in files if (name == image_name if image_name else is_image_name(f".{name}"))]
+            files: dict[str, ArchivedFile] = {}
+            image: ArchivedFile | None = None
             place = f"{path}, sample {folder}{'/' * bool(folder)}{stem}"
-            first = min(member.offset for member in files.values())
-            label = _label(files, folder, label_name, place)
-            if images:
-                yield Sample(first, files[images[0]].data, label, place)
+            first = None
+            for member in some:
+                first = member.offset if first is None else first
+                if member.suffix == image_name if image_name else is_image_name(f".{member.suffix}"):
+                    # Such as cat.0.jpg and cat.1.jpg: all but one would be lost.
+                    if image:
+                        raise DataError(
+                            f"{place} has several images, .{image.suffix} and .{member.suffix}: name one by --image-column,"
+                            " or give the files names that differ before the first dot"
+                        )
+                    image = member
+                files[member.suffix] = member
+            if image and first is not None:
+                yield Sample(first, image.data, _label(files, folder, label_name, place), place)
             elif any(suffix in files for suffix in (label_name, *LABEL_SUFFIXES)):
                 raise DataError(f"{place} has no image, but only the files .{', .'.join(sorted(files))}")
 
