@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,15 @@ def test_checksums_equal_those_of_the_definition(sizes: list[int]) -> None:
     assert crc32c(texts).tolist() == [checksum(text) for text in texts]
     assert crc32c([b"123456789"]).tolist() == [0xE3069283]
     assert crc32c([]).tolist() == []
+
+
+def test_checksums_of_short_texts_take_no_memory_for_a_long_one() -> None:
+    texts = [bytes(10)] * 255 + [bytes(1 << 20)]
+    tracemalloc.start()
+    crc32c(texts)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 40 << 20, f"{most:,} bytes"
 
 
 @pytest.mark.parametrize("packed", [True, False])

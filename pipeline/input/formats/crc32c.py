@@ -51,10 +51,23 @@ def append_zeros(words: Words, power: int) -> Words:
 
 def crc32c(texts: Sequence[bytes]) -> Words:
     """Return the checksum of each byte string, uint32 [strings]. About 100 MB/s on one core."""
-    if not texts:
-        return np.zeros(0, np.uint32)
+    result = np.zeros(len(texts), np.uint32)
+    # Texts of similar lengths together: one long text would pad all short ones to its own length.
+    powers = np.array([_power_of_pieces(text) for text in texts], np.int64)
+    for power in np.unique(powers).tolist():
+        places = np.flatnonzero(powers == power)
+        result[places] = _checksums([texts[place] for place in places.tolist()], 1 << power)
+    return result
+
+
+def _power_of_pieces(text: bytes) -> int:
+    """Return the least power of two, as its exponent, that is no less than the pieces of a text."""
+    return max(0, -(-len(text) // PIECE) - 1).bit_length()
+
+
+def _checksums(texts: Sequence[bytes], pieces: int) -> Words:
+    """Return the checksum of each of some byte strings of at most so many pieces, a power of two: uint32 [strings]."""
     lengths = np.array([len(text) for text in texts])
-    pieces = 1 << max(0, int(-(-lengths.max() // PIECE) - 1)).bit_length()
     # Zeros before a text leave an empty register empty, so all texts can have one length.
     padded = np.zeros((len(texts), pieces * PIECE), np.uint8)
     for row, text in zip(padded, texts, strict=True):
