@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,24 @@ def test_a_failed_write_loses_no_example(tmp_path: Path, monkeypatch: pytest.Mon
     ledger.discard()
     ledger.write(3)
     assert len(list(tmp_path.iterdir())) == 1, "the run has rolled back"
+
+
+def test_examples_are_added_while_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow store does not hold up the thread that serves the workers."""
+    ledger = ExampleLedger(tmp_path, 7)
+    ledger.add([record(1, 2)], 0.5)
+
+    def write(*_: object) -> None:
+        adding = threading.Thread(target=ledger.add, args=([record(2, 1)], 1.0), daemon=True)
+        adding.start()
+        adding.join(5)
+        assert not adding.is_alive(), "it waits for the write"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(example_ledger, "write_whole", write)
+        ledger.write(1)
+    ledger.write(2)
+    assert pq.read_table(tmp_path / "00000002-7.parquet").column("id").to_pylist() == [20]
 
 
 def test_a_ledger_without_rows_is_refused(tmp_path: Path) -> None:

@@ -54,7 +54,8 @@ class ExampleLedger:
         self.generation = generation
         self._entries: list[LedgerEntry] = []  # that are in no file, by version
         self._is_void = False
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the entries
+        self._writing = threading.Lock()  # held as long as a file is written
 
     def add(self, records: Iterable[Record], epoch: float) -> None:
         """Take over the examples of accepted gradients. epoch: global epochs after their update."""
@@ -71,17 +72,20 @@ class ExampleLedger:
         """Write the entries up to a version that are in no file yet, before its checkpoint is complete. Raises OSError.
 
         No-op without entries, and after ``discard``."""
-        with self._lock:
-            entries = [entry for entry in self._entries if entry.version <= version]
+        with self._writing:
+            with self._lock:
+                entries = [entry for entry in self._entries if entry.version <= version]
             if self._is_void or not entries:
                 return
             make(self.folder)
+            # Entries are added meanwhile: the owner's thread must not wait for a slow store.
             write_whole(self.folder / f"{version:08d}-{self.generation}.parquet", to_parquet(entries))
-            self._entries = self._entries[len(entries) :]
+            with self._lock:
+                del self._entries[: len(entries)]
 
     def discard(self) -> None:
         """Write nothing from now on, because the run rolls back. Waits until a write that is under way is done."""
-        with self._lock:
+        with self._writing:
             self._is_void = True
 
 
