@@ -420,6 +420,12 @@ class Config:
         share, rest = divmod(size, num_workers)
         return tuple(share + (self.data.worker_batch == "exact" and worker < rest) for worker in range(num_workers))
 
+    def reported_rows(self, rows: int) -> int:
+        """Return the most rows whose losses a report holds: of a mini-batch if the run has a ledger, else none.
+
+        rows: distinct training examples."""
+        return max(self.data.batch_size, rows) if self.run.example_ledger else 0
+
     @property
     def heartbeat_timeout_s(self) -> float:
         """Seconds without a heartbeat after which a process that is no worker is restarted."""

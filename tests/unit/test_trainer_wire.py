@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from trainer.config import RunFacts, slice_bounds
 from trainer.coordination.orders import OwnRound, Round, RowLosses, StepMeasurements
 from trainer.coordination.passes import RowSums
 from trainer.launch.control import Control
+from trainer.server.rounds import BODY_BYTES
 from trainer.transport import sockets as transport
 from trainer.transport.addresses import local_addresses
 from trainer.transport.agreement import Agreement
@@ -84,12 +86,14 @@ from trainer.transport.messages import (
     WorkerLoss,
     WriteCopy,
     WriteReceipt,
+    most_report_bytes,
     pack,
     pack_json,
     pack_own_rounds,
     pack_report,
     pack_reports,
     pack_rounds,
+    report_bytes,
     unpack,
     unpack_own_rounds,
     unpack_report,
@@ -99,6 +103,8 @@ from trainer.transport.messages import (
 from trainer.transport.sockets import Secret, connect
 from trainer.worker.clients.base import MustRejoin, Turn
 from trainer.worker.clients.servers import ServerClient
+from trainer.worker.neighbour_replica import NeighbourReplica
+from trainer.worker.replica import Replica
 
 ROOT = PACKAGE.parent
 SECRET = Secret("the token of these tests")
@@ -410,6 +416,21 @@ def test_a_report_is_the_same_on_the_other_side() -> None:
     ):
         assert unpack_report(pack_report(report)) == report
     assert pack_report(StepMeasurements(1, 0.5, 1, 0.01)) == REPORT
+
+
+def test_a_worker_waits_before_its_rounds_exceed_a_message() -> None:
+    """With the losses of rows, as with an example ledger; without them a limit on their number is reached first."""
+    rows = RowLosses(np.arange(1 << 16), np.zeros(1 << 16, np.float32), np.zeros(1 << 16, np.bool_))
+    long = StepMeasurements(1 << 16, 0.5, 1, 0.01, row_losses=rows)
+    assert len(pack_report(long)) == report_bytes(long) == most_report_bytes(1 << 16)
+    assert len(pack_report(long._replace(row_losses=None))) == most_report_bytes(0)
+    shared = SimpleNamespace(snapshots={}, version=0, num_workers=2, rounds=[Round(False, (long, long))] * 8)
+    own = SimpleNamespace(copies={}, rounds=[OwnRound(0, long)] * 16)
+    for replica, kind in ((shared, Replica), (own, NeighbourReplica)):
+        assert not kind.must_wait.fget(replica)  # type: ignore[attr-defined]
+        replica.rounds += replica.rounds[:8]
+        assert kind.must_wait.fget(replica)  # type: ignore[attr-defined]
+    assert len(pack_rounds(shared.rounds)) < BODY_BYTES
 
 
 def test_losses_of_rows_are_the_same_on_the_other_side() -> None:

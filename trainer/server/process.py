@@ -43,6 +43,7 @@ from trainer.transport.messages import (
     StatusReply,
     WorkerLoss,
     WriteReceipt,
+    most_report_bytes,
     num_frames,
     pack,
     pack_json,
@@ -83,7 +84,8 @@ class Server:
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
-        body_bytes = 4 * (end - begin)  # of float32
+        # The slice in float32, or the report of a step.
+        body_bytes = max(4 * (end - begin), most_report_bytes(config.reported_rows(facts.rows)))
         self.socket = serve(self.context, endpoint.address, endpoint.secret, body_bytes, endpoint.listener)
         self.to_leader = connect(self.context, endpoint.addresses[0], endpoint.secret) if index else None
         self.background = Background()

@@ -72,6 +72,7 @@ class Mesh:
         secret: the token of the run.
         elements: length of the flat vector.
         use_memory: whether to share memory with workers of this host.
+        report_bytes: length of the longest reports of a round.
 
     Attributes:
         inbox: the ROUTER, which receives what other workers send.
@@ -88,6 +89,7 @@ class Mesh:
         elements: int,
         *,
         use_memory: bool,
+        report_bytes: int = 0,
     ) -> None:
         self.context = context
         self.worker = worker
@@ -95,7 +97,7 @@ class Mesh:
         self.elements = elements
         self._own = _memory(padded(elements)) if use_memory else None
         self.memory = MarkedMemory(self._own, elements) if self._own else None
-        self.inbox = serve(context, _own_address(leader), secret, 4 * elements)
+        self.inbox = serve(context, _own_address(leader), secret, max(4 * elements, report_bytes))
         endpoint = self.inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = endpoint if endpoint.startswith("tcp") else endpoint.rstrip("\0")
         self.host = _host()

@@ -21,6 +21,7 @@ from trainer.coordination.passes import RowSums
 
 MAGIC = b"PS2"
 JSON_LIMIT_BYTES = 1 << 20
+MOST_ROUNDS_BYTES = 16 << 20  # of the rounds that a worker keeps for server 0 before it waits
 
 # --- from workers to servers ------------------------------------------------------------------------------------------
 
@@ -589,6 +590,16 @@ def _unpack_report_at(body: bytes | memoryview, at: int) -> tuple[StepMeasuremen
         columns.append(np.frombuffer(body, dtype, rows, begin).copy())
         begin += rows * dtype.itemsize
     return report._replace(row_losses=RowLosses(*columns)), end
+
+
+def report_bytes(report: StepMeasurements) -> int:
+    """Return the length of a packed report."""
+    return most_report_bytes(len(report.row_losses.ids) if report.row_losses else 0)
+
+
+def most_report_bytes(rows: int) -> int:
+    """Return the length of a packed report of a mini-batch of so many rows, with their losses."""
+    return _REPORT.size + rows * _ROW_BYTES
 
 
 def pack_reports(reports: Sequence[StepMeasurements]) -> bytes:

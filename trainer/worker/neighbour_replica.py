@@ -25,6 +25,7 @@ from trainer.exchange.plan_json import linked_pairs, plan_from_json
 from trainer.leader.peer_checkpoints import is_due
 from trainer.rules import build_replica, replica_rate, weighted_batch
 from trainer.transport.messages import (
+    MOST_ROUNDS_BYTES,
     MalformedMessageError,
     Message,
     ModelCopy,
@@ -36,6 +37,7 @@ from trainer.transport.messages import (
     RoundGrant,
     RoundReport,
     pack_own_rounds,
+    report_bytes,
     unpack_json,
 )
 from trainer.transport.vectors import from_body, to_body
@@ -178,7 +180,10 @@ class NeighbourReplica:
     @property
     def must_wait(self) -> bool:
         """True if server 0 lacks so many rounds or models of checkpoints that the next step must wait."""
-        return len(self.copies) > MOST_COPIES or len(self.rounds) > MOST_UNHEARD
+        if len(self.copies) > MOST_COPIES or len(self.rounds) > MOST_UNHEARD:
+            return True
+        size = report_bytes(self.rounds[-1].report) if self.rounds else 0
+        return len(self.rounds) * size > MOST_ROUNDS_BYTES
 
     @property
     def missed_from(self) -> int | None:

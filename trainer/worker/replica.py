@@ -21,6 +21,7 @@ from trainer.coordination.orders import Round, StepMeasurements
 from trainer.coordination.parameter_slice import add_pushed
 from trainer.rules import build_slice, build_weights, worker_rate
 from trainer.transport.messages import (
+    MOST_ROUNDS_BYTES,
     GradientPiece,
     MalformedMessageError,
     Message,
@@ -35,6 +36,7 @@ from trainer.transport.messages import (
     WriteCopy,
     pack_reports,
     pack_rounds,
+    report_bytes,
     unpack_json,
     unpack_report,
     unpack_reports,
@@ -176,7 +178,11 @@ class Replica:
     def must_wait(self) -> bool:
         """True if server 0 has so many rounds or snapshots to settle that the next step must wait."""
         pending = sum(version <= self.version for version in self.snapshots)
-        return pending > MOST_COPIES or len(self.rounds) * self.num_workers > MOST_UNSETTLED
+        if pending > MOST_COPIES or len(self.rounds) * self.num_workers > MOST_UNSETTLED:
+            return True
+        # Reports with losses of rows are long, and server 0 refuses messages of more than four times as many bytes.
+        size = sum(map(report_bytes, self.rounds[-1].reports)) if self.rounds else 0
+        return len(self.rounds) * size > MOST_ROUNDS_BYTES
 
     # --- views --------------------------------------------------------------------------------------------------------
 

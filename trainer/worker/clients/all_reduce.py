@@ -23,7 +23,7 @@ from trainer.home.place import Place
 from trainer.leader.background import Background
 from trainer.transport.agreement import Agreement
 from trainer.transport.mesh import Mesh
-from trainer.transport.messages import CopyReceipt, LinkLoss, PeerBeat, RunEnd, StoreEntry
+from trainer.transport.messages import CopyReceipt, LinkLoss, PeerBeat, RunEnd, StoreEntry, most_report_bytes
 from trainer.transport.sockets import Secret, close
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
@@ -71,7 +71,10 @@ class AllReduceClient:
         has_collective = adds_by_torch(stage.exchange)
         # torch.distributed reads no memory of other processes.
         use_memory = config.processes.same_host == "memory" and not has_collective
-        self.mesh = Mesh(self.context, worker, leader, secret, facts.elements, use_memory=use_memory)
+        longest = most_report_bytes(config.reported_rows(facts.rows))
+        self.mesh = Mesh(
+            self.context, worker, leader, secret, facts.elements, use_memory=use_memory, report_bytes=longest
+        )
         shared = self.mesh.memory
         self.pushed: Vector = shared.gradient if shared else np.zeros(facts.elements, np.float32)
         own_sum = shared.range_sums if shared else np.zeros(facts.elements, np.float32)
