@@ -128,6 +128,13 @@ def test_broken_samples_have_one_line(files: Files, words: str, tmp_path: Path) 
         scan(find(path), [(0, 1)], 1, serial)
 
 
+def test_a_tar_of_training_and_evaluation_rows_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tar", archive([("set/train/cat/1.png", png(0)), ("set/val/cat/1.png", png(1))]))
+    with pytest.raises(DataError, match=r"a.tar has the folders train and val, so that evaluation rows would be"):
+        find(path)
+    assert find(write(path, archive([("set/train/1.png", png(0)), ("set/test/1.png", png(1))]))).rows == 2, "classes"
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_tar_that_is_cut_or_changed_is_refused(packed: bool, tmp_path: Path) -> None:
     data = archive(numbered())

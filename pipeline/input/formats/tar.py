@@ -17,7 +17,7 @@ from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.core.shardset.schema import words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.files import is_image_name
+from pipeline.input.files import SPLIT, TRAINING, is_image_name
 from pipeline.input.formats.gzipped import GZIP, inflate_start
 from pipeline.input.formats.samples import Sample, SampleFormat
 
@@ -57,6 +57,7 @@ class Tar(SampleFormat):
     def samples(self, store: Store, path: str, offset: int, image_name: str, label_name: str) -> Iterator[Sample]:
         """Yield the samples of an archive; files that are neither images nor beside one are left out."""
         members = read_members(store, path, offset)
+        sides: dict[bool, str] = {}  # a folder of training rows, and one of others
         # Only neighbours can be one sample, so that an archive is read in one pass.
         for (folder, stem), some in groupby(members, lambda member: (member.folder, member.stem)):
             files: dict[str, ArchivedFile] = {}
@@ -75,7 +76,18 @@ class Tar(SampleFormat):
                     image = member
                 files[member.suffix] = member
             if image and first is not None:
-                yield Sample(first, image.data, _label(files, folder, label_name, place), place)
+                label = _label(files, folder, label_name, place)
+                above = folder.split("/")
+                # The last folder may be the class, whatever its name.
+                for name in above[:-1] if label == above[-1] else above:
+                    if SPLIT.fullmatch(name):
+                        sides[bool(TRAINING.fullmatch(name))] = name
+                if len(sides) > 1:
+                    raise DataError(
+                        f"{path} has the folders {sides[True]} and {sides[False]}, so that evaluation rows would be trained:"
+                        " extract it and name its folder, or archive each of them alone"
+                    )
+                yield Sample(first, image.data, label, place)
             elif any(suffix in files for suffix in (label_name, *LABEL_SUFFIXES)):
                 raise DataError(f"{place} has no image, but only the files .{', .'.join(sorted(files))}")
 
