@@ -24,6 +24,7 @@ from safetensors.torch import save as save_file
 from sklearn.metrics import confusion_matrix
 
 from pipeline.core.errors import DataError
+from pipeline.core.shardset.layout import MAX_CLASSES
 from pipeline.core.storage.store import Store
 from tests.support.configs import make_config
 from tests.support.kills import was_killed_at
@@ -43,7 +44,7 @@ from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
 from trainer.evaluation import recalibration
 from trainer.evaluation.guessing import NOTHING_LEARNED
-from trainer.evaluation.process import EvaluationResult, Evaluator, evaluate, penalty
+from trainer.evaluation.process import ClassCounts, EvaluationResult, Evaluator, evaluate, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace
@@ -166,8 +167,20 @@ def test_confusion_is_scikit_learns() -> None:
     with torch.no_grad():
         predicted = built.model.eval()(images).argmax(1)
     expected = confusion_matrix(EVAL_ROWS.labels, predicted, labels=range(CLASSES))
-    assert found.confusion is not None
-    assert found.confusion.tolist() == expected.tolist()
+    assert found.classes is not None
+    assert found.classes.to_json() == {
+        "class_rows": expected.sum(1).tolist(),
+        "class_correct": expected.diagonal().tolist(),
+        "confusion": expected.tolist(),
+    }
+
+
+def test_many_classes_are_counted_without_a_table_of_their_pairs() -> None:
+    counts = ClassCounts(MAX_CLASSES)
+    counts.add(np.array([MAX_CLASSES - 1, 7, 7]), np.array([0, 7, 8]))
+    found = counts.to_json()
+    assert (found["class_rows"][7], found["class_correct"][7], sum(found["class_rows"])) == (2, 1, 3)
+    assert "confusion" not in found
 
 
 def test_an_evaluation_changes_no_number_of_the_model() -> None:

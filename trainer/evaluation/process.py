@@ -237,7 +237,7 @@ class Evaluator:
             train_accuracy=train.accuracy,
             learned=learned,
             final=state.final,
-            **_class_counts(evaluation.confusion),
+            **(evaluation.classes.to_json() if evaluation.classes else {}),
         )
 
     def _measure_held_out(self, state: RunState) -> None:
@@ -357,6 +357,33 @@ def _is_of(event: LogEvent, state: RunState) -> bool:
     return _key(event) == (state.version, state.generation)
 
 
+class ClassCounts:
+    """Evaluation rows by class.
+
+    Attributes:
+        rows, correct: int64 [K], all rows and those whose class is predicted.
+        confusion: int64 [K, K], rows by class and predicted class; None of more than MOST_CONFUSED classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.rows = np.zeros(num_classes, np.int64)
+        self.correct = np.zeros(num_classes, np.int64)
+        is_small = num_classes <= MOST_CONFUSED
+        self.confusion = np.zeros((num_classes, num_classes), np.int64) if is_small else None
+
+    def add(self, labels: npt.NDArray[np.int64], predicted: npt.NDArray[np.int64]) -> None:
+        """Count a batch. labels, predicted: classes, int64 [B]."""
+        self.rows += np.bincount(labels, minlength=len(self.rows))
+        self.correct += np.bincount(labels[labels == predicted], minlength=len(self.rows))
+        if self.confusion is not None:
+            np.add.at(self.confusion, (labels, predicted), 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the keys of an ``eval`` event."""
+        counts = {"class_rows": self.rows.tolist(), "class_correct": self.correct.tolist()}
+        return counts if self.confusion is None else counts | {"confusion": self.confusion.tolist()}
+
+
 class EvaluationResult(NamedTuple):
     """The result of an evaluation.
 
@@ -364,21 +391,13 @@ class EvaluationResult(NamedTuple):
         loss: mean loss without the L2 term.
         accuracy: share of correct predictions, None for real targets.
         noise: standard error of the loss.
-        confusion: int64 [K, K], rows by class and predicted class; None if classes were not counted.
+        classes: rows by class; None if they were not counted.
     """
 
     loss: float
     accuracy: float | None
     noise: float
-    confusion: npt.NDArray[np.int64] | None = None
-
-
-def _class_counts(confusion: npt.NDArray[np.int64] | None) -> dict[str, Any]:
-    """Return the keys of an ``eval`` event that count rows by class; empty if none were counted."""
-    if confusion is None:
-        return {}
-    counts = {"class_rows": confusion.sum(1).tolist(), "class_correct": confusion.diagonal().tolist()}
-    return counts | ({"confusion": confusion.tolist()} if len(confusion) <= MOST_CONFUSED else {})
+    classes: ClassCounts | None = None
 
 
 @torch.no_grad()
@@ -402,7 +421,7 @@ def evaluate(
     rows = right = 0
     loss = squares = 0.0
     are_classes = True
-    confusion = None if num_classes is None else np.zeros((num_classes, num_classes), np.int64)
+    classes = None if num_classes is None else ClassCounts(num_classes)
     for images, labels in batches:
         outputs = model(images)
         rows += len(labels)
@@ -410,8 +429,8 @@ def evaluate(
         loss += float(task.loss(outputs, labels)) * len(labels)
         squares += float(task.losses(outputs, labels).double().square().sum())
         right += int(task.correct(outputs, labels))
-        if confusion is not None:
-            np.add.at(confusion, (labels.cpu().numpy(), task.predicted(outputs).cpu().numpy()), 1)
+        if classes:
+            classes.add(labels.cpu().numpy(), task.predicted(outputs).cpu().numpy())
         are_classes = not labels.is_floating_point()
     if not rows:
         raise ValueError("no rows to evaluate")
@@ -419,7 +438,7 @@ def evaluate(
     mean = loss / rows
     accuracy = right / rows if are_classes else None
     noise = math.sqrt(max(0.0, squares / rows - mean * mean) / rows)
-    return EvaluationResult(mean, accuracy, noise, confusion)
+    return EvaluationResult(mean, accuracy, noise, classes)
 
 
 @torch.no_grad()
