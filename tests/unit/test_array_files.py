@@ -148,6 +148,8 @@ def test_broken_matlab_files_have_one_line(tmp_path: Path) -> None:
     path = mat(tmp_path / "a.mat", X=IMAGES.astype(float), y=LABELS)
     with pytest.raises(DataError, match=r"a.mat, variable X is float64; images are uint8|a.mat, variable X is double"):
         find(path)
+    with pytest.raises(DataError, match=r"a.mat, variable X is bool; images are uint8"):
+        find(mat(path, X=IMAGES > 100, y=LABELS))
     path.write_bytes(b"MATLAB 7.3 MAT-file" + bytes(200))
     with pytest.raises(DataError, match=r"a.mat is a MATLAB file of version 7.3, which is HDF5; save it with -v7"):
         find(path)

@@ -119,7 +119,8 @@ def _variables(data: bytes, path: str) -> dict[str, tuple[tuple[int, ...], str]]
             raise ValueError("a variable is larger than the file can hold")
     except Exception as error:  # a damaged file raises almost anything
         raise DataError(f"{path} is damaged: {words_of(error) or type(error).__name__}") from None
-    return {name: (tuple(shape), kind) for name, shape, kind in listed if kind in np.sctypeDict or kind == "logical"}
+    kinds = [(name, tuple(shape), "bool" if kind == "logical" else kind) for name, shape, kind in listed]
+    return {name: (shape, kind) for name, shape, kind in kinds if kind in np.sctypeDict}
 
 
 def _load(data: bytes, path: str, names: list[str]) -> dict[str, npt.NDArray[Any]]:
