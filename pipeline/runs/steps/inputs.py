@@ -93,6 +93,12 @@ def discover_inputs(run: ShardingRun) -> Inputs:
         raise DataError(
             f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
         )
+    # Numbers from 0 are the labels of the one, and places in the order of names those of the other.
+    if layout.named_labels and bool(layout.class_names) != bool(beside.layout.class_names):
+        raise DataError(
+            f"{beside.uri} has the class {(beside.layout.class_names or ('0',))[0]!r}, and the classes of the input are"
+            " whole numbers; name the classes alike"
+        )
     if {(file.path, file.split) for file in beside.files} & {(file.path, file.split) for file in dataset.files}:
         raise UsageError(f"--eval-input {beside.uri} and --input read the same files; name the evaluation files")
     return Inputs(dataset, beside)
