@@ -104,6 +104,8 @@ def collect_cells(run: ShardingRun, source: ScannedInput, dealing: Dealing, bund
         except JobError as error:
             yield 0, str(error)
             return
+        if not parts:  # a chunk without rows, as with images of more than 64 MiB
+            return
         cells = merge_cells(parts)
         places = (cells.keys >> np.uint64(32)).astype(np.int64) * buckets >> 32
         for bucket in np.unique(places).tolist():
