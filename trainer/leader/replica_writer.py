@@ -80,8 +80,8 @@ class ReplicaWriter:
         """Try the final checkpoint again, if it has failed and it is time."""
         self._now = now
         if self._final and now >= self._retry_at:
-            self.submit(*self._final)
-            self._final = None
+            final, self._final = self._final, None  # before, because the call may fail at once
+            self.submit(*final)
 
     def _write(
         self, checkpoints: PeerCheckpoints, replicas: ReplicasAtVersion, ledger: ExampleLedger | None
