@@ -135,6 +135,16 @@ def test_a_tar_of_training_and_evaluation_rows_is_refused(tmp_path: Path) -> Non
     assert find(write(path, archive([("set/train/1.png", png(0)), ("set/test/1.png", png(1))]))).rows == 2, "classes"
 
 
+def test_labels_that_are_left_out_may_be_anything(tmp_path: Path) -> None:
+    files = [("1.png", png(0)), ("1.json", b'{"label": [1]}'), ("2.png", png(1)), ("2.cls", b"cat")]
+    write(tmp_path / "a.tar", archive(files))
+    write(tmp_path / "b", tfrecord([example(image=png(0), label=0.5), example(image=png(1), label=1)]))
+    for name in ("a.tar", "b"):
+        labels, images = rows_of(find(tmp_path / name, unlabelled=True))
+        assert labels == [0, 0]
+        assert np.array_equal(images, IMAGES[:2])
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_tar_that_is_cut_or_changed_is_refused(packed: bool, tmp_path: Path) -> None:
     data = archive(numbered())

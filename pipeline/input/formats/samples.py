@@ -45,7 +45,9 @@ class SampleFormat(Format):
     names_columns: ClassVar[bool] = True
 
     @abstractmethod
-    def samples(self, store: Store, path: str, offset: int, image_name: str, label_name: str) -> Iterator[Sample]:
+    def samples(
+        self, store: Store, path: str, offset: int, image_name: str, label_name: str | None
+    ) -> Iterator[Sample]:
         """Yield the samples of a file from a marked offset on. Raises DataError.
 
         Args:
@@ -53,7 +55,7 @@ class SampleFormat(Format):
             path: the file.
             offset: 0, or the offset of a sample.
             image_name: the value of --image-column, or "".
-            label_name: the value of --label-column, or "".
+            label_name: the value of --label-column, or ""; None: labels are not looked at.
         """
 
     def can_seek(self, head: bytes) -> bool:
@@ -70,7 +72,8 @@ class SampleFormat(Format):
         is_encoded: bool | None = None
         problem: DataError | None = None
         kinds: set[type] = set()
-        for number, sample in enumerate(self.samples(store, file.path, 0, image_name, label_name)):
+        samples = self.samples(store, file.path, 0, image_name, None if options.unlabelled else label_name)
+        for number, sample in enumerate(samples):
             offsets.append(sample.offset)
             kinds.add(type(sample.label))
             if isinstance(sample.label, str):
@@ -119,7 +122,8 @@ class SampleFormat(Format):
         number = start // file.mark_rows if file.marks else 0
         offset = file.marks[number] if number < len(file.marks) else 0
         first = number * file.mark_rows if file.marks else 0
-        samples = self.samples(store, file.path, offset, file.image_column, file.label_column)
+        label_name = file.label_column if layout.labelled else None
+        samples = self.samples(store, file.path, offset, file.image_column, label_name)
         wanted_rows = islice(samples, start - first, stop - first)
         step = block_rows(layout.record_bytes)
         numbers = {name: at for at, name in enumerate(layout.class_names)}

@@ -54,7 +54,9 @@ class Tar(SampleFormat):
     def can_seek(self, head: bytes) -> bool:
         return head[:2] != GZIP
 
-    def samples(self, store: Store, path: str, offset: int, image_name: str, label_name: str) -> Iterator[Sample]:
+    def samples(
+        self, store: Store, path: str, offset: int, image_name: str, label_name: str | None
+    ) -> Iterator[Sample]:
         """Yield the samples of an archive; files that are neither images nor beside one are left out."""
         members = read_members(store, path, offset)
         sides: dict[bool, str] = {}  # a folder of training rows, and one of others
@@ -75,7 +77,10 @@ class Tar(SampleFormat):
                         )
                     image = member
                 files[member.suffix] = member
-            if image and first is not None:
+            if label_name is None:
+                if image and first is not None:
+                    yield Sample(first, image.data, None, place)
+            elif image and first is not None:
                 label = _label(files, folder, label_name, place)
                 above = folder.split("/")
                 # The last folder may be the class, whatever its name.

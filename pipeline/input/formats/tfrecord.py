@@ -49,7 +49,9 @@ class TFRecord(SampleFormat):
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return len(head) >= HEADER.size and HEADER.unpack_from(head)[1] == masked(crc32c([head[:8]]))[0]
 
-    def samples(self, store: Store, path: str, offset: int, image_name: str, label_name: str) -> Iterator[Sample]:
+    def samples(
+        self, store: Store, path: str, offset: int, image_name: str, label_name: str | None
+    ) -> Iterator[Sample]:
         """Yield the examples of a file, whose checksums are compared."""
         for record in _read_records(store, path, offset):
             # Whatever is wrong with a message, its place is what a user needs.
@@ -62,8 +64,9 @@ class TFRecord(SampleFormat):
             if not isinstance(image, bytes):
                 raise DataError(f"{place}: the feature of the image is {str(image)[:80]!r}, not bytes")
             label: Any = None
-            if label_name or any(name in features for name in LABEL_FEATURES):
-                label = _feature(features, label_name, LABEL_FEATURES, place)
+            is_usual = label_name == "" and any(name in features for name in LABEL_FEATURES)
+            if label_name or is_usual:
+                label = _feature(features, label_name or "", LABEL_FEATURES, place)
                 try:
                     label = as_label(label.decode() if isinstance(label, bytes) else label, place)
                 except UnicodeDecodeError:
