@@ -258,7 +258,11 @@ def check_readable(store: Store, path: str) -> None:
 
 
 def _same_layout(one: Layout, other: Layout) -> bool:
-    """True if two layouts are equal except for the classes, whose numbers are checked label by label."""
+    """True if two layouts are equal except for the classes, whose numbers are checked label by label.
+
+    Files that name their classes must number them alike."""
+    if one.class_names and other.class_names and one.class_names != other.class_names:
+        return False
     return _drop_classes(one) == _drop_classes(other)
 
 

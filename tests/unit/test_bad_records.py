@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,18 @@ def test_a_stream_takes_files_that_hold_their_labels(name: str, tmp_path: Path) 
     rows, bad_records = survey(Store(), "s", entries, run=serial, first=0, read_options=ReadOptions(), expected=None)
     assert rows is None
     assert "is npy, whose labels are not in the same file" in bad_records[0].reason
+
+
+def test_a_stream_takes_no_file_that_numbers_its_classes_otherwise(tmp_path: Path) -> None:
+    for name, classes in (("a", ["cat", "dog"]), ("b", ["dog", "cat"]), ("c", ["cat", "dog"])):
+        features = json.dumps({"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}})
+        table = pa.table({"image": [image_file(0)], "label": [0]}).replace_schema_metadata({"huggingface": features})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    entries = Store().list(str(tmp_path))
+    rows, bad_records = survey(Store(), "s", entries, run=serial, first=0, read_options=ReadOptions(), expected=None)
+    assert rows is not None
+    assert rows.rows == 2
+    assert [Path(entry.source).name for entry in bad_records] == ["b.parquet"]
 
 
 def test_a_limit_makes_another_set() -> None:
