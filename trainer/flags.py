@@ -49,7 +49,6 @@ def build_parser(prog: str = PROG, description: str = DESCRIPTION, epilog: str =
     parser.hints = {"--workers": "a run has a worker per shard; jobs/reshard.py --workers N changes their number"}
     data = parser.add_argument_group("data", summaries(SAMPLERS))
     add_flags(data, Data, leave_out=("sampling",))
-    parser.actions_by_flag()["--shards"].nargs = "+"
     data.add_argument(
         "--sampling",
         choices=list(SAMPLERS),
