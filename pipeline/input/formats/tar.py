@@ -117,6 +117,8 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
                 for info in archive:
                     if info.isfile():
                         yield _member(archive, info, path)
+                    # It keeps half a kilobyte per file, of which an archive may have millions.
+                    archive.members.clear()  # type: ignore[attr-defined]
                 end = archive.offset
             # An archive that was cut between two files looks whole, except for the block of zeros at its end.
             if packed:
