@@ -135,6 +135,18 @@ def test_a_tar_of_training_and_evaluation_rows_is_refused(tmp_path: Path) -> Non
     assert find(write(path, archive([("set/train/1.png", png(0)), ("set/test/1.png", png(1))]))).rows == 2, "classes"
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_tar_with_links_to_images_or_labels_is_refused(kind: bytes, tmp_path: Path) -> None:
+    for name in ("a/2.png", "a/2.cls"):
+        buffer = io.BytesIO(archive([("a/1.png", png(0)), ("a/1.cls", b"1")]))
+        with tarfile.open(fileobj=buffer, mode="a") as file:
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, f"a/1{name[-4:]}"
+            file.addfile(link)
+        with pytest.raises(DataError, match=rf"a.tar, file {name}: a link, whose row would be lost"):
+            find(write(tmp_path / "a.tar", buffer.getvalue()))
+
+
 def test_labels_that_are_left_out_may_be_anything(tmp_path: Path) -> None:
     files = [("1.png", png(0)), ("1.json", b'{"label": [1]}'), ("2.png", png(1)), ("2.cls", b"cat")]
     write(tmp_path / "a.tar", archive(files))

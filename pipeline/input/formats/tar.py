@@ -117,6 +117,11 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
                 for info in archive:
                     if info.isfile():
                         yield _member(archive, info, path)
+                    elif (info.islnk() or info.issym()) and _is_of_sample(info.name):
+                        raise DataError(
+                            f"{path}, file {info.name[:200]}: a link, whose row would be lost; archive the files with tar"
+                            " --dereference --hard-dereference"
+                        )
                     # It keeps half a kilobyte per file, of which an archive may have millions.
                     archive.members.clear()  # type: ignore[attr-defined]
                 end = archive.offset
@@ -130,6 +135,12 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
                     raise DataError(f"{path} is cut: it ends at byte {end} without the end of an archive")
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError, OverflowError) as error:
         raise DataError(f"{path} is a damaged archive: {words_of(error) or type(error).__name__}") from None
+
+
+def _is_of_sample(name: str) -> bool:
+    """True if a file has the suffix of an image, of a label or of a sample's JSON."""
+    suffix = name.rpartition("/")[2].partition(".")[2].lower()
+    return is_image_name(f".{suffix}") or suffix in (*LABEL_SUFFIXES, "json")
 
 
 def _member(archive: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> ArchivedFile:
