@@ -204,6 +204,19 @@ def _begins(path: str, word: re.Pattern[str]) -> bool:
     return any(word.match(each) for each in (name, *values))
 
 
+def _twins(entries: list[FileInfo], word: re.Pattern[str]) -> set[str]:
+    """Return the paths of files that are named like a training file but for the word: x_test.npy beside x_train.npy."""
+    paths = {entry.path for entry in entries}
+    twins = set()
+    for entry in entries:
+        folder = entry.path[: -len(entry.name)]
+        for match in re.finditer(rf"(?<![A-Za-z])(?:{word.pattern})", entry.name):
+            before, after = entry.name[: match.start()], entry.name[match.end() :]
+            if any(f"{folder}{before}{name}{after}" in paths for name in TRAINING.pattern.split("|")):
+                twins.add(entry.path)
+    return twins
+
+
 def check_no_table(entries: Iterable[FileInfo]) -> None:
     """Raise DataError if the log of a table, such as Delta's, is among the entries of a folder."""
     for entry in entries:
@@ -256,11 +269,14 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
             )
         files.append(entry)
     above = len(fixed_part(uri))
-    tests = [file for file in files if is_evaluation(_split_path(file, above))]
+    plain = [file for file in files if not file.is_dir]
+    test_twins = _twins(plain, TEST)
+    twins = test_twins | _twins(plain, VALIDATION)
+    tests = [file for file in files if is_evaluation(_split_path(file, above)) or file.path in twins]
     if tests and len(tests) < len(files):
         held_out = {file.path for file in tests}
         # An input with test and validation files is evaluated on the test split only.
-        of_test = [file for file in tests if is_test(_split_path(file, above))]
+        of_test = [file for file in tests if is_test(_split_path(file, above)) or file.path in test_twins]
         files = (of_test or tests) if evaluation else [file for file in files if file.path not in held_out]
     if not files:
         raise DataError(f"{uri} holds no data files; `sharding formats` lists what is read")

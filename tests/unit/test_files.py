@@ -47,6 +47,15 @@ def rows_of(dataset: Dataset) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any
     return np.concatenate([b.labels for b in blocks]), np.concatenate([b.images for b in blocks])
 
 
+def test_files_are_held_out_by_the_names_of_training_files(tmp_path: Path) -> None:
+    training = ["a-test.npy", "set-train-images", "set-training.csv", "x_train.npy", "y_train.npy"]
+    held_out = ["set-test-images", "set-val.csv", "x_test.npy", "y_test.npy"]
+    for name in training + held_out:
+        (tmp_path / name).write_bytes(b"x")
+    assert found(tmp_path, "") == training
+    assert found(tmp_path, "", evaluation=True) == ["set-test-images", "x_test.npy", "y_test.npy"]
+
+
 @pytest.fixture
 def days(tmp_path: Path) -> Path:
     for day in ("01", "02", "13"):
