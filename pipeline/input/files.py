@@ -60,7 +60,10 @@ def input_files(store: Store, uri: str, evaluation: bool, *, folders: bool = Fal
     if len(entries) == 1 and not entries[0].is_dir:
         return entries
     below = [file for entry in entries for file in (entries_below(store, entry.path) if entry.is_dir else [entry])]
-    below = fold_images(_enter_splits(store, [entry for entry in below if _is_data(entry)], evaluation))
+    below = [entry for entry in below if _is_data(entry)]
+    if folders:  # before the folders of splits are entered, which have no files beside them
+        below = [entry for entry in below if entry.is_dir or is_image_name(entry.name)]
+    below = fold_images(_enter_splits(store, below, evaluation))
     if folders:
         below = [entry for entry in below if entry.is_dir or entry.name in TABLE_LOGS]
     return _choose(sorted(below, key=lambda file: file.path), uri, evaluation)

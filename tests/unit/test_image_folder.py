@@ -87,6 +87,15 @@ def test_folders_of_splits_are_entered(tmp_path: Path) -> None:
         find(tmp_path, evaluation=True, names=training.layout.class_names)
 
 
+def test_folders_of_splits_are_entered_beside_other_files(tmp_path: Path) -> None:
+    for name, number in (("train/cat/1.png", 0), ("train/dog/1.png", 1), ("val/cat/1.png", 2)):
+        write(tmp_path / name, IMAGES[number])
+    (tmp_path / "README.txt").write_text("about")
+    with pytest.raises(DataError, match="is a folder inside the input"):
+        find(tmp_path)
+    assert find(tmp_path, format="image-folder").layout.class_names == ("cat", "dog")
+
+
 def test_classes_of_partition_folders_and_patterns(tmp_path: Path) -> None:
     write(tmp_path / "x/label=1/a.png", IMAGES[1])
     write(tmp_path / "x/label=0/a.png", IMAGES[0])
