@@ -58,6 +58,17 @@ def test_decoded_rows_keep_their_columns(tmp_path: Path, monkeypatch: pytest.Mon
     assert list((tmp_path / "local" / "decoded").iterdir())
 
 
+def test_the_column_of_labels_can_be_kept(tmp_path: Path) -> None:
+    table = pa.table({"image": [bytes(12)] * 3, "class": ["b", "a", "b"]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    for name in ("a.parquet", "a.arrow"):
+        (block,) = discovered(tmp_path / name, "class").read(0, 3)
+        assert block.labels.tolist() == [1, 0, 1]
+        assert block.columns.attributes["class"].to_pylist() == ["b", "a", "b"]
+
+
 def test_rows_of_a_block_keep_their_columns() -> None:
     columns = Columns(np.arange(4, dtype=np.int32), None, attributes={"site": pa.array(["a", "b", None, "d"])})
     assert columns.take(np.array([2, 0])).attributes["site"].to_pylist() == [None, "a"]

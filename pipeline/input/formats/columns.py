@@ -137,7 +137,8 @@ class TableFormat(Format):
         image = layout.column or file.image_column
         beside = ["coarse_label"] * bool(layout.coarse) + [TARGET_COLUMN] * layout.targets
         names = [*([label] if label else []), *beside, *([image] if images else [])]
-        names += [column.name for column in layout.attributes]
+        # A column of labels may be kept too.
+        names = list(dict.fromkeys([*names, *(column.name for column in layout.attributes)]))
         for name in names:
             _pick(table.schema, name, (), file.path)
         first = 0
