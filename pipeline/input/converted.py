@@ -11,7 +11,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.storage.store import Store
 from pipeline.input.channels import CHANNELS, to_channels
-from pipeline.input.formats.base import Columns, DataFile, Format
+from pipeline.input.formats.base import DECODED_BYTES, Columns, DataFile, Format
 from pipeline.input.read_options import ReadOptions
 from pipeline.input.resize import resize
 
@@ -29,9 +29,14 @@ def with_conversion(file: DataFile, layout: Layout, options: ReadOptions) -> tup
         )
     channels = options.channels or layout.shape[0]
     height, width = options.resize or layout.shape[1:]
+    decode_rows = file.decode_rows
+    # Photographs that are made small: else each would be kept in a file of its own.
+    if file.encoded and 0 < decode_rows < file.rows:
+        decode_rows = min(file.rows, max(decode_rows, DECODED_BYTES // (channels * height * width)))
     # The decoder converts each image by itself, because one file may hold image files of several sizes, grey and RGB.
     return replace(
         file,
+        decode_rows=decode_rows,
         channels=options.channels and (channels if file.encoded else layout.shape[0]),
         size=options.resize and ((height, width) if file.encoded else layout.shape[1:]),
     ), replace(layout, shape=(channels, height, width))

@@ -11,7 +11,9 @@ from PIL import Image
 
 from pipeline.core.errors import DataError
 from pipeline.core.storage.store import Store
+from pipeline.input import converted
 from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.formats import image_folder
 from pipeline.input.read_options import ReadOptions
 from pipeline.input.resize import resize
 
@@ -141,6 +143,14 @@ def test_images_of_several_sizes_need_resize(tmp_path: Path) -> None:
     assert labels == [0, 1, 1, 1, 1, 2, 2]
     large = np.repeat(np.repeat(IMAGES[5], 3, 0), 2, 1).transpose(2, 0, 1)
     assert np.array_equal(images[4], resize(large, (6, 3)).transpose(1, 2, 0))
+
+
+def test_resized_images_are_decoded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_folder, "DECODED_BYTES", 60)  # of one image
+    monkeypatch.setattr(converted, "DECODED_BYTES", 60)
+    make_folders(tmp_path)
+    assert {file.decode_rows for file in find(tmp_path).files} == {1}
+    assert [file.decode_rows for file in find(tmp_path, resize=(2, 4)).files] == [1, 2, 2]
 
 
 def test_a_declared_shape_is_compared_with_image_files(tmp_path: Path) -> None:
