@@ -85,6 +85,16 @@ def test_samples_of_a_tar_are_rows(packed: bool, style: int, tmp_path: Path, mon
         assert np.array_equal(block.images.reshape(3, 5, 4), IMAGES[low].transpose(2, 0, 1))
 
 
+def test_a_file_has_few_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "DECODED_BYTES", 60)  # of one row
+    monkeypatch.setattr(samples, "MOST_MARKS", 3)
+    dataset = find(write(tmp_path / "a.tar", archive(numbered())))
+    assert (len(dataset.files[0].marks), dataset.files[0].decode_rows) == (3, 1)
+    for low in range(7):
+        (block,) = dataset.read(low, low + 1)
+        assert block.labels.tolist() == [low % 3]
+
+
 def test_labels_of_a_tar_are_files_keys_or_folders(tmp_path: Path) -> None:
     about = json.dumps({"label": 4, "kind": "bee"}).encode()
     files = [("x.kind", b"cat"), ("x.left.png", png(1)), ("x.png", png(0)), ("x.json", about)]

@@ -20,6 +20,7 @@ from pipeline.input.image_files import LOOKED_AT, decode_image, shape_of_image
 from pipeline.input.read_options import ReadOptions
 
 MOST_LABEL = (1 << 31) - 1
+MOST_MARKS = 4096  # of a file: every task gets the marks of all files
 
 
 class Sample(NamedTuple):
@@ -97,6 +98,7 @@ class SampleFormat(Format):
         )
         rows = len(offsets)
         step = max(1, DECODED_BYTES // layout.record_bytes)
+        mark_rows = max(step, -(-rows // MOST_MARKS))
         can_seek = self.can_seek(store.read_range(file.path, 0, 512))
         return DataFile(
             file.path,
@@ -108,8 +110,8 @@ class SampleFormat(Format):
             encoded=is_encoded,
             image_column=image_name,
             label_column=label_name,
-            marks=tuple(offsets[::step]) if can_seek else (),
-            mark_rows=step,
+            marks=tuple(offsets[::mark_rows]) if can_seek else (),
+            mark_rows=mark_rows,
         ), layout
 
     def read(
