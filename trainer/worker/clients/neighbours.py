@@ -148,18 +148,18 @@ class NeighbourClient:
     def _report(self, now: float) -> None:
         """Send server 0 new models for checkpoints, and the rounds that it does not have.
 
-        Rounds are reported every REPORT_S seconds, and at once if the worker waits for a grant or has ended."""
+        Rounds are reported every REPORT_S seconds, and at once if the worker waits or has ended."""
         replica = self.replica
         is_new = (replica.session, replica.round) != self._reported
         is_due = now - self._reported_at >= (REPORT_S if is_new else RESEND_S)
-        waits = is_new and replica.phase in (NeighbourPhase.BLOCKED, NeighbourPhase.TRAINED)
+        waits = is_new and (replica.must_wait or replica.phase in (NeighbourPhase.BLOCKED, NeighbourPhase.TRAINED))
         # Models first: server 0 completes a round only with the models that belong to it.
         for version in replica.copies:
             if now - self._sent_copies.get(version, -RESEND_COPY_S) >= RESEND_COPY_S:
                 self._sent_copies[version] = now
                 self.link.send(*replica.copy_of(version))
         self._sent_copies = {version: at for version, at in self._sent_copies.items() if version in replica.copies}
-        if (is_due or waits or replica.must_wait) and (report := replica.report()):
+        if (is_due or waits) and (report := replica.report()):
             self._reported_at = now
             self._reported = (replica.session, replica.round)
             self.link.send(report[0], b"", report[1])
