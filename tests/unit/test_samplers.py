@@ -578,7 +578,7 @@ def test_a_configuration_without_a_sampler_is_as_before() -> None:
     ("words", "line"),
     [
         (("--sampling", "curriculum"), "--sampling curriculum needs --example-table"),
-        (("--sampling", "shuffle", "--group-by", "class"), "--sampling shuffle has no --group-by class"),
+        (("--sampling", "shuffle", "--sampling-groups", "class"), "--sampling shuffle has no --sampling-groups class"),
         (("--sampling", "balanced", "--follow"), "--sampling balanced does not make"),
         (("--sampling", "recency", "--batch-norm", "last"), "--batch-norm last keeps one's: leave it out"),
     ],
@@ -590,11 +590,11 @@ def test_flags_that_do_not_fit_are_one_line(words: tuple[str, ...], line: str) -
 
 
 def test_groups_that_a_set_lacks_are_refused(shards: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--group-by neighbourhood: the shard set has none"):
-        run(shards, "", tmp_path / "run", "balanced", group_by="neighbourhood")
+    with pytest.raises(UsageError, match="--sampling-groups neighbourhood: the shard set has none"):
+        run(shards, "", tmp_path / "run", "balanced", sampling_groups="neighbourhood")
     with pytest.raises(UsageError, match="needs classes"):
         make_sampler("balanced").check(has_classes=False, has_neighbourhoods=True)
-    make_sampler("balanced", group_by="neighbourhood").check(has_classes=False, has_neighbourhoods=True)
+    make_sampler("balanced", sampling_groups="neighbourhood").check(has_classes=False, has_neighbourhoods=True)
 
 
 @every_sampler

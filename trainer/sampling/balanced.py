@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.core.arrays import Ints
-from trainer.sampling.base import GroupBy, Population, Sampler, Selection, SelectionStream, group_by_option
+from trainer.sampling.base import GroupBy, Population, Sampler, Selection, SelectionStream, groups_option
 from trainer.sampling.orders import group_order, members_of, rows_by_rank
 
 
@@ -25,10 +25,10 @@ class BalancedSampler(Sampler):
     summary: ClassVar[str] = (
         "equally many rows of each class or neighbourhood in a mini-batch, the rows of rare ones more often"
     )
-    group_by: GroupBy = group_by_option()
+    sampling_groups: GroupBy = groups_option()
 
     def stream(self, population: Population) -> SelectionStream:
-        members = members_of(population.groups(self.group_by))
+        members = members_of(population.groups(self.sampling_groups))
         # A mini-batch can contain the end of one pass over a group and the beginning of the next.
         order = lru_cache(maxsize=2 * len(members))(partial(group_order, population, members))
         return partial(_select, population, members, order)

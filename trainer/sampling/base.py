@@ -103,7 +103,7 @@ class Sampler(Spec):
     @property
     def grouping(self) -> GroupBy | None:
         """The groups of rows that the sampler needs, or None."""
-        return getattr(self, "group_by", None)
+        return getattr(self, "sampling_groups", None)
 
     @property
     def table_uri(self) -> str:
@@ -127,8 +127,8 @@ class Sampler(Spec):
             )
         if self.grouping == "neighbourhood" and not has_neighbourhoods:
             raise UsageError(
-                "--group-by neighbourhood: the shard set has none; make it with spark-submit jobs/distribution_aware.py,"
-                " or give --group-by class"
+                "--sampling-groups neighbourhood: the shard set has none; make it with spark-submit"
+                " jobs/distribution_aware.py, or give --sampling-groups class"
             )
 
 
@@ -202,7 +202,7 @@ class TableSampler(Sampler):
         return result
 
 
-def group_by_option() -> GroupBy:
+def groups_option() -> GroupBy:
     """Return the option for the groups of rows. It is one flag, which several samplers share."""
     by: GroupBy = option("class", "groups of rows: class, or the neighbourhoods of the set's sharding job")
     return by

@@ -20,7 +20,7 @@ from trainer.sampling.base import (
     SetSizes,
     TableSampler,
     TableStream,
-    group_by_option,
+    groups_option,
 )
 from trainer.sampling.orders import members_of
 
@@ -51,7 +51,7 @@ class DataAwareSampler(TableSampler):
     name: ClassVar[str] = "data-aware"
     summary: ClassVar[str] = "draw more rows of the classes or neighbourhoods on which the model is weak"
     first_value: ClassVar[float] = 1.0
-    group_by: GroupBy = group_by_option()
+    sampling_groups: GroupBy = groups_option()
     weakness: Literal["loss", "error"] = option(
         "loss", "weakness of a group: its mean loss, or its share of wrong predictions"
     )
@@ -63,15 +63,15 @@ class DataAwareSampler(TableSampler):
     )
 
     def length(self, sizes: SetSizes) -> int:
-        return sizes.classes if self.group_by == "class" else sizes.neighbourhoods
+        return sizes.classes if self.sampling_groups == "class" else sizes.neighbourhoods
 
     def keys(self, population: Population) -> Ints:
-        numbers = population.labels if self.group_by == "class" else population.neighbourhoods
+        numbers = population.labels if self.sampling_groups == "class" else population.neighbourhoods
         assert numbers is not None, "checked before the run"
         return numbers.astype(np.int64)
 
     def table_stream(self, population: Population) -> TableStream:
-        members = members_of(population.groups(self.group_by))
+        members = members_of(population.groups(self.sampling_groups))
         sizes = np.array([len(rows) for rows in members])
         groups = ShardGroups(np.unique(self.keys(population)), members, sizes / sizes.sum())
         return partial(self._select, population, groups)

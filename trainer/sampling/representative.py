@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
-from trainer.sampling.base import GroupBy, Population, Sampler, SelectionStream, group_by_option
+from trainer.sampling.base import GroupBy, Population, Sampler, SelectionStream, groups_option
 from trainer.sampling.orders import level_pattern, members_of, select_of_passes
 
 
@@ -23,10 +23,10 @@ class RepresentativeSampler(Sampler):
 
     name: ClassVar[str] = "representative"
     summary: ClassVar[str] = "pass over a worker's rows, with each class or neighbourhood in proportion in a mini-batch"
-    group_by: GroupBy = group_by_option()
+    sampling_groups: GroupBy = groups_option()
 
     def stream(self, population: Population) -> SelectionStream:
-        members = members_of(population.groups(self.group_by))
+        members = members_of(population.groups(self.sampling_groups))
         rng = generator(population.seed, Purpose.GROUP_PATTERN, population.worker)
         # The sequence of groups is that of all passes: only which row of a group comes when is drawn for each pass.
         slots = members_of(level_pattern(np.array([len(rows) for rows in members]), rng))
