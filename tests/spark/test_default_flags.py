@@ -374,7 +374,7 @@ def test_predict_and_runs(shards: Path, sample: Path, tmp_path: Path) -> None:
     output, table = tmp_path / "run", tmp_path / "predictions.parquet"
     assert last_line(run_command("simulate", "--shards", shards, "--output", output, "--model", "cnn", "--steps", 3))
     result = run_command("predict", output, "--input", sample, "--output", table)
-    assert last_line(result) == f"{table}: made; predictions of {ROWS} rows"
+    assert last_line(result) == f"{table}: made; predictions of {ROWS:,} rows"
     assert int(pq.ParquetFile(table).metadata.num_rows) == ROWS
     assert last_line(run_command("runs", output)) == "The runs have the same settings."
 

@@ -86,7 +86,7 @@ def test_shards_without_a_manifest_train_as_their_set(runs: Any, shards: Path, t
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     line = (
-        f"{WORKERS} shards without a manifest below {tmp_path}: 720 rows of 3x8x8 uint8 in 4 classes, fingerprint 720-"
+        f"{WORKERS} shards without a manifest below {tmp_path}: 720 rows of 3x8x8 uint8 in 10 classes, fingerprint 720-"
     )
     assert done.stdout.count(line) == 1
     root = tmp_path / "run" / CHECKPOINTS
