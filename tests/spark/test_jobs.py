@@ -173,17 +173,6 @@ def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, 
     assert_one_line(later, 2, "--overwrite")
 
 
-@pytest.mark.full  # the default tier has the engine in test_engines.py
-def test_the_stock_engine_gives_a_whole_set_too(spark: SparkSession, source: Path, tmp_path: Path) -> None:
-    flags = ["--input", source, "--output", tmp_path / "o", "--workers", 3, *SMALL, *FIT, "--no-report"]
-    done = run_job("distribution_aware.py", *flags, "--engine", "spark-ml")
-    assert done.code == 0, done.err
-    manifest = json.loads((tmp_path / "o" / "manifest.json").read_text())
-    assert manifest["params"]["engine"] == "spark-ml"
-    assert (manifest["params"]["partitions"], manifest["params"]["rows_fitted"]) == (16, 600)
-    assert sum(near["size"] for near in manifest["neighbourhoods"]) == 600
-
-
 def test_compare_leaves_out_a_strategy_that_does_not_suit_the_rows(source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL]
     done = run_job("compare.py", *flags, "--strategies", "random,hash", "--family", "lsh", "--functions", 40)
