@@ -1,4 +1,4 @@
-"""One worker of ``make bench-exchange``'s contender torchft, for an interpreter that has torch and torchft, and no other.
+"""Run a worker of torchft for ``make bench-exchange``, in an interpreter that has only torch and torchft.
 
     PYTHON torchft_worker.py LIGHTHOUSE RANK WORKERS ELEMENTS WARM_UP STEPS
 

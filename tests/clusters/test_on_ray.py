@@ -103,7 +103,7 @@ def test_a_cluster_that_is_too_small_is_told_of(cluster: Any, shards: Path, tmp_
 
 
 def test_default_flags_on_ray(cluster: Any, spark: Any, tmp_path: Path) -> None:
-    """By several exchanges, too. In the demo environment, which lacks Ray, one line names the extra."""
+    """Several exchanges train too. In the demo environment, which lacks Ray, one line names the extra."""
     sample = upload_sample(str(tmp_path))
     shards = tmp_path / "shards"
     inputs = ("--input", sample, "--eval-input", sample, "--output", shards, "--workers", 2)

@@ -1,4 +1,4 @@
-"""What tests draw from: rows in memory, without a shard set."""
+"""Build samplers and rows in memory for tests, without a shard set."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ def forked(work: Callable[[], object]) -> int:
 
 
 def was_killed(work: Callable[[], object], step: int) -> bool:
-    """Whether a forked process was killed in some work, before file change number ``step``.
+    """Return whether a forked process was killed in some work, before file change number ``step``.
 
-    Raises AssertionError where the process ended in any other way; its stack trace is on stderr."""
+    Raises AssertionError if the process ended in any other way; its stack trace is on stderr."""
     code = os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
     assert code in (0, -signal.SIGKILL), f"the work ended with {code} before file change {step}"
     return code != 0

@@ -1,4 +1,6 @@
-"""What tests of samplers draw from, with no more imports than samplers have: another process makes the same."""
+"""Build the population that tests of samplers draw from.
+
+It imports only what samplers import, so that another process can build the same."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_the_name_of_labels_follows_from_the_images(images: str, labels: str) ->
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_npy_files_share_labels(order: Any, tmp_path: Path) -> None:
-    """As the corruptions of CIFAR-10-C do."""
+    """CIFAR-10-C has one file of labels for all its corruptions."""
     rgb = np.repeat(IMAGES[..., None], 3, axis=3)
     for name in ("brightness", "fog"):
         (tmp_path / f"{name}.npy").write_bytes(npy(np.asarray(rgb, order=order)))

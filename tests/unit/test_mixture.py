@@ -179,7 +179,7 @@ def test_a_resumed_run_keeps_or_changes_its_shares(
 
 
 def test_a_mixture_has_the_rows_of_its_sets(sets: str, tmp_path: Path) -> None:
-    """With ids of their own, a mean over all rows, and a digest that does not depend on the place."""
+    """A mixture gives each set ids of its own, has one mean, and its digest does not depend on the folder."""
     uris = sets.split(SEPARATOR)
     mixed = open_mixture(uris)
     parts = [open_shards(uri) for uri in uris]

@@ -304,7 +304,7 @@ def test_a_run_of_which_nothing_was_measured_is_summed_up_without_nan() -> None:
 
 
 def test_the_weakest_tenth_is_of_whole_classes_by_their_rows() -> None:
-    """Of 21 classes, of which one has no rows: two, weighed by their rows."""
+    """A tenth of the 20 classes that have rows is two classes, weighed by their rows."""
     rows = [0, 30, 10, *[10] * 18]
     correct = [0, 6, 4, *range(5, 11), *[10] * 12]
     event = {"event": "eval", "version": 1, "epoch": 1, "loss": 1.0, "accuracy": 0.5, "seconds": 1.0}

@@ -247,7 +247,7 @@ print(json.dumps({name: places(make_sampler(name), population_of([20, 9, 2]), ra
 
 
 def test_another_process_draws_the_same_rows() -> None:
-    """With another seed of hashes and another working folder."""
+    """The other process has another hash seed and another working folder."""
     environment = {"PYTHONHASHSEED": "77", "PYTHONPATH": str(ROOT), "PATH": ""}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd="/", env=environment, capture_output=True, text=True, check=False
@@ -387,7 +387,7 @@ PAIRS = pairs()
 
 
 def is_exact(pair: dict[str, Any]) -> bool:
-    """Whether bits do not depend on the times of gradients."""
+    """Return whether the bits do not depend on the times of gradients."""
     exchange = EXCHANGES[pair.get("exchange", "parameter-server")]()
     stages = [protocol for _, protocol in exchange.stages()]
     return all(each.reproducible for each in stages or [PROTOCOLS[exchange.protocol or pair["protocol"]]()])

@@ -419,7 +419,7 @@ def test_a_report_is_the_same_on_the_other_side() -> None:
 
 
 def test_a_worker_waits_before_its_rounds_exceed_a_message() -> None:
-    """With the losses of rows, as with an example ledger; without them a limit on their number is reached first."""
+    """Rounds with the losses of rows are long; without losses, the limit on their number is reached first."""
     rows = RowLosses(np.arange(1 << 16), np.zeros(1 << 16, np.float32), np.zeros(1 << 16, np.bool_))
     long = StepMeasurements(1 << 16, 0.5, 1, 0.01, row_losses=rows)
     assert len(pack_report(long)) == report_bytes(long) == most_report_bytes(1 << 16)

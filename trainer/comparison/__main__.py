@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trainer.comparison.measurements import Measurements
 
 INTERRUPTED = "nothing is lost; run the same command again"
-SAME_BY_NATURE = {"--output", "--supervise"}  # differ without a difference between the runs
+SAME_BY_NATURE = {"--output"}  # differs between any two runs
 EPILOG = """\
 example: sharding runs build/run build/run-bsp --output build/runs
 

@@ -6,12 +6,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pipeline.core.atomic import sync
 from pipeline.core.errors import JobError
 from trainer.checkpoints.prune import WAITING, go_back
 from trainer.checkpoints.read import evaluation_of, read_state
@@ -26,11 +24,11 @@ from trainer.coordination.membership import WorkerPhase
 from trainer.coordination.orders import Order, Snapshot, StepMeasurements
 from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.home.folders import Folders
-from trainer.home.segments import copy
 from trainer.leader.background import AtOnce, CallQueue
+from trainer.leader.durable_log import secure_log
 from trainer.leader.snapshots import Snapshots
 from trainer.rules import build_coordinator
-from trainer.run_files import NEWS, PUSHES
+from trainer.run_files import NEWS
 from trainer.runlog.events import append, log_event
 from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
 from trainer.runlog.journal import Journal
@@ -286,7 +284,7 @@ class Leader:
         generation = self.generation
         return Snapshots(
             self.checkpoints,
-            partial(self._secure_log, journal.ledger),
+            partial(secure_log, self.folders, journal.ledger),
             self.num_servers,
             self.work,
             log=journal.write_pushes,
@@ -295,18 +293,6 @@ class Leader:
             given_up=self._given_up,
             by_rule=self.stage.by_rule,
         )
-
-    def _secure_log(self, ledger: ExampleLedger | None, version: int) -> None:
-        """Make the log durable up to the checkpoint of a version before that becomes visible.
-
-        Raises OSError, and SupersededError if a later start leads the run. ledger: of the checkpoint's generation."""
-        if not self.folders.is_local:
-            copy(self.folders)
-        else:
-            with suppress(FileNotFoundError):
-                sync(self.log / PUSHES)
-        if ledger:
-            ledger.write(version)
 
     def _tell_evaluator(self) -> None:
         """Notify the evaluator on this host, so that it need not poll a remote store."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import partial
 
-from pipeline.core.atomic import sync
 from trainer.checkpoints.prune import prune
 from trainer.home.folders import Folders
-from trainer.home.segments import SupersededError, copy
+from trainer.home.segments import SupersededError
 from trainer.leader.background import CallQueue
+from trainer.leader.durable_log import secure_log
 from trainer.leader.leader import GIVEN_UP
 from trainer.leader.peer_checkpoints import PeerCheckpoints, ReplicasAtVersion
-from trainer.run_files import NEWS, PUSHES
+from trainer.run_files import NEWS
 from trainer.runlog.events import append, log_event
 from trainer.runlog.example_ledger import ExampleLedger
 
@@ -99,7 +98,7 @@ class ReplicaWriter:
         if checkpoints.generation != self.generation:
             return []
         try:
-            was_written = checkpoints.write(replicas, partial(self._secure_log, ledger, replicas.state.version))
+            was_written = checkpoints.write(replicas, partial(secure_log, self.folders, ledger, replicas.state.version))
             if was_written is None:
                 return None
             if was_written and not self.folders.is_local:
@@ -111,18 +110,6 @@ class ReplicaWriter:
         except OSError as error:
             logger.warning(f"old checkpoints are not deleted yet: {error}")
             return []
-
-    def _secure_log(self, ledger: ExampleLedger | None, version: int) -> None:
-        """Make the log durable up to the checkpoint of a version before that becomes visible.
-
-        Raises OSError and SupersededError. ledger: of the checkpoint's generation."""
-        if not self.folders.is_local:
-            copy(self.folders)
-        else:
-            with suppress(FileNotFoundError):
-                sync(self.log / PUSHES)
-        if ledger:
-            ledger.write(version)
 
     def _note(self, checkpoints: PeerCheckpoints, replicas: ReplicasAtVersion, outcome: str | list[int] | None) -> None:
         """Note the result of ``_write``, in the owner's thread."""
