@@ -127,9 +127,12 @@ def test_a_resumed_run_has_the_ledger_of_the_whole_one(
         for later in found:
             if later > version:
                 shutil.rmtree(folder_of(part / "checkpoints", later))
+        draft = part / "examples" / f".{version + 1:08d}-7.parquet.58f3f2b4.tmp"
+        draft.write_bytes(b"PAR1")
         again = run(shards, part, RESUME, checkpoint_every_s=0.3, **pair)
         assert_ledger_fits_log(again)
         pd.testing.assert_frame_equal(read(part), read(tmp_path / "whole"))
+        assert not draft.exists()
 
 
 def record(version: int, count: int, *, accepted: bool = True) -> Record:

@@ -25,6 +25,7 @@ from trainer.run_files import EXAMPLES
 
 SCHEMA = pa.schema([("id", pa.int64()), ("epoch", pa.int32()), ("loss", pa.float32()), ("correct", pa.bool_())])
 _NAME = re.compile(r"(\d{8,})-\d+\.parquet")
+_DRAFT = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+\.tmp")  # see write_durably
 
 
 class LedgerEntry(NamedTuple):
@@ -103,7 +104,7 @@ def to_parquet(entries: Iterable[LedgerEntry]) -> bytes:
 def begin_ledger(config: Config, home: Place, generation: int, version: int) -> ExampleLedger | None:
     """Return the ledger of a generation that begins at a checkpoint; None if the run keeps none. Raises OSError.
 
-    The files of later versions are deleted, because the run has rolled back.
+    The files of later versions are deleted, because the run has rolled back, and the drafts of a killed writer.
 
     Args:
         config: the run.
@@ -116,6 +117,6 @@ def begin_ledger(config: Config, home: Place, generation: int, version: int) -> 
     folder = home / EXAMPLES
     for entry in entries(folder):
         match = _NAME.fullmatch(entry.name)
-        if match and int(match[1]) > version:
+        if _DRAFT.fullmatch(entry.name) or (match and int(match[1]) > version):
             (folder / entry.name).unlink(missing_ok=True)
     return ExampleLedger(folder, generation)
