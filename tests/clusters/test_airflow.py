@@ -162,19 +162,19 @@ def installed(first: Installation, home: Path, root: str = "", **parameters: str
 
 @dataclass(frozen=True)
 class Days:
-    """Monday, whose raw data come late, Tuesday and a run without interval; then Tuesday again, whose report is missing."""
+    """Monday, whose raw data come late, and a run without interval; then Monday again, whose report is missing."""
 
     airflow: Installation
-    manifests: list[tuple[bytes, int]]
+    manifest: tuple[bytes, int]
     monday: Run
-    tuesday: Run
     without: Run
     again: Run
 
 
-def manifests(airflow: Installation) -> list[tuple[bytes, int]]:
-    files = [f"{airflow.place('shards', day)}/manifest.json" for day in (MONDAY, TUESDAY)]
-    return [(STORE.read(file), STORE.info(file).modified_ms) for file in files]
+def manifest_of(airflow: Installation) -> tuple[bytes, int]:
+    """Content and time of the manifest of Monday's shards."""
+    file = f"{airflow.place('shards', MONDAY)}/manifest.json"
+    return STORE.read(file), STORE.info(file).modified_ms
 
 
 @pytest.fixture(scope="module")
@@ -182,38 +182,36 @@ def days(first: Installation, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFacto
     """Everything is on HDFS; the other runs are on local files."""
     airflow = installed(first, tmp_path_factory.mktemp("days"), f"{hdfs.uri}/lake")
     airflow.bring(MONDAY, complete=False)
-    airflow.bring(TUESDAY)
-    with airflow.under_way(MONDAY, TUESDAY, "none") as process:
+    with airflow.under_way(MONDAY, "none") as process:
         until(lambda: "Rescheduling task" in airflow.log, "the sensor waits", 120)
         put(f"{airflow.place('raw', MONDAY)}/_SUCCESS", b"")
         assert process.wait() == 0, airflow.log[-3000:]
-    found = manifests(airflow)
+    found = manifest_of(airflow)
     for name in ("report.html", "quality.json"):  # as a kill between commit and report leaves it
-        STORE.delete(f"{airflow.place('shards', TUESDAY)}/{name}")
-    (again,) = airflow.run(TUESDAY)
-    monday, tuesday, without = airflow.runs()[:3]
-    return Days(airflow, found, monday, tuesday, without, again)
+        STORE.delete(f"{airflow.place('shards', MONDAY)}/{name}")
+    (again,) = airflow.run(MONDAY)
+    monday, without = airflow.runs()[:2]
+    return Days(airflow, found, monday, without, again)
 
 
 def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days) -> None:
-    for day, run in ((MONDAY, days.monday), (TUESDAY, days.tuesday)):
-        shards = days.airflow.place("shards", day)
-        assert run.state == "success"
-        assert run.tasks == {task: ("success", 1) for task in ("wait", "shard", "check", "train", "publish")}
-        assert run.assets == [(f"{shards}/manifest.json", {"rows": 400, "workers": 2, "version": 1})]
-        committed = read_committed(STORE, shards)
-        assert committed is not None
-        assert committed.manifest.interval == {"ds": day}
-        assert STORE.exists(f"{days.airflow.place('run', day)}/model.safetensors")
+    shards = days.airflow.place("shards", MONDAY)
+    assert days.monday.state == "success"
+    assert days.monday.tasks == {task: ("success", 1) for task in ("wait", "shard", "check", "train", "publish")}
+    assert days.monday.assets == [(f"{shards}/manifest.json", {"rows": 400, "workers": 2, "version": 1})]
+    committed = read_committed(STORE, shards)
+    assert committed is not None
+    assert committed.manifest.interval == {"ds": MONDAY}
+    assert STORE.exists(f"{days.airflow.place('run', MONDAY)}/model.safetensors")
 
 
 def test_a_rerun_keeps_set_and_run_and_makes_a_missing_report(days: Days) -> None:
-    assert manifests(days.airflow) == days.manifests
-    assert days.again.tasks == days.tuesday.tasks
+    assert manifest_of(days.airflow) == days.manifest
+    assert days.again.tasks == days.monday.tasks
     said = days.airflow.log.rpartition(days.again.run_id)[0]
-    assert f"{days.airflow.place('shards', TUESDAY)}: already committed" in said
+    assert f"{days.airflow.place('shards', MONDAY)}: already committed" in said
     assert "finished already" in said
-    assert STORE.exists(f"{days.airflow.place('shards', TUESDAY)}/quality.json")
+    assert STORE.exists(f"{days.airflow.place('shards', MONDAY)}/quality.json")
 
 
 def test_a_run_id_with_colons_is_one_like_any_other(days: Days) -> None:

@@ -148,6 +148,11 @@ def write_all(folder: Path, labels: np.ndarray, images: np.ndarray) -> dict[str,
     return paths
 
 
+@pytest.fixture(scope="module")
+def surveys(files: dict[str, Path]) -> dict[str, tuple[DataFile, Layout]]:
+    return {name: surveyed(path, name) for name, path in files.items()}
+
+
 def surveyed(path: Path, name: str) -> tuple[DataFile, Layout]:
     return FORMATS[name].survey(STORE, STORE.info(str(path)), ReadOptions())
 
@@ -212,8 +217,10 @@ def test_a_file_is_recognised_as_its_own_layout_alone(files: dict[str, Path], na
 
 
 @every_format
-def test_survey_and_read_equal_what_was_written(files: dict[str, Path], name: str) -> None:
-    file, layout = surveyed(files[name], name)
+def test_survey_and_read_equal_what_was_written(
+    files: dict[str, Path], surveys: dict[str, tuple[DataFile, Layout]], name: str
+) -> None:
+    file, layout = surveys[name]
     assert (file.path, file.rows, file.bytes) == (str(files[name]), ROWS, files[name].stat().st_size)
     assert layout.shape == (3, 32, 32)
     blocks = list(FORMATS[name].read(STORE, file, 0, ROWS, layout, True))
@@ -228,8 +235,10 @@ def test_survey_and_read_equal_what_was_written(files: dict[str, Path], name: st
 
 @every_format
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (1499, 1501), (BLOCK_ROWS - 1, ROWS), (ROWS - 1, ROWS), (5, 5)])
-def test_any_range_of_records_reads_like_a_slice(files: dict[str, Path], name: str, start: int, stop: int) -> None:
-    file, layout = surveyed(files[name], name)
+def test_any_range_of_records_reads_like_a_slice(
+    surveys: dict[str, tuple[DataFile, Layout]], name: str, start: int, stop: int
+) -> None:
+    file, layout = surveys[name]
     for images in (True, False):
         blocks = list(FORMATS[name].read(STORE, file, start, stop, layout, images))
         assert [label for block in blocks for label in block.labels] == LABELS[start:stop].tolist()

@@ -108,10 +108,11 @@ def test_near_images_collide_more_often_than_far_ones(family: Family) -> None:
     draw = np.random.default_rng(0)
     noisy = [np.clip(images + draw.normal(0, sd, images.shape), 0, 255).astype(np.uint8) for sd in (0, 2, 6, 20)]
     rates = np.zeros(5)
-    for seed in range(5):
+    seeds = 1 if family == "kmeans" else 5  # a fit of k-means takes a second
+    for seed in range(seeds):
         hashes = fit(images, family, 8, seed)
         ours = hashes.buckets(images)
-        rates += [(hashes.buckets(other) == ours).mean() / 5 for other in (*noisy, images[draw.permutation(400)])]
+        rates += [(hashes.buckets(other) == ours).mean() / seeds for other in (*noisy, images[draw.permutation(400)])]
     assert rates[0] == pytest.approx(1)
     # The sample's images surround a few patterns, so that noise hardly ever changes the nearest centroid.
     assert (np.diff(rates) < (0.001 if family == "kmeans" else -0.01)).all()
