@@ -116,7 +116,7 @@ def test_the_job_sets_mllib_beside_the_servers(
 
 # The defaults, and what they leave out.
 QUICK_FLAGS = ["--quick", "--sizes", "5000", "--tasks", "3"]
-ROWS = {"logistic": 20_480, "linear": 20_000, "perceptron": 20_480}
+ROWS = {"logistic": 8_192, "linear": 8_000, "perceptron": 8_192}
 WORKERS = 2  # of the tests' Spark session, local[2]
 
 
@@ -153,7 +153,7 @@ def test_the_job_measures_every_configuration_in_every_system(
         ("perceptron", ROWS["perceptron"], "all", None),
         ("perceptron", 5000, "all", 4),
     ]
-    for model, sizes in (("logistic", ("204", "20")), ("linear", ("200", "20"))):
+    for model, sizes in (("logistic", ("81", "8")), ("linear", ("80", "8"))):
         configurations += [(model, ROWS[model], size, None) for size in ("all", "2000", "500")]
         configurations += [(model, ROWS[model], size, 20) for size in sizes]
         configurations += [(model, 5000, size, 20) for size in ("all", "50", "5")]
@@ -168,8 +168,8 @@ def test_the_job_measures_every_configuration_in_every_system(
         for label, length in (("mllib, 3 tasks", 4), ("ps-sync, 3 workers, by socket", 100))
     ]
     assert all(each.metrics["driver_s" if each.system == "mllib" else "server_s"].median > 0 for each in with_tasks)
-    assert results["task_metrics"]["linear, 500 of 20,000"]["tasks"] >= 1
-    assert results["task_metrics"]["linear, 500 of 20,000, 3 tasks, 4 times"]["tasks"] >= 3
+    assert results["task_metrics"]["linear, 500 of 8,000"]["tasks"] >= 1
+    assert results["task_metrics"]["linear, 500 of 8,000, 3 tasks, 4 times"]["tasks"] >= 3
     assert results["machine"]["cores"] >= 1
 
 

@@ -26,10 +26,10 @@ MIN_ROWS = 4_000
 MODELS = tuple(HYPERPARAMETERS)
 # Multiples of a block: MLlib's perceptron takes the mean over blocks, so a smaller last one would weigh too much.
 HIGGS_ROWS = 4_000 * BLOCK_ROWS
-QUICK_HIGGS_ROWS = 160 * BLOCK_ROWS
+QUICK_HIGGS_ROWS = 64 * BLOCK_ROWS
 # YearPredictionMSD has 463,715 rows for training
 YEAR_ROWS = 463_715
-QUICK_YEAR_ROWS = 20_000
+QUICK_YEAR_ROWS = 8_000
 TASKS = (published.NODES * published.CORES_PER_NODE, 70, MAX_WORKERS, 8)
 
 
