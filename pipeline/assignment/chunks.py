@@ -110,7 +110,7 @@ def point_pieces(pieces: int, size: int) -> int:
 
 @dataclass(frozen=True)
 class ChunkCounts:
-    """Rows by (chunk, group) for consecutive chunks from ``first`` on: int64 [chunks of them, groups].
+    """Number of rows by (chunk, group) for consecutive chunks from ``first`` on: int64 [these chunks, groups].
 
     A task counts only the chunks in its id range. All tasks together therefore send about one number per chunk and
     group, whatever their number."""
@@ -138,7 +138,9 @@ class ChunkCounts:
 def count_by_chunk(
     ids: Ints, groups: npt.NDArray[np.integer[Any]], num_groups: int, bounds: list[tuple[int, int]]
 ) -> ChunkCounts:
-    """Return the rows by (chunk, group) for the chunks that contain the ids. O(rows + chunks of them x groups).
+    """Return the number of rows by (chunk, group), from the first to the last chunk that contains an id.
+
+    O(rows + these chunks x groups).
 
     Args:
         ids: int64 [rows], at least one.

@@ -1,4 +1,4 @@
-"""Principal components of fewer images than pixels, from the matrix of the images' products. Pure numpy.
+"""Principal components of fewer images than pixels, from the matrix of the images' products (the dual PCA). Pure numpy.
 
 The matrix is rows x rows instead of pixels x pixels, and has the same leading eigenvalues. It is as exact as in
 gram.py, whose sums are computed on the transposed images. Costs rows^2 * d flop, and in one task rows * d bytes for the

@@ -121,7 +121,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         components = self.getOrDefault(self.components)
 
         def fit(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            data = to_bytes(**_dual_arrays(limit_rows(image_blocks(batches), pixels), components))
+            data = to_bytes(**_fit_in_memory(limit_rows(image_blocks(batches), pixels), components))
             yield pa.RecordBatch.from_arrays([pa.array([data], pa.large_binary())], ["fitted"])
 
         row = column.repartition(1).mapInArrow(fit, "fitted binary").first()
@@ -141,7 +141,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         if rows is not None and gram.rows_are_fewer(rows, pixels):
             components = self.getOrDefault(self.components)
             return self._from_dual(
-                blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_dual_arrays(part, components)]).first()
+                blocks.coalesce(1, shuffle=True).mapPartitions(lambda part: [_fit_in_memory(part, components)]).first()
             )
         return self.fit_partials(blocks.mapPartitions(lambda part: [gram.gram_of_blocks(part, pixels)]), pixels)
 
@@ -162,7 +162,7 @@ class BlockPCA(Estimator["BlockPCAModel"], _PCAParams, DefaultParamsReadable["Bl
         return self._copyValues(BlockPCAModel(projection, spectrum, mean, total.count))
 
     def _from_dual(self, arrays: dict[str, npt.NDArray[Any]]) -> BlockPCAModel:
-        """Return the model of the arrays of ``_dual_arrays``."""
+        """Return the model of the arrays of ``_fit_in_memory``."""
         spectrum = gram.Spectrum(arrays["components"], arrays["variances"], float(arrays["total_variance"]))
         projection = quantise(spectrum, whiten=self.getOrDefault(self.whiten))
         return self._copyValues(BlockPCAModel(projection, spectrum, arrays["mean"], int(arrays["rows"])))
@@ -181,8 +181,15 @@ def limit_rows(blocks: Iterable[npt.NDArray[np.uint8]], pixels: int) -> Iterator
         yield block
 
 
-def _dual_arrays(blocks: Iterable[npt.NDArray[np.uint8]], components: float) -> dict[str, npt.NDArray[Any]]:
-    """Return the principal components of all images in some blocks, as arrays by name (see ``BlockPCAModel``)."""
+def _fit_in_memory(blocks: Iterable[npt.NDArray[np.uint8]], components: float) -> dict[str, npt.NDArray[Any]]:
+    """Fit the PCA in one task by the matrix of rows x rows, and return its arrays by name, for ``_from_dual``.
+
+    For few rows that matrix is smaller than the one of pixels x pixels (see dual.py).
+
+    Args:
+        blocks: uint8 [rows, pixels] each; all are held in memory.
+        components: number of components (>= 1), or share of the variance (< 1).
+    """
     images = np.concatenate(list(blocks))
     spectrum, mean = dual.fit(images, components)
     return {

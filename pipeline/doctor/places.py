@@ -33,7 +33,9 @@ def output_error(output: str, error: OSError) -> JobError | None:
     # The path in the message is a folder of the attempt, which means nothing to the user.
     words = re.sub(rf"^{re.escape(output)}[^\s:]*: ", "", error.strerror or str(error))
     if isinstance(error, PermissionError) or error.errno in REFUSED:
-        return UsageError(f"--output {output} may not be written: {words}; choose another folder, or ask for the right")
+        return UsageError(
+            f"--output {output} may not be written: {words}; choose another folder, or ask for permission"
+        )
     if error.errno in NO_FOLDER:
         return UsageError(f"--output {output} cannot be a folder: {words}; choose another")
     if error.errno in NO_ROOM:

@@ -13,11 +13,11 @@ OLDEST_JAVA = 17
 SAME = "give all machines the same packages by PYSPARK_PYTHON or --archives"
 # The effect of different versions in one run.
 WHY_SAME = {
-    "numpy": "may round other numbers",
-    "scipy": "may round other numbers",
-    "pyarrow": "may write other bytes",
-    "pillow": "decodes other pixels",
-    LIBJPEG: "decodes other pixels",
+    "numpy": "may round numbers differently",
+    "scipy": "may round numbers differently",
+    "pyarrow": "may write different bytes",
+    "pillow": "may decode images to different pixels",
+    LIBJPEG: "may decode images to different pixels",
 }
 
 
@@ -86,7 +86,7 @@ def check_packages(facts: Sequence[ProcessFacts]) -> list[Check]:
         if lacking := [where for where, version in values if version == "missing"]:
             problems.append(Check(name, FAILED, f"missing on {shorten_names(lacking)}", SAME))
         elif len({version for _, version in values}) > 1 and name in WHY_SAME:
-            problems.append(Check(name, WARNING, f"{group_by_value(values)}: another version {WHY_SAME[name]}", SAME))
+            problems.append(Check(name, WARNING, f"{group_by_value(values)}: these versions {WHY_SAME[name]}", SAME))
     summary = ", ".join(f"{name} {facts[0].packages[name]}" for name in WHY_SAME if facts[0].packages.get(name))
     return problems or [Check("packages", OK, summary)]
 

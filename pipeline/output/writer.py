@@ -261,7 +261,14 @@ class ChunkJob:
         return AssignmentWriter(self.dataset.store, f"{self.staging}/{task}/assignment.parquet", self.first + chunk)
 
     def open(self, worker: int, chunk: int, task: str, schema: pa.Schema) -> ShardWriter:
-        """Return the writer of a worker's file of a chunk."""
+        """Create the staged file of a chunk for one worker, and return its writer.
+
+        Args:
+            worker: number of the worker.
+            chunk: number of the chunk in this run, from 0.
+            task: name of the task's folder in the attempt.
+            schema: columns of the file.
+        """
         size = self.dataset.record_bytes
         store = self.dataset.store
         path = f"{self.folder.format(worker=worker)}/part-{self.first + chunk:05d}.parquet"

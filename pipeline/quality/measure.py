@@ -123,7 +123,7 @@ class ImageSample(NamedTuple):
 
 
 class SparseImage(NamedTuple):
-    """An image of a sparse neighbourhood, uint8 [C, H, W]."""
+    """An image of a sparse neighbourhood, whose rows all go to every worker: uint8 [C, H, W]."""
 
     id: int
     label: int

@@ -108,7 +108,14 @@ def draw_figures(
 
 
 def render(manifest: Manifest, measured: Quality, sample: ImageSample, sparse: Sequence[SparseImage]) -> str:
-    """Return the report as one HTML page without external links. About 2 s for 12 workers on one core."""
+    """Return the report as one HTML page without external links. About 2 s for 12 workers on one core.
+
+    Args:
+        manifest: the manifest of the set.
+        measured: the quality measures of the set.
+        sample: the sample of its images.
+        sparse: images of sparse neighbourhoods.
+    """
     settings, fitted_params = split_params(manifest)
     # Another version may have made the set, by a strategy that this one lacks: only the summary is then missing.
     kind = STRATEGIES.get(manifest.strategy)

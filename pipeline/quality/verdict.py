@@ -18,7 +18,8 @@ class Verdict(NamedTuple):
 
 
 def verdict(measured: Quality, repeats: Repeats | None = None) -> list[Verdict]:
-    """Return one verdict per topic: sizes, copies, classes, neighbourhoods, images.
+    """Return the verdicts on sizes, copies, classes, neighbourhoods and images, then one note per sentence about repeated
+    images.
 
     repeats: the images that occur twice, if they were looked for."""
     sentences = repeats.sentences() if repeats else []

@@ -129,9 +129,15 @@ def reshard(
     report: bool = True,
     quiet: bool = False,
 ) -> ShardingResult:
-    """Divide a committed set over another number of workers; for the arguments see ``shard``.
+    """Divide a committed set over another number of workers.
 
-    The result is, file for file, equal to the output of ``shard`` for that number."""
+    The result is, file for file, equal to the output of ``shard`` for that number.
+
+    Args:
+        spark, output, overwrite, allow_empty, interval, ratios, report, quiet: as in ``shard``.
+        input: folder of the committed set.
+        num_workers: the new number of shards.
+    """
     request = Request(
         input=input,
         output=output,
@@ -170,8 +176,8 @@ def materialize(
 ) -> ShardingResult:
     """Write the shards that an assignment describes, with the checks and the commit of ``shard``.
 
-    The lines go through a shuffle of 32 bytes each; images are not shuffled. With the assignment of a set, the files
-    equal the output of the set's own job. For the other arguments see ``shard``.
+    The rows of the assignment go through a shuffle, 32 bytes each; images are not shuffled. With the assignment of a
+    set, the files equal the output of the set's own job. For the other arguments see ``shard``.
 
     Args:
         assignment: a committed set, or any Parquet or CSV table with the columns id (position of a row in the input,
@@ -219,7 +225,15 @@ def shard_request(
     quiet: bool,
     debug: bool = False,
 ) -> ShardingResult:
-    """Run ``shard`` for a request."""
+    """Run ``shard`` for a request, from the command line or from Python.
+
+    Args:
+        request: input, output and options.
+        strategy: the strategy with its parameters.
+        spark: the session (default: as in ``shard``).
+        report, quiet: as in ``shard``.
+        debug: show Spark's logs.
+    """
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
         return sharding.shard(context, request, strategy, progress)
@@ -231,7 +245,7 @@ def shard_request(
 def reshard_request(
     request: Request, *, spark: SparkSession | None = None, report: bool, quiet: bool, debug: bool = False
 ) -> ShardingResult:
-    """Run ``reshard`` for a request."""
+    """Run ``reshard`` for a request; for the arguments see ``shard_request``."""
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
         return resharding.reshard(context, request, progress)
@@ -250,8 +264,14 @@ def materialize_request(
     quiet: bool,
     debug: bool = False,
 ) -> ShardingResult:
-    """Run ``materialize`` for a request. num_workers replaces the request's own; None: as many as the assignment
-    has."""
+    """Run ``materialize`` for a request, from the command line or from Python.
+
+    Args:
+        request: input, output and options; its num_workers is ignored.
+        assignment: path of a committed set, or of a table of (id, worker).
+        num_workers: number of shards; None: the number of workers in the assignment.
+        spark, report, quiet, debug: as in ``shard_request``.
+    """
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
         return materializing.materialize(context, request, assignment, num_workers, progress)

@@ -1,4 +1,6 @@
-"""A shard set from an assignment and its input: rows are written as a table says, without a fit."""
+"""A shard set from an assignment and its input: rows are written as a table says, without a fit.
+
+A line is a row of the table, because the word row means a row of the input here."""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ def materialize(
 ) -> ShardingResult:
     """Write the shards that an assignment describes.
 
-    With the assignment of a committed set, the files equal the output of the set's own job. The lines of the assignment
+    With the assignment of a committed set, the files equal the output of the set's own job. The rows of the assignment
     go through one shuffle (32 bytes each); images are not shuffled.
 
     Args:
@@ -178,26 +180,31 @@ def refuse_gaps(table: AssignmentTable, num_workers: int, dataset: Dataset) -> N
 
 
 def place_by_table(run: ShardingRun, table: AssignmentTable, source: ScannedInput, staging: str) -> PlacedRows:
-    """Sort and check the lines of the table, and return the placement. Raises DataError.
+    """Sort and check the rows of the table, and return the placement. Raises DataError.
 
-    staging: the attempt's folder, where tasks keep the lines of every chunk."""
+    Args:
+        run: configuration of the run.
+        table: the assignment.
+        source: the scanned input.
+        staging: the attempt's folder, where tasks keep the table's rows of every chunk.
+    """
     num_workers = run.request.num_workers
     with run.progress.phase("assign"):
         checks = _check_and_keep_lines(run.context, table, source.bounds, f"{staging}/groups", num_workers)
         paths = tuple(each.path for each in checks)
         copies = sum(each.copies for each in checks)
         run.progress.report(f"{source.scan.rows + copies:,} lines, {copies:,} of them copies")
-    # Only the assignment of a set contains neighbourhoods.
+    # A user's table has no manifest, so neither parameters nor neighbourhoods.
     if not table.made_by:
         return PlacedRows(TablePlacement(table.store, paths, num_workers, neighbourhoods=False), copies, {})
     manifest = table.made_by.manifest
-    near = [worker.neighbourhood_histogram for worker in manifest.workers]
+    histograms = [worker.neighbourhood_histogram for worker in manifest.workers]
     return PlacedRows(
         TablePlacement(table.store, paths, num_workers, neighbourhoods=manifest.neighbourhoods is not None),
         copies,
         resolved_params(manifest),
         manifest.neighbourhoods,
-        np.array(near, np.int64) if near[0] is not None else None,
+        np.array(histograms, np.int64) if histograms[0] is not None else None,
     )
 
 
@@ -259,7 +266,7 @@ def _check_and_keep_lines(
         )
         yield replace(check, problem=check.problem and f"{uri}: {check.problem}")
 
-    # A table can be in any order: a shuffle brings the lines of each chunk to one task.
+    # A table can be in any order: a shuffle brings the rows of each chunk to one task.
     table_parts = context.parallelize(table.files, min(len(table.files), 10_000)).flatMap(lines_by_chunk)
     checks = table_parts.groupByKey(len(bounds), lambda chunk: chunk).mapPartitionsWithIndex(keep).collect()
     if problem := next((each.problem for each in checks if each.problem), None):

@@ -44,7 +44,7 @@ class Stratified(Strategy):
     """A strategy that deals each class round robin, so that class counts differ by at most one between workers.
 
     start="zero" is the paper's rule, and gives the remainders of all classes to the workers with low numbers;
-    start="carry" also keeps the workers' totals within one."""
+    with start="carry" the workers' totals also differ by at most one."""
 
     name: ClassVar[str] = "stratified"
     summary: ClassVar[str] = "each class dealt round robin"

@@ -128,7 +128,7 @@ class GenerationRun:
                 check_source(before, incoming.uri)
                 rows = total_rows(before)
                 dataset, bad_records = self._survey(before, incoming, rows)
-                self._check_landed(attempt.folder, bad_records)
+                self._refuse_deleted_files(attempt.folder, bad_records)
                 bad_records = [*incoming.lost_ranges, *bad_records]
             work = StreamBatch(self.context, self.store, self.request, attempt.folder, before, dataset, progress.phase)
             # This pass adds the bad records that it finds to ``bad_records``.
@@ -185,9 +185,13 @@ class GenerationRun:
             expected=expected,
         )
 
-    def _check_landed(self, folder: str, bad_records: list[BadRecord]) -> None:
-        """Raise JobError if files that tasks of this attempt wrote were deleted: another run considered this one
-        dead."""
+    def _refuse_deleted_files(self, folder: str, bad_records: list[BadRecord]) -> None:
+        """Raise JobError if a file that this attempt has just written cannot be surveyed.
+
+        Such a file holds whole records only, so it can only be missing: another run considered this attempt dead and
+        deleted it.
+
+        folder: the attempt's. bad_records: problems of the survey, before any record is checked."""
         if any(entry.source.startswith(f"{folder}/") for entry in bad_records):
             raise JobError(
                 f"{self.output}: another run considered this one dead and deleted its files (was it frozen?); run it again"

@@ -77,7 +77,7 @@ def arrivals(store: Store, uri: str, request: StreamRequest, output: str, checkp
         uri: the topic.
         request: configuration of the stream.
         output: folder of the set, resolved.
-        checkpoint: Spark's checkpoint if messages may be lost, to report which; else None.
+        checkpoint: Spark's checkpoint, to report lost messages, if --allow-data-loss is set; else None.
     """
     return partial(incoming_messages, store, uri, output, checkpoint, record_bytes(request), request.late_after_s)
 
@@ -100,7 +100,7 @@ def incoming_messages(
         store: reaches the output.
         uri: the topic.
         output: folder of the set, resolved.
-        checkpoint: Spark's checkpoint if messages may be lost, else None.
+        checkpoint: Spark's checkpoint, to report lost messages, if --allow-data-loss is set; else None.
         size: bytes of a message.
         late_after_s: quarantine messages that are this much older than the newest before the batch, or None.
         batch: number of the batch.

@@ -119,7 +119,7 @@ def test_major_versions_of_java() -> None:
 def test_another_pillow_is_a_warning_that_names_who_has_it() -> None:
     (check,) = check_packages([machine(), machine("a"), machine("b", packages=PACKAGES | {"pillow": "11.3.0"})])
     assert (check.name, check.level) == ("pillow", WARNING)
-    assert check.text == "12.0.0 (driver, a), 11.3.0 (b): another version decodes other pixels"
+    assert check.text == "12.0.0 (driver, a), 11.3.0 (b): these versions may decode images to different pixels"
     assert "--archives" in check.advice
 
 

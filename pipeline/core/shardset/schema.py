@@ -152,7 +152,9 @@ def declared_metadata(schema: pa.Schema, column: str) -> dict[str, Any]:
 
 
 def declared_shape(schema: pa.Schema, column: str) -> tuple[int, int, int] | None:
-    """Return the (channels, height, width) that a column's metadata declares, or None. Raises ValueError for others."""
+    """Return the (channels, height, width) that a column's metadata declares, or None.
+
+    Raises ValueError for a layout other than CHW, an invalid shape, or metadata that cannot be parsed."""
     declaration = declared_metadata(schema, column)
     layout = declaration.get("layout", "CHW")
     if layout != "CHW":
@@ -207,8 +209,14 @@ def words_of(error: Exception) -> str:
 def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.uint8]:
     """Return a binary column of equal lengths as uint8 [rows, size], without a copy.
 
-    Raises DataError for another length. path and first, the number of the column's first row in the file, are for error
-    lines."""
+    Raises DataError for another length.
+
+    Args:
+        column: an Arrow array, or a column of a table.
+        size: bytes of an image.
+        path: the file, for error messages.
+        first: number of the column's first row in the file, for error messages.
+    """
     values = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     values = values.cast(pa.large_binary())
     offsets = np.frombuffer(values.buffers()[1], np.int64)[values.offset :][: len(values) + 1]

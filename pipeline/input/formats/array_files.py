@@ -122,7 +122,15 @@ class ArrayFiles(Format):
         return array, packed
 
     def _read(self, store: Store, path: str, start: int, stop: int, rows: int, step: int) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows start <= r < stop of a file, ``step`` at a time. rows: the number of rows at its survey."""
+        """Yield the rows start <= r < stop of a file. Raises DataError if it is damaged or has changed.
+
+        Args:
+            store: reaches the file.
+            path: the file.
+            start, stop: range of the rows.
+            rows: number of all rows at the file's survey.
+            step: rows that are yielded at a time.
+        """
         array, packed = self._open(store, store.info(path))
         if array.shape[0] != rows:
             raise DataError(f"{path} had {rows} rows and now has {array.shape[0]}: it changed")
@@ -160,7 +168,7 @@ def label_file_names(name: str) -> list[str]:
     names = []
     for images, labels in PAIRS:
         pattern = re.compile(rf"(?<![A-Za-z]){images}(?![A-Za-z])", re.IGNORECASE)
-        # All words of one name: train-images-idx3-ubyte.gz has two.
+        # Replace every word, because a name can have two: train-images-idx3-ubyte.gz needs labels and idx1.
         renamed = pattern.sub(lambda match, word=labels: word.upper() if match[0].isupper() else word, renamed)  # type: ignore[misc]
         names.append(renamed)
     choices = [renamed, *names]
