@@ -79,7 +79,7 @@ from trainer.report.findings import describe_incident, findings, headline, title
 from trainer.report.settings import compact, flags_in_words
 from trainer.run_files import CONFIG, METRICS, PUSHES, RESULT
 from trainer.runlog.kinds import StartEvent, TrainEvent
-from trainer.runlog.read import read_events, read_pushes, surviving
+from trainer.runlog.read import read_events, read_pushes, surviving_events
 from trainer.runlog.result import read_result, summarise
 from trainer.runlog.run_folder import RunRecord, saved_generation
 from trainer.simulation.replay import _read_run as read_replayed
@@ -517,7 +517,7 @@ def make_run(folder: Path) -> None:
 def read_log(folder: Path) -> None:
     """As the report, the study and the ratios of machines do; without the drawing."""
     events, pushes = read_events(folder / METRICS), read_pushes(folder / PUSHES)
-    summary, live = summarise(events, pushes), surviving(events)
+    summary, live = summarise(events, pushes), surviving_events(events)
     workers = max(summary["num_workers"], 1)
     pushes = pushes[pushes["worker"] < workers]  # as a report does
     happened = history.incidents(live)

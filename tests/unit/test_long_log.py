@@ -18,7 +18,7 @@ from trainer.report.history import incidents, worker_rows
 from trainer.run_files import CONFIG, METRICS, PUSHES, REPORT, RESULT
 from trainer.runlog.events import COLUMNS
 from trainer.runlog.kinds import EpochEvent, LogEvent, RollbackEvent, TrainEvent
-from trainer.runlog.read import read_events, read_pushes, surviving
+from trainer.runlog.read import read_events, read_pushes, surviving_events
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned, thinned_log
 
@@ -88,8 +88,8 @@ def test_a_thinned_log_sums_up_to_what_the_whole_one_does(tmp_path: Path) -> Non
     for most in (16, 4_096):
         found = thinned(read_events(folder / METRICS), most)
         assert summarise(found, small) == summarise(events, pushes)
-    assert incidents(found) == incidents(surviving(events))
-    assert thinned_log(folder / METRICS) == surviving(events)
+    assert incidents(found) == incidents(surviving_events(events))
+    assert thinned_log(folder / METRICS) == surviving_events(events)
     rows, expected = worker_rows(events, small, 12), worker_rows(events, pushes, 12)
     assert pd.DataFrame(rows).drop(columns="loss").equals(pd.DataFrame(expected).drop(columns="loss"))
     np.testing.assert_allclose([row["loss"] for row in rows], [row["loss"] for row in expected], rtol=1e-6)

@@ -33,7 +33,7 @@ from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.kinds import GenerationEvent
-from trainer.runlog.read import iter_events, read_pushes, surviving
+from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import Quadratic
 from trainer.simulation.peers.history import PeerHistory
@@ -342,7 +342,7 @@ def check_replay(network: Network, state: RunState) -> int:
 
     Returns the number of gradients that the log lacks and that others have used."""
     pushes = read_pushes(network.folders.work / PUSHES)
-    events = surviving(iter_events(network.folders.work / METRICS))
+    events = surviving_events(iter_events(network.folders.work / METRICS))
     plan = plan_of(network.config, network.facts, network.root, state)
     rounds = [rows["worker"].tolist() for _, rows in pushes.groupby("version")]
     history = PeerHistory(plan, events, rounds, PeerTimes.from_state(state).begun)

@@ -30,7 +30,7 @@ from trainer.runlog.kinds import (
     StartEvent,
     event_from_json,
 )
-from trainer.runlog.read import best, read_events, read_pushes, surviving
+from trainer.runlog.read import best, read_events, read_pushes, surviving_events
 from trainer.runlog.result import summarise
 
 
@@ -59,8 +59,8 @@ def test_going_back_voids_what_came_after() -> None:
         StartEvent(resumed_from=15),
         EvaluationEvent(version=20, accuracy=1),
     ]
-    assert surviving(log) == [log[i] for i in (0, 1, 3, 4, 6, 7, 8)]
-    assert surviving([log[1], StartEvent()]) == [StartEvent()]
+    assert surviving_events(log) == [log[i] for i in (0, 1, 3, 4, 6, 7, 8)]
+    assert surviving_events([log[1], StartEvent()]) == [StartEvent()]
 
 
 def test_late_events_of_a_discarded_history_do_not_count() -> None:
@@ -74,7 +74,7 @@ def test_late_events_of_a_discarded_history_do_not_count() -> None:
         EvaluationEvent(generation=5, version=20),
         EvaluationEvent(generation=8, version=20),
     ]
-    assert surviving(log) == [log[i] for i in (0, 1, 2, 4, 5, 7)]
+    assert surviving_events(log) == [log[i] for i in (0, 1, 2, 4, 5, 7)]
 
 
 def test_the_best_evaluation_is_the_earliest_of_equals() -> None:

@@ -25,7 +25,7 @@ from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
 from trainer.data.shards import load_worker, open_shards
 from trainer.runlog.kinds import EpochEvent, GenerationEvent, LogEvent, RollbackEvent, StartEvent
-from trainer.runlog.read import read_events, surviving
+from trainer.runlog.read import read_events, surviving_events
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
 from trainer.simulation.compute import MiniBatchResult, Quadratic
@@ -420,7 +420,7 @@ def test_a_killed_and_resumed_run_counts_gradients_once(tmp_path: Path, monkeypa
 
 
 def epoch_means(output: Path) -> list[tuple[float | None, float | None]]:
-    live = surviving(read_events(output / "metrics.jsonl"))
+    live = surviving_events(read_events(output / "metrics.jsonl"))
     return [(event.epoch, event.loss) for event in live if isinstance(event, EpochEvent)]
 
 

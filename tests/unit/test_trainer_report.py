@@ -42,7 +42,7 @@ from trainer.report.settings import flags_in_words, plan_in_words
 from trainer.report.tensorboard import TensorBoardWriter
 from trainer.report.terminal import duration
 from trainer.runlog.kinds import EpochEvent, EvaluationEvent, StartEvent, WarningEvent
-from trainer.runlog.read import read_events, surviving
+from trainer.runlog.read import read_events, surviving_events
 from trainer.transport.status import RunStatus
 
 STATUS = RunStatus(
@@ -285,7 +285,7 @@ def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axis", ["seconds", "epoch"])
 def test_no_curve_runs_backwards_after_a_rollback(eventful: Path, axis: str) -> None:
-    live = surviving(read_events(eventful / "metrics.jsonl"))
+    live = surviving_events(read_events(eventful / "metrics.jsonl"))
     drawn = history.curves(live, axis, "loss")
     assert [curve.name for curve in drawn] == list(figures.CURVE_LOOKS)
     for curve in drawn:
@@ -294,7 +294,7 @@ def test_no_curve_runs_backwards_after_a_rollback(eventful: Path, axis: str) -> 
 
 
 def test_a_rollback_is_marked_where_training_went_on(eventful: Path) -> None:
-    happened = history.incidents(surviving(read_events(eventful / "metrics.jsonl")))
+    happened = history.incidents(surviving_events(read_events(eventful / "metrics.jsonl")))
     assert [mark.kind for mark in history.marks(happened, "epoch")] == ["restart", "restart", "rollback"]
     assert [mark.x for mark in history.marks(happened, "epoch")] == pytest.approx([1.4, 3.0, 3.0], abs=0.05)
 
@@ -473,7 +473,7 @@ def test_tensorboard_reads_the_surviving_points(eventful: Path, tmp_path: Path) 
         writer.add(event)
     writer.close()
     read = curves_read_back(tmp_path)
-    live = surviving(events)
+    live = surviving_events(events)
     for kind, key, tag in (
         ("train", "loss", "train/loss"),
         ("train", "staleness_max", "staleness/max"),

@@ -126,7 +126,13 @@ class Coordinator:
 
         Once all servers hold it, the worker waits for its next step. A later session of a worker replaces an earlier
         one, whose gradient is dropped unless it is already in a sum. A request of an older session, or of a worker that
-        has joined already, changes nothing."""
+        has joined already, changes nothing.
+
+        Args:
+            server, worker: their numbers.
+            session: number of the worker's session, which grows with every join.
+            now: time of the message (seconds).
+        """
         member = self.members[worker]
         if session < member.session:
             return
@@ -158,8 +164,8 @@ class Coordinator:
 
         Args:
             server, worker: their numbers.
-            session: the worker's session.
-            clock: the worker's step.
+            session: number of the worker's session.
+            clock: number of the worker's step.
             now: time of the message (seconds).
             measured: the measurements of the step, which server 0 adds; None from other servers.
         """
@@ -181,7 +187,15 @@ class Coordinator:
         The step counts as a refused gradient: the log records it, the worker's clock advances, and the worker is queued
         for its next step. After the end of the run the worker is only told to end. Returns False, with no effect, if
         the worker does not compute this step: it was lost meanwhile, or ``session`` or ``clock`` are of an earlier
-        process or run of the servers. The worker must then join again."""
+        process or run of the servers. The worker must then join again.
+
+        Args:
+            worker: its number.
+            session: number of the worker's session.
+            clock: number of the worker's step.
+            now: time of the message (seconds).
+            measured: measurements of the step.
+        """
         member = self.members[worker]
         if session != member.session or member.phase is not WorkerPhase.COMPUTING or clock != member.clock:
             return False

@@ -28,7 +28,7 @@ class Member:
         index: number of the worker.
         clock: number of its gradients that were used or refused.
         phase: see WorkerPhase.
-        session: grows with every start of the worker's process.
+        session: number of its session, which grows with every join of the worker.
         pulled: version of the parameters that it computes with.
         unapplied: its gradients in the sum of the next update.
         held_by: servers that hold its join request or gradient.

@@ -159,7 +159,14 @@ def _scaled_sum(vectors: Sequence[Vector], weights: Sequence[float], rate: float
 
 
 def _add(total: Vector, vectors: Sequence[Vector], weights: Sequence[float], *, is_begun: bool) -> None:
-    """Add weighted vectors to ``total``, in order. is_begun: whether it holds a sum already, or else is overwritten."""
+    """Add weighted vectors to ``total``, in order.
+
+    Args:
+        total: the sum, float32 [elements].
+        vectors: float32 [elements] each.
+        weights: the weight of each vector.
+        is_begun: whether ``total`` holds a sum already; otherwise it is overwritten.
+    """
     for vector, weight in zip(vectors, weights, strict=True):
         if is_begun:
             total += vector * weight if weight != 1 else vector

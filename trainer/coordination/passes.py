@@ -21,13 +21,15 @@ class RowSums(NamedTuple):
     passes: int
 
     def with_missed(self, passes: int) -> RowSums:
-        """Return these sums with ends of passes in mini-batches that the worker missed right before.
+        """Return these sums, plus passes that ended in mini-batches that the worker skipped just before this one.
 
-        Their rows are not trained, but without these ends all later passes would seem to lack rows.
+        The worker was lost meanwhile, so the skipped rows count as not trained. Without their ends, every later pass
+        would be compared with the wrong rows.
 
-        passes: number of these ends."""
+        passes: number of passes that ended in the skipped mini-batches."""
         if not passes:
             return self
+        # If no pass ends in this mini-batch itself, all of its rows come after the skipped ends.
         return RowSums(self.fingerprint, self.begun if self.passes else self.fingerprint, self.passes + passes)
 
 

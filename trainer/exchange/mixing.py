@@ -64,7 +64,7 @@ class TopologyPlan(MixingPlan, Protocol):
         ...
 
     def contraction(self) -> float:
-        """Return s: an exchange multiplies the squared distance of the models from their mean by at most s, in the mean.
+        """Return s: an exchange multiplies the squared distance of the models from their mean by at most s, on average.
 
         s is the largest eigenvalue of the mean of W'W - J; for a plan that repeats a cycle, its mean per exchange."""
         ...

@@ -45,7 +45,9 @@ class Folders:
         return self.is_local or self.source.isdecimal()
 
     def home_place(self, path: Path) -> Place:
-        """Return the place in the home to which a file of the work folder is copied by the end of the run."""
+        """Return the place in the home to which a file of the work folder is copied by the end of the run.
+
+        Of any other path the home itself, as the nearest place that a message can name."""
         place = self.home
         for part in path.relative_to(self.work).parts if path.is_relative_to(self.work) else ():
             place = place / part

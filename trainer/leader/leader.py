@@ -302,8 +302,14 @@ class Leader:
     def wrote(self, server: int, generation: int, sequence: int, outcome: WriteOutcome) -> None:
         """Note that a server has written its slice of a checkpoint, or failed to.
 
-        sequence: number of the order to write it. Parameters that are not finite end the run as diverged. A message
-        about another generation changes nothing."""
+        Parameters that are not finite end the run as diverged. A message about another generation changes nothing.
+
+        Args:
+            server: its number.
+            generation: number of the generation that the slice belongs to.
+            sequence: number of the order to write it.
+            outcome: the result of the write.
+        """
         if not self.training or generation != self.generation:
             return
         self.training.snapshots.wrote(server, sequence, outcome)
@@ -321,6 +327,13 @@ class Leader:
     # --- workers and supervisors --------------------------------------------------------------------------------------
 
     def joined(self, server: int, worker: int, session: int, now: float) -> None:
+        """Note that a server holds a worker's join request; ignored while no checkpoint is loaded.
+
+        Args:
+            server, worker: their numbers.
+            session: number of the worker's session, which grows with every join.
+            now: time of the message (seconds).
+        """
         if self.training:
             self.training.coordinator.join(server, worker, session, now)
             self._advance(self.training, now)
@@ -334,8 +347,8 @@ class Leader:
 
         Args:
             server, worker: their numbers.
-            session: the worker's session.
-            clock: the worker's step.
+            session: number of the worker's session, which grows with every join.
+            clock: number of the worker's step.
             now: time of the message (seconds).
             measured: the measurements of the step, from server 0 only.
         """
@@ -345,9 +358,17 @@ class Leader:
         return True
 
     def gave_up(self, worker: int, session: int, clock: int, now: float, measured: StepMeasurements) -> bool:
-        """Note that a worker has given up its step on request. Returns False if the worker must join again.
+        """Record that a worker stopped computing a step because its gradient would be refused.
 
-        It must if no checkpoint is loaded, or if this is not the step that it computes now."""
+        Returns False if the worker must join again: no checkpoint is loaded, or it is not computing this step now.
+
+        Args:
+            worker: its number.
+            session: number of the worker's session, which grows with every join.
+            clock: number of the worker's step.
+            now: time of the message (seconds).
+            measured: measurements of the step.
+        """
         if not self.training or not self.training.coordinator.give_up(worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)

@@ -249,7 +249,14 @@ class NeighbourLeader:
     def hear(self, message: FromWorker, first: Body, last: Body, now: float) -> tuple[Message, bytes] | None:
         """Handle a message of a worker's current process, and return the answer to its connection, if there is one.
 
-        first, last: its first and its last body. Raises MalformedMessageError."""
+        Args:
+            message: the message.
+            first, last: its first and its last body.
+            now: time of the message (seconds).
+
+        Raises:
+            MalformedMessageError: the message or a body is invalid.
+        """
         member = self.members.get(message.worker)
         if member and member.process == message.process:
             member.last_message_at = now
@@ -303,9 +310,17 @@ class NeighbourLeader:
             self._begin(now)
 
     def _admit(self, worker: int, process: int, introduction: Mapping[str, Any], now: float) -> None:
-        """Let a worker take part from the horizon on, unless no round is left or there is no model yet.
+        """Make a worker that asked to join a member from the first round that is not yet granted (``until``).
 
-        It asks again until it is told something."""
+        Does nothing if no round is left, or if no member has a model to copy; the worker repeats its request until it
+        is answered.
+
+        Args:
+            worker: its number.
+            process: random number that identifies its process.
+            introduction: address, host and memory of its process.
+            now: time of the request (seconds).
+        """
         progress = self.progress
         assert progress
         source = self._source(worker)
@@ -313,6 +328,7 @@ class NeighbourLeader:
             return
         self.number = self._next_number()
         self.members[worker] = PeerMembership(process, self.number, self.until, source, introduction, now)
+        # The newcomer uses the models of all its neighbours again.
         self._unused.pop(worker, None)
         # Before any round from the horizon on is granted.
         self._send_views()
@@ -410,7 +426,16 @@ class NeighbourLeader:
             self._send_grant(worker)
 
     def _keep_copy(self, message: ReplicaCopy, values: Body, momentum: Body, now: float) -> None:
-        """Keep a worker's model for a checkpoint. Raises MalformedMessageError."""
+        """Keep a worker's model for a checkpoint.
+
+        Args:
+            message: worker and version of the model.
+            values, momentum: the model's elements and the momentum of its parameters, float32.
+            now: time of the message (seconds).
+
+        Raises:
+            MalformedMessageError: the bodies do not have the sizes of a model.
+        """
         member = self._member_of(message.worker, message.process, message.session)
         if not member or not self.progress or message.version <= self.progress.version:
             return

@@ -1,7 +1,7 @@
 """A run's log over time and by worker: arrays for the figures of a report, and rows for its tables.
 
-``events`` are the events of metrics.jsonl, ``live`` the ones left by ``surviving``, and ``pushes`` is the result of
-``read_pushes``, both in trainer.runlog.read. Legend: T ``train`` events, W workers, B time bins. NaN means unknown."""
+``events`` are the events of metrics.jsonl, ``live`` the ones left by ``surviving_events``, and ``pushes`` is the result
+of ``read_pushes``, both in trainer.runlog.read. Legend: T ``train`` events, W workers, B time bins. NaN means unknown."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def column(events: Sequence[LogEvent], key: str) -> Floats:
 def incidents(live: Iterable[LogEvent]) -> list[Incident]:
     """Return the incidents in order, each with the progress of the last ``train`` event before it, 0 if there is none.
 
-    live: the events of metrics.jsonl that no roll-back or restart has made void (see ``surviving``)."""
+    live: the events of metrics.jsonl that no roll-back or restart has made void (see ``surviving_events``)."""
     result = []
     seconds = 0.0
     epoch = 0.0

@@ -32,7 +32,7 @@ from trainer.report.history import (
 from trainer.report.settings import compact, flags_in_words, plan_in_words
 from trainer.run_files import METRICS, PUSHES, REPORT
 from trainer.runlog.kinds import ConsensusEvent, LogEvent, StartEvent, TrainEvent
-from trainer.runlog.read import read_pushes, surviving
+from trainer.runlog.read import read_pushes, surviving_events
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned_log
 
@@ -130,7 +130,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
 
     events: at least one ``start``."""
     summary = summarise(events, pushes)
-    live = surviving(events)
+    live = surviving_events(events)
     start = select_kind(events, StartEvent)[-1]
     num_workers = max(summary["num_workers"], 1)
     if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row can look valid

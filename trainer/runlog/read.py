@@ -80,7 +80,7 @@ class Surviving:
         self.events.append(event)
 
 
-def surviving(events: Iterable[LogEvent]) -> list[LogEvent]:
+def surviving_events(events: Iterable[LogEvent]) -> list[LogEvent]:
     """Return the events that no later roll-back or restart has made void (see ``Surviving``)."""
     filter_ = Surviving()
     for event in events:
@@ -90,7 +90,7 @@ def surviving(events: Iterable[LogEvent]) -> list[LogEvent]:
 
 def evaluations(events: Iterable[LogEvent]) -> list[EvaluationEvent]:
     """Return the evaluations that count, sorted by version."""
-    return evaluations_of(surviving(events))
+    return evaluations_of(surviving_events(events))
 
 
 def evaluations_of(live: Iterable[LogEvent]) -> list[EvaluationEvent]:

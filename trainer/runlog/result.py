@@ -32,7 +32,7 @@ from trainer.runlog.kinds import (
     StageEvent,
     StartEvent,
 )
-from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving
+from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving_events
 from trainer.stages import START
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Result:
 
     def events(self) -> list[LogEvent]:
         """Return the events that no roll-back or restart has made void, in order."""
-        return surviving(read_events(self.output / METRICS))
+        return surviving_events(read_events(self.output / METRICS))
 
     def pushes(self) -> pd.DataFrame:
         """Return the pushed gradients that no roll-back or restart has made void, one per row."""
@@ -165,7 +165,7 @@ def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any
     final_*: the last evaluation. best_*: the best one by checkpoints.state.rank. train_*: training rows in the last
     evaluation. running_train_*: means over the training steps of the last complete epoch. staleness: of accepted
     pushes. images_per_second: over all training time. cause: null until the run has ended."""
-    live = surviving(events)
+    live = surviving_events(events)
     last = next((event for event in reversed(live) if isinstance(event, StartEvent | EndEvent)), None)
     last_event = last if isinstance(last, EndEvent) else EndEvent()
     is_accepted = pushes["accepted"].to_numpy() == 1

@@ -46,7 +46,7 @@ class Peer:
 
     Attributes:
         identity: of its connection.
-        session: of its process.
+        session: number of its session, which grows with every join of the worker.
         memory: the vectors that it shares with this host, or None.
         pushed: clock and this server's part of its gradient that no order has used yet, or None.
     """
@@ -230,7 +230,8 @@ class SliceServer:
         values = self.slice.values.copy()
         momentum = self.slice.momentum.copy()
         self.work.submit(
-            partial(self._written, generation, version, values, momentum), partial(self._tell, generation, sequence)
+            partial(self._write_checkpoint, generation, version, values, momentum),
+            partial(self._tell, generation, sequence),
         )
 
     def _tell(self, generation: int, sequence: int, outcome_and_trouble: tuple[WriteOutcome, str | None]) -> None:
@@ -238,7 +239,7 @@ class SliceServer:
         outcome, self.trouble = outcome_and_trouble
         self.wrote(generation, sequence, outcome)
 
-    def _written(
+    def _write_checkpoint(
         self, generation: int, version: int, values: Float32s, momentum: Float32s
     ) -> tuple[WriteOutcome, str | None]:
         """Write a slice and return the outcome, with the error message of a failed write, otherwise None.

@@ -22,7 +22,7 @@ from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.rules import build_slice, build_weights, enter_stage, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds import LogEvent, StageEvent, StartEvent
-from trainer.runlog.read import iter_events, read_pushes, surviving
+from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
 from trainer.simulation.peers.history import PeerHistory
@@ -61,7 +61,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     Another machine may round differently too. Raises DataError if the folder has no such run, UsageError if the run
     followed a stream, or had an exchange that is not computed here."""
     config, compute_name, num_workers, rows, spans = _read_run(run)
-    switches = stage_begins(surviving(iter_events(run / METRICS)))
+    switches = stage_begins(surviving_events(iter_events(run / METRICS)))
     compute = COMPUTES[compute_name](RunContext.from_config(config, run), num_workers)
     facts = facts_of(compute, num_workers, rows)
     version = newest(run / CHECKPOINTS)
@@ -201,7 +201,7 @@ def _replay_models(
     plan = plan_of(spans[0][1], facts, root, state)
     workers = [[row[1] for row in rows] for rows in rounds]
     final = PeerTimes.from_state(state).begun
-    history = PeerHistory(plan, surviving(iter_events(run / METRICS)), workers, final)
+    history = PeerHistory(plan, surviving_events(iter_events(run / METRICS)), workers, final)
     models = PeerReplay(spans, facts, compute, history)
     for _ in tqdm(workers, unit=" updates", disable=quiet):
         models.step()

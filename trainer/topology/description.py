@@ -36,7 +36,7 @@ class TopologyDescription:
         spectrum: eigenvalues of the graph's Laplacian, ascending, [N].
         mean_mixing: eigenvalues of the mean of W over all exchanges, descending, [N].
         degrees: neighbours of each worker, [N].
-        loads: bytes that each worker sends per step, in the mean, [N].
+        loads: bytes that each worker sends per step, on average, [N].
     """
 
     topology: str
@@ -53,12 +53,12 @@ class TopologyDescription:
 
     @property
     def links_in_use(self) -> float:
-        """Return the number of links that an exchange uses, in the mean."""
+        """Return the number of links that an exchange uses, on average."""
         return sum(share for _, _, share in self.shares)
 
     @property
     def matchings_in_use(self) -> float:
-        """Return the number of matchings that an exchange uses, in the mean."""
+        """Return the number of matchings that an exchange uses, on average."""
         return sum(share for _, share in self.matchings) if self.matchings else float(bool(self.shares))
 
 

@@ -1,4 +1,6 @@
-"""The tables of a study: built once as rows of text, and written as CSV, LaTeX and Markdown. Pure."""
+"""The tables of a study: built once as rows of text, and written as CSV, LaTeX and Markdown. Pure.
+
+A member is one of the things that a study compares, such as a strategy."""
 
 from __future__ import annotations
 
@@ -241,7 +243,7 @@ def _published_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     header = ("sharding", *columns, *(f"published {column}" for column in columns))
     tables = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
     if any(name in printed.sparse for name in setting.members):
-        tables.append(_sparse(setting, printed))
+        tables.append(_sparse_neighbourhoods(setting, printed))
     return tables
 
 
@@ -275,8 +277,12 @@ def _with_sd(mean: float, sd: float) -> str:
     return "-" if math.isnan(mean) else f"{mean:.4f} ({_short(sd)})"
 
 
-def _sparse(setting: StudySetting, printed: PublishedTable) -> Table:
-    """Return the table of sparse neighbourhoods: mean and range over a member's runs, and the published numbers."""
+def _sparse_neighbourhoods(setting: StudySetting, printed: PublishedTable) -> Table:
+    """Return the table that compares the numbers of sparse neighbourhoods with the published ones (table III of Provatas
+    et al. 2021).
+
+    A neighbourhood is sparse if it has at most as many rows as there are workers. One row per way of sharding that the
+    paper has: mean and range over its runs here, then the three published runs."""
     rows = []
     for name in filter(setting.members.__contains__, printed.sparse):
         counts = [record["sharding"]["sparse"] for record in setting.members[name].records]

@@ -253,10 +253,10 @@ class AllReduceClient:
         if (generation, version) in self._writing:
             return
         self._writing.add((generation, version))
-        work = partial(self._written, generation, version, values, momentum)
+        work = partial(self._write_checkpoint, generation, version, values, momentum)
         self.background.submit(work, partial(self._tell_written, generation, version))
 
-    def _written(self, generation: int, version: int, values: Vector, momentum: Vector) -> WriteOutcome:
+    def _write_checkpoint(self, generation: int, version: int, values: Vector, momentum: Vector) -> WriteOutcome:
         if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
             return WriteOutcome.NOT_FINITE
         total = self.facts.elements
