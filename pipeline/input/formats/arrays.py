@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES, Layout
-
-MOST_LABEL = (1 << 31) - 1
+from pipeline.input.formats.base import MOST_LABEL
 
 
 def image_shape(

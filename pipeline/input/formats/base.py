@@ -18,6 +18,7 @@ from pipeline.core.storage.store import Store
 from pipeline.input.read_options import ReadOptions
 from pipeline.input.resize import Size
 
+MOST_LABEL = (1 << 31) - 1  # labels are int32
 BLOCK_ROWS = 2048  # the most rows of a block
 DECODED_BYTES = 16 << 20  # image files that are decoded together, in bytes of pixels
 BLOCK_BYTES = 64 << 20  # the most image bytes of a block of several rows: Arrow's offsets end at 2 GiB

@@ -19,7 +19,7 @@ from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.shardset.schema import no_labels, words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
+from pipeline.input.formats.base import MOST_LABEL, Columns, DataFile, Format, block_rows
 from pipeline.input.read_options import ReadOptions
 
 _reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own function, whose module depends on the version
@@ -170,8 +170,8 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
         labels = np.asarray(values)
         if labels.dtype.kind not in "iu" or labels.shape != (rows,):
             raise ValueError
-        if rows and not 0 <= labels.min() <= labels.max() < 1 << 31:
-            raise DataError(f"{path}: {key.decode()} holds a label outside 0..{(1 << 31) - 1}")
+        if rows and not 0 <= labels.min() <= labels.max() <= MOST_LABEL:
+            raise DataError(f"{path}: {key.decode()} holds a label outside 0..{MOST_LABEL}")
     except ValueError:
         raise DataError(f"{path}: {key.decode()} is not a list of {rows} whole numbers, one per row of data") from None
     return labels.astype(np.int32)

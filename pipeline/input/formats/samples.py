@@ -15,11 +15,10 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import CIFAR_SHAPE, MAX_CLASSES, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import DECODED_BYTES, Columns, DataFile, Format, block_rows
+from pipeline.input.formats.base import DECODED_BYTES, MOST_LABEL, Columns, DataFile, Format, block_rows
 from pipeline.input.image_files import LOOKED_AT, decode_image, shape_of_image
 from pipeline.input.read_options import ReadOptions
 
-MOST_LABEL = (1 << 31) - 1
 MOST_MARKS = 4096  # of a file: every task gets the marks of all files
 
 
