@@ -93,3 +93,20 @@ def test_broken_records_are_left_out_and_listed(tmp_path: Path, spark: Any) -> N
     (line,) = (tmp_path / "out/_quarantine/batch-00000000.jsonl").read_text().splitlines()
     assert json.loads(line)["source"] == str(tmp_path / "in/bee")
     assert "025.png" in json.loads(line)["reason"]
+
+
+def test_broken_evaluation_rows_are_not_counted_as_training(tmp_path: Path, spark: Any) -> None:
+    """Both sides of an archive are in one file: a training and an evaluation row have a label out of range."""
+    archive_path = str(tmp_path / "a.tar.gz")
+    with tarfile.open(archive_path, "w:gz") as archive:
+        for name, labels in (("data_batch_1", (0, 1, 77, 2)), ("test_batch", (0, 10, 2))):
+            data = b"".join(bytes([label]) + bytes(3072) for label in labels)
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    shards = pipeline.shard(
+        spark, input=archive_path, eval_input=archive_path, output=str(tmp_path / "out"), strategy="random",
+        num_workers=2, max_bad_records="1", report=False, quiet=True,
+    ).shards  # fmt: skip
+    assert (shards.manifest.rows, shards.manifest.input.quarantined) == (3, 1)
+    assert len((tmp_path / "out/_quarantine/batch-00000000.jsonl").read_text().splitlines()) == 2

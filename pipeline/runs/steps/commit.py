@@ -9,7 +9,6 @@ from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
 from pipeline.core.shardset.contract import Manifest, Worker
 from pipeline.core.shardset.manifest import ShardSet
-from pipeline.input.dataset import Dataset
 from pipeline.input.quarantine import lines_of, path_of, write_quarantine
 from pipeline.output.entries import (
     describe_assigned_workers,
@@ -46,7 +45,7 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         rows=source.scan.rows,
         copies=placed_rows.copies,
         interval=request.interval,
-        input=replace(source.describe(), quarantined=_count_bad(written_set, source.dataset)),
+        input=replace(source.describe(), quarantined=written_set.inputs.quarantined),
         image=describe_image(source),
         labels=describe_labels(source),
         columns=list(source.dataset.layout.attributes),
@@ -63,12 +62,6 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         versions=library_versions(),
         made={**provenance(), "master": str(run.context.master)},
     )
-
-
-def _count_bad(written_set: WrittenSet, dataset: Dataset) -> int:
-    """Return the number of records of a data set that were left out."""
-    paths = {file.path for file in dataset.files}
-    return sum(entry.records for entry in written_set.inputs.bad_records if entry.source in paths)
 
 
 def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]:

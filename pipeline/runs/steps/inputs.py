@@ -50,12 +50,14 @@ class ScannedInputs:
         evaluation: the evaluation rows, or None.
         repeats: images that occur twice.
         bad_records: the rows that are left out.
+        quarantined: the number of rows to shard among them.
     """
 
     source: ScannedInput
     evaluation: ScannedInput | None = None
     repeats: Repeats | None = None
     bad_records: Sequence[BadRecord] = ()
+    quarantined: int = 0
 
     def fingerprints(self) -> tuple[tuple[str | None, str | None], ...]:
         """Return the fingerprints of the rows and of their kept columns, for the rows and the evaluation rows."""
@@ -121,6 +123,7 @@ def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
     with run.progress.phase("scan"):
         bad_records: list[BadRecord] = []
         dataset = _leave_out_bad(run, inputs.dataset, bad_records)
+        quarantined = inputs.dataset.rows - dataset.rows
         beside = _leave_out_bad(run, inputs.evaluation, bad_records) if inputs.evaluation else None
         source, evaluation, repeats = scan_for_repeats(run.context, dataset, run.request.num_workers, beside)
         classes = f"{source.scan.num_classes} classes" if inputs.dataset.layout.labelled else "no labels"
@@ -131,7 +134,7 @@ def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
                 f"{evaluation.dataset.uri} has the label {evaluation.scan.num_classes - 1}, the input has only"
                 f" {source.scan.num_classes} classes; correct the labels, or declare more with --num-classes"
             )
-    return ScannedInputs(source, evaluation, repeats, bad_records)
+    return ScannedInputs(source, evaluation, repeats, bad_records, quarantined)
 
 
 def _leave_out_bad(run: ShardingRun, dataset: Dataset, bad_records: list[BadRecord]) -> Dataset:
