@@ -144,6 +144,54 @@ def test_matlab_files_have_rows_first_or_last(tmp_path: Path) -> None:
         find(path, image_column="photo", label_column="species")
 
 
+@pytest.mark.parametrize(
+    ("shape", "options", "rows_last"),
+    [
+        ((32, 32, 3, 9), {}, True),  # SVHN
+        ((9, 32, 32, 3), {}, False),
+        ((9, 3, 32, 32), {}, False),
+        ((32, 3, 32, 32), {}, False),  # as many rows as columns of pixels
+        ((32, 32, 3, 32), {}, True),
+        ((9, 4, 5, 6), {"shape": (4, 5, 6)}, False),
+        ((4, 5, 6, 9), {"shape": (4, 5, 6)}, True),
+        ((9, 5, 4), {"shape": (1, 5, 4)}, False),
+        ((5, 4, 9), {"shape": (1, 5, 4)}, True),
+        ((5, 4, 5), {"shape": (1, 5, 4)}, True),
+        ((4, 5, 4), {"shape": (1, 5, 4)}, False),
+    ],
+)
+@pytest.mark.parametrize("labelled", [True, False])
+def test_the_axis_of_rows_follows_from_shapes(
+    shape: tuple[int, ...], options: dict[str, Any], rows_last: bool, labelled: bool, tmp_path: Path
+) -> None:
+    array = np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+    images = np.moveaxis(array, -1, 0) if rows_last else array
+    variables = {"y": np.arange(1, len(images) + 1)} if labelled else {}
+    dataset = find(mat(tmp_path / "a.mat", X=array, **variables), unlabelled=not labelled, **options)
+    if images.shape[-1] == 3:
+        images = images.transpose(0, 3, 1, 2)
+    assert dataset.rows == len(images)
+    pixels = np.concatenate([block.images for block in dataset.read(0, dataset.rows)])
+    assert np.array_equal(pixels, images.reshape(len(images), -1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((9, 5, 4), {"unlabelled": True}),
+        ((9, 4, 5, 6), {"unlabelled": True}),
+        ((3, 5, 4, 3), {"shape": (3, 5, 4)}),
+        ((5, 5, 5), {"shape": (1, 5, 5)}),
+        ((5, 4, 5), {}),
+    ],
+)
+def test_an_ambiguous_axis_of_rows_is_refused(shape: tuple[int, ...], options: dict[str, Any], tmp_path: Path) -> None:
+    variables = {} if "unlabelled" in options else {"y": np.arange(shape[0])}
+    path = mat(tmp_path / "a.mat", X=np.zeros(shape, np.uint8), **variables)
+    with pytest.raises(DataError, match=r"a.mat, variable X has shape .*: the first axis or the last can be the rows"):
+        find(path, **options)
+
+
 def test_broken_matlab_files_have_one_line(tmp_path: Path) -> None:
     path = mat(tmp_path / "a.mat", X=IMAGES.astype(float), y=LABELS)
     with pytest.raises(DataError, match=r"a.mat, variable X is float64; images are uint8|a.mat, variable X is double"):

@@ -49,13 +49,14 @@ class Mat(Format):
             missing = (options.image_column or "X") if images is None else options.label_column
             names = ", ".join(sorted(shapes)[:8]) or "none"
             raise DataError(f"{file.path} has no variable {missing}, but {names}; --image-column names another one")
-        # Only the number of labels tells the axis of rows.
+        # The number of labels usually decides which axis is the rows.
         count = len(_load(data, file.path, [labels])[labels].reshape(-1)) if labels else None
         array_shape, dtype = shapes[images]
         place = f"{file.path}, variable {images}"
         if len(array_shape) < 2:
             raise DataError(f"{place} has shape {array_shape}; images have a height and a width")
-        rows_shape = (array_shape[-1], *array_shape[:-1]) if _rows_last(array_shape, count) else array_shape
+        rows_last = _rows_last(array_shape, count, options.shape, place)
+        rows_shape = (array_shape[-1], *array_shape[:-1]) if rows_last else array_shape
         declared = options.shape or (CIFAR_SHAPE if len(rows_shape) == 2 else None)
         shape = image_shape(rows_shape, np.dtype(dtype), declared, place)
         rows = rows_shape[0]
@@ -85,7 +86,7 @@ class Mat(Format):
             # MATLAB counts from 1, so SVHN calls the digit 0 the class 10.
             if array.shape[:3] == SVHN and file.rows and labels.min() >= 1 and labels.max() <= 10:
                 labels = labels % np.int32(10)
-        if _rows_last(array.shape, file.rows):
+        if _rows_last(array.shape, file.rows, layout.shape, file.path):
             array = np.moveaxis(array, -1, 0)
         if len(array) != file.rows:
             raise DataError(f"{file.path} had {file.rows} rows and now has {len(array)}: it changed while it was read")
@@ -95,11 +96,39 @@ class Mat(Format):
             yield Columns(labels[span], planar(array[span], layout, file.path) if images else None)
 
 
-def _rows_last(shape: tuple[int, ...], rows: int | None) -> bool:
-    """True if the last axis of an array of images is its rows, as MATLAB's users write them.
+def _rows_last(shape: tuple[int, ...], rows: int | None, declared: tuple[int, int, int] | None, place: str) -> bool:
+    """True if the rows of an array of images are its last axis, as in SVHN; False if they are the first.
 
-    rows: the number of labels, which tells the axes apart; None if there are none."""
-    return len(shape) > 2 and (shape[-1] == rows or (rows is None and len(shape) == 4 and shape[2] in (1, 3)))
+    The number of rows decides. If it fits both axes or is unknown, the shape that an image would have decides: the
+    declared one, else one of 1 or 3 channels, first or last. Raises DataError if this leaves both axes or none.
+
+    Args:
+        shape: the shape of the array.
+        rows: the number of labels; None without labels.
+        declared: the shape of an image, or None.
+        place: the array, for error lines.
+    """
+    if len(shape) not in (3, 4):
+        return False
+    images = {False: shape[1:], True: shape[:-1]}  # the shape of an image, by whether the rows are last
+    choices = [last for last in images if rows in (None, shape[-1 if last else 0])]
+    if len(choices) == 2:
+        choices = [last for last in images if _can_be_image(images[last], declared)]
+        # Another declared shape has an error line of its own.
+        if len(choices) != 1 and (choices or not declared):
+            raise DataError(
+                f"{place} has shape {shape}: the first axis or the last can be the rows; --image-shape decides if one of"
+                " them leaves images of this shape, or save the images as .npz with the rows first"
+            )
+    return choices == [True]
+
+
+def _can_be_image(shape: tuple[int, ...], declared: tuple[int, int, int] | None) -> bool:
+    """True if an array of a shape can be an image of a declared shape, or without one a grey or an RGB image."""
+    if declared:
+        channels, height, width = declared
+        return shape in (declared, (height, width, channels)) or (channels, *shape) == (1, height, width)
+    return len(shape) == 2 or shape[0] in (1, 3) or shape[-1] in (1, 3)
 
 
 def _pick(shapes: dict[str, Any], name: str | None, usual: tuple[str, ...]) -> str | None:
