@@ -25,7 +25,7 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.arrays import check_labels, image_shape, labels_of, planar
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.input.formats.gzipped import GZIP, MOST_INFLATION, inflate_start
+from pipeline.input.formats.gzipped import GZIP, InflationLimit, inflate_start
 from pipeline.input.read_options import ReadOptions
 
 HEAD_BYTES = 1 << 16
@@ -115,7 +115,10 @@ class ArrayFiles(Format):
         try:
             array = self.parse(inflate_start(head, HEAD_BYTES), None if packed else file.bytes)
             # Before as much memory is taken: a header can tell any size.
-            if array.offset + array.shape[0] * array.record_bytes > file.bytes * (MOST_INFLATION if packed else 1):
+            size = array.offset + array.shape[0] * array.record_bytes
+            if packed:
+                InflationLimit(file.bytes).add(size)
+            elif size > file.bytes:
                 raise ValueError(f"{file.bytes} bytes cannot hold an array of shape {array.shape}")
         except (ValueError, struct.error) as error:
             raise DataError(f"{file.path} is damaged: {words_of(error)}") from None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Iterator
 from math import prod
 from typing import Any, ClassVar
@@ -17,10 +19,13 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.arrays import image_shape, labels_of, planar
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.input.formats.gzipped import MOST_INFLATION
+from pipeline.input.formats.gzipped import InflationLimit
 from pipeline.input.read_options import ReadOptions
 
 BEGIN = b"MATLAB "
+BEGIN_BYTES = 128  # of a text and the order of bytes, before the variables
+COMPRESSED = 15  # the type of a variable that is compressed
+PIECE_BYTES = 1 << 12  # that are inflated together, to 4 MiB at most
 HDF5 = b"MATLAB 7.3"
 IMAGE_VARIABLES = ("X", "x", "images", "data")
 LABEL_VARIABLES = ("y", "labels", "label", "fine_labels")
@@ -76,6 +81,7 @@ class Mat(Format):
     ) -> Iterator[Columns]:
         """Yield records start <= r < stop of a file, which is read whole. Raises DataError."""
         data = store.read(file.path)
+        _variables(data, file.path)  # the file may have changed since its survey
         arrays = _load(data, file.path, [file.image_column, *([file.label_column] if layout.labelled else [])])
         array = arrays[file.image_column]
         labels = no_labels(file.rows)
@@ -142,21 +148,40 @@ def _variables(data: bytes, path: str) -> dict[str, tuple[tuple[int, ...], str]]
     from scipy.io import whosmat  # takes 0.15 s, which no other format should cost
 
     try:
+        _check_inflation(data)
         listed = whosmat(io.BytesIO(data))
-        # A compressed variable can tell any size.
-        if any(min(shape, default=0) < 0 or prod(shape) > len(data) * MOST_INFLATION for _, shape, _ in listed):
-            raise ValueError("a variable is larger than the file can hold")
+        for _, shape, _ in listed:
+            if min(shape, default=0) < 0:
+                raise ValueError("a variable has a negative length")
+            # A variable can tell any size.
+            InflationLimit(len(data)).add(prod(shape))
     except Exception as error:  # a damaged file raises almost anything
         raise DataError(f"{path} is damaged: {words_of(error) or type(error).__name__}") from None
     kinds = [(name, tuple(shape), "bool" if kind == "logical" else kind) for name, shape, kind in listed]
     return {name: (shape, kind) for name, shape, kind in kinds if kind in np.sctypeDict}
 
 
+def _check_inflation(data: bytes) -> None:
+    """Raise ValueError if the variables of a file inflate to too many bytes, which SciPy would hold.
+
+    Costs an inflation of all of them, a piece at a time."""
+    limit = InflationLimit(len(data))
+    order = "<" if data[BEGIN_BYTES - 2 : BEGIN_BYTES] == b"IM" else ">"
+    start = BEGIN_BYTES
+    while start + 8 <= len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, start)
+        end = start + 8 + size
+        if kind == COMPRESSED:
+            inflater = zlib.decompressobj()
+            for piece in range(start + 8, min(end, len(data)), PIECE_BYTES):
+                limit.add(len(inflater.decompress(data[piece : min(piece + PIECE_BYTES, end)])))
+        start = end
+
+
 def _load(data: bytes, path: str, names: list[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return some variables of a file. Raises DataError if it is damaged or lacks one."""
+    """Return some variables of a file that ``_variables`` has checked. Raises DataError if it is damaged or lacks one."""
     from scipy.io import loadmat
 
-    _variables(data, path)
     try:
         arrays = loadmat(io.BytesIO(data), variable_names=names)
         return {name: np.asarray(arrays[name]) for name in names}

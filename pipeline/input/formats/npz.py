@@ -18,7 +18,7 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.arrays import check_labels, image_shape, labels_of, planar
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.input.formats.gzipped import MOST_INFLATION
+from pipeline.input.formats.gzipped import InflationLimit
 from pipeline.input.read_options import ReadOptions
 
 IMAGE_ARRAYS = ("images", "x", "data")
@@ -123,9 +123,11 @@ class NumpyArchive:
         """Return the header of an array. Raises DataError if it is damaged, or is not as long as it says."""
         try:
             info = self.zip.getinfo(f"{name}.npy")
+            # zipfile inflates by other methods without a bound.
+            if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError("it is compressed by another method than numpy's, deflate")
             # The archive can claim any size for a compressed array.
-            if info.file_size > self.size * MOST_INFLATION:
-                raise ValueError(f"{self.size} bytes cannot hold {info.file_size}")
+            InflationLimit(self.size).add(info.file_size)
             with self.zip.open(info) as member:
                 return read_header(member, info.file_size)
         except Exception as error:  # zipfile and numpy raise many kinds
@@ -146,7 +148,9 @@ class NumpyArchive:
         """Return an array. Raises DataError if it is damaged."""
         self.header(name)
         try:
-            return read_array(self.zip.read(f"{name}.npy"))
+            with self.zip.open(f"{name}.npy") as member:
+                # With the size, as read() alone inflates up to 2 GiB at once, whatever the archive claims.
+                return read_array(member.read(self.zip.getinfo(f"{name}.npy").file_size))
         except Exception as error:  # such as a wrong checksum
             raise self._broken(error, self.place(name)) from None
 

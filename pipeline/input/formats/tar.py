@@ -10,7 +10,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator
 from itertools import groupby
-from typing import IO, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
@@ -18,7 +18,7 @@ from pipeline.core.shardset.schema import words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.files import SPLIT, TRAINING, is_image_name
-from pipeline.input.formats.gzipped import GZIP, inflate_start
+from pipeline.input.formats.gzipped import GZIP, InflationLimit, LimitedReader, inflate_start
 from pipeline.input.formats.samples import Sample, SampleFormat
 
 BLOCK = 512  # bytes of a header; contents are padded to as many
@@ -109,10 +109,14 @@ def read_members(store: Store, path: str, offset: int) -> Iterator[ArchivedFile]
     try:
         with store.open(path) as raw, io.BufferedReader(raw, BUFFER_BYTES) as file:  # type: ignore[type-var]
             packed = file.peek(2)[:2] == GZIP
-            if not packed and store.info(path).bytes % BLOCK:
+            size = store.info(path).bytes
+            if not packed and size % BLOCK:
                 raise DataError(f"{path} is cut: its size is no multiple of {BLOCK} bytes")
             file.seek(offset)
-            content: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[assignment]
+            content: Any = file
+            if packed:
+                # Members that are no images are inflated too, and so are headers, which are held whole.
+                content = LimitedReader(gzip.GzipFile(fileobj=file), InflationLimit(size))
             with tarfile.open(fileobj=content, mode="r|" if packed else "r:") as archive:
                 for info in archive:
                     if info.isfile():
