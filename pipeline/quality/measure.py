@@ -56,6 +56,8 @@ class Reader:
         limits: the integer columns to read, each with the upper bound of its values.
         counted: int64, ascending, the neighbourhoods whose rows are counted by worker.
         compared: the columns of labels that are compared with neighbourhoods.
+        kept_columns: kept columns of whole numbers, which are compared too if they hold classes.
+        most_cells: the most pairs of a neighbourhood and a value of a kept column that a file may have.
     """
 
     store: Store
@@ -64,6 +66,8 @@ class Reader:
     limits: dict[str, int]
     counted: Ints
     compared: tuple[str, ...]
+    kept_columns: tuple[str, ...] = ()
+    most_cells: int = 0
 
     def owners(self, file: ShardFile) -> Iterator[Block]:
         """Yield the rows of a file that are not copies (copy number 0) as blocks, in file order.
@@ -72,7 +76,7 @@ class Reader:
         the file is not Parquet, its rows or columns disagree with the manifest, or a number is null or out of its
         limits."""
         path = f"{self.uri}/{file.path}"
-        names = [*self.limits, "image"]
+        names = [*self.limits, *self.kept_columns, "image"]
         with self.store.open(path) as handle:
             try:
                 parquet = pq.ParquetFile(handle)
@@ -102,11 +106,21 @@ class Reader:
                 raise DataError(
                     f"{path} has a {name} that is null or not in [0, {limit}); rerun the job with --overwrite"
                 )
+        # Copies have the number of their copy, from 1.
         owned = batch.column("copy").to_numpy() == 0
         pixels = raw_images(batch.column("image"), self.layout.record_bytes, path, at)[owned]
         numbers = {name: batch.column(name).to_numpy()[owned] for name in self.limits}
         labels = numbers["label"] if "label" in numbers else no_labels(len(pixels))
-        return Block(numbers["id"], Columns(labels, pixels, numbers.get("coarse_label"), numbers.get("neighbourhood")))
+        return Block(
+            numbers["id"],
+            Columns(
+                labels,
+                pixels,
+                numbers.get("coarse_label"),
+                numbers.get("neighbourhood"),
+                attributes={name: batch.column(name).filter(pa.array(owned)) for name in self.kept_columns},
+            ),
+        )
 
     def planes(self, pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8 | np.float32]:
         """Return the bytes of images, uint8 [rows, bytes], as numbers [rows, C, H, W]."""
@@ -206,7 +220,9 @@ def no_moments(reader: Reader, bandwidth: float) -> Moments:
 
 @dataclass(frozen=True)
 class FileSums:
-    """The sums over the owners of a file. cells: rows by neighbourhood and label, by column of labels."""
+    """The sums over the owners of a file.
+
+    cells: rows by neighbourhood and label, by column of labels; without kept columns that hold no classes."""
 
     moments: Moments
     cells: dict[str, Cells]
@@ -215,16 +231,39 @@ class FileSums:
 def sum_file(reader: Reader, bandwidth: float, file: ShardFile) -> FileSums:
     """Run the second pass over a file: return the sums over its owners."""
     total = no_moments(reader, bandwidth)
-    cells: dict[str, list[Cells]] = {name: [] for name in reader.compared}
+    cells: dict[str, list[Cells]] = {name: [] for name in (*reader.compared, *reader.kept_columns)}
     for block in reader.owners(file):
         near = block.columns.neighbourhoods
         total = merge(total, sum_moments(reader, bandwidth, block.images, block.labels, near))
-        for name, parts in cells.items():
-            labels = block.labels if name == "label" else block.columns.coarse_labels
+        for name in list(cells):
+            labels = _compared_labels(block, name)
+            # A kept column may hold other numbers than classes.
+            if labels is None:
+                del cells[name]
+                continue
             assert near is not None
-            assert labels is not None
-            parts.append(Cells.from_groups(near.astype(np.int64), labels.astype(np.int64), reader.limits[name]))
-    return FileSums(total, {name: Cells.total(parts) for name, parts in cells.items() if parts})
+            limit = reader.limits.get(name, MOST_LABELS)
+            cells[name].append(Cells.from_groups(near.astype(np.int64), labels.astype(np.int64), limit))
+    sums = {name: Cells.total(parts) for name, parts in cells.items() if parts}
+    for name in reader.kept_columns:
+        if name in sums and len(sums[name].keys) > reader.most_cells:
+            del sums[name]
+    return FileSums(total, sums)
+
+
+def _compared_labels(block: Block, name: str) -> npt.NDArray[np.integer[Any]] | None:
+    """Return a column of labels of a block; None for a kept column with a null or a number that is no class."""
+    if name == "label":
+        return block.labels
+    if name not in block.columns.attributes:
+        assert block.columns.coarse_labels is not None
+        return block.columns.coarse_labels
+    values = block.columns.attributes[name]
+    ends = pc.min_max(values)
+    if values.null_count or (len(values) and not 0 <= ends["min"].as_py() <= ends["max"].as_py() < MOST_LABELS):
+        return None
+    labels: npt.NDArray[np.int64] = values.to_numpy()
+    return labels
 
 
 def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, ImageSample, list[SparseImage]]:
@@ -252,7 +291,9 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     compared: tuple[str, ...] = tuple(
         name for name in ("label", "coarse_label") if 0 < cells <= 4 * MOST_COUNTED and name in limits
     )
-    reader = Reader(shards.store, shards.uri, layout, limits, counted_groups, compared)
+    kept_columns = tuple(column.name for column in manifest.columns if compared and column.type == "int64")
+    most_cells = 4 * MOST_COUNTED // max(1, len(files) * len(kept_columns))
+    reader = Reader(shards.store, shards.uri, layout, limits, counted_groups, compared, kept_columns, most_cells)
 
     sparse = np.flatnonzero([group.sparse for group in groups])
     samples, images = zip(
@@ -273,8 +314,9 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
     dense = [not groups[number].sparse for number in counted_groups]
     figures = assess([entry.rows for entry in workers], totals, dense, sample.features, bandwidth)
     agreement = {
-        name: label_agreement(Cells.total(part.cells[name] for part in sums if name in part.cells), limits[name])
-        for name in compared
+        name: label_agreement(Cells.total(part.cells[name] for part in sums), limits.get(name, MOST_LABELS))
+        for name in (*compared, *kept_columns)
+        if all(name in part.cells for part in sums)
     }
     figures = replace(figures, label_agreement=agreement)
     return figures, sample, rarest([image for part in images for image in part])

@@ -201,6 +201,28 @@ def test_agreement_with_fine_and_coarse_labels_is_scikit_learns(tmp_path: Path) 
     assert found["label"]["adjusted_rand"] > found["coarse_label"]["adjusted_rand"]
 
 
+def test_kept_columns_of_classes_are_compared_as_labels(tmp_path: Path) -> None:
+    """A set of coarse labels keeps the fine ones; columns with nulls or with other numbers than classes are left out."""
+    images, fine = make_images(300)
+    near = (np.arange(300) % 3).astype(np.int64)
+    manifest = commit(tmp_path, images, fine // 2, np.arange(300) % 2, 2, near)
+    types = {"fine": "int64", "age": "int64", "patient": "int64", "site": "string"}
+    manifest["columns"] = [{"name": name, "type": kind} for name, kind in types.items()]
+    for path in tmp_path.rglob("*.parquet"):
+        table = pq.read_table(path)
+        ids = table.column("id").to_numpy()
+        values = {
+            "fine": fine[ids].astype(np.int64), "age": [None if row == 7 else 3 for row in ids],
+            "patient": ids + (1 << 40), "site": ["a"] * len(ids),
+        }  # fmt: skip
+        for name, kind in types.items():
+            table = table.append_column(name, pa.array(values[name], pa.type_for_alias(kind)))
+        pq.write_table(table, path)
+    found = measured(tmp_path, manifest).to_dict()["label_agreement"]
+    assert list(found) == ["label", "fine"]
+    assert found["fine"]["adjusted_rand"] == pytest.approx(adjusted_rand_score(fine, near))
+
+
 def test_chi_square_equals_scipys_on_the_table_counted_by_hand(tmp_path: Path) -> None:
     images, labels = make_images(500)
     worker = np.random.default_rng(5).integers(0, 4, 500)
