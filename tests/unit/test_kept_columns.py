@@ -113,7 +113,9 @@ def test_columns_that_cannot_be_kept_are_one_line(tmp_path: Path, names: tuple[s
 def test_formats_without_columns_say_so(tmp_path: Path) -> None:
     folder = write_binary(tmp_path / "c", *make_rows(20, pixels=12))
     options = ReadOptions("cifar10-binary", (3, 2, 2), columns=("site",))
-    with pytest.raises(UsageError, match="has no column site; write the rows as Parquet with this column"):
+    with pytest.raises(
+        UsageError, match=r"has no column site: only the formats parquet and arrow have .*, not cifar10-binary; write"
+    ):
         discover(Store(), str(folder), run=serial, read_options=options)
 
 

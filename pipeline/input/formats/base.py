@@ -156,8 +156,8 @@ class Format(ABC):
 
         Raises UsageError if the file does not have them."""
         raise UsageError(
-            f"{file.path} is {self.summary} and has no column {names[0]}; write the rows as Parquet with this column, or"
-            " leave the column out"
+            f"{file.path} has no column {names[0]}: only the formats parquet and arrow have further columns, not"
+            f" {self.name}; write the rows as Parquet with this column, or leave the column out"
         )
 
     def where(self, file: DataFile, record: int, layout: Layout) -> str:
