@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axis import Axis
 from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
@@ -39,6 +40,7 @@ from pipeline.quality.metrics import Floats, Ints, expected_counts, hypergeometr
 
 EVEN_SD = 10  # deviations of shards that are about even, which have a linear scale of colours
 BARS = 400  # above, neighbourhoods are drawn as one outline, because a bar takes half a millisecond
+LINE_CHARACTERS = 120  # of the names of classes below an axis: ten names of ten characters fit
 COLUMNS = 2000  # the most columns of the outline, each as high as the largest neighbourhood in it
 
 
@@ -69,8 +71,21 @@ def shard_sizes(owners: Sequence[int], copies: Sequence[int]) -> Figure:
     return figure
 
 
-def class_heat_map(table: Ints) -> Figure:
-    """Draw the rows by worker and class, int64 [W, L] without copies.
+def name_classes(axis: Axis, classes: Sequence[int], names: Sequence[str]) -> None:
+    """Label the positions of an axis with the names of their classes, or with the numbers if the names do not fit.
+
+    names: of all classes, by number; empty if they are unknown."""
+    number_ticks(axis, len(classes))
+    labels = [names[number] if number < len(names) else "" for number in classes]
+    if all(labels) and len(labels) * (2 + max(map(len, labels))) <= LINE_CHARACTERS:
+        axis.set_ticks(range(len(labels)), labels)
+    else:
+        # A tick shows the number of its class, not its position.
+        axis.set_major_formatter(FuncFormatter(lambda at, _: str(classes[int(at)]) if 0 <= at < len(classes) else ""))
+
+
+def class_heat_map(table: Ints, names: Sequence[str] = ()) -> Figure:
+    """Draw the rows by worker and class, int64 [W, L] without copies. names: of the classes.
 
     A cell's colour is its deviation from the expectation of a random split, in standard deviations. Beyond EVEN_SD the
     scale is logarithmic, because skewed shards deviate by hundreds."""
@@ -88,7 +103,7 @@ def class_heat_map(table: Ints) -> Figure:
             ax.text(label, worker, f"{count:,}", ha="center", va="center", color=ink, size=9)
     ax.set(xlabel="class", ylabel="worker")
     ax.spines[:].set_visible(False)
-    number_ticks(ax.xaxis, classes)
+    name_classes(ax.xaxis, range(classes), names)
     number_ticks(ax.yaxis, workers)
     bar = figure.colorbar(image, ax=ax, fraction=0.03, pad=0.01)
     if limit > EVEN_SD:
@@ -101,8 +116,8 @@ def class_heat_map(table: Ints) -> Figure:
     return figure
 
 
-def class_boxes(table: Ints) -> Figure:
-    """Draw for each class the spread of its counts [W, L] over the workers, against a random split.
+def class_boxes(table: Ints, names: Sequence[str] = ()) -> Figure:
+    """Draw for each class the spread of its counts [W, L] over the workers, against a random split. names: of the classes.
 
     Like Provatas et al. 2021, Fig. 7. Of more than BOXES classes, those with the largest deviations are shown."""
     mean, deviation, off = against_chance(table)
@@ -130,9 +145,7 @@ def class_boxes(table: Ints) -> Figure:
     boxes["boxes"][0].set_label("over the workers: minimum, quartiles, maximum")
     ax.set(xlabel="class", ylabel="examples per worker", xlim=(-0.6, len(classes) - 0.4))
     ax.legend(**ABOVE, ncols=3)
-    number_ticks(ax.xaxis, len(classes))
-    # A tick shows the number of its class, not its position.
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda at, _: str(classes[int(at)]) if 0 <= at < len(classes) else ""))
+    name_classes(ax.xaxis, classes.tolist(), names)
     separate_thousands(ax.yaxis)
     return figure
 

@@ -81,10 +81,10 @@ def draw_figures(
             copies = [shard.rows - shard.owners for shard in shards]
             embedded_figures["sizes"] = embed_figure(figures.shard_sizes(owners, copies), "Rows per worker")
             if labelled:
-                heat = figures.class_heat_map(measured.class_table)
+                heat = figures.class_heat_map(measured.class_table, manifest.labels.class_names)
                 embedded_figures["heat"] = embed_figure(heat, "Examples per worker and class")
             if labelled and not manifest.ratios:  # the figure's band assumes equal shares
-                boxes = figures.class_boxes(measured.class_table)
+                boxes = figures.class_boxes(measured.class_table, manifest.labels.class_names)
                 embedded_figures["boxes"] = embed_figure(boxes, "Spread of each class over the workers")
         if measured.mmd_ratio is not None:
             ratios = [shard.mmd_ratio for shard in shards]

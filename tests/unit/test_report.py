@@ -305,3 +305,13 @@ def test_settings_have_meanings_and_stand_apart_from_results(tmp_path: Path) -> 
     settings, fitted = report.split_params(Manifest.from_json(manifest))
     assert [(row.name, row.value) for row in fitted] == [("iterations", "12")]
     assert {row.name: row.meaning for row in settings}["clusters"] == DistributionAware.meanings()["clusters"] != ""
+
+
+def test_figures_name_classes_where_names_fit() -> None:
+    table = np.random.default_rng(0).integers(90, 110, (4, 10))
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    numbers = [str(number) for number in range(10)]
+    for draw in (figures.class_heat_map, figures.class_boxes):
+        for given, shown in ((names, names), ([], numbers), (names[:9], numbers), (["a long name " * 3] * 10, numbers)):
+            ax = draw(table, given).axes[0]
+            assert ax.xaxis.get_major_formatter().format_ticks(ax.get_xticks().tolist()) == shown
