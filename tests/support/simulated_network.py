@@ -66,7 +66,7 @@ class SimulatedNetwork(Generic[H]):
     def _start_leader(self) -> None:
         self.identities = {}
         self.leader = self.make_leader()
-        self.leader.gather()
+        self.leader.begin_generation()
         self.leader.regroup(self.now)
 
     def microseconds(self) -> int:

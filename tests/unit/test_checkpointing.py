@@ -246,7 +246,7 @@ def test_no_old_generation_completes_a_checkpoint(tmp_path: Path) -> None:
     (version,) = run.under_way
     for disk in run.disks:
         disk.jobs.clear()
-    run.engine.leader.gather("a server was started again")
+    run.engine.leader.begin_generation("a server was started again")
     assert newest(run.root) == 0
     work, done = stale[0]
     done(work())
@@ -298,7 +298,7 @@ def test_no_run_resumes_from_a_discarded_checkpoint(tmp_path: Path, monkeypatch:
     broken.write_bytes(content[:-1])
     monkeypatch.setattr(shutil, "rmtree", lambda folder: None)
     monkeypatch.setattr(Path, "unlink", lambda path, **more: None)
-    run.engine.leader.gather("a test")
+    run.engine.leader.begin_generation("a test")
     back = run.engine.leader.version
     assert 0 < back < 10
     broken.write_bytes(content)  # the host that held it is back
@@ -318,7 +318,7 @@ def test_a_refusing_file_system_costs_a_try_and_no_server(tmp_path: Path, monkey
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "scandir", stale)
-        run.engine.leader.gather("a test")
+        run.engine.leader.begin_generation("a test")
         run.engine.leader.tick(1.0)
         assert not run.engine.leader.status(1.0).ready
     run.engine.leader.tick(2.0)

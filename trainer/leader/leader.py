@@ -131,7 +131,7 @@ class Leader:
         self._looked_at = -math.inf  # when a decision of the rule was looked for
         self._snapshot_at = 0.0  # when the last checkpoint began
         self._left: int | None = None  # the version that a roll-back left, until it is logged
-        self._gather_again: str | None = None  # the cause of a roll-back to repeat after an error of the file system
+        self._retry_cause: str | None = None  # the cause of a roll-back to repeat after an error of the file system
         # the time of the last tick, and until when no worker counts as silent
         self._ticked = self._patient_until = 0.0
         self._has_warned = False  # that checkpoints are deleted before their evaluation
@@ -149,9 +149,11 @@ class Leader:
             return
         self.followers[index] = Follower(identity, session)
         is_reconnect = follower and follower.session == session
-        self.gather(f"the connection to server {index} broke" if is_reconnect else f"server {index} was started again")
+        self.begin_generation(
+            f"the connection to server {index} broke" if is_reconnect else f"server {index} was started again"
+        )
 
-    def gather(self, cause: str = "") -> None:
+    def begin_generation(self, cause: str = "") -> None:
         """Have all servers load the newest sound checkpoint, which begins a new generation.
 
         A no-op until all servers are connected. If files cannot be read or written now, the next tick tries again.
@@ -165,7 +167,7 @@ class Leader:
             self.training = None
         if self.ledger:
             self.ledger.discard()
-        self._gather_again = None
+        self._retry_cause = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             at_least = max(self.generation + 1, self.microseconds())
@@ -174,7 +176,7 @@ class Leader:
                 self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])
         except OSError as error:
             logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
-            self._gather_again = cause
+            self._retry_cause = cause
             return
         if not restored:
             raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
@@ -277,7 +279,7 @@ class Leader:
 
         This is no roll-back, so nothing is logged as left."""
         self.training = None
-        self.gather()
+        self.begin_generation()
 
     def _snapshots(self, journal: Journal) -> Snapshots:
         """Return the bookkeeping of the present generation's checkpoints."""
@@ -395,8 +397,8 @@ class Leader:
         if now - self._ticked > timeout_s / 4:
             self._patient_until = now + timeout_s  # this server was suspended, and has heartbeats to read first
         self._ticked = now
-        if self._gather_again is not None:
-            self.gather(self._gather_again)
+        if self._retry_cause is not None:
+            self.begin_generation(self._retry_cause)
         if self.training:
             if now >= self._patient_until:
                 self._lose_silent(self.training, now, timeout_s)

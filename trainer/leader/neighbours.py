@@ -3,7 +3,8 @@
 Each worker has a model of its own, so the run continues when a worker is lost: the next view leaves it out, and its
 neighbours train without it. Workers begin only rounds below a horizon, which moves ahead of the fastest one. A worker
 that joins takes part from the horizon on, with a neighbour's model of that round, so that no member can have begun it
-without the newcomer. The restart of the leader rolls the run back to the newest checkpoint."""
+without the newcomer. The restart of the leader rolls the run back to the newest checkpoint. A generation is the time from
+a start or roll-back to the next."""
 
 from __future__ import annotations
 
@@ -83,6 +84,7 @@ class NeighbourLeader:
         members: by worker.
         waiting: introduction and process of workers that asked to join before the run has begun.
         processes: the current processes of all workers.
+        ledger: of the examples of the present generation; None before the first one, or without --example-ledger.
         module, has_handed_over: as of Leader; there is only one stage.
     """
 
@@ -116,7 +118,7 @@ class NeighbourLeader:
         self.module: str | None = None
         self.progress: PeerProgress | None = None  # None while no checkpoint is loaded
         self.journal: Journal
-        self.ledger: ExampleLedger | None = None  # of the present generation
+        self.ledger: ExampleLedger | None = None
         self.checkpoints: PeerCheckpoints
         self.plan: TopologyPlan
         self.version = 0  # of the checkpoint with which the generation began
@@ -131,13 +133,13 @@ class NeighbourLeader:
         self._ahead = LEAST_AHEAD
         self._measured = (0.0, 0)  # time and furthest round at the last measurement of the speed
         self._snapshot_at = 0.0
-        self._gather_again: str | None = None
+        self._retry_cause: str | None = None
         self._version_before: int | None = None
         self._ticked = self._patient_until = 0.0
 
     # --- generations --------------------------------------------------------------------------------------------------
 
-    def gather(self, cause: str = "") -> None:
+    def begin_generation(self, cause: str = "") -> None:
         """Begin a generation at the newest sound checkpoint, for which all workers must join again.
 
         If files cannot be read or written now, the next tick tries again. Raises JobError if there is no checkpoint.
@@ -149,7 +151,7 @@ class NeighbourLeader:
         if self.ledger:
             self.ledger.discard()
         self.members = {}
-        self._gather_again = None
+        self._retry_cause = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             restored = go_back(self.root, max(self.generation + 1, self.microseconds()))
@@ -157,7 +159,7 @@ class NeighbourLeader:
                 self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])
         except OSError as error:
             logger.warning(f"{self.root}: going back to a checkpoint is tried again: {error}")
-            self._gather_again = cause
+            self._retry_cause = cause
             return
         if not restored:
             raise JobError(f"{self.root} holds no whole checkpoint, not even the first; start with --overwrite")
@@ -167,8 +169,8 @@ class NeighbourLeader:
             log_event(self.log, "rollback", from_version=self._version_before, to_version=self.version, cause=cause)
             self._version_before = None
         state = read_state(self.root, self.version)
-        models = sorted(PeerTimes.from_state(state).begun)
-        log_event(self.log, "generation", generation=self.generation, version=self.version, models=models)
+        workers_with_model = sorted(PeerTimes.from_state(state).begun)
+        log_event(self.log, "generation", generation=self.generation, version=self.version, models=workers_with_model)
         self._load(state)
 
     def _load(self, state: RunState) -> None:
@@ -364,7 +366,7 @@ class NeighbourLeader:
             self.send(worker, Regroup(self.number), b"")
         if not any(member.has_model or member.source is None for member in self.members.values()):
             if not self.progress.finished:
-                self.gather(NO_MODEL)
+                self.begin_generation(NO_MODEL)
             return
         self._advance(now)
         self._grant(now)
@@ -536,8 +538,8 @@ class NeighbourLeader:
         if now - self._ticked > timeout_s / 4:
             self._patient_until = now + timeout_s  # this server was suspended, and has heartbeats to read first
         self._ticked = now
-        if self._gather_again is not None:
-            self.gather(self._gather_again)
+        if self._retry_cause is not None:
+            self.begin_generation(self._retry_cause)
         if not self.progress:
             return
         if self._is_over():

@@ -216,7 +216,7 @@ class RoundsLeader(Leader):
             return  # the next tick tries again, when a checkpoint is written
         # Without a model, only a run that is still at its checkpoint can continue.
         if not is_held or coordinator.version != (self.version if version < 0 else version):
-            self.gather("no worker has the newest model, or a snapshot that is to be written")
+            self.begin_generation("no worker has the newest model, or a snapshot that is to be written")
             version = -1
         if not self.training:
             return  # the checkpoint cannot be read now; the tick tries again
@@ -324,7 +324,7 @@ class RoundsLeader(Leader):
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def gather(self, cause: str = "") -> None:
+    def begin_generation(self, cause: str = "") -> None:
         """Begin a new generation with the newest checkpoint; all models that workers hold are void."""
         self._orders = {}
         self._rounds = []
@@ -332,7 +332,7 @@ class RoundsLeader(Leader):
             joined.version = -1
             joined.copies = frozenset()
             joined.rounds = []
-        super().gather(cause)
+        super().begin_generation(cause)
 
     def _enter_next_stage(self) -> None:
         super()._enter_next_stage()

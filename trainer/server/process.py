@@ -126,7 +126,7 @@ class Server:
         poller.register(self.background, zmq.POLLIN)
         # With a single server there is no follower whose hello would start the run.
         if self.leader:
-            self.leader.gather()
+            self.leader.begin_generation()
         due = 0.0
         while not (self.leader and self.leader.has_handed_over):
             kick()

@@ -85,7 +85,7 @@ class RoundsServer:
         poller = zmq.Poller()
         poller.register(self.socket, zmq.POLLIN)
         poller.register(self.background, zmq.POLLIN)
-        self.leader.gather()
+        self.leader.begin_generation()
         self.leader.regroup(time.monotonic())
         due = 0.0
         while not self.leader.has_handed_over:

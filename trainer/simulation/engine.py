@@ -272,13 +272,13 @@ class Engine:
         No-op after a crash if the servers have crashed again meanwhile: they return when the last absence is over.
 
         first: True at the start of the run. The other servers then register at the leader, which makes all of them load
-        after the last one has. Otherwise, or if there is only one server, ``gather`` makes them load."""
+        after the last one has. Otherwise, or if there is only one server, ``begin_generation`` makes them load."""
         if not first and (not self.down or self.now < self.back_at):
             return
         for index in range(1, len(self.servers)) if first else ():
             self.leader.hello(b"", index, 1)
         if not first or len(self.servers) == 1:
-            self.leader.gather("server 0 was started again")
+            self.leader.begin_generation("server 0 was started again")
         self.down = False
         for worker, virtual in enumerate(self.workers):
             if virtual.back_at <= self.now:
