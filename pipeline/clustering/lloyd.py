@@ -98,7 +98,9 @@ def nearest(points: npt.NDArray[np.int32], centres: Ints) -> tuple[Ints, npt.NDA
 def nearest_of_class(
     labels: npt.NDArray[np.integer[Any]], points: npt.NDArray[np.int32], centres: tuple[Ints, ...]
 ) -> Ints:
-    """Return the number of each row's nearest centre of its class, int64 [rows]; numbers run class by class."""
+    """Return the number of the nearest centre of its own class for each row, int64 [rows].
+
+    Centres are numbered through, class by class. centres: per class."""
     firsts = np.cumsum([0, *map(len, centres)])
     result = np.empty(len(labels), np.int64)
     for label in np.unique(labels):

@@ -33,7 +33,7 @@ ROW_GROUP_ROWS = 1 << 17
 class AssignmentFile:
     """The assignment file of one chunk.
 
-    staged: its current path; path: its path under OUTPUT, without the stamp of a version."""
+    staged: its current path; path: its path under OUTPUT, without the suffix that marks the version."""
 
     staged: str
     path: str

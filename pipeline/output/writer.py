@@ -46,7 +46,7 @@ class WrittenFile:
 
     Attributes:
         staged: its current path.
-        path: its path under OUTPUT, without the stamp of a version.
+        path: its path under OUTPUT, without the suffix that marks the version.
         worker: index of the worker.
         rows: rows, copies included.
         copies: rows that are copies.
@@ -100,7 +100,7 @@ class ShardWriter:
     Attributes:
         store: reaches the attempt.
         staged: path of the file until the commit.
-        path: its path under OUTPUT, without the stamp of a version.
+        path: its path under OUTPUT, without the suffix that marks the version.
         worker: index of the worker.
         schema: columns of the file.
         num_classes: classes of the labels.

@@ -30,10 +30,10 @@ class ClassCluster(NeighbourhoodStrategy):
 
     def fit(self, context: Context) -> FitResult:
         """Return the (class, cluster) cell of every row, which the engine finds class by class."""
-        classes = len(context.scan.label_counts[0])
-        each = max(1, (self.clusters or 2 * classes) // classes)
+        classes = context.scan.num_classes
+        clusters_per_class = max(1, (self.clusters or 2 * classes) // classes)
         # Clusters are numbered over all classes, so that every (class, cluster) cell is one group.
-        result = load_engine(self.engine).cluster(context, self, each, by_class=True)
+        result = load_engine(self.engine).cluster(context, self, clusters_per_class, by_class=True)
         return FitResult(result.grouping, result.counts, start=self.start, params=result.params, models=result.models)
 
     def refit(self, context: Context, stored_groups: StoredGroups) -> FitResult:

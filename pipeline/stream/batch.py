@@ -82,11 +82,12 @@ class StreamBatch:
     def scan_rows(self, bad_records: list[BadRecord]) -> tuple[BatchScan | None, Hashes | None]:
         """Read every record, append the broken ones to ``bad_records``, and leave them out.
 
-        Returns the scan of the remaining rows and the hash functions, or (None, None) if no row remains."""
+        The first batch fits the hash functions if the model is not given. Returns the scan of the remaining rows and the
+        hash functions, or (None, None) if no row remains."""
         hashes = load_hashes(self.before) if self.before else ready_hashes(self.store, self.request.model)
         with self.phase("scan"):
-            # Ids change when rows are left out, and rows get buckets only once hashes are fitted: both need another
-            # pass.
+            # Repeated after rows are left out, which changes ids, and after hashes are fitted, without which rows have
+            # no buckets.
             while batch_scan := self._scan_by_tasks(hashes):
                 if batch_scan.skipped_rows:
                     self._leave_out(batch_scan, bad_records)

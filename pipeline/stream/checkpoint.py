@@ -56,11 +56,12 @@ def _last(store: Store, folder: str) -> int:
 
 
 def planned_files(store: Store, checkpoint: str, batch: int) -> list[FileInfo]:
-    """Return the files that Spark planned for a batch, with times but without sizes. Spark's frame leaves out deleted
-    files.
+    """Return the files that Spark planned for a batch, with times but without sizes.
+
+    Unlike Spark's DataFrame, the list includes files that were deleted since.
 
     The format of the log is internal to Spark; without a readable log the result is empty. Costs O(files of the batch),
-    for every tenth batch O(all files)."""
+    for every tenth batch O(all files), because Spark compacts the log then."""
     place = _path(checkpoint)
     try:
         last = _offset(store, place, batch)["logOffset"]

@@ -112,7 +112,9 @@ def _run_problem(execution: Execution, problem: Problem) -> Iterator[BenchmarkRe
 def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[BenchmarkRecord]:
     """Time mini-batches on sets of every size, whose rows are deleted afterwards.
 
-    The perceptron leaves out the largest of several sizes."""
+    The perceptron leaves out the largest of several sizes.
+
+    folder: prefix of the folders of rows, one per size."""
     experiment = execution.experiment
     sizes = choose_sizes(execution.context, problem) if experiment.sizes is None else experiment.sizes
     for size in sizes:
@@ -126,7 +128,7 @@ def _run_sizes(execution: Execution, problem: Problem, folder: str) -> Iterator[
         if _are_finished(execution, [run for runs in runs_by_model for run in runs]):
             yield from (execution.finished[run.key] for runs in runs_by_model for run in runs)
             continue
-        stored_rows = store_rows(execution, problem, f"{folder}-{size}", size, None)
+        stored_rows = store_rows(execution, problem, f"{folder}-{size}", size, file=None)
         for runs in runs_by_model:
             yield from _run_all(execution, stored_rows, runs)
         delete_rows(execution, stored_rows)

@@ -144,10 +144,9 @@ class _Host:
             time.sleep(POLL_S)
 
     def _go(self, home: Place, answer: Answer, facts: dict[str, Any]) -> bool:
-        """Train with an address table, and return whether the run has ended. Raises JobError.
+        """Train with an address table, and return as ``_supervise``. Raises JobError.
 
-        False means that the processes were ended because a server has moved, the command has changed, or a later start
-        leads the run; the next answer of the rendezvous says what to do.
+        After False, the next answer of the rendezvous says what to do.
 
         home: the run's folder; answer: the answer with the table; facts: the facts of the run."""
         if isinstance(home, Path) and not (home / CONFIG).exists():
@@ -160,13 +159,14 @@ class _Host:
             return self._supervise(answer, RunFacts.from_json(facts), work)
 
     def _supervise(self, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
-        """Start and watch this host's processes until the run is over for it; False if they were ended before.
+        """Start and watch this host's processes; on the leading host, write the first checkpoint before.
 
-        On the leading host, write the first checkpoint before. Raises JobError.
+        Returns True once the run is over for this host, and False if the processes were ended earlier, because a
+        server has moved, the command has changed, or a later start leads the run. Raises JobError.
 
         answer: the answer with the address table; facts: the facts of the run; work: this host's work folder."""
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
-        # ``check`` left the folder as it was. By now it is settled for this start, and may get a first checkpoint.
+        # ``check`` only read the folder. Now that all parts are here, the first checkpoint may be written.
         if self.part.leads:
             prepare(self.config, work.folders, computes=True, write=True)
         supervisor = Supervisor(
@@ -182,7 +182,7 @@ class _Host:
         )
         try:
             supervise(supervisor)
-        # It is a SupersededError too, but with it the whole attempt ends, not only this supervisor.
+        # AttemptLostError is a SupersededError too, but with it the whole attempt ends, not only this supervisor.
         except AttemptLostError:
             raise
         except SupersededError:

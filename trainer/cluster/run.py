@@ -232,20 +232,22 @@ class ClusterRun:
             self.progress.message(f"{line}; waiting {self.start_s:.0f} s for them")
 
     def _tell_of_silent(self) -> None:
-        """Report parts that are silent, and parts that are heard of again. Raises JobError after --stall-timeout-s."""
+        """Report parts that are silent, and parts that are heard of again.
+
+        Raises JobError if a part is silent for more than --stall-timeout-s (0: no limit)."""
         silent = self.rendezvous.silent()
         limit = self.config.processes.stall_timeout_s
         # Only changes are reported, because this is called in every round of the loop.
-        for part in sorted(silent.keys() - self._silent):
-            self.progress.message(f"host {part} does not answer; waiting until it answers or is restarted")
-        for part in sorted(self._silent - silent.keys()):
-            self.progress.message(f"host {part} answers again")
+        for host in sorted(silent.keys() - self._silent):
+            self.progress.message(f"host {host} does not answer; waiting until it answers or is restarted")
+        for host in sorted(self._silent - silent.keys()):
+            self.progress.message(f"host {host} answers again")
         self._silent = set(silent)
         # The cluster usually starts a lost host again. Without the limit the run would wait for ever if it does not.
-        for part, seconds in silent.items():
+        for host, seconds in silent.items():
             if limit and seconds > limit:
                 raise JobError(
-                    f"host {part} did not answer for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume continues"
+                    f"host {host} did not answer for {seconds:.0f} s (--stall-timeout-s {limit:g}); --resume continues"
                     " from the last checkpoint"
                 )
 

@@ -24,13 +24,13 @@ class Clocks:
             workers = self._workers[clock] = {}
             heapq.heappush(self._low, clock)
             heapq.heappush(self._high, -clock)
-            # ``greatest`` never meets the outdated clocks below the maximum, nor ``least`` those above the minimum.
-            # Without rebuilding, the heaps would grow with every step of the run. A sorted list is a heap.
+            # Heaps keep clocks that no worker has any more until these reach the top. Those that never do would pile up
+            # with every step, so a heap that is mostly outdated is rebuilt.
             if len(self._high) > 2 * len(self._workers) + 64:
                 self._high = [-clock for clock in self._workers]
                 heapq.heapify(self._high)
             if len(self._low) > 2 * len(self._workers) + 64:
-                self._low = sorted(self._workers)
+                self._low = sorted(self._workers)  # a sorted list is a heap
         workers[worker] = None
 
     def remove(self, worker: int) -> None:

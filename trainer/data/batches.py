@@ -143,12 +143,12 @@ def _population(
     """
     trained: Ints | slice = slice(None) if places is None else places
     return Population(
-        rows.labels[trained],
-        rows.neighbourhoods[trained] if len(rows.neighbourhoods) else None,
-        values_of(config.sampler, rows.ids[trained]),
-        batch_size,
-        config.data.batch_size / shards.rows,
-        config.steps_per_epoch(shards.rows),
-        config.run.seed,
-        worker,
+        labels=rows.labels[trained],
+        neighbourhoods=rows.neighbourhoods[trained] if len(rows.neighbourhoods) else None,
+        values=values_of(config.sampler, rows.ids[trained]),
+        batch_size=batch_size,
+        share=config.data.batch_size / shards.rows,
+        epoch_steps=config.steps_per_epoch(shards.rows),
+        seed=config.run.seed,
+        worker=worker,
     )

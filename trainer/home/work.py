@@ -1,4 +1,7 @@
-"""The work folder of a host during a run, and the thread that copies its log to the home."""
+"""The work folder of a host during a run, and the thread that copies its log to the home.
+
+The home is the run's folder, perhaps on another file system. The work folder is the local folder to which a host appends
+its events and logs; it is the home itself if that is local."""
 
 from __future__ import annotations
 
@@ -107,8 +110,11 @@ class WorkFolder:
             self._thread.join(None if self._is_reached else REACH_S)
 
     def _run_copies(self) -> None:
-        """Copy what is due until the folder is closed or a later start leads the run. Runs in the thread."""
-        # The leading host has just written to the home; the others find out at once whether they can reach it.
+        """Copy the log and the TensorBoard files when they are due. Runs in the thread.
+
+        Ends when the folder is closed or a later start leads the run."""
+        # The leading host has just written to the home, so it can wait; the others find out at once whether they
+        # can reach it.
         wait_s = COPY_S if self.folders.leads else 0.0
         while not self._stop.wait(wait_s):
             try:
@@ -118,7 +124,7 @@ class WorkFolder:
                 self._stop_error = error
                 return
             except OSError as error:
-                # The next attempt then copies even if the log has not grown since.
+                # Makes the next attempt copy even if the log has not grown since.
                 self._size = 0
                 self._last_copy = time.monotonic()
                 self.trouble = f"{self.folders.home}: the log was not copied: {error}"

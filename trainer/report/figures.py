@@ -167,13 +167,16 @@ def consensus(epoch: Floats, distance: Floats, sent_bytes: Floats) -> Figure:
 
 
 def confusion(counts: Ints) -> Figure:
-    """Draw the share of each class's rows that is predicted as each class. counts: [K, K], by class and predicted class.
+    """Draw the share of each class's rows that is predicted as each class.
 
-    A class without rows is white. Up to ``NUMBERED`` classes have numbers in their cells, in percent."""
+    A class without rows is white. Up to ``NUMBERED`` classes have numbers in their cells, in percent.
+
+    counts: [K, K], by class and predicted class, of K classes."""
     rows = counts.sum(1, keepdims=True)
     shares = np.divide(counts, rows, out=np.full(counts.shape, np.nan), where=rows > 0)
     figure, (ax, _) = canvas(3.6, 2, width_ratios=(2, 1))
-    figure.axes[1].set_axis_off()  # a square grid of the report's whole width would fill the screen
+    # The second axis stays empty: a square grid of the full width would fill the screen.
+    figure.axes[1].set_axis_off()
     image = ax.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     if len(counts) <= NUMBERED:
         for (row, predicted), share in np.ndenumerate(shares):

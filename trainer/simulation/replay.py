@@ -58,9 +58,10 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
 
     Keeps the parameters of every version at which a later gradient was computed. Each gradient is computed once, in
     this process, with as many threads as a worker of the run had, because another number of threads rounds differently.
-    Another machine may round differently too. Raises DataError if the folder has no such run, UsageError if the run
-    followed a stream, or had an exchange that is not computed here."""
-    config, compute_name, num_workers, rows, spans = _read_run(run)
+    Another machine may round differently too. Returns the replayed parameters and the checkpoint's. Raises
+    DataError if the folder has no such run, UsageError if the run followed a stream, or used an exchange or a collective
+    that a replay cannot compute."""
+    config, compute_name, num_workers, rows, configs_by_version = _read_run(run)
     switches = stage_begins(surviving_events(iter_events(run / METRICS)))
     compute = COMPUTES[compute_name](RunContext.from_config(config, run), num_workers)
     facts = facts_of(compute, num_workers, rows)
@@ -73,10 +74,10 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
     if isinstance(config.exchange, NeighbourExchange):
-        values = _replay_models(run, version, spans, facts, compute, _updates(used), quiet=quiet)
+        values = _replay_models(run, version, configs_by_version, facts, compute, _updates(used), quiet=quiet)
         return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
     updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
-    values = _replay(spans, switches, facts, compute, updates, used)
+    values = _replay(configs_by_version, switches, facts, compute, updates, used)
     return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
 
@@ -98,7 +99,7 @@ def configurations(events: Iterable[LogEvent]) -> list[tuple[int, Config]]:
     The configuration of a start applies from the update after the checkpoint from which the start resumed, until a
     later start. ``processes.threads`` is the number of threads per worker of that start. Raises KeyError, TypeError or
     ValueError for a start that cannot be read."""
-    spans: list[tuple[int, Config]] = []
+    configs_by_version: list[tuple[int, Config]] = []
     current: Config | None = None
     for event in events:
         back_to = event.resumes_from()
@@ -108,10 +109,10 @@ def configurations(events: Iterable[LogEvent]) -> list[tuple[int, Config]]:
             current = _config_of(event)
         # A start contains the newest checkpoint; the generation event after it contains the sound one that was loaded.
         first = back_to + 1
-        spans = [span for span in spans if span[0] < first]
-        if current is not None and (not spans or spans[-1][1] is not current):
-            spans.append((first, current))
-    return spans
+        configs_by_version = [entry for entry in configs_by_version if entry[0] < first]
+        if current is not None and (not configs_by_version or configs_by_version[-1][1] is not current):
+            configs_by_version.append((first, current))
+    return configs_by_version
 
 
 def stage_begins(live: Iterable[LogEvent]) -> dict[int, int]:
@@ -140,14 +141,15 @@ class ReplayedRun(NamedTuple):
         compute_name: the key in ``COMPUTES`` of the way in which the gradients were computed.
         num_workers: number of workers.
         rows: of all shards.
-        spans: (first version computed with it, configuration) of every start that counts; see ``configurations``.
+        configs_by_version: (first version computed with it, configuration) of every start that counts; see
+            ``configurations``.
     """
 
     config: Config
     compute_name: str
     num_workers: int
     rows: int
-    spans: list[tuple[int, Config]]
+    configs_by_version: list[tuple[int, Config]]
 
 
 def _read_run(run: Place) -> ReplayedRun:
@@ -155,8 +157,8 @@ def _read_run(run: Place) -> ReplayedRun:
     compute its gradients."""
     try:
         record = read_record(run)
-        spans = configurations(iter_events(run / METRICS))
-        threads = spans[-1][1].processes.threads
+        configs_by_version = configurations(iter_events(run / METRICS))
+        threads = configs_by_version[-1][1].processes.threads
     except FileNotFoundError:
         raise DataError(f"{run} holds no run: {run / CONFIG} does not exist") from None
     except (ValueError, KeyError, TypeError, IndexError, UsageError):
@@ -170,15 +172,15 @@ def _read_run(run: Place) -> ReplayedRun:
     if adds_by_torch(record.config.exchange):
         raise UsageError(f"{run} added up gradients by --collective torch, whose rounding a replay cannot repeat")
     # A real run has no virtual settings, and its gradients are the model's.
-    simulated = (record.simulated or {}).get("compute", "real")
+    compute_name = (record.simulated or {}).get("compute", "real")
     config = replace(record.config, processes=replace(record.config.processes, threads=threads))
-    return ReplayedRun(config, simulated, record.num_workers, record.rows, spans)
+    return ReplayedRun(config, compute_name, record.num_workers, record.rows, configs_by_version)
 
 
 def _replay_models(
     run: Place,
     version: int,
-    spans: Sequence[tuple[int, Config]],
+    configs_by_version: Sequence[tuple[int, Config]],
     facts: RunFacts,
     compute: Compute,
     rounds: Iterator[list[tuple[int, int, int, int, int]]],
@@ -190,7 +192,7 @@ def _replay_models(
     Args:
         run: the run's folder.
         version: of the checkpoint.
-        spans: see ``configurations``.
+        configs_by_version: see ``configurations``.
         facts: the facts of the run.
         compute: computes the gradients.
         rounds: see ``_updates``; a round is an update.
@@ -198,11 +200,11 @@ def _replay_models(
     """
     root = run / CHECKPOINTS
     state = read_state(root, version)
-    plan = plan_of(spans[0][1], facts, root, state)
+    plan = plan_of(configs_by_version[0][1], facts, root, state)
     workers = [[row[1] for row in rows] for rows in rounds]
     final = PeerTimes.from_state(state).begun
     history = PeerHistory(plan, surviving_events(iter_events(run / METRICS)), workers, final)
-    models = PeerReplay(spans, facts, compute, history)
+    models = PeerReplay(configs_by_version, facts, compute, history)
     for _ in tqdm(workers, unit=" updates", disable=quiet):
         models.step()
     return models.mean(state)
@@ -223,7 +225,7 @@ def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]
 
 
 def _replay(
-    spans: Sequence[tuple[int, Config]],
+    configs_by_version: Sequence[tuple[int, Config]],
     switches: Mapping[int, int],
     facts: RunFacts,
     compute: Compute,
@@ -233,14 +235,14 @@ def _replay(
     """Return the parameters after all updates, float32 [P + Q].
 
     Args:
-        spans: see ``configurations``.
+        configs_by_version: see ``configurations``.
         switches: see ``stage_begins``.
         facts: the facts of the run.
         compute: computes the gradients.
         updates: see ``_updates``.
         used: the pushes of all updates, whose ``version_pulled`` says how long each version is needed.
     """
-    run = spans[0][1]  # the others differ only in the length of the run and in threads
+    run = configs_by_version[0][1]  # the others differ only in the length of the run and in threads
     index = 0
     config = run.stage_configs()[index]
     momentum = np.zeros(facts.num_parameters, np.float32)
@@ -250,7 +252,7 @@ def _replay(
     parameters_by_version = {0: part.values.copy()}
     accepted = 0
     per_epoch = facts.num_workers * config.steps_per_epoch(facts.rows)
-    later = list(spans)
+    later = list(configs_by_version)
     for update in updates:
         version = update[0][0]
         while later and later[0][0] <= version:

@@ -61,7 +61,7 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     config = context.config
     output = context.home
     assert isinstance(output, Path), "resolve_output refuses other places"
-    num_workers, rows, shards_digest = size_of(context, simulated)
+    num_workers, rows, shards_digest = workers_rows_digest(context, simulated)
     check_shares(config, num_workers, drawn_ratios(context, simulated, num_workers))
     simulated.check(num_workers)
     check_exchange(config, num_workers, simulated.compute)
@@ -124,10 +124,10 @@ def drawn_ratios(context: RunContext, simulated: SimulationSettings, num_workers
     return context.shards.ratios_of(num_workers) if simulated.compute == "real" else ()
 
 
-def size_of(context: RunContext, simulated: SimulationSettings) -> tuple[int, int, str]:
+def workers_rows_digest(context: RunContext, simulated: SimulationSettings) -> tuple[int, int, str]:
     """Return (workers, rows, digest of the shards) of a virtual run; "none" is the digest without shards.
 
-    Raises UsageError if the number of workers is unknown, or real gradients have no shards."""
+    Raises UsageError if the number of workers is unknown, or real gradients are asked for without shards."""
     if context.config.data.shards:
         shards = context.shards
         return simulated.workers or shards.num_workers, shards.rows, digest(shards)

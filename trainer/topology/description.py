@@ -157,7 +157,7 @@ def screen(description: TopologyDescription) -> str:
         ("exchanges", f"{rhythm}, {_method(description)}"),
         (
             "in use",
-            f"{description.links_in_use:,.2f} links, {description.matchings_in_use:,.2f} matchings per exchange in the mean",
+            f"{description.links_in_use:,.2f} links, {description.matchings_in_use:,.2f} matchings per exchange on average",
         ),
         ("weight", f"{description.weight:.6f} for each link in use"),
     ]

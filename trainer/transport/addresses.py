@@ -84,10 +84,10 @@ def listening(address: str) -> tuple[str, bool]:
     number, name, port = parts_of(address)
     if number or _is_number(name):
         return address, bool(number)
-    numbers = _lookup(name)
-    if not numbers:
+    ips = _lookup(name)
+    if not ips:
         raise UsageError(f"--addresses: the host {name!r} is not known here")
-    at = _plain(numbers)[0] if _is_localhost(name) else interface(numbers)
+    at = _plain(ips)[0] if _is_localhost(name) else interface(ips)
     return f"tcp://{at}:{port}", at.startswith("[")
 
 
@@ -126,11 +126,11 @@ def all_interfaces(host: str) -> str:
 def interface(addresses: Sequence[str]) -> str:
     """Return the IP address at which to listen, given the addresses of a host's name: the first that is not loopback.
 
-    If all are loopback, it stands for all interfaces: the name may still lead other hosts here, because Debian's
+    If all are loopback, returns the wildcard address: the name may still lead other hosts here, because Debian's
     /etc/hosts maps a host's own name to a loopback address."""
-    numbers = _plain(addresses)
-    reachable = [number for number in numbers if not ip_address(number.strip("[]")).is_loopback]
-    return reachable[0] if reachable else "[::]" if numbers[0].startswith("[") else "0.0.0.0"
+    ips = _plain(addresses)
+    reachable = [ip for ip in ips if not ip_address(ip.strip("[]")).is_loopback]
+    return reachable[0] if reachable else "[::]" if ips[0].startswith("[") else "0.0.0.0"
 
 
 def is_ipv6(address: str) -> bool:

@@ -180,11 +180,12 @@ class Watch:
                 self._bad_handshakes.clear()
                 self.down_since = None
                 continue
+            # All other WATCHED events are failures.
             is_broken = True
             self.down_since = time.monotonic() if self.down_since is None else self.down_since
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise UsageError(f"the servers refuse the token of this host: {SAME_TOKEN}")
-            # At once, because libzmq does not connect again after such an answer.
+            # Raised at once, because libzmq does not reconnect after such an answer.
             if event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL and notice["value"] == OTHER_MECHANISM:
                 raise UsageError("the servers have another --encryption than this host: give every host the same")
             if event & BAD_HANDSHAKE:  # only a long series of them shows a wrong token (see REFUSED_AFTER)

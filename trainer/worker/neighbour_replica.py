@@ -119,7 +119,7 @@ class NeighbourReplica:
 
     Attributes:
         phase: see NeighbourPhase.
-        number: of the newest view or Regroup.
+        number: of the newest view, or of a later Regroup, by which server 0 tells a worker to leave and join again.
         session: of its membership, 0 outside.
         generation: of its model.
         round: the round that it computes, or the first one that it will compute.
@@ -172,8 +172,10 @@ class NeighbourReplica:
         self._first_models: dict[int, tuple[int, int, Vector]] = {}  # first models: worker, round and values by session
         self._early: tuple[ModelCopy, tuple[Body, ...]] | None = None  # a first model of a membership that is to begin
         self._unused: set[int] = set()  # neighbours that were left out of the last round that had a link to them
-        self._received = -1  # the rounds of this worker that server 0 has; -1 while it does not know the first model
-        self._must_have = 0  # the rounds that server 0 must have before this worker sends a model
+        self._logged_rounds = (
+            -1
+        )  # rounds of this worker that server 0 has logged; -1 while it does not know the first model
+        self._must_be_logged = 0  # rounds that server 0 must have logged before this worker sends a model
         self._sent_bytes = 0  # in the present round
         self._report = StepMeasurements(0, 0.0, 0, 0.0)
 
@@ -210,6 +212,9 @@ class NeighbourReplica:
                     self._use_grant(message, unpack_json(body))
 
     def _leave(self, number: int) -> None:
+        """Leave the membership: server 0 demands that with a Regroup, or the new view no longer lists this process.
+
+        The worker then asks to join again. Its model and early messages stay. number: of that Regroup or view."""
         self.number = max(self.number, number)
         self.phase = NeighbourPhase.OUTSIDE
         self.session = 0
@@ -221,7 +226,7 @@ class NeighbourReplica:
         self.until = 0
         self.rounds = []
         self.copies = {}
-        self._received = -1
+        self._logged_rounds = -1
         self._departed = {}
         self._last_sent = {}
         self._first_models = {}
@@ -297,10 +302,10 @@ class NeighbourReplica:
         self._due = frozenset(details["due"])
         needed = [each for each in self.copies if each > details["complete"] and each not in details["have"]]
         self.copies = {version: self.copies[version] for version in needed}
-        self._received = max(self._received, grant.received - 1)
+        self._logged_rounds = max(self._logged_rounds, grant.received - 1)
         first = self.round - len(self.rounds)
-        if self._received > first:
-            del self.rounds[: self._received - first]
+        if self._logged_rounds > first:
+            del self.rounds[: self._logged_rounds - first]
         self.until = max(self.until, grant.until)
         if self.phase is NeighbourPhase.BLOCKED:
             self._hand_over()
@@ -319,7 +324,7 @@ class NeighbourReplica:
         momentum = from_body(bodies[1], parameters).copy() if len(bodies[1]) else np.zeros(parameters, np.float32)
         self.model = build_replica(self.config, self.facts, values, momentum)
         self._early = None
-        self._must_have = self.round
+        self._must_be_logged = self.round
         self._hold()
 
     # --- rounds -------------------------------------------------------------------------------------------------------
@@ -375,7 +380,7 @@ class NeighbourReplica:
 
     def _hand_over(self) -> None:
         """Send this worker's model to newcomers that begin with the same round, if it is their source."""
-        if self.phase not in HOLDS_FIRST or self._received < self._must_have:
+        if self.phase not in HOLDS_FIRST or self._logged_rounds < self._must_be_logged:
             return
         for worker, entry in self.members.items():
             is_due_now = entry.source == self.worker and entry.first == self.round
@@ -387,11 +392,11 @@ class NeighbourReplica:
     def _begin(self) -> None:
         """Begin the present round if it is granted, or enter TRAINED after the last one.
 
-        With a first model, or after a change of the links, server 0 must have logged that before: if this worker were
-        killed, a replay could not know the models that it has sent."""
-        if (self.round >= self.until and self.round < self.steps) or self._received < self._must_have:
+        Server 0 must first have logged a first model or a change of the links, because this worker then sends its
+        model: if the worker were killed, a replay could not know what it sent."""
+        if (self.round >= self.until and self.round < self.steps) or self._logged_rounds < self._must_be_logged:
             return
-        # Not of the version with which the generation began, whose checkpoint exists.
+        # The checkpoint of the version with which the generation began exists, so no copy of that is kept.
         if self.round > self._start and is_due(self.round, self.steps_per_epoch, self.steps, self._due):
             self.copies[self.round] = (self.model.values, self.model.momentum.copy())
         if self.round >= self.steps:
@@ -430,7 +435,7 @@ class NeighbourReplica:
         self._sent_bytes = 0
         self.round += 1
         if changed:
-            self._must_have = self.round
+            self._must_be_logged = self.round
         if math.isfinite(self._report.loss):
             self._hold()
         else:
@@ -456,6 +461,8 @@ class NeighbourReplica:
 
     def _mix(self, others: Sequence[tuple[float, Vector]]) -> None:
         """Average the parameters with the neighbours'. BatchNorm's statistics are not averaged.
+
+        With avg-then-grad, then take the step of the present gradient from the average.
 
         others: weight and parameters of each neighbour, in the order of their indices."""
         own = self.model.values

@@ -117,7 +117,7 @@ class Replica:
 
     Attributes:
         phase: see Phase.
-        number: of its view, or of a later Regroup for which it has left that view.
+        number: of its view, or of a later Regroup, by which server 0 tells a worker to leave its view and join again.
         generation: of its model.
         version: of its model; -1 if it has none.
         clock: number of its next mini-batch.
@@ -212,9 +212,9 @@ class Replica:
         return RoundReport(self.worker, self.process, self.number, self.reached), pack_rounds(self.rounds)
 
     def leave(self, number: int) -> bool:
-        """Leave the view if ``number`` is later, so that the worker asks to join the next one.
+        """Leave the view that has been adopted, as a Regroup of a later number demands; the worker then asks to join.
 
-        Returns False for an outdated number."""
+        Returns False if ``number`` is outdated. number: of the Regroup."""
         if number < self.number or number <= self._joined:
             return False
         self.number = number
@@ -226,6 +226,7 @@ class Replica:
         self._round.clear()
         if self.collective:
             self.collective.close()
+        # 0: void, so that workers of this host no longer read them.
         self.links.offer_piece(0, 0)
         self.links.offer_sum(0, 0)
         self._early = [early for early in self._early if _number(early[0]) >= number]
@@ -281,7 +282,7 @@ class Replica:
             self._begin()
         else:
             self.phase = Phase.COPYING
-        self._replay()  # messages of this view that arrived before it
+        self._handle_early()  # messages of this view that arrived before it
 
     def _take(self, version: int, values: Vector, momentum: Vector) -> None:
         """Replace the model. Both arrays are complete, so an incomplete copy never overwrites part of the old model."""
@@ -323,7 +324,7 @@ class Replica:
             in_memory = self._is_apart(owner)
             piece = GradientPiece(self.number, self.version, self.worker, in_memory)
             self.links.send(owner, piece, body, b"" if in_memory else to_body(part))
-        self._replay()
+        self._handle_early()
         self._add_up()
 
     def handle(self, message: Message, bodies: tuple[Body, ...]) -> None:
@@ -353,8 +354,10 @@ class Replica:
             return self.phase is Phase.COPYING
         return self.phase is Phase.ROUND and message.version == self.version
 
-    def _replay(self) -> None:
-        """Handle the early messages again, which keeps those that are still early."""
+    def _handle_early(self) -> None:
+        """Handle the stored early messages, and keep those that are still early.
+
+        At arrival, they were of a later view or round than this worker's."""
         early = self._early
         self._early = []
         for message, bodies in early:
@@ -366,7 +369,7 @@ class Replica:
         if isinstance(message, ModelCopy):
             values = from_body(first, self.facts.elements)
             self._take(message.version, values, from_body(second, self.facts.num_parameters))
-            self._replay()
+            self._handle_early()
             return
         if message.worker >= self.num_workers:
             raise MalformedMessageError(str(message))

@@ -61,6 +61,7 @@ def recognise(store: Store, files: list[FileInfo], shape: tuple[int, int, int] |
         votes = {file.path: name for file, name in zip(files, format_names, strict=True)}
     names = {name for name in votes.values() if name}
     unknown = [path for path, name in votes.items() if not name]
+    # A format that locates damage accepts files that no format recognises: its survey reports where they are truncated.
     if len(names) == 1 and (not unknown or FORMATS[next(iter(names))].locates_damage):
         return names.pop()
     if len(names) > 1:

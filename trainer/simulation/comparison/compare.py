@@ -22,7 +22,7 @@ from trainer.plan import check_shares
 from trainer.runlog.run_folder import resolve_output
 from trainer.simulation.comparison.contenders import Contender
 from trainer.simulation.options import SimulationSettings
-from trainer.simulation.run import check_exchange, drawn_ratios, run_in, size_of
+from trainer.simulation.run import check_exchange, drawn_ratios, run_in, workers_rows_digest
 
 
 def compare(
@@ -51,7 +51,7 @@ def compare(
     """
     output = resolve_output(config.run.output)
     context = RunContext.from_config(config, output)
-    num_workers = size_of(context, simulated)[0]
+    num_workers = workers_rows_digest(context, simulated)[0]
     configs = {}
     for label, contender in contenders.items():  # all of them before the first run, which may take long
         own = contender.configure(config, optimiser or config.optimiser)

@@ -505,14 +505,19 @@ class PeerEngine:
                 self._restore_absence(worker, times.start)
 
     def _restore_absence(self, worker: int, start: float) -> None:
-        """Restore a worker that is not in the checkpoint: it is still away, or dies before it would have reached it.
+        """Restore a worker that has no model in the checkpoint.
 
-        In the second case its neighbours wait until its death, as in the first run.
+        It was away when the others reached the checkpoint's round, or died on the way there. A worker that was away
+        stays ABSENT until ``back_at``. One that died on the way is alive again until its scripted death, so that its
+        neighbours wait for it as in the first run.
 
-        start: virtual time at which the first worker begins."""
+        start: virtual time at which the first worker began the checkpoint's round."""
         peer = self.peers[worker]
-        died = [failure for failure in self.simulated.failures if failure.worker == worker and failure.at_s < start]
-        peer.back_at = max((failure.at_s + failure.away_s for failure in died), default=0.0)
+        earlier_deaths = [
+            failure for failure in self.simulated.failures if failure.worker == worker and failure.at_s < start
+        ]
+        peer.back_at = max((failure.at_s + failure.away_s for failure in earlier_deaths), default=0.0)
+        # It was present at ``start``, so it died later. No BEGIN is scheduled: it computes nothing until its death.
         if peer.back_at < start:
             peer.phase = PeerPhase.BEGINNING
             self.progress.begin(worker)

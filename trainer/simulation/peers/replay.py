@@ -24,7 +24,7 @@ class PeerReplay:
     """The models of all workers at the beginning of a round.
 
     Args:
-        spans: configurations of the run, by the first version that each applies to.
+        configs_by_version: (first version that it applies to, configuration) of the run, ascending.
         facts: the facts of the run.
         compute: computes the gradients.
         history: of the run.
@@ -34,10 +34,10 @@ class PeerReplay:
     """
 
     def __init__(
-        self, spans: Sequence[tuple[int, Config]], facts: RunFacts, compute: Compute, history: PeerHistory
+        self, configs_by_version: Sequence[tuple[int, Config]], facts: RunFacts, compute: Compute, history: PeerHistory
     ) -> None:
-        self.later = list(spans)
-        self.config = spans[0][1]
+        self.later = list(configs_by_version)
+        self.config = configs_by_version[0][1]
         self.facts = facts
         self.compute = compute
         self.history = history
