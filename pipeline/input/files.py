@@ -228,9 +228,12 @@ def check_no_table(entries: Iterable[FileInfo]) -> None:
 
 
 def _refuse_table(folder: str, log: str) -> None:
+    advice = "read it with Spark's own reader, write the rows as Parquet, and name that folder"
+    if log == "_delta_log":
+        advice = f"the jobs read it by --input delta:{folder} --id-column NAME"
     raise DataError(
         f"{folder} is {TABLE_LOGS[log]}: its {log} says which files count, and reading all of them would take removed rows"
-        " too; read it with Spark's own reader, write the rows as Parquet, and name that folder"
+        f" too; {advice}"
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from threading import Thread
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.specs import find
@@ -19,6 +19,7 @@ from pipeline.runs import shard as sharding
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.steps.run import ShardingResult
+from pipeline.runs.tables import FRAME, tables_as_files
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
@@ -28,11 +29,12 @@ from pipeline.strategies import STRATEGIES, Strategy
 def shard(
     spark: SparkSession | None = None,
     *,
-    input: str,
+    input: str | DataFrame,
     output: str,
     strategy: Strategy | str,
     num_workers: int,
-    eval_input: str | None = None,
+    eval_input: str | DataFrame | None = None,
+    id_column: str | None = None,
     format: str | None = None,
     image_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
@@ -58,12 +60,14 @@ def shard(
     O(files + chunks x groups), with ratios also groups x workers bytes, never O(rows).
 
     Args:
-        spark: the session to run on; None: the running one, else a local one for this call.
-        input: a folder or file, local, hdfs:// or s3://.
+        spark: the session to run on; None: the DataFrame's, the running one, else a local one for this call.
+        input: a folder or file, local, hdfs:// or s3://; a DataFrame; or a table: "table:NAME", "delta:URI" or
+            "iceberg:NAME".
         output: folder of the set.
         strategy: a spec, such as ``Stratified(start="carry")``, or the name of a strategy with default parameters.
         num_workers: number of shards.
         eval_input: evaluation images, as ``input``.
+        id_column: column of a DataFrame or table whose values, all different, give the order of the rows; None: "id".
         format: format of the input; None: recognised.
         image_shape: (channels, height, width), if the files do not contain it.
         num_classes: labels must be in 0..num_classes-1; None: the layout's, or as found.
@@ -88,11 +92,12 @@ def shard(
         UsageError, DataError, JobError: see pipeline.core.errors.
     """
     # The command line makes the same Request, so both entries share all checks and give equal runs equal identities.
+    frames = _frames(input=input, eval_input=eval_input)
     request = Request(
-        input=input,
+        input=_address(input, "input"),
         output=output,
         num_workers=num_workers,
-        eval_input=eval_input,
+        eval_input=None if eval_input is None else _address(eval_input, "eval_input"),
         read_options=ReadOptions(
             format,
             image_shape,
@@ -111,9 +116,10 @@ def shard(
         ratios=ratios,
         assignment_only=assignment_only,
         group_by=group_by,
+        id_column=id_column,
     )
     spec = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
-    return shard_request(request, spec, spark=spark, report=report, quiet=quiet)
+    return shard_request(request, spec, spark=spark, report=report, quiet=quiet, frames=frames)
 
 
 def reshard(
@@ -154,10 +160,11 @@ def materialize(
     spark: SparkSession | None = None,
     *,
     assignment: str,
-    input: str,
+    input: str | DataFrame,
     output: str,
     num_workers: int | None = None,
-    eval_input: str | None = None,
+    eval_input: str | DataFrame | None = None,
+    id_column: str | None = None,
     format: str | None = None,
     image_shape: tuple[int, int, int] | None = None,
     num_classes: int | None = None,
@@ -185,11 +192,12 @@ def materialize(
         num_workers: None: as many as the assignment has.
     """
     # Without a number of workers, the assignment decides it, after it has been read.
+    frames = _frames(input=input, eval_input=eval_input)
     request = Request(
-        input=input,
+        input=_address(input, "input"),
         output=output,
         num_workers=1 if num_workers is None else num_workers,
-        eval_input=eval_input,
+        eval_input=None if eval_input is None else _address(eval_input, "eval_input"),
         read_options=ReadOptions(
             format,
             image_shape,
@@ -205,8 +213,19 @@ def materialize(
         overwrite=overwrite,
         allow_empty=allow_empty,
         interval=interval,
+        id_column=id_column,
     )
-    return materialize_request(request, assignment, num_workers, spark=spark, report=report, quiet=quiet)
+    return materialize_request(request, assignment, num_workers, spark=spark, report=report, quiet=quiet, frames=frames)
+
+
+def _address(data: str | DataFrame, argument: str) -> str:
+    """Return the address of an input; a DataFrame is named after its argument."""
+    return f"{FRAME}{argument}" if isinstance(data, DataFrame) else data
+
+
+def _frames(**inputs: str | DataFrame | None) -> dict[str, DataFrame]:
+    """Return the DataFrames among the inputs, by their addresses."""
+    return {_address(data, name): data for name, data in inputs.items() if isinstance(data, DataFrame)}
 
 
 def open_shards(uri: str, spark: SparkSession | None = None) -> ShardSet:
@@ -224,6 +243,7 @@ def shard_request(
     report: bool,
     quiet: bool,
     debug: bool = False,
+    frames: Mapping[str, DataFrame] | None = None,
 ) -> ShardingResult:
     """Run ``shard`` for a request, from the command line or from Python.
 
@@ -234,12 +254,14 @@ def shard_request(
         report, quiet: as in ``shard``.
         debug: show Spark's logs.
     """
+    session = spark or _session_of(frames)
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
-        return sharding.shard(context, request, strategy, progress)
+        with tables_as_files(context, request, progress, strategy, spark=session, frames=frames) as on_files:
+            return sharding.shard(context, on_files, strategy, progress)
 
     preflight(request, strategy)
-    return _run(f"{strategy.name} to {request.output}", work, spark, report, quiet, debug)
+    return _run(f"{strategy.name} to {request.output}", work, session, report, quiet, debug)
 
 
 def reshard_request(
@@ -263,6 +285,7 @@ def materialize_request(
     report: bool,
     quiet: bool,
     debug: bool = False,
+    frames: Mapping[str, DataFrame] | None = None,
 ) -> ShardingResult:
     """Run ``materialize`` for a request, from the command line or from Python.
 
@@ -272,12 +295,19 @@ def materialize_request(
         num_workers: number of shards; None: the number of workers in the assignment.
         spark, report, quiet, debug: as in ``shard_request``.
     """
+    session = spark or _session_of(frames)
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
-        return materializing.materialize(context, request, assignment, num_workers, progress)
+        with tables_as_files(context, request, progress, spark=session, frames=frames) as on_files:
+            return materializing.materialize(context, on_files, assignment, num_workers, progress)
 
     preflight(request)
-    return _run(f"materialize to {request.output}", work, spark, report, quiet, debug)
+    return _run(f"materialize to {request.output}", work, session, report, quiet, debug)
+
+
+def _session_of(frames: Mapping[str, DataFrame] | None) -> SparkSession | None:
+    """Return the session of the first DataFrame, or None without DataFrames."""
+    return next((data.sparkSession for data in (frames or {}).values()), None)
 
 
 def _run(

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from pipeline.runs.agreement import agreement
 from pipeline.runs.report import report
 from pipeline.runs.request import preflight
 from pipeline.runs.shard import shard
+from pipeline.runs.tables import tables_as_files
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
@@ -161,9 +163,12 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
     preflight(request, *strategies.values())
     rows: list[dict[str, Any]] = []
     sets: dict[str, ShardSet] = {}
-    with spark_context(debug=args.debug) as context:
+    with spark_context(debug=args.debug) as context, ExitStack() as stack:
         store = open_store(context)
         output = store.resolve(request.output)
+        # The rows of a table are written once, for all strategies.
+        tables = PhaseLog(context, quiet=args.quiet, title=f"compare to {output}")
+        request = stack.enter_context(tables_as_files(context, request, tables, *strategies.values()))
         for name, strategy in strategies.items():
             progress = PhaseLog(context, quiet=args.quiet, title=f"{name} to {output}/{name}")
             if not args.quiet:

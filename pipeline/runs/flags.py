@@ -43,10 +43,18 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
         "--input",
         required=True,
         metavar="URI",
-        help="folder, file or glob pattern of labelled images; in a folder with training and test files, the training files"
-        " are read, and partition folders such as label=3 become columns",
+        help="folder, file or glob pattern of labelled images, or a table of Spark as table:NAME, delta:URI or iceberg:NAME;"
+        " in a folder with training and test files, the training files are read, and partition folders such as label=3"
+        " become columns",
     )
     group.add_argument("--eval-input", metavar="URI", help="evaluation images, which are committed to OUTPUT/_eval")
+    group.add_argument(
+        "--id-column",
+        metavar="NAME",
+        help=AdvancedHelp(
+            "column of a table whose values, all different, give the order of the rows: whole numbers or text (default: id)"
+        ),
+    )
     # Shown by --help-all alone: most inputs have no further columns.
     group.add_argument(
         "--keep-columns",
@@ -261,6 +269,7 @@ def read_request(args: argparse.Namespace) -> Request:
         group_by=getattr(args, "group_by", None),
         rescan=getattr(args, "rescan", False),
         max_bad_records=getattr(args, "max_bad_records", None),
+        id_column=getattr(args, "id_column", None),
     )
 
 

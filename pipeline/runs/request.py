@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from pipeline.core.shardset.ratios import lowest_terms
 from pipeline.core.shardset.schema import OWN_COLUMNS
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import ENCRYPTED_SPILL, Store, configured_settings
-from pipeline.core.storage.uri import WEB_SCHEMES, split_uri
+from pipeline.core.storage.uri import WEB_SCHEMES, names_table, split_uri
 from pipeline.doctor.places import output_error
 from pipeline.input.bad_records import parse_limit
 from pipeline.input.files import check_apart, match_paths
@@ -47,6 +47,8 @@ class Request:
         rescan: compare a committed set with the content of the input, not only with its listing.
         max_bad_records: the most broken records that are left out, as a number or a share such as ``0.1%``; None: a
             broken record ends the run.
+        id_column: column of a table whose values give the order of the rows; None: id.
+        tables: names of tables by the folders of the files to which their rows are written (tables.py).
     """
 
     input: str
@@ -62,6 +64,8 @@ class Request:
     group_by: str | None = None
     rescan: bool = False
     max_bad_records: str | None = None
+    id_column: str | None = None
+    tables: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the values and reduce the ratios to lowest terms. Raises UsageError."""
@@ -76,6 +80,22 @@ class Request:
             raise UsageError(
                 "--assignment-only writes no evaluation rows; give --eval-input to jobs/materialize.py instead"
             )
+        paths = self.paths()
+        inputs = [uri for uri in (self.input, self.eval_input) if uri]
+        if self.id_column is not None and len(paths) == len(inputs) and not self.tables:
+            raise UsageError(
+                f"--id-column {self.id_column} orders the rows of a table, and the input is none; leave it out"
+            )
+        if self.read_options.format and not paths and not self.tables:
+            raise UsageError(f"--format {self.read_options.format}: {self.input} is a table; leave it out")
+        # A limit per file would make the result depend on the partitions of a table.
+        if self.max_bad_records is not None and len(paths) < len(inputs):
+            raise UsageError("--max-bad-records leaves out records of files; filter the table, and leave the flag out")
+
+    def paths(self) -> list[str]:
+        """Return the inputs that are paths: neither tables nor the files to which their rows are written."""
+        inputs = (self.input, self.eval_input)
+        return [uri for uri in inputs if uri and not names_table(uri) and uri not in self.tables]
 
 
 def with_bundles(request: Request, strategy: Strategy) -> Request:
@@ -103,7 +123,7 @@ def preflight(request: Request, *strategies: Strategy) -> None:
         with_bundles(request, strategy)
         if request.read_options.unlabelled:
             strategy.check_without_labels()
-    uris = [uri for uri in (request.output, request.input, request.eval_input) if uri]
+    uris = [request.output, *request.paths()]
     # The tables of embeddings that strategies read beside the input.
     beside = [uri for strategy in strategies for uri in strategy.sources()]
     store = Store()
@@ -115,7 +135,7 @@ def preflight(request: Request, *strategies: Strategy) -> None:
         return
     absolute = resolve_places(store, request)
     check_output(store, absolute)
-    for uri in filter(None, (absolute.input, absolute.eval_input)):
+    for uri in absolute.paths():
         match_paths(store, uri)
     for uri in beside:
         match_paths(store, store.resolve(uri), flag="--embedding")
@@ -150,11 +170,15 @@ def _is_for_another_user() -> bool:
 
 def resolve_places(store: Store, request: Request) -> Request:
     """Return the request with the canonical paths of its inputs and its output. Raises UsageError."""
+
+    def resolve(uri: str) -> str:
+        return uri if names_table(uri) else store.resolve(uri)
+
     return replace(
         request,
         output=store.resolve(request.output),
-        input=store.resolve(request.input),
-        eval_input=store.resolve(request.eval_input) if request.eval_input else None,
+        input=resolve(request.input),
+        eval_input=resolve(request.eval_input) if request.eval_input else None,
     )
 
 
@@ -168,7 +192,7 @@ def check_output(store: Store, request: Request) -> None:
             f"--output {output}: writes to an object store or WebHDFS pass through unencrypted temporary files, which"
             f" {ENCRYPTED_SPILL}=true forbids; write to hdfs:// or a local folder, or unset it"
         )
-    for source in filter(None, (request.input, request.eval_input)):
+    for source in request.paths():
         check_apart(store, output, source)
     try:
         if not store.info(output).is_dir:

@@ -108,7 +108,7 @@ def publish(
             origins = places
             places = [f"{output}/{stamped_path(path, stamp)}" for _, path in moves]
             moved_paths.update(places)
-            _move(store, origins, places)
+            move_files(store, origins, places)
             new = manifest.with_paths(partial(stamped_path, stamp=stamp))
             new = replace(new, version=last + 1, generation=stamp)
             if appends:
@@ -249,7 +249,7 @@ def refuse_unless(overwrite: bool, committed: ShardSet, difference: str) -> None
         )
 
 
-def _move(store: Store, origins: list[str], targets: list[str]) -> None:
+def move_files(store: Store, origins: list[str], targets: list[str]) -> None:
     """Rename every file, and make the new names durable."""
     folders = {target.rpartition("/")[0] for target in targets}
     with ThreadPoolExecutor(MOVERS) as pool:

@@ -23,6 +23,11 @@ def is_hdfs(uri: str) -> bool:
     return split_uri(uri)[0] in ("hdfs", *WEB_SCHEMES)
 
 
+def names_table(uri: str) -> bool:
+    """True if an input is a table of Spark, or a DataFrame that a notebook passes, and not a path."""
+    return uri.partition(":")[0] in ("table", "delta", "iceberg", "dataframe") and ":" in uri
+
+
 def is_remote(path: str) -> bool:
     """True if a resolved path is not on a local disk."""
     return "://" in path

@@ -102,5 +102,6 @@ def keep_committed(run: ShardingRun, goal: SetGoal) -> ShardingResult:
     if has_leftovers(run.store, goal.before):
         with Attempt(run.store, run.request.output) as attempt:
             removed = remove_leftovers(attempt)
-        run.progress.report(f"{removed} files that a killed run had left are deleted")
+        if removed:  # none if the only other attempt is the one that holds the rows of a table
+            run.progress.report(f"{removed} files that a killed run had left are deleted")
     return ShardingResult(goal.before, fresh=False)

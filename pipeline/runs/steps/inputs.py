@@ -76,9 +76,12 @@ def discover_inputs(run: ShardingRun) -> Inputs:
     def find(uri: str, evaluation: bool, names: tuple[str, ...] = ()) -> Dataset:
         # Kept columns describe the rows that are divided; evaluation rows have none.
         options = replace(request.read_options, columns=()) if evaluation else request.read_options
-        return discover(
+        if uri in request.tables:
+            options = replace(options, format=None)  # --format is the format of the other input
+        dataset = discover(
             run.store, uri, run=run_on(run.context), read_options=options, evaluation=evaluation, class_names=names
         )
+        return replace(dataset, uri=request.tables.get(uri, uri))
 
     dataset = find(request.input, False)
     if not request.eval_input:
