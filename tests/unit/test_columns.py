@@ -199,11 +199,15 @@ def test_names_are_kept_in_the_manifest_and_in_models() -> None:
     assert layout_of(stored).class_names == ("ant", "cat", "dog")
     assert "3 classes (ant, cat, dog)" in dict(details(ShardSet(Store(), "x", stored)))["labels"]
     assert "class_names" not in Manifest(num_workers=1, workers=[Worker(files=[])]).to_json()["labels"]
-    about = ModelMetadata({}, [1, 2, 2], 3, [0.0], ["ant", "cat", "dog"])
+    about = ModelMetadata({}, [1, 2, 2], 3, [0.0], ["ant", "cat", "dog"], "uint8")
     assert from_header(about.to_header()) == about
-    assert "class_names" not in ModelMetadata({}, [1, 2, 2], 3, [0.0]).to_header()["model"]
+    without = ModelMetadata({}, [1, 2, 2], 3, [0.0])
+    assert from_header(without.to_header()) == without
+    assert "class_names" not in without.to_header()["model"]
     with pytest.raises(ValueError, match="3 names of 2 classes"):
         from_header(ModelMetadata({}, [1, 2, 2], 2, [0.0], ["ant", "cat", "dog"]).to_header())
+    with pytest.raises(ValueError, match="images of int8"):
+        from_header(ModelMetadata({}, [1, 2, 2], 2, [0.0], dtype="int8").to_header())
 
 
 def test_many_names_are_shortened() -> None:

@@ -603,8 +603,8 @@ def test_a_models_metadata_say_how_to_use_it(tmp_path: Path, shards: Path) -> No
     main(config_of(shards), tmp_path)
     with safe_open(tmp_path / MODEL, "np") as file:
         about = json.loads(file.metadata()["model"])
-    mean = [120.0, 125.0, 130.0]
-    assert about == {"network": {"name": "perceptron"}, "shape": list(SHAPE), "classes": CLASSES, "mean": mean}
+    images = {"shape": list(SHAPE), "mean": [120.0, 125.0, 130.0], "dtype": "uint8"}
+    assert about == {"network": {"name": "perceptron"}, "classes": CLASSES, **images}
 
 
 def test_a_run_cut_short_has_the_model_of_its_best_accuracy(tmp_path: Path, shards: Path) -> None:

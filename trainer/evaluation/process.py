@@ -137,7 +137,12 @@ class Evaluator:
         num_classes = None if built_model.targets else shards.num_classes
         names = [] if num_classes is None else shards.manifest.labels.class_names
         self.metadata = ModelMetadata(
-            config.model.to_json(), list(shards.shape), num_classes, shards.mean.tolist(), list(names)
+            config.model.to_json(),
+            list(shards.shape),
+            num_classes,
+            shards.mean.tolist(),
+            list(names),
+            shards.manifest.image.dtype,
         )
         self._best_key: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
         if self.rows is None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from pipeline.core.json_values import build, parse_object
+from pipeline.core.shardset.layout import Dtype
 
 ENTRY = "model"  # the only entry, because safetensors does not order several
 
@@ -24,6 +25,7 @@ class ModelMetadata:
         classes: number of classes; None for a model of real targets.
         mean: mean of each channel of the training images, in 0..255.
         class_names: name of each class, by its number; empty if the shard set names none.
+        dtype: uint8 or float32, the numbers of the training images; None in files of earlier versions.
     """
 
     network: dict[str, Any]
@@ -31,6 +33,7 @@ class ModelMetadata:
     classes: int | None
     mean: list[float]
     class_names: list[str] = field(default_factory=list)
+    dtype: str | None = None
 
     @property
     def chw(self) -> tuple[int, int, int]:
@@ -39,9 +42,8 @@ class ModelMetadata:
 
     def to_header(self) -> dict[str, str]:
         """Return the metadata as a model file holds them."""
-        values = asdict(self)
-        if not self.class_names:
-            del values["class_names"]
+        optional = ("class_names", "dtype")
+        values = {name: value for name, value in asdict(self).items() if value or name not in optional}
         return {ENTRY: json.dumps(values)}
 
 
@@ -56,4 +58,6 @@ def from_header(metadata: Mapping[str, str]) -> ModelMetadata:
         raise ValueError(f"means {about.mean} of {about.shape[0]} channels")
     if about.class_names and len(about.class_names) > (about.classes or 0):
         raise ValueError(f"{len(about.class_names)} names of {about.classes} classes")
+    if about.dtype not in (None, *get_args(Dtype)):
+        raise ValueError(f"images of {about.dtype}")
     return about
