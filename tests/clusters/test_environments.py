@@ -57,6 +57,7 @@ SUBCOMMANDS: Mapping[str, Command] = {
     "embed": ("--input", "sample", "--output", "table.parquet"),
     "report": ("shards",),
     "predict": ("run", "--input", "sample", "--output", "predictions.parquet"),
+    "export": ("run", "--as", "torchscript", "--to", "model.pt"),
     "runs": ("run", "virtual", "--output", "compared-runs"),
     "study": ("quick", "--output", "study"),
 }

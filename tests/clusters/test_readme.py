@@ -44,7 +44,7 @@ WRITTEN = {
     "pipeline/stream/README.md": ("build/stream/report.html",),
     "trainer/README.md": (
         "build/run/report.html", "build/run-bsp/report.html", "build/runs/comparison.png", "build/predictions.parquet",
-        "build/embedding.parquet",
+        "build/model.pt", "build/hub/README.md", "build/embedding.parquet",
     ),
     "trainer/data/README.md": (
         "build/representative/result.json", "build/curriculum/result.json", "build/mixed/result.json",

@@ -370,12 +370,15 @@ def test_report(shards: Path) -> None:
 
 
 @pytest.mark.full
-def test_predict_and_runs(shards: Path, sample: Path, tmp_path: Path) -> None:
+def test_predict_export_and_runs(shards: Path, sample: Path, tmp_path: Path) -> None:
     output, table = tmp_path / "run", tmp_path / "predictions.parquet"
     assert last_line(run_command("simulate", "--shards", shards, "--output", output, "--model", "cnn", "--steps", 3))
     result = run_command("predict", output, "--input", sample, "--output", table)
     assert last_line(result) == f"{table}: made; predictions of {ROWS:,} rows"
     assert int(pq.ParquetFile(table).metadata.num_rows) == ROWS
+    model = tmp_path / "hub"
+    result = run_command("export", output, "--as", "safetensors", "--to", model)
+    assert last_line(result) == f"{model}: written as safetensors"
     assert last_line(run_command("runs", output)) == "The runs have the same settings."
 
 
@@ -406,8 +409,7 @@ CASES: dict[str, Callable[..., None]] = {
     "simulate": test_simulate,
     "embed": test_embed,
     "report": test_report,
-    "predict": test_predict_and_runs,
-    "runs": test_predict_and_runs,
+    **dict.fromkeys(("predict", "export", "runs"), test_predict_export_and_runs),
 }
 
 

@@ -27,7 +27,7 @@ TRAINER = (
     "data",
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker", "evaluation",
     "options", "launch",
-    "cluster", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "api", "simulate",
+    "cluster", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "export", "api", "simulate",
     "spark_job", "report_command", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")

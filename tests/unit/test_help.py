@@ -30,6 +30,7 @@ MODULES = {
     "sharding report": "trainer.report_command",
     "sharding runs": "trainer.comparison.__main__",
     "python -m trainer predict": "trainer.inference.__main__",
+    "sharding export": "trainer.export.__main__",
     "python -m trainer.simulate": "trainer.simulate",
     "python -m trainer.topology": "trainer.topology.__main__",
     "python -m trainer.study": "trainer.study.__main__",
@@ -138,8 +139,8 @@ def test_the_options_of_a_choice_are_shown_with_it(capsys: pytest.CaptureFixture
 def test_help_loads_neither_torch_nor_spark(flag: str) -> None:
     program = (
         "import sys; from pipeline import entry\n"
-        "for name in ('train', 'simulate', 'topology', 'embed', 'predict', 'report', 'runs', 'study', 'inspect',\n"
-        "             'doctor'):\n"
+        "for name in ('train', 'simulate', 'topology', 'embed', 'predict', 'export', 'report', 'runs', 'study',\n"
+        "             'inspect', 'doctor'):\n"
         f"    try: entry.main([name, '{flag}'])\n"
         "    except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'pyspark', 'zmq', 'pandas'} & set(sys.modules)"

@@ -31,14 +31,13 @@ class Classifier(nn.Module):
         mean: float32 [C], a buffer that is not saved with the network.
     """
 
-    mean: Tensor
-
     def __init__(self, network: nn.Module, metadata: ModelMetadata, task: Task, digest: str) -> None:
         super().__init__()
         self.network = network
         self.metadata = metadata
         self.task = task
         self.digest = digest
+        self.mean: Tensor  # TorchScript reads annotations of the class, and does not know this name
         self.register_buffer("mean", torch.tensor(metadata.mean, dtype=torch.float32), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -64,14 +63,9 @@ def load(run: str | Path, *, best: bool = False) -> Classifier:
         DataError: there is no such model, or its file is damaged.
         UsageError: the network's function does not exist, or does not fit the file.
     """
-    place = place_of(str(run))
+    path = find_model(run, best=best)
     with unreadable_is_data_error(str(run)):
-        path = place if is_file(place) else place / (BEST if best else MODEL)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            advice = "give the folder of a run that has been evaluated" if best else _advice(place)
-            raise DataError(f"{path} does not exist: {advice}") from None
+        data = path.read_bytes()
         metadata = _read_metadata(path)
     spec = model_from_json(metadata.network)
     # The initial parameters are replaced: fork_rng keeps them from changing the state of torch's generator.
@@ -86,6 +80,17 @@ def load(run: str | Path, *, best: bool = False) -> Classifier:
     if absent or unexpected:
         raise DataError(f"{path} is of another network: {(absent + list(unexpected))[0]} has no counterpart")
     return Classifier(network, metadata, spec.task(), sha256(data).hexdigest()).eval()
+
+
+def find_model(run: str | Path, *, best: bool = False) -> Place:
+    """Return the place of the model file that ``load`` reads. Raises DataError if it does not exist."""
+    place = place_of(str(run))
+    with unreadable_is_data_error(str(run)):
+        path = place if is_file(place) else place / (BEST if best else MODEL)
+        if not path.exists():
+            advice = "give the folder of a run that has been evaluated" if best else _advice(place)
+            raise DataError(f"{path} does not exist: {advice}")
+    return path
 
 
 def _advice(place: Place) -> str:

@@ -1,0 +1,195 @@
+"""``sharding export``: each format, loaded without the exporter's code, beside ``trainer.load``."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from pipeline.core.errors import DataError, UsageError
+from tests.support.configs import make_config
+from tests.support.trainer_sets import EVAL_ROWS, SHAPE, rows_of, write_shards
+from trainer import Options, load
+from trainer.export import write
+from trainer.export.__main__ import main
+from trainer.export.write import export
+from trainer.models.linear import Logistic
+from trainer.models.metadata import ModelMetadata
+from trainer.runlog.result import Result
+from trainer.simulate import SimulationSettings, simulate
+
+IMAGES = torch.from_numpy(EVAL_ROWS.images_NCHW)
+OWN = """
+import math
+
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, image_shape, num_classes):
+        super().__init__()
+        self.fc = nn.Linear(math.prod(image_shape), num_classes)
+
+    def forward(self, images):
+        outputs = self.fc(images.flatten(1))
+        return outputs if {condition} else -outputs
+"""
+
+
+def train(root: Path, model: str = "cnn") -> Result:
+    """Return a short run in virtual time on sets of 80 training and 60 evaluation images."""
+    shards = write_shards(root / "shards", [rows_of(30, 2), rows_of(50, 3, 100)], EVAL_ROWS)
+    config = make_config(shards, root / "run", model=model, batch_size=10, steps=4)
+    result = simulate(config, SimulationSettings(), Options(silent=True, report=False))
+    assert isinstance(result, Result)
+    return result
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return train(tmp_path_factory.mktemp("export"))
+
+
+@torch.no_grad()
+def outputs_of(run: Result, images: Tensor = IMAGES) -> Tensor:
+    """Return the outputs of ``trainer.load``."""
+    outputs: Tensor = load(str(run.output))(images)
+    return outputs
+
+
+def load_torchscript(path: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the graph of a TorchScript file and its metadata."""
+    texts = {"model": ""}
+    graph = torch.jit.load(path, _extra_files=texts)
+    return graph, json.loads(texts["model"])
+
+
+def test_torchscript_takes_raw_images(run: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "new" / "model.pt"
+    assert main([str(run.output), "--as", "torchscript", "--to", str(target)]) == 0
+    assert capsys.readouterr().out == f"{target}: written as torchscript\n"
+    graph, about = load_torchscript(target)
+    assert (about["shape"], about["classes"], about["dtype"]) == (list(SHAPE), 4, "uint8")
+    assert not graph.training
+    real = torch.randn(7, *SHAPE)
+    for images in (IMAGES, IMAGES[:1], real):
+        torch.testing.assert_close(graph(images), outputs_of(run, images), rtol=0, atol=1e-5)
+
+
+def programs_of(card: str) -> list[str]:
+    """Return the programs of a model card: with ``load``, and without."""
+    programs = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(programs) == 2
+    return programs
+
+
+def run_program(program: str, images: Tensor) -> Any:
+    """Return the outputs that the program of a card computes in the current folder."""
+    names: dict[str, Any] = {"images": images}
+    exec(program, names)
+    return names["outputs"]
+
+
+def test_a_hub_folder_loads_as_its_card_says(run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "hub"
+    export(str(run.output), str(folder), "safetensors")
+    assert (folder / "model.safetensors").read_bytes() == (Path(str(run.output)) / "model.safetensors").read_bytes()
+    card = (folder / "README.md").read_text()
+    assert f"| accuracy on evaluation rows | {100 * (run.final_accuracy or 0):.2f} % |" in card
+    assert "| run | " in card
+    front = card.split("---\n")[1].splitlines()
+    values = {key: json.loads(value) for key, _, value in (line.partition(": ") for line in front)}
+    assert values["pipeline_tag"] == "image-classification"
+    assert values["model-index"][0]["results"][0]["metrics"][0]["value"] == run.final_accuracy
+    monkeypatch.chdir(folder)
+    for program in programs_of(card):
+        torch.testing.assert_close(run_program(program, IMAGES), outputs_of(run), rtol=0, atol=1e-5)
+
+
+def test_a_model_file_alone_has_a_card_without_a_run(run: Result, tmp_path: Path) -> None:
+    alone = tmp_path / "alone.safetensors"
+    alone.write_bytes((Path(str(run.output)) / "best.safetensors").read_bytes())
+    export(str(alone), str(tmp_path / "hub"), "safetensors")
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "accuracy" not in card
+    assert "## Training" not in card
+    export(str(run.output), str(tmp_path / "best"), "safetensors", best=True)
+    assert f"{100 * (run.best_accuracy or 0):.2f} %" in (tmp_path / "best" / "README.md").read_text()
+
+
+def test_a_model_of_features_takes_real_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = ModelMetadata({"name": "logistic"}, [5, 1, 1], 3, [9.0] * 5, ["a", "b|c", "d"], "float32")
+    network = Logistic().make(about.chw, 3)
+    (tmp_path / "alone").write_bytes(save(network.state_dict(), metadata=about.to_header()))
+    features = torch.randn(20, 5, 1, 1)
+    expected = network(features)
+    export(str(tmp_path / "alone"), str(tmp_path / "m.pt"), "torchscript")
+    torch.testing.assert_close(load_torchscript(tmp_path / "m.pt")[0](features), expected, rtol=0, atol=1e-5)
+    export(str(tmp_path / "alone"), str(tmp_path / "hub"), "safetensors")
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert "| classes | 3: a, b\\|c, d |" in card
+    assert 'pipeline_tag: "tabular-classification"' in card
+    monkeypatch.chdir(tmp_path / "hub")
+    for program in programs_of(card):
+        torch.testing.assert_close(run_program(program, features), expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file of a user's module ``exported_net``."""
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "exported_net.py"
+    sys.modules.pop("exported_net", None)
+
+
+def test_a_network_of_the_users_own_is_exported(own_module: Path, tmp_path: Path) -> None:
+    own_module.write_text(OWN.format(condition="images.shape[0] > 0"))
+    run = train(tmp_path, model="exported_net:Net")
+    graph, _ = load_torchscript(Path(str(export(str(run.output), str(tmp_path / "m.pt"), "torchscript"))))
+    torch.testing.assert_close(graph(IMAGES), outputs_of(run), rtol=0, atol=1e-5)
+    export(str(run.output), str(tmp_path / "hub"), "safetensors")
+    assert "from exported_net import Net" in (tmp_path / "hub" / "README.md").read_text()
+
+
+def test_a_graph_that_differs_is_refused(own_module: Path, tmp_path: Path) -> None:
+    """Tracing records one branch of a condition on values."""
+    own_module.write_text(OWN.format(condition="images.mean() > 0.25"))
+    run = train(tmp_path, model="exported_net:Net")
+    with pytest.raises(UsageError, match="--as torchscript cannot hold the network exported_net:Net: ") as caught:
+        export(str(run.output), str(tmp_path / "m.pt"), "torchscript")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "m.pt").exists()
+
+
+def test_a_wrong_target_is_one_line(run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Path(str(run.output))
+    before = {path.name: path.read_bytes() for path in home.iterdir() if path.is_file()}
+    earlier = tmp_path / "earlier"
+    earlier.write_text("mine")
+    for target, kind, overwrite, message in (
+        (earlier, "torchscript", False, "earlier exists: give --overwrite"),
+        (earlier, "safetensors", True, "earlier is a file; name a folder"),
+        (tmp_path, "torchscript", True, "is a folder; name a file"),
+        (tmp_path, "safetensors", False, "exists: give --overwrite"),
+        (home, "safetensors", True, "belongs to the run; choose another"),
+        (home / "model.safetensors", "torchscript", True, "belongs to the run; choose another"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            export(str(home), str(target), kind, overwrite=overwrite)
+    with pytest.raises(DataError, match="does not exist: give the folder of a run that has ended"):
+        export(str(tmp_path / "none"), str(tmp_path / "m.pt"), "torchscript")
+    monkeypatch.setattr(write, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="--as onnx needs onnx and onnxscript: run pip install onnx onnxscript"):
+        export(str(home), str(tmp_path / "m.onnx"), "onnx")
+    assert {path.name: path.read_bytes() for path in home.iterdir() if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["earlier"]
+    export(str(home), str(earlier), "torchscript", overwrite=True)
+    np.testing.assert_allclose(load_torchscript(earlier)[0](IMAGES).detach(), outputs_of(run), atol=1e-5)

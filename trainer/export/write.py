@@ -1,0 +1,63 @@
+"""The export of a run's model to a file or folder."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from pipeline.core.errors import UsageError
+from trainer.export.formats import ONNX, SAFETENSORS, TORCHSCRIPT
+from trainer.export.graphs import make_onnx, make_torchscript
+from trainer.export.hub import make_hub_files
+from trainer.home.place import Place, entries, is_file, make, place_of, write_whole
+from trainer.inference.classifier import find_model, load
+from trainer.run_files import METRICS
+
+ONNX_PACKAGES = ("onnx", "onnxscript")
+
+
+def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool = False) -> Place:
+    """Write the model of a run in another format, and return its place.
+
+    A file appears atomically. In a folder, the model card is written last.
+
+    Args:
+        run: folder of a run, or its model file, local, on HDFS or in an object store.
+        to: file to write, or folder for safetensors.
+        kind: a key of ``FORMATS``.
+        best: the model of the best evaluation instead of the final one.
+        overwrite: whether to replace an earlier export.
+    Raises:
+        DataError: there is no such model, or its file is damaged.
+        UsageError: the target exists or cannot be written, a package is missing, or the format cannot hold the network.
+    """
+    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
+    if kind == ONNX and missing:
+        raise UsageError(f"--as onnx needs {' and '.join(missing)}: run pip install {' '.join(ONNX_PACKAGES)}")
+    target = place_of(to)
+    model = find_model(run, best=best)
+    _check_target(target, model, is_folder=kind == SAFETENSORS, overwrite=overwrite)
+    classifier = load(run, best=best)
+    if kind == SAFETENSORS:
+        # The card comes last: a folder without one is unfinished.
+        make(target)
+        for name, data in make_hub_files(classifier, model).items():
+            write_whole(target / name, data)
+        return target
+    data = {TORCHSCRIPT: make_torchscript, ONNX: make_onnx}[kind](classifier)
+    make(target.parent)
+    write_whole(target, data)
+    return target
+
+
+def _check_target(target: Place, model: Place, *, is_folder: bool, overwrite: bool) -> None:
+    """Raise UsageError if the target is of the wrong kind, belongs to the run, or exists without ``overwrite``.
+
+    model: the model file, which must not be replaced."""
+    if is_folder and is_file(target):
+        raise UsageError(f"--to {target} is a file; name a folder")
+    if not is_folder and target.is_dir():
+        raise UsageError(f"--to {target} is a folder; name a file")
+    if str(model) in (str(target), str(target / model.name)) or (target / METRICS).exists():
+        raise UsageError(f"--to {target} belongs to the run; choose another")
+    if not overwrite and (entries(target) if is_folder else target.exists()):
+        raise UsageError(f"--to {target} exists: give --overwrite, or choose another")
