@@ -29,7 +29,7 @@ from pipeline.input.formats.columns import IMAGE_COLUMNS
 from pipeline.input.read_options import ReadOptions
 
 READERS = {
-    "delta": "io.delta:delta-spark_2.13:VERSION",
+    "delta": "io.delta:delta-spark_{spark}_2.13:VERSION",
     "iceberg": "org.apache.iceberg:iceberg-spark-runtime-{spark}_2.13:VERSION",
 }
 CATALOG = "spark.sql.catalogImplementation"
