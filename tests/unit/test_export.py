@@ -178,6 +178,7 @@ def test_a_wrong_target_is_one_line(run: Result, tmp_path: Path, monkeypatch: py
         (earlier, "torchscript", False, "earlier exists: give --overwrite"),
         (earlier, "safetensors", True, "earlier is a file; name a folder"),
         (tmp_path, "torchscript", True, "is a folder; name a file"),
+        (earlier / "m.pt", "torchscript", False, "m.pt cannot be written: File exists; choose another"),
         (tmp_path, "safetensors", False, "exists: give --overwrite"),
         (home, "safetensors", True, "belongs to the run; choose another"),
         (home / "model.safetensors", "torchscript", True, "belongs to the run; choose another"),

@@ -39,13 +39,15 @@ def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool 
     classifier = load(run, best=best)
     if kind == SAFETENSORS:
         # The card comes last: a folder without one is unfinished.
-        make(target)
-        for name, data in make_hub_files(classifier, model).items():
-            write_whole(target / name, data)
-        return target
-    data = {TORCHSCRIPT: make_torchscript, ONNX: make_onnx}[kind](classifier)
-    make(target.parent)
-    write_whole(target, data)
+        files = {target / name: data for name, data in make_hub_files(classifier, model).items()}
+    else:
+        files = {target: {TORCHSCRIPT: make_torchscript, ONNX: make_onnx}[kind](classifier)}
+    try:
+        make(target if kind == SAFETENSORS else target.parent)
+        for place, data in files.items():
+            write_whole(place, data)
+    except OSError as error:
+        raise UsageError(f"--to {target} cannot be written: {error.strerror or error}; choose another") from error
     return target
 
 
