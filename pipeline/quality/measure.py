@@ -292,7 +292,7 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
         name for name in ("label", "coarse_label") if 0 < cells <= 4 * MOST_COUNTED and name in limits
     )
     kept_columns = tuple(column.name for column in manifest.columns if compared and column.type == "int64")
-    most_cells = 4 * MOST_COUNTED // max(1, len(files) * len(kept_columns))
+    most_cells = MOST_COUNTED // max(1, len(files) * len(kept_columns))
     reader = Reader(shards.store, shards.uri, layout, limits, counted_groups, compared, kept_columns, most_cells)
 
     sparse = np.flatnonzero([group.sparse for group in groups])

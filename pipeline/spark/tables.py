@@ -5,8 +5,10 @@ that ids do not depend on partitions. Images go through a shuffle only if the pa
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, DateType, NumericType, StringType, TimestampNTZType, TimestampType
@@ -68,18 +70,29 @@ def read_table(spark: SparkSession, uri: str) -> DataFrame:
     kind, _, name = uri.partition(":")
     try:
         return spark.table(name) if kind == "table" else spark.read.format(kind).load(name)
-    except (AnalysisException, Py4JJavaError) as error:
+    except (PySparkException, Py4JJavaError) as error:
         text = str(error)
-        if "DATA_SOURCE_NOT_FOUND" in text:
-            package = READERS[kind].format(spark=".".join(spark.version.split(".")[:2]))
+        # A catalog may hold tables of either reader.
+        reader = kind if kind in READERS else next((name for name in READERS if name in text.lower()), None)
+        if reader and "DATA_SOURCE_NOT_FOUND" in text:
+            package = READERS[reader].format(spark=".".join(spark.version.split(".")[:2]))
             raise UsageError(
-                f"{uri}: this Spark has no reader of {kind} tables; start it with --packages {package}"
+                f"{uri}: this Spark has no reader of {reader} tables; start it with --packages {package}"
             ) from None
-        # Spark's message begins with the name of its error in brackets; Java's stack trace may surround it.
-        reason = next((line[line.index("[") :] for line in text.splitlines() if "[" in line), text.splitlines()[0])
+        reason = _reason(text) or type(error).__name__
         in_memory = kind == "table" and spark.conf.get(CATALOG) != "hive" and "TABLE_OR_VIEW_NOT_FOUND" in text
         advice = f" (for Hive's tables, start Spark with --conf {CATALOG}=hive)" if in_memory else ""
         raise DataError(f"{uri} cannot be read: {reason}{advice}") from None
+
+
+def _reason(text: str) -> str:
+    """Return the line of Spark's text of an error that tells the cause: the one that begins with the error's name.
+
+    Otherwise the first line of Java's own exception, which follows a colon in the text of Py4J."""
+    lines = text.splitlines() or [""]
+    named = (line[match.start() :] for line in lines if (match := re.search(r"\[[A-Z_.]+\] ", line)))
+    java = (line[2:].split(": ", 1)[-1] for line in lines if line.startswith(": "))
+    return next(named, next(java, lines[0]))
 
 
 def select_columns(
@@ -107,7 +120,13 @@ def select_columns(
     kind = dict(data.dtypes)[ids]
     if kind not in ID_TYPES:
         raise UsageError(f"{name}: the column {ids} is of {kind}; --id-column takes whole numbers or text")
-    fields = [field for field in data.schema if field.name in needed or _is_plain(field.dataType)]
+    # Spark refuses to select one of two columns whose names differ by case alone.
+    lower = [column.lower() for column in data.columns]
+    fields = [
+        field
+        for field in data.schema
+        if field.name in needed or (_is_plain(field.dataType) and lower.count(field.name.lower()) == 1)
+    ]
     return data.select(*(_column(field.name) for field in fields))
 
 
@@ -185,24 +204,24 @@ def _write_partitions(data: DataFrame, ids: str, store: Store, staging: str) -> 
         problem = None
         rows = 0
         least = most = None
-        for batch in batches:
-            if not len(batch) or problem:
-                continue
-            values = batch.column(names.index(ids))
-            problem = _problem(values, ids, most)
-            if problem is None:
-                part = pa.Table.from_batches([batch]).rename_columns(names).replace_schema_metadata(metadata)
-                if writer is None:
-                    least = values[:1]
-                    task_folder(store, folder)
-                    sink = store.create(path)
-                    writer = pq.ParquetWriter(sink, part.schema, compression="none", use_dictionary=False)
-                writer.write_table(part, max(1, min(GROUP_ROWS, GROUP_BYTES * len(part) // max(1, part.nbytes))))
-                rows += len(part)
-                most = values[-1:]
-        if writer is not None:
-            writer.close()
-            sink.close()
+        with ExitStack() as stack:
+            for batch in batches:
+                if not len(batch) or problem:
+                    continue
+                values = batch.column(names.index(ids))
+                problem = _problem(values, ids, most)
+                if problem is None:
+                    part = pa.Table.from_batches([batch]).rename_columns(names).replace_schema_metadata(metadata)
+                    if writer is None:
+                        least = values[:1]
+                        task_folder(store, folder)
+                        sink = stack.enter_context(store.create(path))
+                        writer = pq.ParquetWriter(sink, part.schema, compression="none", use_dictionary=False)
+                    writer.write_table(part, max(1, min(GROUP_ROWS, GROUP_BYTES * len(part) // max(1, part.nbytes))))
+                    rows += len(part)
+                    most = values[-1:]
+            if writer is not None:
+                writer.close()
         task = TaskContext.get()
         if task and (rows or problem):
             nothing = pa.nulls(1, values.type)

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -108,10 +109,14 @@ def test_partitions_do_not_change_the_set(
     assert not leftovers(tmp_path / "set")
 
 
-def test_only_partitions_without_order_are_shuffled(frame: DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_partitions_without_order_are_shuffled(
+    frame: DataFrame, tmp_path: Path, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = F.col("key")
-    assert tables._is_ascending(tables._partition_limits(frame.repartitionByRange(4, "key"), key))
     assert not tables._is_ascending(tables._partition_limits(frame.repartition(4), key))
+    ordered = frame.repartitionByRange(4, "key").localCheckpoint()
+    monkeypatch.setattr(type(frame), "sort", lambda *_: pytest.fail("the images are shuffled"))
+    assert digests(shard(ordered, tmp_path / "set", **ORDERED))[: len(expected)] == expected
 
 
 def test_a_table_is_the_set_of_its_rows(
@@ -223,6 +228,34 @@ def test_a_table_without_what_it_needs_is_one_line(
         shard(change(frame), tmp_path / "set", **options)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "set").exists()
+
+
+def test_a_catalog_names_the_reader_that_a_table_needs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AnalysisException("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: delta. Make sure")
+
+    monkeypatch.setattr(type(spark), "table", fail)
+    with pytest.raises(UsageError, match=r"^table:lake\.a: this Spark has no reader of delta tables; start it with"):
+        tables.read_table(spark, "table:lake.a")
+
+
+def test_the_reason_is_the_line_that_tells_the_cause() -> None:
+    text = (
+        "An error occurred while calling o57.load.\n: java.io.IOException: No FileSystem for scheme s3\n\tat x.y([z])"
+    )
+    assert tables._reason(text) == "No FileSystem for scheme s3"
+    assert tables._reason("x\n: y.Z: [A.B_C] the cause") == "[A.B_C] the cause"
+    assert tables._reason("") == ""
+
+
+def test_columns_that_spark_cannot_tell_apart_are_left_out(
+    frame: DataFrame, tmp_path: Path, expected: list[str]
+) -> None:
+    one = frame.select("*", F.lit(1).alias("created"))
+    data = one.join(
+        frame.select(F.col("key").alias("other"), F.lit(2).alias("created")), F.col("key") == F.col("other")
+    )
+    assert digests(shard(data, tmp_path / "set", **ORDERED)) == expected
 
 
 def test_an_id_column_is_for_tables_only(files: Path, tmp_path: Path) -> None:

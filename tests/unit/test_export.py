@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from pipeline.core.errors import DataError, UsageError
+from pipeline.core.errors import DataError, JobError, UsageError
 from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, SHAPE, rows_of, write_shards
 from trainer import Options, load
 from trainer.export import write
 from trainer.export.__main__ import main
+from trainer.export.hub import make_hub_files
 from trainer.export.write import export
 from trainer.models.linear import Logistic
 from trainer.models.metadata import ModelMetadata
@@ -169,6 +170,34 @@ def test_a_graph_that_differs_is_refused(own_module: Path, tmp_path: Path) -> No
     assert not (tmp_path / "m.pt").exists()
 
 
+def test_an_export_that_was_killed_is_written_again(
+    run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = export(str(run.output), str(tmp_path / "whole"), "safetensors")
+
+    def until_the_card(place: Path, data: bytes) -> None:
+        if place.name == "README.md":
+            raise KeyboardInterrupt
+        place.write_bytes(data)
+
+    killed = tmp_path / "killed"
+    for overwrite in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(write, "write_whole", until_the_card)
+            with pytest.raises(KeyboardInterrupt):
+                export(str(run.output), str(killed), "safetensors", overwrite=overwrite)
+        assert not (killed / "README.md").exists()
+        export(str(run.output), str(killed), "safetensors")
+        assert (killed / "README.md").read_bytes() == (whole / "README.md").read_bytes()
+
+
+def test_a_model_that_changes_meanwhile_is_an_error(run: Result) -> None:
+    classifier = load(str(run.output))
+    classifier.digest = "0" * 64
+    with pytest.raises(JobError, match="changed while it was exported; run the same command again"):
+        make_hub_files(classifier, Path(str(run.output)) / "model.safetensors")
+
+
 def test_a_wrong_target_is_one_line(run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Path(str(run.output))
     before = {path.name: path.read_bytes() for path in home.iterdir() if path.is_file()}
@@ -180,8 +209,9 @@ def test_a_wrong_target_is_one_line(run: Result, tmp_path: Path, monkeypatch: py
         (tmp_path, "torchscript", True, "is a folder; name a file"),
         (earlier / "m.pt", "torchscript", False, "m.pt cannot be written: File exists; choose another"),
         (tmp_path, "safetensors", False, "exists: give --overwrite"),
-        (home, "safetensors", True, "belongs to the run; choose another"),
-        (home / "model.safetensors", "torchscript", True, "belongs to the run; choose another"),
+        (home, "safetensors", True, "belongs to a run; choose another"),
+        (home / "model.safetensors", "torchscript", True, "belongs to a run; choose another"),
+        (home / "result.json", "torchscript", True, "belongs to a run; choose another"),
     ):
         with pytest.raises(UsageError, match=message):
             export(str(home), str(target), kind, overwrite=overwrite)

@@ -1,5 +1,6 @@
 """The report page, parsed as a browser would: what it says, what it must never contain."""
 
+import io
 import json
 import re
 from base64 import b64decode
@@ -312,6 +313,15 @@ def test_figures_name_classes_where_names_fit() -> None:
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     numbers = [str(number) for number in range(10)]
     for draw in (figures.class_heat_map, figures.class_boxes):
-        for given, shown in ((names, names), ([], numbers), (names[:9], numbers), (["a long name " * 3] * 10, numbers)):
-            ax = draw(table, given).axes[0]
+        for given, shown in (
+            (names, names),
+            ([], numbers),
+            (names[:9], numbers),
+            (["a long name " * 3] * 10, numbers),
+            (["\u732b", *names[1:]], numbers),  # no letter of the font
+            (["a$^$", *names[1:]], [r"a\$^\$", *names[1:]]),
+        ):
+            figure = draw(table, given)
+            figure.savefig(io.BytesIO(), format="svg")
+            ax = figure.axes[0]
             assert ax.xaxis.get_major_formatter().format_ticks(ax.get_xticks().tolist()) == shown

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from jinja2 import Environment
 
+from pipeline.core.errors import JobError
 from trainer.export.graphs import training_dtype
 from trainer.home.place import Place
 from trainer.inference.classifier import Classifier
@@ -113,10 +115,15 @@ class CardFacts:
 def make_hub_files(classifier: Classifier, model: Place) -> dict[str, bytes]:
     """Return the content of the files by name, the model card last. Raises DataError for a damaged result of the run.
 
+    Raises JobError if the model has been replaced since it was loaded, as the best one of a run that trains.
+
     model: the file of the model, whose folder is the run's, or has no result."""
+    data = model.read_bytes()
+    if hashlib.sha256(data).hexdigest() != classifier.digest:
+        raise JobError(f"{model} changed while it was exported; run the same command again")
     config = classifier.metadata.to_header()[ENTRY]
     card = write_card(classifier, _read_facts(model))
-    return {MODEL: model.read_bytes(), CONFIG: f"{config}\n".encode(), CARD: card.encode()}
+    return {MODEL: data, CONFIG: f"{config}\n".encode(), CARD: card.encode()}
 
 
 def _read_facts(model: Place) -> CardFacts:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 from pipeline.core.errors import UsageError
 from trainer.export.formats import ONNX, SAFETENSORS, TORCHSCRIPT
 from trainer.export.graphs import make_onnx, make_torchscript
-from trainer.export.hub import make_hub_files
+from trainer.export.hub import CARD, CONFIG, make_hub_files
 from trainer.home.place import Place, entries, is_file, make, place_of, write_whole
 from trainer.inference.classifier import find_model, load
-from trainer.run_files import METRICS
+from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, REPORT, RESULT
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
+RUN_FILES = (CONFIG, METRICS, PUSHES, MODEL, BEST, BEST_OF, RESULT, REPORT)
 
 
 def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool = False) -> Place:
@@ -35,20 +38,30 @@ def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool 
         raise UsageError(f"--as onnx needs {' and '.join(missing)}: run pip install {' '.join(ONNX_PACKAGES)}")
     target = place_of(to)
     model = find_model(run, best=best)
-    _check_target(target, model, is_folder=kind == SAFETENSORS, overwrite=overwrite)
+    with _unwritable_is_usage_error(target):
+        _check_target(target, model, is_folder=kind == SAFETENSORS, overwrite=overwrite)
     classifier = load(run, best=best)
     if kind == SAFETENSORS:
         # The card comes last: a folder without one is unfinished.
         files = {target / name: data for name, data in make_hub_files(classifier, model).items()}
     else:
         files = {target: {TORCHSCRIPT: make_torchscript, ONNX: make_onnx}[kind](classifier)}
-    try:
+    with _unwritable_is_usage_error(target):
         make(target if kind == SAFETENSORS else target.parent)
+        if kind == SAFETENSORS:
+            (target / CARD).unlink(missing_ok=True)  # of an earlier export
         for place, data in files.items():
             write_whole(place, data)
+    return target
+
+
+@contextmanager
+def _unwritable_is_usage_error(target: Place) -> Iterator[None]:
+    """Raise UsageError for an OSError, which names the target."""
+    try:
+        yield
     except OSError as error:
         raise UsageError(f"--to {target} cannot be written: {error.strerror or error}; choose another") from error
-    return target
 
 
 def _check_target(target: Place, model: Place, *, is_folder: bool, overwrite: bool) -> None:
@@ -59,7 +72,19 @@ def _check_target(target: Place, model: Place, *, is_folder: bool, overwrite: bo
         raise UsageError(f"--to {target} is a file; name a folder")
     if not is_folder and target.is_dir():
         raise UsageError(f"--to {target} is a folder; name a file")
-    if str(model) in (str(target), str(target / model.name)) or (target / METRICS).exists():
-        raise UsageError(f"--to {target} belongs to the run; choose another")
-    if not overwrite and (entries(target) if is_folder else target.exists()):
+    # A store may refuse to look below a file, so that is asked of folders alone.
+    is_of_a_run = (target / METRICS).exists() if is_folder else _is_run_file(target)
+    if str(model) in (str(target), str(target / model.name)) or is_of_a_run:
+        raise UsageError(f"--to {target} belongs to a run; choose another")
+    if not overwrite and (_is_taken(target) if is_folder else target.exists()):
         raise UsageError(f"--to {target} exists: give --overwrite, or choose another")
+
+
+def _is_run_file(target: Place) -> bool:
+    return target.name in RUN_FILES and (target.parent / METRICS).exists()
+
+
+def _is_taken(folder: Place) -> bool:
+    """Return whether a folder holds anything but an export that was killed before its card was written."""
+    names = {entry.name for entry in entries(folder)}
+    return CARD in names or any(name not in (MODEL, CONFIG) and not name.endswith(".tmp") for name in names)

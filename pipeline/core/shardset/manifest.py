@@ -15,6 +15,7 @@ from pipeline.core.shardset.contract import FORMAT_VERSION, Manifest, ShardFile
 from pipeline.core.shardset.versions import NAME, path_of, versions_in_use
 from pipeline.core.storage.retries import unreadable_is_data_error
 from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import names_table
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,19 @@ def refuse_single_shard(store: Store, uri: str) -> None:
         raise DataError(f"{uri} is one shard of a set; give the folder of the set, {above}")
 
 
+def materialize_command(shards: ShardSet) -> str:
+    """Return the command that writes the shards of an assignment, or, for a table, what to call."""
+    uri = shards.manifest.input.uri
+    if names_table(uri):
+        return f"materialize: the assignment {shards.uri}, the input {uri}, and the id column of the first run"
+    return f"spark-submit jobs/materialize.py --assignment {shards.uri} --input {uri} --output {shards.uri}-shards"
+
+
 def with_rows(shards: ShardSet) -> ShardSet:
     """Return the set itself. Raises DataError if it holds an assignment without shards."""
     if shards.manifest.assignment_only:
         raise DataError(
-            f"{shards.uri} holds an assignment without shards; write them with spark-submit jobs/materialize.py"
-            f" --assignment {shards.uri} --input {shards.manifest.input.uri} --output {shards.uri}-shards"
+            f"{shards.uri} holds an assignment without shards; write them with {materialize_command(shards)}"
         )
     return shards
 

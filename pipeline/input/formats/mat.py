@@ -175,6 +175,9 @@ def _check_inflation(data: bytes) -> None:
             inflater = zlib.decompressobj()
             for piece in range(start + 8, min(end, len(data)), PIECE_BYTES):
                 limit.add(len(inflater.decompress(data[piece : min(piece + PIECE_BYTES, end)])))
+                # What follows the end of the stream would be copied again with every piece.
+                if inflater.eof:
+                    break
         start = end
 
 
