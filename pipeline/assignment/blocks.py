@@ -21,7 +21,7 @@ FunctionName = Literal["graph-cut", "facility-location"]
 BlockRule = Literal["micro", "paper", "size"]
 Similarities = npt.NDArray[np.int32]
 PART_ROWS = 10_000  # rows of a class that are placed together
-MOST_BLOCKS = 64  # per class, unless there are more than half as many workers
+MOST_BLOCKS = 64  # blocks of a class under the rule "micro"; with more than 32 workers, two per worker
 TAKEN = -(1 << 62)  # a gain below all others, from which more can be subtracted without overflow
 
 
@@ -166,18 +166,21 @@ def owners_of_class(
 
 
 def block_counts(ratios: Ratios) -> Ratios:
-    """Return the number of micro-blocks of each worker, at least 1.
+    """Return the number of blocks of each worker for the rule "micro" of ``owners_of_class``, at least 1.
 
-    These are the ratios themselves or, if the ratios are larger, the closest numbers with a sum of at most MOST_BLOCKS,
-    or twice the workers if that is more. O(blocks x workers log workers)."""
+    A worker with a larger share gets several blocks of nearly equal size, as one large block would receive the outliers
+    of the class. The numbers are the ratios themselves. If their sum exceeds the limit, which bounds memory and time,
+    every total within the limit is divided by largest remainder, and the division is kept whose largest relative error
+    of a share is smallest. The limit is MOST_BLOCKS, or twice the workers if that is more.
+
+    ratios: the workers' shares, whole numbers. O(blocks x workers log workers)."""
     most = max(MOST_BLOCKS, 2 * len(ratios))
     if sum(ratios) <= most:
         return ratios
     shares = np.array(ratios) / sum(ratios)
-    # Every possible sum is tried, and the one with the smallest relative error of a share is kept.
     cut = largest_remainder(np.arange(len(ratios), most + 1), ratios)
     cut = cut[(cut > 0).all(axis=1)]
-    if not len(cut):  # a worker's share is less than half a block
+    if not len(cut):  # no total gives every worker a block, so those without one get one
         cut = np.maximum(1, largest_remainder(np.array([most - len(ratios)]), ratios))
     errors = np.abs(cut / cut.sum(axis=1, keepdims=True) / shares - 1).max(axis=1)
     return tuple(cut[errors.argmin()].tolist())

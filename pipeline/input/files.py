@@ -290,7 +290,10 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
 
 
 def _split_path(entry: FileInfo, above: int) -> str:
-    """Return the part of a path that may name its split. above: the length of the path of the input."""
+    """Return the text that is searched for the name of a split: the path of a file below the input, but only the
+    partition folders, such as split=test/, of a folder's path.
+
+    above: the length of the path of the input."""
     path = entry.path[above:]
     if not entry.is_dir:
         return path

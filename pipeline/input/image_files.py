@@ -172,14 +172,16 @@ def convert_image(
     ``decode_image``.
 
     Raises DataError if it does not have the shape of the layout."""
-    # In this order, because a grey image takes a third of the time to resize.
+    # Channels are converted before the size, because a grey image takes a third of the time to resize.
     if channels and len(image) in CHANNELS:
         image = to_channels(image, channels)
     if size:
         image = resize(image, size)
     if image.shape != layout.shape:
-        width, first = ("x".join(map(str, shape)) for shape in (image.shape, layout.shape))
-        raise DataError(f"{place}: the image is {width}, the first one {first}{conversion_advice(image.shape, layout)}")
+        shape, expected = ("x".join(map(str, each)) for each in (image.shape, layout.shape))
+        raise DataError(
+            f"{place}: the image is {shape}, the first one {expected}{conversion_advice(image.shape, layout)}"
+        )
     return image.reshape(-1)
 
 

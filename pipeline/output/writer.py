@@ -140,7 +140,7 @@ class ShardWriter:
         self.buffered += len(batch)
         self.rows += len(batch)
         copies = int(np.count_nonzero(batch.column("copy").to_numpy()))
-        # Only owned rows count: the scan has seen each row once.
+        # The hashes leave out copies (copy > 0): the scan, with which they are compared, has seen each row once.
         owners = batch.filter(pc.equal(batch.column("copy"), 0)) if copies else batch
         self.copies += copies
         self.fingerprint = (self.fingerprint + batch_fingerprint(owners, self.record_bytes, self.path)) & WORD

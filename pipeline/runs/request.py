@@ -120,7 +120,7 @@ def preflight(request: Request, *strategies: Strategy) -> None:
     Raises UsageError or DataError. strategies: all ways of sharding that are requested, several in a comparison."""
     for strategy in strategies:
         strategy.check_ratios(request.ratios)
-        with_bundles(request, strategy)
+        with_bundles(request, strategy)  # only for its UsageError about --group-by
         if request.read_options.unlabelled:
             strategy.check_without_labels()
     uris = [request.output, *request.paths()]

@@ -1,5 +1,9 @@
 """The buckets of a stream and their exact counters, which one generation passes on to the next. Pure.
 
+A bucket is the rows for which the hash functions give the same key. A generation is the rows of one batch, and a window
+is a run of generations. When a window closes, the rows of sparse buckets (at most as many rows as there are workers)
+are copied to all workers.
+
 The counters are committed with the rows that they count, as a file of the same generation. There is therefore a single
 commit, and a kill cannot leave one without the other."""
 
@@ -127,13 +131,16 @@ class CounterUpdate:
 def count_generation(
     before: Buckets, keys_and_rows: Sequence[tuple[Ints, Ints]], *, seed: int, num_workers: int, closes: bool
 ) -> CounterUpdate:
-    """Count the rows of a generation. O(size of ``keys_and_rows`` + K log K).
+    """Return the counters after a generation, the place of each chunk's rows in its buckets, and the copies to make.
+
+    If the window ends with these rows, all rows of its sparse buckets that are not yet on every worker are copied: rows
+    of this generation (``new_copies``) and of earlier ones (``old_copies``). O(size of ``keys_and_rows`` + K log K).
 
     Args:
         before: the counters so far.
-        keys_and_rows: the bucket keys of every chunk, in order of chunks and ascending, and the rows of each.
-        seed: seed of the stream.
-        num_workers: n.
+        keys_and_rows: for every chunk in order, its bucket keys, ascending, and the number of its rows in each bucket.
+        seed: seed of the stream; decides the worker of each bucket's first row.
+        num_workers: number of workers; a copied row gets num_workers - 1 copies.
         closes: True if the window ends with these rows.
     """
     keys = np.unique(np.concatenate([np.empty(0, np.int64), *(keys for keys, _ in keys_and_rows)]))
@@ -144,20 +151,24 @@ def count_generation(
         places = counters.places(chunk_keys)
         offsets.append((places, running[places]))
         running[places] += rows
-    after = Buckets(counters.keys, counters.numbers, running, counters.copied)
+    counters_with_rows = Buckets(counters.keys, counters.numbers, running, counters.copied)
     # Only the end of a window makes copies: earlier, a bucket may still grow dense.
-    everywhere = after.sparse(num_workers) if closes else np.zeros(len(after), np.bool_)
+    everywhere = counters_with_rows.sparse(num_workers) if closes else np.zeros(len(counters), np.bool_)
     first = first_workers_of(counters.keys, seed, num_workers)
     chunks = [
         ChunkBuckets(counters.keys[at], counters.numbers[at], first[at], counts, everywhere[at])
         for at, counts in offsets
     ]
-    old = np.where(everywhere, counters.counts - counters.copied, 0)
-    new = np.where(everywhere, running - counters.counts, 0)
+    earlier_rows = np.where(everywhere, counters.counts - counters.copied, 0)
+    own_rows = np.where(everywhere, running - counters.counts, 0)
     counters_after = Buckets(counters.keys, counters.numbers, running, np.where(everywhere, running, counters.copied))
-    beside = num_workers - 1
+    copies_per_row = num_workers - 1
     return CounterUpdate(
-        counters_after, chunks, counters.order_by_number(old > 0), int(new.sum()) * beside, int(old.sum()) * beside
+        counters_after,
+        chunks,
+        counters.order_by_number(earlier_rows > 0),
+        new_copies=int(own_rows.sum()) * copies_per_row,
+        old_copies=int(earlier_rows.sum()) * copies_per_row,
     )
 
 

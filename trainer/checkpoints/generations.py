@@ -28,7 +28,7 @@ class Generations:
     def latest(self) -> int:
         return self.begun[-1][0] if self.begun else 0
 
-    def count(self, generation: int, version: int) -> bool:
+    def includes(self, generation: int, version: int) -> bool:
         """Return whether a version of a generation belongs to the run's history."""
         return all(version <= start for later, start in self.begun if later > generation)
 

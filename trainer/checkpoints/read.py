@@ -237,7 +237,7 @@ def _finished_state(root: Place, version: int, generations: Generations, names: 
     if STATE not in names:
         return None
     state = _state(root, version, names)
-    if not generations.count(state.generation, version):
+    if not generations.includes(state.generation, version):
         return None
     has_parts = all(name in names and names[name].bytes == size for name, size in state.parts.items())
     return state if has_parts and all(name in names for name in _slice_names(state)) else None

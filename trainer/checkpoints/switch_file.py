@@ -40,7 +40,7 @@ def read_switch(root: Place) -> SwitchDecision | None:
         decision = build(SwitchDecision, parse((root / SWITCH).read_bytes()))
     except (FileNotFoundError, ValueError):
         return None
-    if not read_generations(root).count(decision.generation, decision.version):
+    if not read_generations(root).includes(decision.generation, decision.version):
         return None
     state = whole_state(root, decision.version)
     return decision if state and state.generation == decision.generation else None

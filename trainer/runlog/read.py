@@ -75,7 +75,7 @@ class Surviving:
             self._generations = self._generations.begin(event.generation, event.version)
         else:
             generation = self._generations.latest if event.generation is None else event.generation
-            if not self._generations.count(generation, event.version_or_zero()):
+            if not self._generations.includes(generation, event.version_or_zero()):
                 return
         self.events.append(event)
 

@@ -48,9 +48,9 @@ class CurriculumSampler(Sampler):
     def passes(self, population: Population) -> list[CurriculumPass]:
         """Return the passes up to the first one over all rows, which all later ones repeat."""
         epoch_rows = population.batch_size * population.epoch_steps
-        passes = [CurriculumPass(0, 0)]
+        passes = [CurriculumPass(0, 0)]  # an empty one, dropped at the end
         while passes[-1].rows < len(population):
-            position = sum(passes[-1])
+            position = passes[-1].position + passes[-1].rows  # the next pass begins where the last one ends
             epoch = position / epoch_rows
             grown = min(1.0, epoch / self.all_after) if self.all_after else 1.0
             rows = math.ceil(len(population) * (self.easy_share + (1 - self.easy_share) * grown))

@@ -87,10 +87,10 @@ def describe(
     plan = build_plan(topology, workers, seed=0, budget=budget, every=every)
     shares = plan.shares()
     links = np.array([(i, j) for i, j, _ in shares], np.int64).reshape(-1, 2)
-    chances = np.array([share for _, _, share in shares])
+    probabilities = np.array([share for _, _, share in shares])  # the mean share of exchanges that use each link
     weight = plan.weight if isinstance(plan, FullMixing | SampledMatchings) else PAIR_WEIGHT
     graph = laplacian(links, np.ones(len(links)), workers)
-    mean = laplacian(links, chances, workers)
+    mean_graph = laplacian(links, probabilities, workers)
     return TopologyDescription(
         topology,
         plan,
@@ -100,10 +100,10 @@ def describe(
         _matchings(topology, workers, shares),
         parameters,
         spectrum=eigenvalues(graph),
-        mean_mixing=1 - weight * eigenvalues(mean),
+        mean_mixing=1 - weight * eigenvalues(mean_graph),
         degrees=np.bincount(links.ravel(), minlength=workers),
         # The diagonal is the mean number of neighbours in an exchange, and each of them gets the whole model.
-        loads=np.abs(np.diagonal(mean)) * parameters * BYTES / every,
+        loads=np.abs(np.diagonal(mean_graph)) * parameters * BYTES / every,
     )
 
 

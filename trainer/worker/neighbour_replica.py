@@ -282,10 +282,10 @@ class NeighbourReplica:
         self.phase = NeighbourPhase.COPYING
 
     def _let_go(self, worker: int, entry: PeerEntry) -> None:
-        """Keep of a worker that has left only the models up to the first one that is missing.
+        """Drop a departed worker's models from the first round on for which its model is missing.
 
-        From that round on this worker does without it, whatever arrives later, so that each survivor uses its models
-        without gaps."""
+        From that round on this worker does without it, whatever arrives later: no survivor uses a model after a gap.
+        entry: its membership."""
         models = self._inbox.pop(entry.session, {})
         used = {}
         for round in range(max(self.round, entry.first), max(models, default=-1) + 1):

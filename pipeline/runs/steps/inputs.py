@@ -35,10 +35,10 @@ class Inputs:
         dataset = self.dataset
         size = "x".join(map(str, dataset.layout.shape))
         files = f"{len(dataset.files)} {dataset.format} files ({file_names(dataset)})"
-        beside = ""
+        evaluation = ""
         if self.evaluation:
-            beside = f"; {self.evaluation.rows:,} evaluation rows ({file_names(self.evaluation)})"
-        return f"{dataset.rows:,} rows of {size} in {files}{beside}"
+            evaluation = f"; {self.evaluation.rows:,} evaluation rows ({file_names(self.evaluation)})"
+        return f"{dataset.rows:,} rows of {size} in {files}{evaluation}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ScannedInputs:
         evaluation: the evaluation rows, or None.
         repeats: images that occur twice.
         bad_records: the rows that are left out.
-        quarantined: the number of rows to shard among them.
+        quarantined: how many of them are from the input, not the evaluation.
     """
 
     source: ScannedInput
@@ -86,27 +86,31 @@ def discover_inputs(run: ShardingRun) -> Inputs:
     dataset = find(request.input, False)
     if not request.eval_input:
         return Inputs(dataset)
-    beside = find(request.eval_input, True, dataset.layout.class_names)
+    evaluation = find(request.eval_input, True, dataset.layout.class_names)
     # The number of classes may differ: evaluation rows need not contain every class.
     layout = dataset.layout
     if (
         replace(
-            beside.layout, num_classes=layout.num_classes, class_names=layout.class_names, attributes=layout.attributes
+            evaluation.layout,
+            num_classes=layout.num_classes,
+            class_names=layout.class_names,
+            attributes=layout.attributes,
         )
         != layout
     ):
         raise DataError(
-            f"{beside.uri} holds {beside.layout.describe()}, the input {dataset.layout.describe()}; they must match"
+            f"{evaluation.uri} holds {evaluation.layout.describe()}, the input {dataset.layout.describe()}; they must"
+            " match"
         )
     # Numbers from 0 are the labels of the one, and places in the order of names those of the other.
-    if layout.named_labels and bool(layout.class_names) != bool(beside.layout.class_names):
+    if layout.named_labels and bool(layout.class_names) != bool(evaluation.layout.class_names):
         raise DataError(
-            f"{beside.uri} has the class {(beside.layout.class_names or ('0',))[0]!r}, and the classes of the input are"
-            " whole numbers; name the classes alike"
+            f"{evaluation.uri} has the class {(evaluation.layout.class_names or ('0',))[0]!r}, and the classes of the"
+            " input are whole numbers; name the classes alike"
         )
-    if {(file.path, file.split) for file in beside.files} & {(file.path, file.split) for file in dataset.files}:
-        raise UsageError(f"--eval-input {beside.uri} and --input read the same files; name the evaluation files")
-    return Inputs(dataset, beside)
+    if {(file.path, file.split) for file in evaluation.files} & {(file.path, file.split) for file in dataset.files}:
+        raise UsageError(f"--eval-input {evaluation.uri} and --input read the same files; name the evaluation files")
+    return Inputs(dataset, evaluation)
 
 
 def file_names(dataset: Dataset) -> str:
@@ -122,13 +126,19 @@ def check_num_workers(request: Request, dataset: Dataset) -> None:
 
 
 def scan_inputs(run: ShardingRun, inputs: Inputs) -> ScannedInputs:
-    """Read all rows once, to count, check and fingerprint them. Raises DataError for broken rows."""
+    """Read all rows: leave out broken ones within --max-bad-records, count and fingerprint the rest, and find images
+    that occur twice.
+
+    Costs one pass over the rows, and another one with --max-bad-records. Raises DataError for more broken rows, and for
+    an evaluation label beyond the input's classes."""
     with run.progress.phase("scan"):
         bad_records: list[BadRecord] = []
         dataset = _leave_out_bad(run, inputs.dataset, bad_records)
         quarantined = inputs.dataset.rows - dataset.rows
-        beside = _leave_out_bad(run, inputs.evaluation, bad_records) if inputs.evaluation else None
-        source, evaluation, repeats = scan_for_repeats(run.context, dataset, run.request.num_workers, beside)
+        evaluation_dataset = _leave_out_bad(run, inputs.evaluation, bad_records) if inputs.evaluation else None
+        source, evaluation, repeats = scan_for_repeats(
+            run.context, dataset, run.request.num_workers, evaluation_dataset
+        )
         classes = f"{source.scan.num_classes} classes" if inputs.dataset.layout.labelled else "no labels"
         run.progress.report("; ".join([f"{classes}, fingerprint {source.fingerprint()}", *repeats.sentences()]))
         # Only a scan finds the number of classes where no layout declares it.

@@ -232,14 +232,18 @@ def predict(points: DataFrame, models: dict[int, ClusterModel], numbers: dict[in
     # Every model predicts every row, as a union of parts would not keep the rows in order.
     own = F.coalesce(*(F.when(F.col("part") == part, F.col(f"cluster_{part}")) for part in models))
 
-    def groups(rows: Iterable[Any]) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the rows of a partition as arrays; nothing if it has no rows."""
-        values = np.array([tuple(row) for row in rows], np.int64).reshape(-1, 3)
-        groups_of_rows = np.empty(len(values), np.int64)
-        for part in np.unique(values[:, 1]).tolist():
-            is_own = values[:, 1] == part
-            groups_of_rows[is_own] = numbers[part][values[is_own, 2]]
-        if len(values):
-            yield values[:, 0], groups_of_rows
+    def look_up_neighbourhoods(rows: Iterable[Any]) -> Iterator[tuple[Ints, Ints]]:
+        """Yield (ids, neighbourhoods) of a Spark partition's rows (id, part, cluster), int64 [rows] each; nothing if it
+        has none.
 
-    return table.select("id", "part", own).rdd.mapPartitions(groups)
+        The neighbourhood of a row is looked up by its cluster in ``numbers`` of its part."""
+        values = np.array([tuple(row) for row in rows], np.int64).reshape(-1, 3)
+        ids, parts, clusters = values.T
+        neighbourhoods = np.empty(len(values), np.int64)
+        for part in np.unique(parts).tolist():
+            is_own = parts == part
+            neighbourhoods[is_own] = numbers[part][clusters[is_own]]
+        if len(values):
+            yield ids, neighbourhoods
+
+    return table.select("id", "part", own).rdd.mapPartitions(look_up_neighbourhoods)

@@ -61,20 +61,28 @@ class Descent:
 def reduce_gradients(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[Descent]:
     """Yield the state of all-reduce after every mini-batch.
 
-    All tasks take the same step with the mean gradient over the examples of all tasks."""
+    All tasks take the same step with the mean gradient over the examples of all tasks. Only the examples of this task
+    are counted.
+
+    Args:
+        part: this task's rows and configuration.
+        weights: initial weights.
+        gather: all-gather between the tasks.
+    """
     examples = 0
     for number in range(1, part.configuration.max_mini_batches + 1):
         gradient, count = part.draw_gradient(weights)
         examples += count
         total = gather(np.append(gradient, count)).sum(axis=0)
         weights = part.step(weights, total[:-1] / max(1.0, total[-1]), number)
-        yield Descent(weights, number, number, examples)
+        yield Descent(weights, mini_batches=number, updates=number, examples=examples)
 
 
 def average_models(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[Descent]:
     """Yield the state of averaging after every LOCAL_STEPS mini-batches, and at the end.
 
-    A model's weight in the average is the number of examples that it has used since the last average."""
+    A model's weight in the average is the number of examples that it has used since the last average. For the arguments
+    see ``reduce_gradients``."""
     examples = updates = rows_since_average = 0
     last = part.configuration.max_mini_batches
     for number in range(1, last + 1):
@@ -89,7 +97,7 @@ def average_models(part: TaskRows, weights: Floats, gather: Gather) -> Iterator[
             weights = total[:-1] / max(1.0, total[-1])
             rows_since_average = 0
             updates = updates + 1
-            yield Descent(weights, number, updates, examples)
+            yield Descent(weights, mini_batches=number, updates=updates, examples=examples)
 
 
 # Each method, and its mini-batches per update.

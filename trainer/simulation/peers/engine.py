@@ -516,8 +516,10 @@ class PeerEngine:
         earlier_deaths = [
             failure for failure in self.simulated.failures if failure.worker == worker and failure.at_s < start
         ]
+        # 0 if it had not died before ``start``; ``start`` or later if it was away then.
         peer.back_at = max((failure.at_s + failure.away_s for failure in earlier_deaths), default=0.0)
-        # It was present at ``start``, so it died later. No BEGIN is scheduled: it computes nothing until its death.
+        # Otherwise it was present at ``start`` and died on the way. No BEGIN is scheduled: it computes nothing
+        # until its death.
         if peer.back_at < start:
             peer.phase = PeerPhase.BEGINNING
             self.progress.begin(worker)

@@ -234,7 +234,11 @@ class Runner:
 
 
 def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> Iterator[list[Run]]:
-    """Yield runs in their order, in groups that need at most ``size`` sets."""
+    """Yield runs in their order, in groups that need at most ``size`` shard sets.
+
+    The sets of a group are made together, so small groups limit the space on the disk.
+
+    key: returns the key of the set that a run needs."""
     part: list[Run] = []
     keys: set[Hashable] = set()
     for run in runs:
