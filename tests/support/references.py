@@ -83,6 +83,8 @@ def undocumented(path: Path) -> set[str]:
     if path.name == "pushes.csv":
         return set(path.read_text().partition("\n")[0].split(",")) - names(RUNS, "pushes.csv")
     section = SECTIONS.get(path.name) or SECTIONS.get(path.parent.name)
+    if path.name == "config.json" and (path.parent / "README.md").exists():  # an exported model, not a run
+        section = (RUNS, "Models")
     if not section or not path.stat().st_size:
         return set()
     texts = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
