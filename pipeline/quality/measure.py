@@ -297,7 +297,8 @@ def measure(shards: ShardSet, run: Run[Any, Any] = serial) -> tuple[Quality, Ima
 
     sparse = np.flatnonzero([group.sparse for group in groups])
     samples, images = zip(
-        *run(partial(sample_file, reader, spread_evenly(rows, SAMPLE_ROWS), sparse), files), strict=True
+        *run(partial(sample_file, replace(reader, kept_columns=()), spread_evenly(rows, SAMPLE_ROWS), sparse), files),
+        strict=True,
     )
     # The second pass needs the bandwidth, which depends on the whole sample.
     sample = join_samples(samples)

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.specs import find
 from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import DATAFRAME
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs import materialize as materializing
 from pipeline.runs import reshard as resharding
@@ -19,7 +20,7 @@ from pipeline.runs import shard as sharding
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.steps.run import ShardingResult
-from pipeline.runs.tables import FRAME, tables_as_files
+from pipeline.runs.tables import tables_as_files
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
@@ -220,7 +221,7 @@ def materialize(
 
 def _address(data: str | DataFrame, argument: str) -> str:
     """Return the address of an input; a DataFrame is named after its argument."""
-    return f"{FRAME}{argument}" if isinstance(data, DataFrame) else data
+    return f"{DATAFRAME}{argument}" if isinstance(data, DataFrame) else data
 
 
 def _frames(**inputs: str | DataFrame | None) -> dict[str, DataFrame]:

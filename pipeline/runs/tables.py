@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.uri import names_table
+from pipeline.core.storage.uri import names_dataframe, names_table
 from pipeline.doctor import beforehand
 from pipeline.input.embedding_table import is_table
 from pipeline.runs.request import Request, check_output, resolve_places, with_bundles
@@ -22,8 +22,6 @@ from pipeline.spark.store import open_store
 from pipeline.spark.tables import ID_COLUMN, read_table, row_id, select_columns, write_table
 from pipeline.strategies import Strategy
 from pipeline.strategies.embeddings import EmbeddingStrategy
-
-FRAME = "dataframe:"  # begins the name of a DataFrame, which only a notebook can pass
 
 
 @contextmanager
@@ -101,7 +99,7 @@ def tables_as_files(
 
 def _open(spark: SparkSession, uri: str) -> DataFrame:
     """Return the table of an address. Raises UsageError for the name of a DataFrame."""
-    if uri.startswith(FRAME):
+    if names_dataframe(uri):
         raise UsageError(f"{uri} names a DataFrame, which only pipeline.shard() in Python takes; use table:NAME")
     return read_table(spark, uri)
 

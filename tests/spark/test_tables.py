@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 import pipeline
 from pipeline.core.errors import DataError, JobError, UsageError
+from pipeline.core.shardset.manifest import with_rows
 from pipeline.spark import tables
 from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.upkeep.verify import verify
@@ -131,6 +132,10 @@ def test_a_table_is_the_set_of_its_rows(
     assert manifest.evaluation is not None
     assert (manifest.evaluation.input.uri, manifest.evaluation.input.rows) == ("table:held_out", 58)
     alone = shard(f"table:{table}", tmp_path / "alone", assignment_only=True, **ORDERED)
+    with pytest.raises(
+        DataError, match=r"materialize\.py --assignment \S+ --input table:images --id-column NAME --output"
+    ):
+        with_rows(alone.shards)
     made = pipeline.materialize(
         assignment=alone.shards.uri,
         input=frame.repartition(3),

@@ -18,7 +18,7 @@ from scipy.io import savemat
 from pipeline.core.errors import DataError
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import discover, serial
-from pipeline.input.formats.gzipped import ANY_BYTES
+from pipeline.input.formats.inflation import ANY_BYTES
 from pipeline.input.read_options import ReadOptions
 from tests.unit.test_array_files import IMAGES, idx, npy
 

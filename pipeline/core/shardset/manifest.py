@@ -15,7 +15,7 @@ from pipeline.core.shardset.contract import FORMAT_VERSION, Manifest, ShardFile
 from pipeline.core.shardset.versions import NAME, path_of, versions_in_use
 from pipeline.core.storage.retries import unreadable_is_data_error
 from pipeline.core.storage.store import Store
-from pipeline.core.storage.uri import names_table
+from pipeline.core.storage.uri import names_dataframe, names_table
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,12 @@ def refuse_single_shard(store: Store, uri: str) -> None:
 
 
 def materialize_command(shards: ShardSet) -> str:
-    """Return the command that writes the shards of an assignment, or, for a table, what to call."""
+    """Return the command that writes the shards of an assignment. The manifest does not name a table's id column."""
     uri = shards.manifest.input.uri
-    if names_table(uri):
-        return f"materialize: the assignment {shards.uri}, the input {uri}, and the id column of the first run"
-    return f"spark-submit jobs/materialize.py --assignment {shards.uri} --input {uri} --output {shards.uri}-shards"
+    if names_dataframe(uri):
+        return f"pipeline.materialize(assignment={shards.uri!r}, ...) from the same DataFrame and id_column"
+    ids = " --id-column NAME" if names_table(uri) else ""
+    return f"spark-submit jobs/materialize.py --assignment {shards.uri} --input {uri}{ids} --output {shards.uri}-shards"
 
 
 def with_rows(shards: ShardSet) -> ShardSet:

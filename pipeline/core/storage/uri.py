@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.core.errors import UsageError
 
 WEB_SCHEMES = ("webhdfs", "swebhdfs")  # HDFS by HTTP and by HTTPS
+DATAFRAME = "dataframe:"  # begins the name of a DataFrame, which only a program in Python can pass
 
 
 def local_folder(uri: str, flag: str) -> Path:
@@ -23,9 +24,14 @@ def is_hdfs(uri: str) -> bool:
     return split_uri(uri)[0] in ("hdfs", *WEB_SCHEMES)
 
 
+def names_dataframe(uri: str) -> bool:
+    """True if an input is a DataFrame, not an address."""
+    return uri.startswith(DATAFRAME)
+
+
 def names_table(uri: str) -> bool:
     """True if an input is a table of Spark, or a DataFrame that a notebook passes, and not a path."""
-    return uri.partition(":")[0] in ("table", "delta", "iceberg", "dataframe") and ":" in uri
+    return uri.startswith(("table:", "delta:", "iceberg:", DATAFRAME))
 
 
 def is_remote(path: str) -> bool:

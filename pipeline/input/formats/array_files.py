@@ -25,7 +25,8 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.arrays import check_labels, image_shape, labels_of, planar
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.input.formats.gzipped import GZIP, InflationLimit, inflate_start
+from pipeline.input.formats.gzipped import GZIP, inflate_start
+from pipeline.input.formats.inflation import InflationLimit
 from pipeline.input.read_options import ReadOptions
 
 HEAD_BYTES = 1 << 16

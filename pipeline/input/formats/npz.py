@@ -18,7 +18,7 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.arrays import check_labels, image_shape, labels_of, planar
 from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
-from pipeline.input.formats.gzipped import InflationLimit
+from pipeline.input.formats.inflation import InflationLimit
 from pipeline.input.read_options import ReadOptions
 
 IMAGE_ARRAYS = ("images", "x", "data")

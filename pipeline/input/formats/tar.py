@@ -18,7 +18,8 @@ from pipeline.core.shardset.schema import words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.files import SPLIT, TRAINING, is_image_name
-from pipeline.input.formats.gzipped import GZIP, InflationLimit, LimitedReader, inflate_start
+from pipeline.input.formats.gzipped import GZIP, inflate_start
+from pipeline.input.formats.inflation import InflationLimit, LimitedReader
 from pipeline.input.formats.samples import Sample, SampleFormat
 
 BLOCK = 512  # bytes of a header; contents are padded to as many
