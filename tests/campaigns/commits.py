@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import Value
 from typing import Any
@@ -98,7 +98,8 @@ def campaign(place: str, kills: int, seed: int) -> dict[str, int]:
                 raise Failed(f"{place}: a reader found no whole set")
     finally:
         for child in (*writers, reader):
-            os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # of the reader that has failed
+                os.kill(child, signal.SIGKILL)
     return {**tally, "sets read": seen.value}
 
 

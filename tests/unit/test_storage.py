@@ -260,6 +260,16 @@ def test_a_file_is_written_once_and_read_in_any_range(place: str) -> None:
         assert file.read() == data[5:]
 
 
+def test_a_read_that_meets_a_replacement_is_of_one_version(place: str) -> None:
+    """A manifest is replaced by a longer one between a reader's opening of it and its read."""
+    path, old, new = f"{place}/manifest.json", b"old", b"new, and longer than the old one"
+    put(path, old)
+    with STORE.open(path) as file:
+        STORE.replace(path, new)
+        assert file.read() in (old, new)
+    assert STORE.read(path) == new
+
+
 def test_a_file_of_no_bytes_is_one(place: str) -> None:
     STORE.makedirs(place)
     STORE.write_new(f"{place}/empty", b"")

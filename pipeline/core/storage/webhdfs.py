@@ -133,9 +133,16 @@ class WebHdfsFiles:
         return cast(BinaryIO, io.BufferedReader(WebHdfsReader(self, path), AHEAD_BYTES))
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
+        return self._read(path, offset, length) if length > 0 else b""
+
+    def read_from(self, path: str, offset: int) -> bytes:
+        """Return all bytes from an offset, by one request and so from one version of the file.
+
+        Asking for the length that an earlier request reported would truncate a longer file that has replaced it since."""
+        return self._read(path, offset, None)
+
+    def _read(self, path: str, offset: int, length: int | None) -> bytes:
         # In pieces, because only then does a connection that breaks half-way raise an error of requests.
-        if length <= 0:
-            return b""
         with self._errors(path), self.client.read(self._path(path), offset, length, chunk_size=1 << 20) as pieces:
             return b"".join(pieces)
 
@@ -196,8 +203,10 @@ class WebHdfsReader(RemoteReader):
         return self._at
 
     def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size - self._at)
-        data = self.files.read_range(self.path, self._at, left if size < 0 else min(size, left))
+        if size < 0:
+            data = self.files.read_from(self.path, self._at)
+        else:
+            data = self.files.read_range(self.path, self._at, min(size, max(0, self._size - self._at)))
         self._at += len(data)
         return data
 
