@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axis import Axis
 from matplotlib.colors import Normalize, SymLogNorm
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from pipeline.core.reporting.plots import (
@@ -30,6 +29,7 @@ from pipeline.core.reporting.plots import (
     RED,
     SKY,
     canvas,
+    drawable_names,
     name_rows,
     number_decades,
     number_ticks,
@@ -77,12 +77,9 @@ def name_classes(axis: Axis, classes: Sequence[int], names: Sequence[str]) -> No
 
     names: of all classes, by number; empty if they are unknown."""
     number_ticks(axis, len(classes))
-    labels = [names[number] if number < len(names) else "" for number in classes]
-    font = get_font(findfont(FontProperties()))
-    is_drawable = all(labels) and all(font.get_char_index(ord(letter)) for label in labels for letter in label)
-    if is_drawable and len(labels) * (2 + max(map(len, labels))) <= LINE_CHARACTERS:
-        # Between two dollar signs matplotlib reads a formula.
-        axis.set_ticks(range(len(labels)), [label.replace("$", r"\$") for label in labels])
+    labels = drawable_names(classes, names)
+    if labels and len(labels) * (2 + max(map(len, labels))) <= LINE_CHARACTERS:
+        axis.set_ticks(range(len(labels)), labels)
     else:
         # A tick shows the number of its class, not its position.
         axis.set_major_formatter(FuncFormatter(lambda at, _: str(classes[int(at)]) if 0 <= at < len(classes) else ""))

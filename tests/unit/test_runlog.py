@@ -235,6 +235,7 @@ def test_a_run_is_summed_up() -> None:
             "train_accuracy": 1.0,
             "class_rows": [4, 0],
             "class_correct": [3, 0],
+            "class_names": ["cat", "dog"],
             "confusion": [[3, 1], [0, 0]],
         },
     ]
@@ -255,6 +256,7 @@ def test_a_run_is_summed_up() -> None:
         "final_accuracy": 0.5,
         "final_loss": None,
         "class_accuracy": [0.75, None],
+        "class_names": ["cat", "dog"],
         "weakest_accuracy": 0.75,
         "confusion": [[3, 1], [0, 0]],
         "best_accuracy": 0.75,

@@ -29,6 +29,7 @@ from jinja2 import TemplateNotFound
 
 from pipeline.core import extras
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.reporting.plots import style
 from tests.support.made_up_run import MadeUpRun, eventful_run
 from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page
@@ -36,6 +37,7 @@ from trainer.config import Config, Data, RunFacts, RunSpec
 from trainer.launch.ends import try_report
 from trainer.plan import describe_plan, plan
 from trainer.report import figures, history
+from trainer.report.findings import describe_classes
 from trainer.report.page import write_report
 from trainer.report.progress import ProgressLine, line
 from trainer.report.settings import flags_in_words, plan_in_words
@@ -281,6 +283,28 @@ def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 # --- the arrays behind it ---------------------------------------------------------------------------------------------
+
+
+def ticks_of(counts: list[list[int]], names: list[str]) -> list[list[str]]:
+    """Return the labels of the grid's columns and rows."""
+    with style():
+        figure = figures.confusion(np.array(counts), names)
+        figure.draw_without_rendering()
+    axes = figure.axes[0]
+    return [[tick.get_text() for tick in axis.get_ticklabels()] for axis in (axes.xaxis, axes.yaxis)]
+
+
+def test_the_final_classes_are_shown_by_their_names() -> None:
+    counts = [[3, 1], [0, 4]]
+    summary: dict[str, Any] = {
+        "class_accuracy": [0.75, 1.0],
+        "weakest_accuracy": 0.75,
+        "class_names": ["cat", "a $1 dog"],
+    }
+    assert "least for cat (75.00%), most for a $1 dog (100.00%)" in describe_classes(summary)
+    assert "least for 0 (75.00%), most for 1 (100.00%)" in describe_classes(summary | {"class_names": []})
+    assert ticks_of(counts, ["cat", "a $1 dog"]) == [["cat", r"a \$1 dog"]] * 2
+    assert ticks_of(counts, ["cat"])[0] == ticks_of(counts, [])[0], "numbers, because a class has no name"
 
 
 @pytest.mark.parametrize("axis", ["seconds", "epoch"])

@@ -243,6 +243,7 @@ class Evaluator:
             learned=learned,
             final=state.final,
             **(evaluation.classes.to_json() if evaluation.classes else {}),
+            **({"class_names": self.metadata.class_names} if evaluation.classes and self.metadata.class_names else {}),
         )
 
     def _measure_held_out(self, state: RunState) -> None:

@@ -49,7 +49,7 @@ def make_onnx(classifier: Classifier) -> bytes:
 
     Needs the packages onnx and onnxscript. Raises UsageError if torch cannot export the network."""
     metadata = classifier.metadata
-    dtype = torch.uint8 if training_dtype(metadata) == "uint8" else torch.float32
+    dtype = torch.uint8 if metadata.training_dtype == "uint8" else torch.float32
     images = torch.zeros(TRACED_IMAGES, *metadata.chw, dtype=dtype)
     with _failure_in_one_line(ONNX, metadata), torch.no_grad():
         # By torch.export, which refuses a network whose path depends on values.
@@ -67,13 +67,6 @@ def make_onnx(classifier: Classifier) -> bytes:
         for key, value in metadata.to_header().items():
             model.metadata_props.add(key=key, value=value)
         return bytes(model.SerializeToString())
-
-
-def training_dtype(metadata: ModelMetadata) -> str:
-    """Return uint8 or float32, the type of the training images.
-
-    Model files of earlier versions do not name it: their real-valued features have the shape of 1x1 images."""
-    return metadata.dtype or ("float32" if metadata.chw[1:] == (1, 1) else "uint8")
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from typing import Any
 from jinja2 import Environment
 
 from pipeline.core.errors import JobError
-from trainer.export.graphs import training_dtype
 from trainer.home.place import Place
 from trainer.inference.classifier import Classifier
 from trainer.models.metadata import ENTRY, ModelMetadata
@@ -157,8 +156,8 @@ def write_card(classifier: Classifier, facts: CardFacts) -> str:
         name=name,
         options=f" ({options})" if options else "",
         parameters=sum(parameter.numel() for parameter in classifier.network.parameters()),
-        images=f"{training_dtype(metadata)} {['N', *metadata.shape]}".replace("'", ""),
-        is_real=training_dtype(metadata) == "float32",
+        images=f"{metadata.training_dtype} {['N', *metadata.shape]}".replace("'", ""),
+        is_real=metadata.training_dtype == "float32",
         classes=": ".join(filter(None, (str(metadata.classes or "none, a real number"), ", ".join(names)))),
         class_names=names + [str(label) for label in range(len(names), metadata.classes or 0)],
         digest=classifier.digest,

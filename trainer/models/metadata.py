@@ -40,6 +40,11 @@ class ModelMetadata:
         channels, height, width = self.shape
         return channels, height, width
 
+    @property
+    def training_dtype(self) -> str:
+        """Return uint8 or float32. In files of earlier versions only real-valued features have the shape of 1x1 images."""
+        return self.dtype or ("float32" if self.chw[1:] == (1, 1) else "uint8")
+
     def to_header(self) -> dict[str, str]:
         """Return the metadata as a model file holds them."""
         optional = ("class_names", "dtype")

@@ -23,9 +23,11 @@ from pipeline.core.reporting.plots import (
     RED,
     SKY,
     canvas,
+    drawable_names,
     number_decades,
     number_ticks,
     separate_thousands,
+    short,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -34,6 +36,7 @@ Ints = npt.NDArray[np.int64]
 SPREAD = (0.01, 0.25, 0.5, 0.75, 0.99)  # the quantiles of a box's whiskers, sides and middle
 POINTS = 600  # per curve; more are indistinguishable at the report's width
 LINES = 200  # most lines or boxes of workers in a figure; of more workers a sample or bands are drawn
+NAME_CHARACTERS = 16  # of the name of a class beside the grid
 NUMBERED = 20  # most classes of a grid whose cells have numbers
 BARS = 60  # most bars of a histogram
 WIDE_SPREAD = 100.0  # losses that differ by more than this factor need a log scale
@@ -166,12 +169,12 @@ def consensus(epoch: Floats, distance: Floats, sent_bytes: Floats) -> Figure:
     return figure
 
 
-def confusion(counts: Ints) -> Figure:
+def confusion(counts: Ints, names: Sequence[str] = ()) -> Figure:
     """Draw the share of each class's rows that is predicted as each class.
 
-    A class without rows is white. Up to ``NUMBERED`` classes have numbers in their cells, in percent.
+    A class without rows is white. Up to ``NUMBERED`` classes have numbers in their cells, in percent, and names.
 
-    counts: [K, K], by class and predicted class, of K classes."""
+    counts: [K, K], by class and predicted class, of K classes. names: of the classes; empty if they are unknown."""
     rows = counts.sum(1, keepdims=True)
     shares = np.divide(counts, rows, out=np.full(counts.shape, np.nan), where=rows > 0)
     figure, (ax, _) = canvas(3.6, 2, width_ratios=(2, 1))
@@ -186,6 +189,10 @@ def confusion(counts: Ints) -> Figure:
     ax.set(xlabel="predicted class", ylabel="class")
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(MaxNLocator(NUMBERED if len(counts) <= NUMBERED else 10, integer=True))
+    if len(counts) <= NUMBERED and (labels := drawable_names(range(len(counts)), names)):
+        labels = [short(label, NAME_CHARACTERS) for label in labels]
+        ax.set_yticks(range(len(labels)), labels)
+        ax.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
     figure.colorbar(image, ax=ax, format=PercentFormatter(1), label="share of the class's rows")
     return figure
 

@@ -120,9 +120,14 @@ def describe_classes(summary: Mapping[str, Any]) -> str:
         return ""
     order = sorted(accuracy, key=lambda number: accuracy[number])
     weakest = summary["weakest_accuracy"]
-    least = ", ".join(f"{number} ({percent(accuracy[number])})" for number in order[: min(3, len(order) - 1)])
+    # A class without a name is called by its number.
+    names = dict(enumerate(summary["class_names"]))
+    least = ", ".join(
+        f"{names.get(number, number)} ({percent(accuracy[number])})" for number in order[: min(3, len(order) - 1)]
+    )
     return (
-        f"Share of the rows of a class that the final model recognises: least for {least}, most for {order[-1]}"
+        "Share of the rows of a class that the final model recognises: least for"
+        f" {least}, most for {names.get(order[-1], order[-1])}"
         f" ({percent(accuracy[order[-1]])}). Accuracy on the weakest tenth of the classes: {percent(weakest)}."
     )
 

@@ -75,7 +75,7 @@ def draw_confusion(summary: Mapping[str, Any]) -> dict[str, EmbeddedFigure]:
     counts = summary["confusion"]
     if not counts or len(counts) < 2:
         return {}
-    figure = figures.confusion(np.array(counts))
+    figure = figures.confusion(np.array(counts), summary["class_names"])
     return {"confusion": embed_figure(figure, "Share of the rows of each class that is predicted as each class")}
 
 

@@ -82,6 +82,7 @@ class Result:
     restarts: dict[str, int]  # by role
     rollbacks: int
     class_accuracy: list[float | None] | None = None  # by class, of the final model; None for a class without rows
+    class_names: list[str] = field(default_factory=list)  # by class; empty if the shard set names none
     weakest_accuracy: float | None = None  # of the evaluation rows in the weakest tenth of the classes, at least one
     confusion: list[list[int]] | None = None  # evaluation rows by class and predicted class, up to 100 classes
     evaluations_given_up: int = 0  # checkpoints that were deleted for space before they were evaluated
@@ -250,6 +251,7 @@ def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
         "final_accuracy": _finite(last.accuracy),
         "final_loss": _finite(last.loss),
         "class_accuracy": _class_accuracy(last),
+        "class_names": last.class_names or [],
         "weakest_accuracy": _weakest_accuracy(last),
         "confusion": last.confusion,
         "best_accuracy": _finite(top.accuracy),

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
 
@@ -118,6 +119,18 @@ def number_ticks(axis: Any, count: int) -> None:
         axis.set_ticks(range(count))
     else:
         axis.set_major_locator(MaxNLocator(12, integer=True))
+
+
+def drawable_names(classes: Sequence[int], names: Sequence[str]) -> list[str]:
+    """Return the names of classes as text for axes; none if a class has no name, or a letter that the font lacks.
+
+    classes: numbers of classes. names: of all classes, by number; empty if they are unknown."""
+    labels = [names[number] if number < len(names) else "" for number in classes]
+    font = get_font(findfont(FontProperties()))
+    if not all(labels) or not all(font.get_char_index(ord(letter)) for label in labels for letter in label):
+        return []
+    # Between two dollar signs matplotlib reads a formula.
+    return [label.replace("$", r"\$") for label in labels]
 
 
 def name_rows(ax: Any, names: Sequence[str]) -> None:
