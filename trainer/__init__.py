@@ -1,4 +1,5 @@
-"""A parameter-server trainer that reads committed shard sets: ``train(config) -> Result``, ``load(run) -> Classifier``.
+"""A parameter-server trainer that reads committed shard sets: ``train(config) -> Result``, ``load(run) -> Classifier``,
+``torch_dataset(shards, worker)``.
 
 Importing it loads no torch."""
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainer.api import train
     from trainer.config import Config, Data, Optimiser, Processes, RunSpec
+    from trainer.data.torch_dataset import torch_dataset
     from trainer.inference.classifier import Classifier, load
     from trainer.options import Options
     from trainer.runlog.result import Result
@@ -29,13 +31,26 @@ _HOMES = {
     "Optimiser": "trainer.config",
     "Processes": "trainer.config",
     "RunSpec": "trainer.config",
+    "torch_dataset": "trainer.data.torch_dataset",
     "Classifier": "trainer.inference.classifier",
     "load": "trainer.inference.classifier",
     "Options": "trainer.options",
     "Result": "trainer.runlog.result",
 }
 
-__all__ = ["Classifier", "Config", "Data", "Optimiser", "Options", "Processes", "Result", "RunSpec", "load", "train"]
+__all__ = [
+    "Classifier",
+    "Config",
+    "Data",
+    "Optimiser",
+    "Options",
+    "Processes",
+    "Result",
+    "RunSpec",
+    "load",
+    "torch_dataset",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

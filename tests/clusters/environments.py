@@ -260,6 +260,7 @@ def run_setup(name: str, command: Sequence[str], env: Mapping[str, str] | None =
 
 MOTO = Environment("moto", Path(__file__).with_name("moto.txt"))  # 28 packages, 140 MB, 15 s
 ONNX = Environment("onnx", Path(__file__).with_name("onnx.txt"))  # 6 packages, 170 MB, 15 s
+READERS = Environment("readers", Path(__file__).with_name("readers.txt"))  # 31 packages, 330 MB, 20 s
 AIRFLOW = Environment("airflow", ROOT / "conf" / "airflow" / "requirements.txt")  # 137 packages, 660 MB, 60 s
 DEMO = DemoEnvironment()
 
@@ -269,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clusters.environments", description=main.__doc__)
     parser.parse_args(argv)
     try:
-        for environment in (MOTO, ONNX, AIRFLOW, DEMO):
+        for environment in (MOTO, ONNX, READERS, AIRFLOW, DEMO):
             print(f"{environment.name}: {environment.make()}", flush=True)
         kafka = [*kafka_classpath(), *kafka_connector()]
         for name, jars in (("hadoop", yarn_classpath()), ("kafka", kafka), ("kdc", minikdc_classpath())):

@@ -1,7 +1,7 @@
 """The documents' commands are run as they stand, each file's in a folder of its own, and what the files name exists.
 
-A block is run after the comment ``run``, written to a file after ``save PATH``, and held to the imports of a module
-after ``beside MODULE``."""
+A block is run after the comment ``run`` (in the environment READERS after ``run readers``), written to a file after
+``save PATH``, and held to the imports of a module after ``beside MODULE``."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from pipeline.assignment.groups import group_table
 from pipeline.core.specs import registry
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS
 from pipeline.strategies import STRATEGIES
+from tests.clusters.environments import READERS
 from tests.support.references import undocumented_below
 from tests.support.virtual_time import Vector, simulate
 from trainer.models import MODELS
@@ -39,6 +40,7 @@ WRITTEN = {
         "build/shards/report.html", "build/run/report.html", "build/mine/manifest.json", "build/mine-run/model.safetensors",
     ),
     "pipeline/README.md": ("build/packages.zip", "build/shards/report.html", "build/shards-3/manifest.json"),
+    "pipeline/READING.md": ("build/dataset/README.md", "build/tars/README.md"),
     "pipeline/input/README.md": ("build/from-photos/manifest.json", "build/from-npz/manifest.json"),
     "pipeline/strategies/README.md": ("build/in-runs/manifest.json",),
     "pipeline/stream/README.md": ("build/stream/report.html",),
@@ -87,7 +89,9 @@ OTHERS_OWN = SPARK_SUBMITS_OWN | {
 
 @dataclass(frozen=True)
 class Block:
-    """A code block under a comment. action: run, save or beside; target: of the last two."""
+    """A code block under a comment.
+
+    action: run, save or beside. target: the file of the last two; READERS.name for a block that runs in that environment."""
 
     action: str
     target: str
@@ -107,15 +111,19 @@ def run_blocks(blocks: list[Block], folder: Path) -> None:
     workers = f"--conf spark.python.daemon.module={PYTHON_WORKERS} pyspark-shell"
     # PYTHONPATH: for `sharding`, wherever .venv installed it from
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_SUBMIT_ARGS": workers}
+    environment |= {"HF_HOME": str(folder / "hugging-face"), "HF_HUB_OFFLINE": "1"}
     steps = [block for block in blocks if block.action != "beside"]
-    for (action, language), group in groupby(steps, key=lambda block: (block.action, block.language)):
+    for (action, language, target), group in groupby(
+        steps, key=lambda block: (block.action, block.language, block.action == "run" and block.target)
+    ):
         parts = list(group)
         if action == "save":
             for block in parts:
                 (folder / block.target).write_text(block.text)
             continue
         text = "\n".join(block.text for block in parts)
-        command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [sys.executable, "-c", text]
+        python = READERS.make() if target == READERS.name else sys.executable
+        command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [str(python), "-c", text]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 

@@ -22,6 +22,7 @@ SECTIONS = {
     "config.json": (RUNS, "config.json"),
     "result.json": (RUNS, "result.json"),
     "best.json": (RUNS, "Models"),
+    "export.json": (RUNS, "Models"),
     "state.json": (RUNS, "checkpoints"),
     "evaluated": (RUNS, "checkpoints"),
     "followed": (RUNS, "followed"),

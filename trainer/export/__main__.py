@@ -1,4 +1,4 @@
-"""``sharding export``: a trained model for other programs."""
+"""``sharding export``: a trained model, or a shard set, for other programs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,42 @@ from collections.abc import Sequence
 
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
+from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, descriptions
-from trainer.export.formats import FORMATS
+from trainer.export.formats import FORMATS, MODEL_FORMATS, SET_FORMATS
 
 INTERRUPTED = "run the same command again"
 EPILOG = f"""\
-formats:
-{textwrap.indent(descriptions(FORMATS), "  ")}
+formats of models:
+{textwrap.indent(descriptions(MODEL_FORMATS), "  ")}
 
-example: sharding export build/run --as torchscript --to build/model.pt
+formats of shard sets:
+{textwrap.indent(descriptions(SET_FORMATS), "  ")}
+
+examples: sharding export build/run --as torchscript --to build/model.pt
+          sharding export build/shards --as webdataset --to build/tars
 
 A graph takes raw images, as trainer.load does, and returns the outputs of the
-network. Exit codes: 0 done, 2 wrong usage, 3 a missing or damaged model,
+network. The export of a set that was killed continues when it is started
+again. Exit codes: 0 done, 2 wrong usage, 3 a missing or damaged model or set,
 1 other errors."""
 
 
 def parser() -> Parser:
     """Return the parser of the command."""
-    result = command_line.parser("sharding export", "Write the model of a run for other programs.", EPILOG)
-    result.add_argument("run", metavar="RUN", help="folder of the run, or a model file, local, hdfs:// or s3://")
+    result = command_line.parser(
+        "sharding export", "Write the model of a run, or a shard set, for other programs.", EPILOG
+    )
+    result.add_argument(
+        "source", metavar="RUN|SET", help="folder of a run, a model file or a shard set, local, hdfs:// or s3://"
+    )
     result.add_argument("--as", dest="kind", required=True, choices=FORMATS, help="format, see below")
-    result.add_argument("--to", required=True, metavar="URI", help="file to write, or folder for safetensors")
+    # One flag for files and folders: the format says which of them is written.
+    result.add_argument("--to", required=True, metavar="URI", help="file to write, or folder for safetensors and sets")
     result.add_argument("--best", action="store_true", help="use the model of the best evaluation, not the final model")
     result.add_argument("--overwrite", action="store_true", help="replace an earlier export")
+    result.add_argument("--quiet", action="store_true", help="print no progress")
     result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 
@@ -39,9 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Raises UsageError, DataError and JobError."""
     args = command_line.parse(parser(), argv)
     require("trainer", "export")
-    from trainer.export.write import export  # loads torch
+    if args.kind in SET_FORMATS:
+        from trainer.export.shards import export_set
 
-    place = export(args.run, args.to, args.kind, best=args.best, overwrite=args.overwrite)
+        if args.best:
+            raise UsageError(f"--best chooses a model, and --as {args.kind} writes a shard set; leave it out")
+        place = export_set(args.source, args.to, args.kind, overwrite=args.overwrite, quiet=args.quiet)
+    else:
+        from trainer.export.write import export  # loads torch
+
+        place = export(args.source, args.to, args.kind, best=args.best, overwrite=args.overwrite)
     print(f"{place}: written as {args.kind}")
     return 0
 

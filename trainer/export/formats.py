@@ -3,8 +3,15 @@
 TORCHSCRIPT = "torchscript"
 ONNX = "onnx"
 SAFETENSORS = "safetensors"
-FORMATS = {
+MODEL_FORMATS = {
     TORCHSCRIPT: "a file for torch.jit.load, in Python or C++",
     ONNX: "a file for ONNX Runtime and similar programs; needs the packages onnx and onnxscript",
     SAFETENSORS: "a folder for the Hugging Face Hub: model.safetensors, config.json and a model card, README.md",
 }
+WEBDATASET = "webdataset"
+DATASET = "dataset"
+SET_FORMATS = {
+    WEBDATASET: "a folder of .tar files with an image and its class per sample, for WebDataset",
+    DATASET: "a folder for the Hugging Face Hub and load_dataset: Parquet with decoded images, and a card, README.md",
+}
+FORMATS = MODEL_FORMATS | SET_FORMATS

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 
 from pipeline.core.errors import UsageError
 from trainer.export.formats import ONNX, SAFETENSORS, TORCHSCRIPT
 from trainer.export.graphs import make_onnx, make_torchscript
 from trainer.export.hub import CARD, CONFIG, make_hub_files
+from trainer.export.target import unwritable_is_usage_error
 from trainer.home.place import Place, entries, is_file, make, place_of, write_whole
 from trainer.inference.classifier import find_model, load
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, REPORT, RESULT
@@ -26,7 +25,7 @@ def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool 
     Args:
         run: folder of a run, or its model file, local, on HDFS or in an object store.
         to: file to write, or folder for safetensors.
-        kind: a key of ``FORMATS``.
+        kind: a key of ``MODEL_FORMATS``.
         best: the model of the best evaluation instead of the final one.
         overwrite: whether to replace an earlier export.
     Raises:
@@ -38,7 +37,7 @@ def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool 
         raise UsageError(f"--as onnx needs {' and '.join(missing)}: run pip install {' '.join(ONNX_PACKAGES)}")
     target = place_of(to)
     model = find_model(run, best=best)
-    with _unwritable_is_usage_error(target):
+    with unwritable_is_usage_error(target):
         _check_target(target, model, is_folder=kind == SAFETENSORS, overwrite=overwrite)
     classifier = load(run, best=best)
     if kind == SAFETENSORS:
@@ -46,22 +45,13 @@ def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool 
         files = {target / name: data for name, data in make_hub_files(classifier, model).items()}
     else:
         files = {target: {TORCHSCRIPT: make_torchscript, ONNX: make_onnx}[kind](classifier)}
-    with _unwritable_is_usage_error(target):
+    with unwritable_is_usage_error(target):
         make(target if kind == SAFETENSORS else target.parent)
         if kind == SAFETENSORS:
             (target / CARD).unlink(missing_ok=True)  # of an earlier export
         for place, data in files.items():
             write_whole(place, data)
     return target
-
-
-@contextmanager
-def _unwritable_is_usage_error(target: Place) -> Iterator[None]:
-    """Raise UsageError for an OSError, which names the target."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"--to {target} cannot be written: {error.strerror or error}; choose another") from error
 
 
 def _check_target(target: Place, model: Place, *, is_folder: bool, overwrite: bool) -> None:

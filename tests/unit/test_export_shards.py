@@ -1,0 +1,140 @@
+"""``sharding export`` of a shard set, read back without the exporter's code, beside the rows that were written."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from pipeline.core.errors import DataError, UsageError
+from tests.support.trainer_sets import CLASSES, EVAL_ROWS, rows_of, write_shards
+from trainer import torch_dataset
+from trainer.data.shards import Rows
+from trainer.export import shards as exported
+from trainer.export.__main__ import main
+
+WORKERS = [rows_of(30, 2), rows_of(50, 3, 100)]
+FILES = {"worker-000-00000": WORKERS[0], "worker-001-00000": WORKERS[1], "test-00000": EVAL_ROWS}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("set") / "shards", WORKERS, EVAL_ROWS)
+
+
+def export(shards: Path, kind: str, target: Path, *more: str) -> dict[str, bytes]:
+    """Export by the command line, and return the files in the folder."""
+    assert main([str(shards), "--as", kind, "--to", str(target), "--quiet", *more]) == 0
+    return {str(path.relative_to(target)): path.read_bytes() for path in sorted(target.rglob("*")) if path.is_file()}
+
+
+def pixels_of(png: bytes) -> Any:
+    return np.moveaxis(np.asarray(Image.open(io.BytesIO(png))), -1, 0)
+
+
+def read_tar(data: bytes) -> dict[str, dict[str, bytes]]:
+    """Return the members of each sample, by key and suffix."""
+    samples: dict[str, dict[str, bytes]] = defaultdict(dict)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        for member in tar:
+            key, _, suffix = member.name.partition(".")
+            file = tar.extractfile(member)
+            assert file
+            samples[key][suffix] = file.read()
+    return samples
+
+
+def assert_equal_rows(rows: Rows, ids: list[int], labels: list[int], images: list[Any]) -> None:
+    assert (ids, labels) == (rows.ids.tolist(), rows.labels.tolist())
+    assert np.array_equal(np.stack(images), rows.images_NCHW)
+
+
+def test_tars_hold_every_row_with_its_image_and_class(shards: Path, tmp_path: Path) -> None:
+    files = export(shards, "webdataset", tmp_path / "tars")
+    assert set(files) == {"README.md", "export.json", *(f"data/{name}.tar" for name in FILES)}
+    for name, rows in FILES.items():
+        samples = read_tar(files[f"data/{name}.tar"])
+        assert all(set(sample) == {"png", "cls"} for sample in samples.values())
+        parts = samples.values()
+        labels = [int(part["cls"]) for part in parts]
+        assert_equal_rows(rows, list(map(int, samples)), labels, [pixels_of(part["png"]) for part in parts])
+
+
+def test_a_dataset_holds_every_row_with_its_image_and_class(shards: Path, tmp_path: Path) -> None:
+    files = export(shards, "dataset", tmp_path / "dataset")
+    for name, rows in FILES.items():
+        table = pq.read_table(io.BytesIO(files[f"data/{name}.parquet"]))
+        images = [pixels_of(image["bytes"]) for image in table["image"].to_pylist()]
+        assert_equal_rows(rows, table["id"].to_pylist(), table["label"].to_pylist(), images)
+        features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
+        assert features["label"] == {"_type": "ClassLabel", "names": [str(number) for number in range(CLASSES)]}
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "dataset"])
+def test_a_killed_export_goes_on_and_ends_with_the_same_bytes(
+    shards: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = export(shards, kind, tmp_path / "whole")
+    make, made = exported.FORMATS[kind].make, []
+
+    def dying(*arguments: Any) -> bytes:
+        made.append(arguments)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return make(*arguments)
+
+    monkeypatch.setitem(exported.FORMATS, kind, exported.FORMATS[kind]._replace(make=dying))
+    with pytest.raises(KeyboardInterrupt):
+        export(shards, kind, tmp_path / "killed")
+    assert not (tmp_path / "killed" / "README.md").exists()
+    assert export(shards, kind, tmp_path / "killed") == whole
+    assert len(made) == 4, "the first file was not made again"
+
+
+def test_another_folder_is_never_written_over(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty, and holds no export"):
+        export(shards, "dataset", tmp_path / "mine", "--overwrite")
+    with pytest.raises(UsageError, match="is not empty, and holds no export"):
+        export(shards, "dataset", shards)
+    tars = export(shards, "webdataset", tmp_path / "out")
+    with pytest.raises(UsageError, match="holds another export: give --overwrite"):
+        export(shards, "dataset", tmp_path / "out")
+    assert export(shards, "webdataset", tmp_path / "out") == tars
+    assert set(export(shards, "dataset", tmp_path / "out", "--overwrite")) == {
+        "README.md",
+        "export.json",
+        *(f"data/{name}.parquet" for name in FILES),
+    }
+    with pytest.raises(UsageError, match="--best chooses a model"):
+        export(shards, "dataset", tmp_path / "out", "--best")
+
+
+def test_a_damaged_file_ends_the_export_without_a_card(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards", WORKERS, None)
+    damaged = shards / "worker=001" / "part.parquet"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    with pytest.raises(DataError, match="sha256"):
+        export(shards, "webdataset", tmp_path / "out")
+    assert not (tmp_path / "out" / "README.md").exists()
+
+
+def test_torch_reads_a_shard(shards: Path) -> None:
+    data = torch_dataset(str(shards), 1, transform=lambda image: image.float() / 255)
+    images, labels = next(iter(DataLoader(data, batch_size=50)))
+    assert torch.equal(images, torch.from_numpy(WORKERS[1].images_NCHW).float() / 255)
+    assert torch.equal(labels, torch.from_numpy(WORKERS[1].labels))
+    assert torch_dataset(str(shards)).rows.ids.tolist() == EVAL_ROWS.ids.tolist()
+    with pytest.raises(UsageError, match="there is no worker 2"):
+        torch_dataset(str(shards), 2)

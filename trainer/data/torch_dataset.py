@@ -1,0 +1,61 @@
+"""The rows of a shard as a data set of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from pipeline.core.errors import DataError
+from trainer.data.shards import Rows, load_eval, load_worker, open_shards
+
+Transform = Callable[[torch.Tensor], Any]
+
+
+class ShardDataset(Dataset[tuple[Any, Any]]):
+    """The rows of one worker, or the evaluation rows, in memory.
+
+    Attributes:
+        rows: the rows; ``rows.ids`` are their ids.
+        classes: name of each class, by its number; empty if the set names none.
+        transform: applied to each image; None for none.
+    """
+
+    def __init__(self, rows: Rows, classes: list[str], transform: Transform | None) -> None:
+        self.rows = rows
+        self.classes = classes
+        self.transform = transform
+        self._images = torch.from_numpy(rows.images_NCHW)
+        self._labels = torch.from_numpy(rows.labels)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: int) -> tuple[Any, Any]:
+        """Return an image, uint8 or float32 [C, H, W], transformed, and its label, int64 or the float32 target."""
+        image = self._images[place]
+        return (self.transform(image) if self.transform else image), self._labels[place]
+
+
+def torch_dataset(
+    shards: str, worker: int | None = None, *, targets: bool = False, transform: Transform | None = None
+) -> ShardDataset:
+    """Read the rows of a worker, copies included, and verify them against the manifest. Keeps them in memory.
+
+    Args:
+        shards: a set, or shards without a manifest, local, on HDFS or in an object store.
+        worker: number of the worker, from 0 (default: the evaluation rows).
+        targets: real targets instead of class labels.
+        transform: function of an image, such as one of torchvision.transforms.v2.
+    Raises:
+        UsageError: the set has no such worker.
+        DataError: the set is missing or damaged, or has no evaluation rows.
+        OSError: a file cannot be read.
+    """
+    opened = open_shards(shards)
+    rows = load_eval(opened, targets=targets) if worker is None else load_worker(opened, worker, targets=targets)
+    if rows is None:
+        raise DataError(f"{shards} has no evaluation rows; give a worker, 0..{opened.num_workers - 1}")
+    return ShardDataset(rows, list(opened.manifest.labels.class_names), transform)

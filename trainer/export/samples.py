@@ -1,0 +1,75 @@
+"""The rows of a shard file as samples of other formats.
+
+Shapes: N rows, C channels, H and W pixels."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from pipeline.core.shardset.contract import ShardFile
+from trainer.data.shards import TABLE, Shards, row_groups
+from trainer.plan import usable_cores
+
+PNG_CHANNELS = (1, 3)
+PNG_LEVEL = 1  # of compression: twice as fast as the default level, for files a few percent larger
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The rows of a shard file.
+
+    Attributes:
+        columns: arrays [N] by name: id, copy (0 for the row itself), and label, coarse_label, target or
+            neighbourhood, if the set has them.
+        images_NCHW: uint8, or real-valued features in float32.
+    """
+
+    columns: Mapping[str, npt.NDArray[Any]]
+    images_NCHW: npt.NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.images_NCHW)
+
+
+def are_pictures(shards: Shards) -> bool:
+    """Return whether the rows of a set can be PNG files."""
+    return shards.layout.dtype == "uint8" and shards.shape[0] in PNG_CHANNELS
+
+
+def read_samples(shards: Shards, file: ShardFile) -> Samples:
+    """Read a file of a set and check it against the manifest. Keeps the file and its images in memory.
+
+    Raises DataError for a damaged file, OSError if it cannot be read."""
+    parts, images = [], []
+    for columns, data in row_groups(shards, file, TABLE):
+        columns = columns | {"id": columns["id"] + shards.first_id(file)}
+        columns.setdefault("copy", np.zeros(len(data), np.int32))
+        if not shards.has_labels:
+            del columns["label"]
+        parts.append(columns)
+        images.append(data.view(shards.layout.dtype).reshape(-1, *shards.shape))
+    names = parts[0] if parts else {}
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in names}
+    return Samples(joined, np.concatenate(images) if images else np.empty((0, *shards.shape), shards.layout.dtype))
+
+
+def make_png(image_CHW: npt.NDArray[np.uint8]) -> bytes:
+    """Return an image of 1 or 3 channels as a PNG file."""
+    buffer = io.BytesIO()
+    pixels = image_CHW[0] if len(image_CHW) == 1 else np.moveaxis(image_CHW, 0, -1)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", compress_level=PNG_LEVEL)
+    return buffer.getvalue()
+
+
+def make_pngs(images_NCHW: npt.NDArray[np.uint8]) -> list[bytes]:
+    """Return images as PNG files. The compression uses all cores."""
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return list(pool.map(make_png, images_NCHW))

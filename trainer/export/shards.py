@@ -1,0 +1,116 @@
+"""The export of a shard set to a folder: one file for each shard file, in the format of another reader, and a card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.manifest import dumps
+from trainer.data.shards import Shards, open_shards
+from trainer.export import dataset, webdataset
+from trainer.export.formats import DATASET, WEBDATASET
+from trainer.export.samples import Samples, read_samples
+from trainer.export.set_card import worker_name, write_card
+from trainer.export.target import unwritable_is_usage_error
+from trainer.home.place import Place, delete_tree, entries, is_file, make, place_of, write_whole
+from trainer.tables.progress import TableProgress
+
+BEGUN = "export.json"  # names the set and the format; written first
+FILES = "data"  # the folder of the exported files
+CARD = "README.md"  # written last
+EVALUATION = "test"  # the files of evaluation rows
+
+
+class SetFormat(NamedTuple):
+    """A format of exported sets.
+
+    Attributes:
+        suffix: of its files.
+        make: (set, samples of a file) to the content of the exported file.
+    """
+
+    suffix: str
+    make: Callable[[Shards, Samples], bytes]
+
+
+FORMATS = {
+    WEBDATASET: SetFormat(webdataset.SUFFIX, webdataset.make_tar),
+    DATASET: SetFormat(dataset.SUFFIX, dataset.make_parquet),
+}
+
+
+def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: bool = False) -> Place:
+    """Write the shards and evaluation rows of a set for another reader, and return the folder.
+
+    Every file appears atomically, and an export that was killed is continued. Keeps one shard file in memory, with its
+    images and their encoded form.
+
+    Args:
+        uri: a committed set, or shards without a manifest, local, on HDFS or in an object store.
+        to: the folder.
+        kind: a key of ``FORMATS``.
+        overwrite: whether to replace the export of another set or in another format.
+        quiet: print no progress.
+    Raises:
+        DataError: there is no such set, or a file is damaged.
+        UsageError: the folder holds something else, or cannot be written.
+        OSError: a file of the set cannot be read.
+    """
+    shards = open_shards(uri)
+    target = place_of(to)
+    with unwritable_is_usage_error(target):
+        written = _begin(target, shards, kind, overwrite=overwrite)
+    files = list(_files(shards, FORMATS[kind].suffix))
+    progress = TableProgress(quiet, "export")
+    rows = sum(file.rows for name, file in files if name in written)
+    total = sum(file.rows for _, file in files)
+    progress.begin("export", total, rows)
+    for name, file in files:
+        if name in written:
+            continue
+        data = FORMATS[kind].make(shards, read_samples(shards, file))
+        with unwritable_is_usage_error(target):
+            write_whole(target / FILES / name, data)
+        rows += file.rows
+        progress.advance(rows, f"{rows:,} of {total:,} rows")
+    # The card comes last: a folder without one is unfinished.
+    with unwritable_is_usage_error(target):
+        write_whole(target / CARD, write_card(shards, kind).encode())
+    return target
+
+
+def _begin(target: Place, shards: Shards, kind: str, *, overwrite: bool) -> set[str]:
+    """Return the names of the files that an earlier start of this export has written, after making the folders.
+
+    Raises UsageError if the folder holds anything else, or another export without ``overwrite``."""
+    if is_file(target):
+        raise UsageError(f"--to {target} is a file; name a folder")
+    identity = {"set": hashlib.sha256(dumps(shards.manifest)).hexdigest(), "format": kind}
+    identity_json = json.dumps(identity).encode()
+    names = {entry.name for entry in entries(target) if not entry.name.endswith(".tmp")}
+    if names and BEGUN not in names:
+        raise UsageError(f"--to {target} is not empty, and holds no export; choose another")
+    if names and (target / BEGUN).read_bytes() != identity_json:
+        if not overwrite:
+            raise UsageError(f"--to {target} holds another export: give --overwrite, or choose another")
+        (target / CARD).unlink(missing_ok=True)
+        if FILES in names:
+            delete_tree(target / FILES)
+    # This file comes first, so that the next start recognises what a killed one has left.
+    make(target)
+    write_whole(target / BEGUN, identity_json)
+    make(target / FILES)
+    return {entry.name for entry in entries(target / FILES)}
+
+
+def _files(shards: Shards, suffix: str) -> Iterator[tuple[str, ShardFile]]:
+    """Yield the name of each exported file and its shard file. The names of a worker's files begin with its number."""
+    for worker in range(shards.num_workers):
+        for number, file in enumerate(shards.worker_files(worker)):
+            yield f"{worker_name(worker)}-{number:05d}{suffix}", file
+    for number, file in enumerate(shards.eval_files()):
+        yield f"{EVALUATION}-{number:05d}{suffix}", file
