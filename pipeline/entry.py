@@ -25,6 +25,7 @@ COMMANDS = {
     "runs": "compare training runs in a table and a figure",
     "topology": "show the matchings, weights and traffic of a topology of workers",
     "embed": "compute vectors of images, for --embedding of the sharding jobs",
+    "benchmark": "compare Spark MLlib and the parameter server, per mini-batch and until convergence",
     "study": "train several configurations with many seeds, and compare them",
 }
 PROGRAMS = {
@@ -36,6 +37,7 @@ PROGRAMS = {
     "runs": "trainer.comparison.__main__",
     "topology": "trainer.topology.__main__",
     "embed": "trainer.embed.__main__",
+    "benchmark": "trainer.benchmark.__main__",
     "study": "trainer.study.__main__",
 }
 

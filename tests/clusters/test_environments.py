@@ -61,7 +61,13 @@ SUBCOMMANDS: Mapping[str, Command] = {
     "runs": ("run", "virtual", "--output", "compared-runs"),
     "study": ("quick", "--output", "study"),
 }
-LIKE_JOBS = {"reshard", "materialize", "compare", "stream"}  # do what a job of JOB_FLAGS does, by the same function
+LIKE_JOBS = {
+    "reshard",
+    "materialize",
+    "compare",
+    "stream",
+    "benchmark",
+}  # do the same as a job of JOB_FLAGS
 JOB_FLAGS: Mapping[str, Command] = {
     "baseline.py": (*BOTH, "--output", "baseline"),
     "stratified.py": (*BOTH, "--output", "shards"),

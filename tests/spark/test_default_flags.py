@@ -44,7 +44,10 @@ EVEN = tuple(name for name, kind in STRATEGIES.items() if not kind.decides_sizes
 # Command lines whose default flags another test gives, which is named.
 EXCHANGES_ON_SPARK: tuple[tuple[str, ...], ...] = ((), ("--exchange", "all-reduce"))
 TESTED_ELSEWHERE = {
-    "benchmark.py": "tests/spark/test_benchmark.py::test_the_job_measures_every_configuration_in_every_system",
+    **dict.fromkeys(
+        ("benchmark.py", "benchmark"),
+        "tests/spark/test_benchmark.py::test_the_job_measures_every_configuration_in_every_system",
+    ),
     "study": "tests/clusters/test_readme.py::test_the_commands_of_a_readme_run_as_they_stand",
 }
 Check = Callable[[Ended], str]

@@ -31,6 +31,7 @@ MODULES = {
     "sharding runs": "trainer.comparison.__main__",
     "python -m trainer predict": "trainer.inference.__main__",
     "sharding export": "trainer.export.__main__",
+    "sharding benchmark": "trainer.benchmark.__main__",
     "python -m trainer.simulate": "trainer.simulate",
     "python -m trainer.topology": "trainer.topology.__main__",
     "python -m trainer.study": "trainer.study.__main__",

@@ -1,4 +1,4 @@
-"""The command line of jobs/benchmark.py, and its output."""
+"""The command line of jobs/benchmark.py and ``sharding benchmark``, and its output."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ COLUMNS = ("model", "rows", "mini-batch", "system", "mini-batches", "seconds", "
 NUMBERS = (1, 2, 4, 5, 6, 7)  # columns
 
 
-def build_parser(description: str | None) -> Parser:
-    parser = command_line.parser("benchmark.py", description, EPILOG)
+def build_parser(description: str | None, prog: str = "benchmark.py") -> Parser:
+    parser = command_line.parser(prog, description, EPILOG)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--output", required=True, metavar="DIR", help="local folder of measurements and report")
     group.add_argument("--data", metavar="URI", help="folder of the data sets, local or hdfs:// (default: OUTPUT/data)")
