@@ -263,6 +263,12 @@ class RunSpec(Spec):
     model_seed: int | None = option(
         None, "seed of initial parameters alone", least=0, parse=seed_number, shown="the value of --seed", advanced=True
     )
+    precision: Literal["fp32", "bf16"] = option(
+        "fp32",
+        "numbers of the forward and backward pass on the workers: bf16 uses torch's automatic mixed precision with"
+        " bfloat16; parameters, messages, updates and evaluations stay float32",
+        advanced=True,
+    )
     stop: Literal["global", "local"] = option(
         "global",
         "end of the run: global counts the steps of all workers together, local lets every worker do its own number of"

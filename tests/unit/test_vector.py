@@ -276,6 +276,33 @@ def test_a_step_on_a_gpu_is_that_of_the_cpu_and_repeatable(name: str) -> None:
         assert np.linalg.norm(pushed[1] - pushed[0]) < 0.02 * np.linalg.norm(pushed[0])
 
 
+@pytest.mark.parametrize("name", ["cnn", "resnet20"])
+def test_a_step_in_bfloat16_is_torchs_and_repeats_its_bits(name: str) -> None:
+    """The oracle computes the same mini-batch by torch.autocast alone, without the step."""
+    images, labels = _batch(0)
+    start = FlatModel(_make(name).model).read()
+    pushed, losses = {}, {}
+    for run, precision in (("fp32", "fp32"), ("bf16", "bf16"), ("again", "bf16")):
+        config = make_config(steps=1, precision=precision, weight_decay=0.0)
+        pushed[run] = np.zeros_like(start)
+        outcome = Step(config, _make(name), start.copy(), pushed[run], torch.device("cpu"), 2)(Batch(images, labels), 0)
+        assert outcome
+        losses[run] = outcome[0]
+    plain = _make(name)
+    torch.manual_seed(0)  # dropout
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = plain.model(images)
+    loss = plain.task.loss(outputs.float(), labels)
+    loss.backward()
+    expected = np.concatenate([parameter.grad.numpy().ravel() for parameter in plain.model.parameters()])
+    gradients = {run: vector[: len(expected)] for run, vector in pushed.items()}
+    np.testing.assert_array_equal(gradients["bf16"], gradients["again"])
+    np.testing.assert_allclose(gradients["bf16"], expected, rtol=1e-5, atol=1e-7)
+    assert losses["bf16"] == pytest.approx(loss.item(), rel=1e-6)
+    distance = np.linalg.norm(gradients["bf16"] - gradients["fp32"]) / np.linalg.norm(gradients["fp32"])
+    assert 1e-4 < distance < 0.3, "bfloat16 has eight significant bits"
+
+
 def test_a_step_of_no_examples_pushes_unchanged_statistics() -> None:
     built = _make("resnet20")
     flat = FlatModel(built.model)

@@ -191,7 +191,7 @@ class Step:
     ) -> tuple[Any, Any]:
         """Add the gradient of ``share`` times the mean weighted loss; return that loss and the correct predictions."""
         kick()
-        outputs = self.model(images)
+        outputs = self._forward(images)
         loss = self.task.loss(outputs, labels) if weights is None else self._weighted_loss(outputs, labels, weights)
         # Beside the loss, whose gradient has the same bits whether the losses of examples are kept or not.
         if self._keeps_outcomes:
@@ -201,6 +201,14 @@ class Step:
             loss = loss * share
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), self.task.correct(outputs.detach(), labels)
+
+    def _forward(self, images: torch.Tensor) -> Any:
+        """Return the outputs. The numbers of the forward pass decide which ones the backward pass uses."""
+        if self.config.run.precision == "fp32":
+            return self.model(images)
+        with torch.autocast(self.values.device.type, torch.bfloat16):
+            outputs = self.model(images)
+        return outputs.float()  # a loss of bfloat16 outputs would have two significant digits
 
     def _weighted_loss(self, outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         return (self.task.losses(outputs, labels) * weights).mean()
