@@ -11,7 +11,16 @@ import numpy as np
 from pipeline.assignment.groups import GroupTable
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
-from pipeline.core.shardset.contract import Assignment, Evaluation, Image, Labels, Neighbourhood, ShardFile, Worker
+from pipeline.core.shardset.contract import (
+    Assignment,
+    Evaluation,
+    Image,
+    Input,
+    Labels,
+    Neighbourhood,
+    ShardFile,
+    Worker,
+)
 from pipeline.output.assignment import AssignmentFile, WorkerTotals
 from pipeline.output.writer import WrittenChunk, WrittenFile
 from pipeline.spark.source import ScannedInput
@@ -120,14 +129,16 @@ def describe_labels(source: ScannedInput) -> Labels:
     return Labels(columns=columns, num_classes=source.scan.num_classes, class_names=list(layout.class_names))
 
 
-def describe_eval(source: ScannedInput, chunks: list[WrittenChunk]) -> Evaluation:
-    """Return the entry of the evaluation rows. source: the scanned evaluation input. chunks: its files."""
+def describe_eval(source: ScannedInput, chunks: list[WrittenChunk], origin: Input) -> Evaluation:
+    """Return the entry of the evaluation rows.
+
+    source: the scanned evaluation input. chunks: its files. origin: the entry of the input."""
     files = [file for chunk in chunks for file in chunk.files]
     return Evaluation(
         rows=source.dataset.rows,
         files=_files(files),
         label_histogram=_histogram(files),
-        input=source.describe(),
+        input=origin,
     )
 
 

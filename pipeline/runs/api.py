@@ -190,6 +190,7 @@ def materialize(
     Args:
         assignment: a committed set, or any Parquet or CSV table with the columns id (position of a row in the input,
             from 0) and worker, and copy if a row goes to several workers.
+        id_column: None: the column that gave the ids of the assignment's own table, else "id".
         num_workers: None: as many as the assignment has.
     """
     # Without a number of workers, the assignment decides it, after it has been read.
@@ -299,7 +300,8 @@ def materialize_request(
     session = spark or _session_of(frames)
 
     def work(context: SparkContext, progress: PhaseLog) -> ShardingResult:
-        with tables_as_files(context, request, progress, spark=session, frames=frames) as on_files:
+        ordered = materializing.with_id_column(context, request, assignment)
+        with tables_as_files(context, ordered, progress, spark=session, frames=frames) as on_files:
             return materializing.materialize(context, on_files, assignment, num_workers, progress)
 
     preflight(request)

@@ -52,7 +52,8 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
         "--id-column",
         metavar="NAME",
         help=AdvancedHelp(
-            "column of a table whose values, all different, give the order of the rows: whole numbers or text (default: id)"
+            "column of a table whose values, all different, give the order of the rows: whole numbers or text (default:"
+            " the assignment's, else id)"
         ),
     )
     # Shown by --help-all alone: most inputs have no further columns.

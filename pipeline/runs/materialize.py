@@ -19,6 +19,7 @@ from pipeline.core.shardset.damage import content_digest, damage_of
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.specs import option
 from pipeline.core.storage.store import Store
+from pipeline.core.storage.uri import names_dataframe, names_table
 from pipeline.doctor.beforehand import check_inputs
 from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
 from pipeline.input.dataset import Dataset
@@ -41,6 +42,7 @@ from pipeline.runs.steps.write import copy_models, write_rows
 from pipeline.spark.images import run_on
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.source import ScannedInput
+from pipeline.spark.store import open_store
 from pipeline.strategies import Context, FitResult, Strategy
 
 
@@ -108,6 +110,37 @@ def materialize(
             models = copy_models(run.store, stored_models(table.made_by), attempt.folder)
             manifest = describe_set(run, goal, written_set, models)
             return commit(run, goal, scans, attempt, manifest, written_set.moves() + models)
+
+
+def with_id_column(context: SparkContext, request: Request, assignment: str) -> Request:
+    """Return the request with the id column of the assignment's own table, if it reads a table and names no column.
+
+    Args:
+        context: has the settings of the store.
+        request: input and output.
+        assignment: the path of a committed set, or of a table of (id, worker).
+
+    Raises:
+        UsageError: the request names another column than the one that gave the ids of the same table.
+        DataError: there is no such assignment.
+    """
+    if all(uri is None or not names_table(uri) for uri in (request.input, request.eval_input)):
+        return request
+    made_by = open_table(open_store(context), assignment).made_by
+    if made_by is None:
+        return request
+    manifest = made_by.manifest
+    origin = manifest.input
+    # Only the evaluation rows may be a table's.
+    column = origin.id_column or (manifest.evaluation.input.id_column if manifest.evaluation else None)
+    # Any two DataFrames have one address, and may have other names for one column.
+    is_same = request.input == origin.uri and not names_dataframe(origin.uri)
+    if is_same and None not in (request.id_column, origin.id_column) and request.id_column != origin.id_column:
+        raise UsageError(
+            f"--id-column {request.id_column}: {made_by.uri} assigns the rows of {origin.uri} in the order of"
+            f" {origin.id_column}; leave it out"
+        )
+    return replace(request, id_column=request.id_column or column)
 
 
 def _strategy(context: SparkContext, table: AssignmentTable) -> Strategy:

@@ -311,7 +311,7 @@ def make_set(folder: Path) -> None:
     manifest = {
         "format_version": 1, "version": 1, "generation": "v1-ab", "identity": "i", "strategy": "stratified",
         "params": {"start": "carry"}, "asked": {}, "seed": 3, "num_workers": 2, "ratios": None, "rows": ROWS, "copies": 0,
-        "input": {"uri": "nowhere", "fingerprint": f"{ROWS}-{word:016x}", "listing": "l", "rows": ROWS},
+        "input": {"uri": "nowhere", "fingerprint": f"{ROWS}-{word:016x}", "listing": "l", "rows": ROWS, "id_column": "k"},
         "image": {"shape": list(SHAPE), "dtype": "uint8", "layout": "CHW", "mean": [1.0, 2.0, 3.0]},
         "labels": {"num_classes": CLASSES, "columns": ["label"]}, "chunks": [list(chunk) for chunk in CHUNKS],
         "workers": workers, "neighbourhoods": [{"size": ROWS, "sparse": False}],

@@ -131,20 +131,21 @@ def test_a_table_is_the_set_of_its_rows(
     assert manifest.input.uri == "table:images"
     assert manifest.evaluation is not None
     assert (manifest.evaluation.input.uri, manifest.evaluation.input.rows) == ("table:held_out", 58)
+    assert manifest.input.id_column == manifest.evaluation.input.id_column == "key"
     alone = shard(f"table:{table}", tmp_path / "alone", assignment_only=True, **ORDERED)
-    with pytest.raises(
-        DataError, match=r"materialize\.py --assignment \S+ --input table:images --id-column NAME --output"
-    ):
+    with pytest.raises(DataError, match=r"materialize\.py --assignment \S+ --input table:images --output"):
         with_rows(alone.shards)
-    made = pipeline.materialize(
-        assignment=alone.shards.uri,
-        input=frame.repartition(3),
-        output=str(tmp_path / "made"),
-        id_column="key",
-        image_shape=SHAPE,
-        **QUIET,
-    )
-    assert digests(made) == expected
+    inputs: list[str | DataFrame] = ["table:images", frame.repartition(3)]
+    for number, data in enumerate(inputs):  # in the order of the assignment's column
+        made = pipeline.materialize(
+            assignment=alone.shards.uri, input=data, output=f"{tmp_path}/made-{number}", image_shape=SHAPE, **QUIET
+        )
+        assert digests(made) == expected
+        assert made.shards.manifest.input.id_column == "key"
+    with pytest.raises(
+        UsageError, match=r"^--id-column v: \S+/alone assigns the rows of table:images in the order of key;"
+    ):
+        pipeline.materialize(assignment=alone.shards.uri, input="table:images", id_column="v", output="none", **QUIET)
 
 
 def test_ids_may_be_text_and_labels_names(frame: DataFrame, tmp_path: Path) -> None:

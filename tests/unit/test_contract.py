@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.core.shardset.contract import Input, Labels, Manifest
+from pipeline.core.shardset.manifest import ShardSet, materialize_command
+from pipeline.core.storage.store import Store
 from tests.campaigns.fuzz_kinds import make_set
 
 
@@ -55,6 +57,23 @@ def test_absent_keys_have_defaults_and_names() -> None:
 
 
 @pytest.mark.parametrize(
+    ("origin", "advice"),
+    [
+        ({"uri": "table:a"}, "jobs/materialize.py --assignment u --input table:a --id-column NAME --output u-shards"),
+        ({"uri": "table:a", "id_column": "k"}, "jobs/materialize.py --assignment u --input table:a --output u-shards"),
+        ({"uri": "dataframe:input"}, "(assignment='u', ...) from the same DataFrame and id_column"),
+        ({"uri": "dataframe:input", "id_column": "k"}, "(assignment='u', ...) from the same DataFrame"),
+    ],
+)
+def test_the_command_for_an_assignment_names_no_known_column(
+    origin: dict[str, str], advice: str, values: dict[str, Any]
+) -> None:
+    """The manifests of older versions lack the column."""
+    manifest = Manifest.from_json(values | {"input": origin})
+    assert materialize_command(ShardSet(Store(), "u", manifest)).endswith(advice)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "fault"),
     [
         ("image", 3, "image is '3'"),
@@ -68,6 +87,7 @@ def test_absent_keys_have_defaults_and_names() -> None:
         ("model", {"files": None}, "model has no list of files"),
         ("stream", {"window_first": "x"}, "stream.window_first is 'x'"),
         ("params", [], "params is"),
+        ("input", {"id_column": 7}, "input.id_column is '7'"),
     ],
 )
 def test_a_wrong_value_is_named(key: str, value: object, fault: str, values: dict[str, Any]) -> None:

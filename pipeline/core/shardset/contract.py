@@ -53,6 +53,8 @@ class Input:
         listing: digest of the names, sizes and times of the files.
         attributes: sum of the hashes of the kept columns, in hexadecimal; None without such columns.
         quarantined: broken records that were left out.
+        id_column: column that gave the order of a table's rows; None if the rows are no table's, and in sets of older
+            versions.
     """
 
     uri: str = ""
@@ -64,6 +66,7 @@ class Input:
     listing: str = ""
     attributes: str | None = field(default=None, metadata=OPTIONAL)
     quarantined: int = field(default=0, metadata=OPTIONAL)
+    id_column: str | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -376,8 +379,8 @@ def _part(kind: Callable[..., T], values: object, place: str, readers: dict[str,
                 raise ValueError(f"{place}: it lacks {key!r}" if place else f"it lacks {key!r}")
             continue
         value = values.get(key)
-        # The URI of an input is as long as its user made it.
-        too_long = key != "uri" and isinstance(value, str) and len(value) > MOST_TEXT
+        # The URI of an input and the name of its column are as long as their user made them.
+        too_long = key not in ("uri", "id_column") and isinstance(value, str) and len(value) > MOST_TEXT
         if key in readers:
             value = readers[key](value, f"{place}{dot}{key}")
         elif too_long or not fits(value, hint):

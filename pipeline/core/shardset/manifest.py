@@ -111,11 +111,14 @@ def refuse_single_shard(store: Store, uri: str) -> None:
 
 
 def materialize_command(shards: ShardSet) -> str:
-    """Return the command that writes the shards of an assignment. The manifest does not name a table's id column."""
+    """Return the command that writes the shards of an assignment."""
     uri = shards.manifest.input.uri
+    # The manifests of older versions do not name a table's id column.
+    named = shards.manifest.input.id_column is not None
     if names_dataframe(uri):
-        return f"pipeline.materialize(assignment={shards.uri!r}, ...) from the same DataFrame and id_column"
-    ids = " --id-column NAME" if names_table(uri) else ""
+        same = "DataFrame" if named else "DataFrame and id_column"
+        return f"pipeline.materialize(assignment={shards.uri!r}, ...) from the same {same}"
+    ids = " --id-column NAME" if names_table(uri) and not named else ""
     return f"spark-submit jobs/materialize.py --assignment {shards.uri} --input {uri}{ids} --output {shards.uri}-shards"
 
 

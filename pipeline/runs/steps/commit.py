@@ -7,7 +7,7 @@ from dataclasses import replace
 from pipeline.core.provenance import provenance
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
-from pipeline.core.shardset.contract import Manifest, Worker
+from pipeline.core.shardset.contract import Input, Manifest, Worker
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.input.quarantine import lines_of, path_of, write_quarantine
 from pipeline.output.entries import (
@@ -23,6 +23,8 @@ from pipeline.runs.steps.current import SetGoal, is_current
 from pipeline.runs.steps.inputs import ScannedInputs
 from pipeline.runs.steps.run import ShardingResult, ShardingRun
 from pipeline.runs.steps.write import WrittenSet
+from pipeline.spark.source import ScannedInput
+from pipeline.spark.tables import ID_COLUMN
 
 
 def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, models: list[Move]) -> Manifest:
@@ -45,14 +47,14 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         rows=source.scan.rows,
         copies=placed_rows.copies,
         interval=request.interval,
-        input=replace(source.describe(), quarantined=written_set.inputs.quarantined),
+        input=replace(_describe_input(run, source), quarantined=written_set.inputs.quarantined),
         image=describe_image(source),
         labels=describe_labels(source),
         columns=list(source.dataset.layout.attributes),
         chunks=[list(part) for part in source.parts],
         workers=_describe_workers(run, written_set),
         neighbourhoods=placed_rows.neighbourhoods,
-        evaluation=describe_eval(evaluation, eval_files) if evaluation else None,
+        evaluation=describe_eval(evaluation, eval_files, _describe_input(run, evaluation)) if evaluation else None,
         repeats=written_set.inputs.repeats,
         model=[path for _, path in models] or None,
         assignment=describe_assignment(written_set.rows.assignment),
@@ -62,6 +64,13 @@ def describe_set(run: ShardingRun, goal: SetGoal, written_set: WrittenSet, model
         versions=library_versions(),
         made={**provenance(), "master": str(run.context.master)},
     )
+
+
+def _describe_input(run: ShardingRun, source: ScannedInput) -> Input:
+    """Return the manifest's entry of an input, with the id column of a table."""
+    request = run.request
+    is_table = source.dataset.uri in request.tables.values()
+    return replace(source.describe(), id_column=(request.id_column or ID_COLUMN) if is_table else None)
 
 
 def _describe_workers(run: ShardingRun, written_set: WrittenSet) -> list[Worker]:
