@@ -153,6 +153,15 @@ def test_broken_lists_have_one_line(values: Any, words: str, tmp_path: Path) -> 
         images_of(find(path))
 
 
+def test_lists_of_other_axes_are_refused(tmp_path: Path) -> None:
+    """As many numbers in other axes, in lists that are of one length within a block of rows."""
+    values = [[[1, 2, 3], [4, 5, 6]]] * 2 + [[[1, 2], [3, 4], [5, 6]]] * 2
+    dataset = find(write(tmp_path / "a.parquet", image=pa.array(values, pa.list_(pa.list_(pa.uint8()))), label=[0] * 4))
+    assert dataset.layout.shape == (1, 2, 3)
+    with pytest.raises(DataError, match=r"a.parquet, near row 2 holds uint8 images of \(3, 2\), not of \(1, 2, 3\)"):
+        list(dataset.read(2, 4))
+
+
 def spark_image(pixels: np.ndarray) -> dict[str, Any]:
     """[H, W, C] as Spark's image source holds it: blue, green, red, alpha."""
     height, width, channels = pixels.shape

@@ -102,6 +102,30 @@ def test_another_content_is_one_line_that_names_the_file(content: bytes, message
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("axes", [(30, 3), (3, 30), (6, 15), (5, 6, 3), (3, 5, 6), (6, 3, 5), (90, 1)])
+def test_axes_without_an_order_are_refused(axes: tuple[int, ...], tmp_path: Path) -> None:
+    """As many numbers as an image of the declared shape, whose axes are not its own."""
+    path = tmp_path / "a.npz"
+    path.write_bytes(archive(images=COLOUR.reshape(ROWS, *axes), labels=LABELS))
+    sides = ", ".join(map(str, axes))
+    message = (
+        rf"array images has images of \({sides}\), not --image-shape 3x6x5; save them as \[rows, 3, 6, 5\], \[rows, 6"
+    )
+    with pytest.raises(DataError, match=message):
+        discover(Store(), str(path), read_options=ReadOptions(shape=(3, 6, 5)), run=serial)
+
+
+@pytest.mark.parametrize("axes", ["channels first", "channels last", "flat"])
+def test_a_declared_shape_fits_each_documented_order(axes: str, tmp_path: Path) -> None:
+    first = COLOUR.transpose(0, 3, 1, 2)
+    images = {"channels first": first, "channels last": COLOUR, "flat": first.reshape(ROWS, -1)}[axes]
+    path = tmp_path / "a.npz"
+    path.write_bytes(archive(images=images, labels=LABELS))
+    dataset = discover(Store(), str(path), read_options=ReadOptions(shape=(3, 6, 5)), run=serial)
+    found = np.concatenate([block.images for block in dataset.read(0, ROWS)])
+    assert np.array_equal(found, first.reshape(ROWS, -1))
+
+
 def test_a_declared_shape_decides_flat_images(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     path.write_bytes(archive(images=GREY.reshape(ROWS, -1), labels=LABELS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,27 @@ def image_shape(
         raise DataError(f"{place} is {dtype}; images are uint8, 0 to 255")
     if declared is None:
         return shape_of(shape, place)
-    if not shape or np.prod(shape[1:], dtype=object) != np.prod(declared):
-        raise DataError(f"{place} has images of {shape[1:]}, not --image-shape {'x'.join(map(str, declared))}")
+    if not shape or not _fits(shape[1:], declared):
+        channels, height, width = declared
+        # Axes of another order may hold as many numbers.
+        advice = (
+            f"; save them as [rows, {channels}, {height}, {width}], [rows, {height}, {width}, {channels}] or flat with"
+            " the channels first"
+            if prod(shape[1:]) == prod(declared)
+            else ""
+        )
+        raise DataError(f"{place} has images of {shape[1:]}, not --image-shape {channels}x{height}x{width}{advice}")
     return declared
+
+
+def _fits(axes: tuple[int, ...], shape: tuple[int, int, int]) -> bool:
+    """True if the axes of an image say which number is which of a shape (channels, height, width).
+
+    They are flat, channels first, channels last, or height and width of a grey image. The number of numbers alone does
+    not decide: (height * width, channels) has another order than (channels, height * width)."""
+    channels, height, width = shape
+    grey = ((height, width),) if channels == 1 else ()
+    return axes in (shape, (height, width, channels), (channels * height * width,), *grey)
 
 
 def planar(array: npt.NDArray[Any], layout: Layout, place: str) -> npt.NDArray[np.uint8]:
@@ -37,13 +56,13 @@ def planar(array: npt.NDArray[Any], layout: Layout, place: str) -> npt.NDArray[n
 
     place: the array, for error lines."""
     channels, height, width = layout.shape
+    # The axes of a list differ from row to row, and a file may have changed since its survey.
+    if array.dtype != np.uint8 or not _fits(array.shape[1:], layout.shape):
+        raise DataError(f"{place} holds {array.dtype} images of {array.shape[1:]}, not of {layout.shape}")
     if array.shape[1:] == (height, width, channels):
         array = array.transpose(0, 3, 1, 2)
     # A copy only if the channels are last.
-    pixels: npt.NDArray[np.uint8] = np.ascontiguousarray(array).reshape(len(array), -1)
-    if pixels.dtype != np.uint8 or pixels.shape[1] != layout.record_bytes:
-        raise DataError(f"{place} holds images of {pixels.shape[1]} bytes, not of {layout.shape}")
-    return pixels
+    return np.ascontiguousarray(array).reshape(len(array), layout.record_bytes)
 
 
 def check_labels(shape: tuple[int, ...], dtype: np.dtype[Any], rows: int, place: str) -> None:
