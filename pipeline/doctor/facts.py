@@ -29,7 +29,7 @@ PROGRAM_S = 10  # the time limit of another program (java, klist)
 PACKAGES = {
     "pyspark": "pyspark", "numpy": "numpy", "scipy": "scipy", "pandas": "pandas", "pyarrow": "pyarrow", "pillow": "PIL",
     "xxhash": "xxhash", "threadpoolctl": "threadpoolctl", "tenacity": "tenacity", "hdfs-native": "hdfs_native",
-    "obstore": "obstore",
+    "obstore": "obstore", "google-crc32c": "google_crc32c",
 }  # fmt: skip
 LIBJPEG = "libjpeg"  # the library that decodes Pillow's JPEGs, which has its own version
 TOKENS = "HADOOP_TOKEN_FILE_LOCATION"  # YARN sets this variable of its containers to the path of the file

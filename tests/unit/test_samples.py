@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import tarfile
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.formats import samples
-from pipeline.input.formats.crc32c import crc32c
 from pipeline.input.read_options import ReadOptions
 from pipeline.input.scan import scan
-from tests.support.tfrecords import checksum, example, masked, tfrecord
+from tests.support.tfrecords import example, masked, tfrecord
 
 IMAGES = np.random.default_rng(3).integers(0, 256, (7, 5, 4, 3), dtype=np.uint8)
 Files = list[tuple[str, bytes]]
@@ -179,23 +177,6 @@ def test_a_tar_that_is_cut_or_changed_is_refused(packed: bool, tmp_path: Path) -
     write(tmp_path / "a.tar", archive(numbered(6)))
     with pytest.raises(DataError, match=r"another size than at its survey|6 rows came of 7"):
         rows_of(dataset)
-
-
-@pytest.mark.parametrize("sizes", [[0], [1, 15, 16, 17], [3073, 5, 0, 100_000]])
-def test_checksums_equal_those_of_the_definition(sizes: list[int]) -> None:
-    texts = [np.random.default_rng(size).bytes(size) for size in sizes]
-    assert crc32c(texts).tolist() == [checksum(text) for text in texts]
-    assert crc32c([b"123456789"]).tolist() == [0xE3069283]
-    assert crc32c([]).tolist() == []
-
-
-def test_checksums_of_short_texts_take_no_memory_for_a_long_one() -> None:
-    texts = [bytes(10)] * 255 + [bytes(1 << 20)]
-    tracemalloc.start()
-    crc32c(texts)
-    most = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert most < 40 << 20, f"{most:,} bytes"
 
 
 @pytest.mark.parametrize("packed", [True, False])

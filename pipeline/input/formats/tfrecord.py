@@ -7,13 +7,12 @@ import struct
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
+import google_crc32c
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import MAX_IMAGE_BYTES
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.crc32c import crc32c
 from pipeline.input.formats.samples import Sample, SampleFormat
 from pipeline.input.formats.tar import as_label
 
@@ -21,8 +20,6 @@ HEADER = struct.Struct("<QI")  # length of a record, and the checksum of these 8
 CHECKSUM = struct.Struct("<I")
 MASK = 0xA282EAD8
 BUFFER_BYTES = 1 << 20
-BATCH_BYTES = 4 << 20  # records whose checksums are computed together
-BATCH_RECORDS = 256
 MOST_RECORD = MAX_IMAGE_BYTES + (1 << 20)
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "img", "jpg", "png", "encoded")
 LABEL_FEATURES = ("image/class/label", "label", "labels", "class", "cls", "y")
@@ -30,11 +27,10 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # the types of a field
 
 
 class ExampleRecord(NamedTuple):
-    """A record of a file: its offset, its content and the checksum that the file has of it."""
+    """A record of a file: its offset and its content."""
 
     offset: int
     data: bytes
-    checksum: int
 
 
 class TFRecord(SampleFormat):
@@ -47,7 +43,7 @@ class TFRecord(SampleFormat):
     )
 
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
-        return len(head) >= HEADER.size and HEADER.unpack_from(head)[1] == masked(crc32c([head[:8]]))[0]
+        return len(head) >= HEADER.size and HEADER.unpack_from(head)[1] == masked_crc(head[:8])
 
     def samples(
         self, store: Store, path: str, offset: int, image_name: str, label_name: str | None
@@ -74,44 +70,31 @@ class TFRecord(SampleFormat):
             yield Sample(record.offset, image, label, place)
 
 
-def masked(checksums: Any) -> Any:
-    """Return checksums as TFRecord files hold them, uint32."""
-    words = np.asarray(checksums, np.uint64)
-    return ((((words >> 15) | (words << 17)) & 0xFFFFFFFF) + MASK & 0xFFFFFFFF).astype(np.uint32)
+def masked_crc(data: bytes) -> int:
+    """Return the CRC-32C of some bytes as TFRecord files hold it: rotated, plus a constant."""
+    word: int = google_crc32c.value(data)
+    return ((word >> 15 | word << 17) + MASK) & 0xFFFFFFFF
 
 
 def _read_records(store: Store, path: str, offset: int) -> Iterator[ExampleRecord]:
     """Yield the records of a file from an offset on. Raises DataError if one is cut, or has a wrong checksum."""
     with store.open(path) as raw, io.BufferedReader(raw, BUFFER_BYTES) as file:  # type: ignore[type-var]
         file.seek(offset)
-        batch: list[ExampleRecord] = []
-        size = 0
         while head := file.read(HEADER.size):
             if len(head) < HEADER.size:
                 raise DataError(f"{path} is cut: a record begins at byte {offset} and lacks its header")
             length, checksum = HEADER.unpack(head)
             # The length is checked before as much memory is taken.
-            if checksum != masked(crc32c([head[:8]]))[0] or length > MOST_RECORD:
+            if checksum != masked_crc(head[:8]) or length > MOST_RECORD:
                 raise DataError(f"{path} is damaged at byte {offset}: the length of a record has a wrong checksum")
             body = file.read(length + CHECKSUM.size)
             if len(body) < length + CHECKSUM.size:
                 raise DataError(f"{path} is cut: the record at byte {offset} has {len(body)} of {length + 4} bytes")
-            batch.append(ExampleRecord(offset, body[:length], CHECKSUM.unpack_from(body, length)[0]))
-            size += length
+            data = body[:length]
+            if masked_crc(data) != CHECKSUM.unpack_from(body, length)[0]:
+                raise DataError(f"{path} is damaged: the record at byte {offset} has a wrong checksum")
+            yield ExampleRecord(offset, data)
             offset += HEADER.size + len(body)
-            if size > BATCH_BYTES or len(batch) == BATCH_RECORDS:
-                yield from _checked(batch, path)
-                batch = []
-                size = 0
-        yield from _checked(batch, path)
-
-
-def _checked(batch: list[ExampleRecord], path: str) -> list[ExampleRecord]:
-    """Return records whose checksums are right. Raises DataError for the first other one."""
-    wrong = np.flatnonzero(masked(crc32c([record.data for record in batch])) != [record.checksum for record in batch])
-    if len(wrong):
-        raise DataError(f"{path} is damaged: the record at byte {batch[wrong[0]].offset} has a wrong checksum")
-    return batch
 
 
 def _feature(features: dict[str, Any], name: str, usual: tuple[str, ...], place: str) -> Any:
