@@ -65,7 +65,7 @@ def add_input_flags(flags: argparse.ArgumentParser) -> None:
     # A flag of jobs alone: a stream always has a quarantine.
     group.add_argument(
         "--max-bad-records",
-        metavar="N|P%%",
+        metavar="N|P%",
         help=AdvancedHelp(
             "leave out at most so many broken records, or such a share, and list them in OUTPUT/_quarantine (default: a"
             " broken record ends the run)"

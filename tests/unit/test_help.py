@@ -38,9 +38,9 @@ MODULES = {
     "python -m trainer.study.check": "trainer.study.check",
 }
 FLAG = re.compile(r"^  (?:-h, )?(--[a-z][\w-]*)", re.MULTILINE)
-# Markup, and words that LANGUAGE.md replaces.
+# Markup, a doubled sign of a format, and words that LANGUAGE.md replaces.
 UNWANTED = re.compile(
-    r"[*`]|::|\bwhat\b|\bone\b(?!-)|where not given|goes on|\bgo on\b|nobody|somebody|\ba worker each\b"
+    r"[*`]|::|%%|\bwhat\b|\bone\b(?!-)|where not given|goes on|\bgo on\b|nobody|somebody|\ba worker each\b"
 )
 
 
