@@ -28,8 +28,9 @@ READY_DEV := .venv/.ready-dev
 SAMPLE := build/sample
 # A driver that only talks to itself need not look its host name up.
 LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
-# Tests start hundreds of Pythons: none should compile this checkout again.
-TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE=
+# Tests start hundreds of Pythons: none should compile this checkout again. Several processes share the cores: a thread that
+# spins while it waits for another one, as those of OpenMP and OpenBLAS do, takes a core from the thread that it waits for.
+TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # A file's tests share what is slow to make, so a file goes to one process; the folders come in order, the shortest tests last.
 SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest --durations=10
