@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby, starmap
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -83,6 +84,11 @@ JOB_FLAGS: Mapping[str, Command] = {
     "train.py": (*TRAINING, "--output", "submitted"),
     "benchmark.py": ("--output", "figures"),
 }
+# Subcommands that run in one process with those beside them: of the others each has a process of its own.
+TOGETHER = {
+    "derive", "fetch", "plan", "topology", "formats", "strategies", "inspect", "verify", "clean", "report", "predict",
+    "export", "runs",
+}  # fmt: skip
 EXTRA = {"study": "study", "benchmark.py": "benchmark"}  # of the commands that need more than the trainer
 PAGES = {"shard": "shards", "train": "run", "simulate": "virtual"}
 
@@ -97,6 +103,10 @@ class Installation:
     def run(self, *command: object) -> Ended:
         done = self.program(*command)
         return Ended(done.returncode, done.stdout, done.stderr)
+
+    def run_together(self, commands: Iterable[Command]) -> list[Ended]:
+        """Run commands in one process."""
+        return read_batch(self.program("python", "-c", BATCH.read_text(), plan_batch(commands)))
 
 
 @pytest.fixture(scope="module")
@@ -158,16 +168,19 @@ def test_environments_hold_the_trainer_and_no_other_extra(demo: Installation, wh
 def test_help_works_in_a_users_environment(installation: Installation, demo: Installation) -> None:
     """Ask every subcommand and every job, which only a checkout has."""
     commands = {name: command for name, command in HELP.items() if installation == demo or command[0] == "sharding"}
-    done = installation.program("python", "-c", BATCH.read_text(), plan_batch(commands.values()))
-    for result in read_batch(done):
+    for result in installation.run_together(commands.values()):
         assert_shows_help(result)
 
 
 @pytest.mark.parametrize("installation", ["wheel"], indirect=True)
 def test_subcommands_work_in_a_users_environment(installation: Installation, mirror: str) -> None:
     """An installation without the checkout. It has the demo environment's packages; jobs are tested in that."""
-    for name, arguments in SUBCOMMANDS.items():
-        result = installation.run("sharding", name, *arguments, *([mirror] if name == "fetch" else []))
+    results: dict[str, Ended] = {}
+    for together, names in groupby(SUBCOMMANDS, key=TOGETHER.__contains__):
+        group = {name: ("sharding", name, *SUBCOMMANDS[name], *([mirror] if name == "fetch" else [])) for name in names}
+        ended = installation.run_together(group.values()) if together else starmap(installation.run, group.values())
+        results |= zip(group, ended, strict=True)
+    for name, result in results.items():
         message = f"{name}: {result}"
         assert "Traceback" not in message
         assert "is the checkout's" not in message, "the guard of a wheel's environment refused a file"
