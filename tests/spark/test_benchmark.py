@@ -114,8 +114,9 @@ def test_the_job_sets_mllib_beside_the_servers(
     assert (tmp_path / "report.html").read_text().rstrip().endswith("</html>")
 
 
-# The defaults, and what they leave out.
-QUICK_FLAGS = ["--quick", "--sizes", "5000", "--tasks", "3"]
+# The defaults with one of two mini-batches, and what they leave out. A run with mini-batches takes MLlib longest.
+QUICK_FLAGS = ["--quick", "--batches", "2000", "--sizes", "5000", "--tasks", "3"]
+CONFIGURATIONS = 16  # without those of --tasks
 ROWS = {"logistic": 8_192, "linear": 8_000, "perceptron": 8_192}
 WORKERS = 2  # of the tests' Spark session, local[2]
 
@@ -154,7 +155,7 @@ def test_the_job_measures_every_configuration_in_every_system(
         ("perceptron", 5000, "all", 4),
     ]
     for model, sizes in (("logistic", ("81", "8")), ("linear", ("80", "8"))):
-        configurations += [(model, ROWS[model], size, None) for size in ("all", "2000", "500")]
+        configurations += [(model, ROWS[model], size, None) for size in ("all", "2000")]
         configurations += [(model, ROWS[model], size, 20) for size in sizes]
         configurations += [(model, 5000, size, 20) for size in ("all", "50", "5")]
     usual = [each for each in summaries if not each.tasks]
@@ -163,13 +164,13 @@ def test_the_job_measures_every_configuration_in_every_system(
     }
     with_tasks = [each for each in summaries if each.tasks]
     assert [(each.label, each.model, each.size, each.length) for each in with_tasks] == [
-        (label, model, "500", length)
+        (label, model, "2000", length)
         for model in ("logistic", "linear")
         for label, length in (("mllib, 3 tasks", 4), ("ps-sync, 3 workers, by socket", 100))
     ]
     assert all(each.metrics["driver_s" if each.system == "mllib" else "server_s"].median > 0 for each in with_tasks)
-    assert results["task_metrics"]["linear, 500 of 8,000"]["tasks"] >= 1
-    assert results["task_metrics"]["linear, 500 of 8,000, 3 tasks, 4 times"]["tasks"] >= 3
+    assert results["task_metrics"]["linear, 2,000 of 8,000"]["tasks"] >= 1
+    assert results["task_metrics"]["linear, 2,000 of 8,000, 3 tasks, 4 times"]["tasks"] >= 3
     assert results["machine"]["cores"] >= 1
 
 
@@ -177,7 +178,7 @@ def test_the_job_measures_every_configuration_in_every_system(
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_has_figures(summaries: list[SystemSummary], system: System) -> None:
     mine = [each for each in summaries if each.system == system and not each.tasks]
-    assert len(mine) == 18
+    assert len(mine) == CONFIGURATIONS
     for each in mine:
         for metric in ("seconds", "compute_s", "load_s", "start_s", "cpu", "updates", "examples"):
             assert each.metrics[metric].median > 0, metric
@@ -229,7 +230,7 @@ def test_gradient_descent_is_the_same_in_every_synchronous_system(summaries: lis
 @pytest.mark.full
 def test_files_hold_every_run_and_the_rows_of_a_size_are_deleted(quick: Path, results: dict[str, Any]) -> None:
     table = list(csv.DictReader((quick / "results.csv").open()))
-    assert len(table) == len(results["records"]) == 18 * len(SYSTEMS) + 4
+    assert len(table) == len(results["records"]) == CONFIGURATIONS * len(SYSTEMS) + 4
     for line, record in zip(table, results["records"], strict=True):
         assert line["system"] == record["system"]
         assert float(line["seconds"]) == record["measurement"]["seconds"]
