@@ -132,7 +132,8 @@ def kill_before_changes(place: str, older: bool, workers: int, every: int) -> li
     [
         ("file", False),
         ("file", True),
-        ("hdfs", True),  # and with it WebHDFS, by which the same NameNode makes the same changes
+        ("hdfs", True),
+        ("webhdfs", True),
         ("s3", True),
     ],
     indirect=["place"],

@@ -80,6 +80,7 @@ def steps_of(place: str, folder: str) -> range:
         ("file", True, "commits twice", "kept"),
         ("file", True, "tidies", "deleted"),
         ("hdfs", True, "commits twice", "kept"),
+        ("webhdfs", True, "commits twice", "kept"),
         ("s3", True, "commits twice", "kept"),
         ("s3", True, "tidies", "deleted"),
     ],
