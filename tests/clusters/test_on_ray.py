@@ -30,7 +30,7 @@ from trainer.options import Options
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # its nodes start beside tests that compute
 
 RUN: dict[str, Any] = {
-    "model": "logistic", "protocol": "bsp", "batch_size": 24, "learning_rate": 0.02, "steps": 1500, "servers": 2,
+    "model": "logistic", "protocol": "bsp", "batch_size": 24, "learning_rate": 0.02, "steps": 900, "servers": 2,
     "threads": 1, "checkpoint_every_s": 0.5,
 }  # fmt: skip
 FLAGS = tuple(part for key, value in RUN.items() for part in (f"--{key.replace('_', '-')}", value))
@@ -103,12 +103,12 @@ def test_a_cluster_that_is_too_small_is_told_of(cluster: Any, shards: Path, tmp_
 
 
 def test_default_flags_on_ray(cluster: Any, spark: Any, tmp_path: Path) -> None:
-    """Several exchanges train too. In the demo environment, which lacks Ray, one line names the extra."""
+    """An exchange of another kind trains too. In the demo environment, which lacks Ray, one line names the extra."""
     sample = upload_sample(str(tmp_path))
     shards = tmp_path / "shards"
     inputs = ("--input", sample, "--eval-input", sample, "--output", shards, "--workers", 2)
     assert run_job("stratified.py", *users_only(inputs)).code == 0
-    for exchange in ((), *(("--exchange", name) for name in ("matcha", "strategy-switch", "sync-switch"))):
+    for exchange in ((), ("--exchange", "matcha")):
         output = tmp_path / "-".join(("run", *exchange))
         hosts = ("--launcher", "ray", "--hosts", 2)
         flags = users_only(("--shards", shards, "--output", output, *hosts, *MODEL, *exchange))

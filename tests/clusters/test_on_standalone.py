@@ -198,7 +198,7 @@ def test_executors_without_keys_of_their_own_shard_on_s3(standalone: Standalone,
 
 @pytest.fixture(scope="module")
 def task(spark: SparkSession, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return make_task(spark, hdfs, tmp_path_factory.mktemp("training"), "training", 1500)
+    return make_task(spark, hdfs, tmp_path_factory.mktemp("training"), "training", 1200)
 
 
 def test_training_on_standalone_survives_a_signal_and_kills(
@@ -226,7 +226,7 @@ def test_training_on_standalone_survives_a_signal_and_kills(
     until(lambda: not training_processes(standalone), "every process on every host ends", 60)
     left = max(checkpoints(output))
     with job(task, output, tmp_path / "third", "--resume", **where) as run:
-        for version in (left + 1, left + 300):
+        for version in (left + 1, left + 150):
             run.wait_for_checkpoint(version)
             standalone.kill_executor(0)
             until(lambda: len(standalone.executors()) == HOSTS, "Spark starts another executor")
@@ -234,7 +234,7 @@ def test_training_on_standalone_survives_a_signal_and_kills(
     np.testing.assert_array_equal(vector(output), task.vector)
     said = run.said()
     assert len(hosts_in(said, "was lost, and is started again on")) >= 2, said
-    for line in ("host 0 has started on", "2 servers, 3 workers of 1 thread each", "finished   1,500 updates"):
+    for line in ("host 0 has started on", "2 servers, 3 workers of 1 thread each", "finished   1,200 updates"):
         assert line in said
     readable = "".join(path.read_text(errors="replace") for path in (tmp_path / "events").rglob("*") if path.is_file())
     assert "train on 2 hosts" in readable, "the event log has the stage"

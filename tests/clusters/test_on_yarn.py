@@ -65,7 +65,7 @@ def test_a_stream_on_yarn_gives_the_bits_of_two_local_cores(
 def test_training_on_yarn_survives_a_killed_executor_and_application(
     yarn: Yarn, hdfs: Hdfs, spark: Any, tmp_path: Path
 ) -> None:
-    task = make_task(spark, hdfs, tmp_path / "made", "yarn-training", 1500)
+    task = make_task(spark, hdfs, tmp_path / "made", "yarn-training", 900)
     output = f"{hdfs.uri}/yarn-training/run"
     where: dict[str, Any] = {"master": "yarn", "conf": {}, "env": {"HADOOP_CONF_DIR": str(yarn.conf_dir)}}
     with job(task, output, tmp_path / "first", **where) as run:
