@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,14 @@ def splitmix64(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         return z ^ (z >> np.uint64(31))
 
 
+def salts(keys: Sequence[int]) -> npt.NDArray[np.uint64]:
+    """Return the word of each key with which ``keyed_hash`` changes values before it mixes them: uint64 [keys]."""
+    return splitmix64(np.array([key & 0xFFFFFFFFFFFFFFFF for key in keys], np.uint64))
+
+
 def keyed_hash(values: Ints, key: int) -> npt.NDArray[np.uint64]:
     """Return a 64-bit hash of each value that depends on a key."""
-    salt = splitmix64(np.array([key & 0xFFFFFFFFFFFFFFFF], np.uint64))
-    return splitmix64(np.asarray(values).astype(np.uint64) ^ salt)
+    return splitmix64(np.asarray(values).astype(np.uint64) ^ salts([key]))
 
 
 def is_drawn(ids: Ints, rows: int, count: int, key: int) -> npt.NDArray[np.bool_]:

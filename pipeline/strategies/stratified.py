@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from pipeline.assignment.groups import GroupTable, Start
-from pipeline.assignment.permutation import keyed_permutation
+from pipeline.assignment.permutation import keyed_permutations
 from pipeline.core.arrays import Ints
 from pipeline.core.specs import option
 from pipeline.input.dataset import Block
@@ -31,11 +31,9 @@ class ByLabel(Grouping):
         """Return the worker of each row, int64 [rows], from its class and its rank in the class, permuted if
         requested."""
         if self.shuffle is not None:
-            ranks = ranks.copy()
-            for label in np.unique(groups):
-                rows = groups == label
-                key = self.shuffle * 1_000_003 + int(label)
-                ranks[rows] = keyed_permutation(ranks[rows], int(table.sizes[label]), key)
+            labels, places = np.unique(groups, return_inverse=True)
+            keys = [self.shuffle * 1_000_003 + label for label in labels.tolist()]
+            ranks = keyed_permutations(ranks, places, table.sizes[labels], keys)
         return super().workers(ids, groups, ranks, table)
 
 

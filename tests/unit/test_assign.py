@@ -1,5 +1,6 @@
 """Ranks, tables and permutations against brute force."""
 
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from scipy import stats
 
 from pipeline.assignment.chunks import chunk_bounds, count_by_chunk, offsets_by_chunk, sum_counts
 from pipeline.assignment.groups import GroupTable, SparseIf, group_table
-from pipeline.assignment.permutation import keyed_permutation
+from pipeline.assignment.permutation import keyed_permutation, keyed_permutations
 from pipeline.assignment.ranks import ranks
 from pipeline.output.placement import deliver_rows
 
@@ -52,6 +53,24 @@ def test_a_keyed_permutation_is_a_permutation(size: int, key: int, data: st.Data
     assert sorted(whole.tolist()) == list(range(size))
     some = data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20))
     assert keyed_permutation(np.array(some), size, key).tolist() == whole[some].tolist()
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.integers(0, 2**70), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_groups_are_permuted_together_as_alone(sizes: list[int], key: int, order: random.Random) -> None:
+    rows = [(group, value) for group, size in enumerate(sizes) for value in range(size)]
+    order.shuffle(rows)
+    groups, values = np.array(rows).T
+    keys = [key * 7 + group for group in range(len(sizes))]
+    together = keyed_permutations(values, groups, np.array(sizes), keys)
+    for group, size in enumerate(sizes):
+        inside = groups == group
+        assert together[inside].tolist() == keyed_permutation(values[inside], size, keys[group]).tolist()
+
+
+def test_a_keyed_permutation_is_the_same_in_every_release() -> None:
+    """Values of the first release: committed sets are dealt again with the same rows."""
+    assert keyed_permutation(np.arange(10), 10, 3).tolist() == [4, 6, 7, 2, 0, 3, 5, 1, 8, 9]
 
 
 @pytest.mark.full
