@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import obstore
 import pytest
+from obstore.exceptions import GenericError
 
 from pipeline.core.storage import objects
 from pipeline.core.storage.objects import SINGLE_PUT_BYTES, ObjectFiles
@@ -72,6 +73,33 @@ def test_an_upload_that_fails_leaves_no_parts(s3: S3, folder: str, monkeypatch: 
     with pytest.raises(OSError, match="the local disk failed"):
         file.close()
     assert not STORE.exists(f"{folder}/long")
+    assert uploads(s3) == 0
+
+
+@pytest.mark.parametrize("size", [1000, SINGLE_PUT_BYTES + 1])
+def test_a_move_of_a_long_object_passes_through_this_process(
+    size: int, s3: S3, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store refuses to copy it at once, as S3 does above 5 GiB; the target exists already."""
+
+    def refuse(*_: object) -> None:
+        raise GenericError(
+            "status code: 400 <Code>InvalidRequest</Code><Message>The copy source is too large</Message>"
+        )
+
+    data = os.urandom(size)
+    put(f"{folder}/source", data)
+    put(f"{folder}/target", b"before")
+    monkeypatch.setattr(obstore, "copy", refuse)
+    with pytest.raises(OSError, match="InvalidRequest; The copy source is too large"):
+        STORE.rename(f"{folder}/source", f"{folder}/target", overwrite=True)
+    assert STORE.read(f"{folder}/target") == b"before"
+    monkeypatch.setattr(objects, "SURE_COPY_BYTES", size - 1)
+    STORE.rename(f"{folder}/source", f"{folder}/target", overwrite=True)
+    assert STORE.read(f"{folder}/target") == data
+    assert files_below(folder) == {"target"}
+    with pytest.raises(FileNotFoundError):
+        STORE.rename(f"{folder}/source", f"{folder}/target", overwrite=True)
     assert uploads(s3) == 0
 
 

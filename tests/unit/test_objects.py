@@ -22,7 +22,7 @@ from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.attempt import Attempt, seems_alive, task_folder
 from pipeline.core.storage import store
 from pipeline.core.storage.object_client import convert_errors
-from pipeline.core.storage.objects import SINGLE_PUT_BYTES
+from pipeline.core.storage.objects import SINGLE_PUT_BYTES, part_bytes
 from pipeline.core.storage.retries import LastingError, is_transient
 from pipeline.core.storage.s3a import s3_config, s3_credential, s3a_settings
 from pipeline.core.storage.store import Store, configured_store
@@ -273,3 +273,10 @@ def test_a_client_of_hdfs_gets_no_keys_of_s3(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(store, "_hdfs", lambda authority, conf, pid: given.append(dict(conf)))
     Store((*KEYS, ("dfs.nameservices", "cluster"), ("fs.defaultFS", "hdfs://cluster"))).files("hdfs://cluster/file")
     assert given == [{"dfs.nameservices": "cluster", "fs.defaultFS": "hdfs://cluster"}]
+
+
+def test_parts_of_a_long_file_are_no_more_than_s3_takes() -> None:
+    for size in (0, 1, 80 << 30, (80 << 30) + 1, 5 << 40):
+        assert part_bytes(size) >= 8 << 20
+        assert -(-size // part_bytes(size)) <= 10_000
+    assert part_bytes(78 << 30) == 8 << 20

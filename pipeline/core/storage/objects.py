@@ -10,12 +10,15 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
+import tempfile
 import time
 import uuid
 from contextlib import AbstractContextManager, suppress
 from functools import lru_cache, partial
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import UsageError
 from pipeline.core.storage.files import FileInfo, RemoteReader, SpooledWriter
 from pipeline.core.storage.object_client import client_of, convert_errors
@@ -26,12 +29,19 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
 
 SCHEMES = {"s3": "s3", "s3a": "s3", "s3n": "s3", "gs": "gs", "abfs": "abfs", "abfss": "abfss", "az": "az"}
-SINGLE_PUT_BYTES = PART_BYTES = 8 << 20  # longer files are uploaded in parts of this size
+SINGLE_PUT_BYTES = PART_BYTES = 8 << 20  # longer files are uploaded in parts of at least this size
+MOST_PARTS = 10_000  # of an upload to S3
+SURE_COPY_BYTES = 1 << 30  # a failed copy of a longer object may have been too long: S3 copies 5 GiB by a request
 FIRST_BYTES = 128 << 10  # fetched when a file is opened
 AHEAD_BYTES = 1 << 20  # fetched at least by later requests
 PUTS = 5  # tries if the store reports a conflicting writer and there is no object
 PARENT_S = 5.0  # how long the existence of a folder is cached
 WRITER = "writer"  # key of the metadata that identify an object after a lost answer
+
+
+def part_bytes(size: int) -> int:
+    """Return the size of the parts of a long file: the least that S3's number of parts allows. size: of the file."""
+    return max(PART_BYTES, -(-size // MOST_PARTS))
 
 
 def is_object(uri: str) -> bool:
@@ -58,8 +68,8 @@ class ObjectFiles:
     """The files of one bucket.
 
     Requests: info 1 (2 for a folder), open 1, read_range 1, list 1 per 1,000 entries, create 1 (3 and 1 per 8 MiB for more
-    than 8 MiB), delete 2, rename 2. A rename that may overwrite copies inside the store; a rename that must not
-    overwrite transfers the content through this process."""
+    than 8 MiB), delete 2, rename 2. A rename that may overwrite copies inside the store, except for objects that are too
+    long for it; a rename that must not overwrite transfers the content through this process."""
 
     def __init__(self, root: str, conf: tuple[tuple[str, str], ...]) -> None:
         import obstore
@@ -146,7 +156,7 @@ class ObjectFiles:
         if size <= SINGLE_PUT_BYTES:
             self.put_new(path, file.read())
         else:
-            self.put_parts(path, file)
+            self.put_parts(path, file, size)
 
     def put(self, path: str, data: bytes) -> None:
         """Write an object atomically, whether it exists or not."""
@@ -187,14 +197,44 @@ class ObjectFiles:
                         raise FileExistsError(f"{path} exists") from None
             raise OSError(f"{path}: others write and delete it all the time")
 
-    def put_parts(self, path: str, file: IO[bytes]) -> None:
+    def put_parts(self, path: str, file: IO[bytes], size: int) -> None:
         """Upload a long file in parts. Existence is checked before, not atomically. A failed upload leaves no parts."""
-        key = self._key(path)
         with self._errors(path):
             with suppress(FileNotFoundError):
-                self.api.head(self.client, key)
+                self.api.head(self.client, self._key(path))
                 raise FileExistsError(f"{path} exists")
-            self.api.put(self.client, key, file, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=4)
+            self._put_parts(path, file, size)
+
+    def _put_parts(self, path: str, file: IO[bytes], size: int) -> None:
+        self.api.put(
+            self.client,
+            self._key(path),
+            file,
+            use_multipart=True,
+            chunk_size=part_bytes(size),
+            max_concurrency=4,
+        )
+
+    def _copy(self, source: str, target: str) -> None:
+        """Copy an object inside the store; a long one that the store does not copy at once through this process.
+
+        obstore has no copy in parts."""
+        try:
+            with self._errors(source):
+                self.api.copy(self.client, self._key(source), self._key(target))
+        except FileNotFoundError:
+            raise
+        except OSError:
+            size = self.info(source).bytes
+            if size <= SURE_COPY_BYTES:
+                raise
+            # Through a local file, as obstore cannot read one object while it uploads another.
+            with tempfile.TemporaryFile() as spool:
+                with self.open(source) as reader, path_in_errors(tempfile.gettempdir()):
+                    shutil.copyfileobj(reader, spool, PART_BYTES)
+                spool.seek(0)
+                with self._errors(target):
+                    self._put_parts(target, spool, size)
 
     def makedirs(self, path: str) -> None:
         """Do nothing: object stores have no folders."""
@@ -212,8 +252,7 @@ class ObjectFiles:
         """Move an object by a copy and a deletion. Raises FileExistsError if the target exists and ``overwrite`` is
         False."""
         if overwrite:
-            with self._errors(source):
-                self.api.copy(self.client, self._key(source), self._key(target))
+            self._copy(source, target)
         else:
             self.put_new(target, self.read_all(source))
         with self._errors(source):
