@@ -20,7 +20,7 @@ COMMANDS = {
     "train": "train a model on a committed shard set",
     "simulate": "train in virtual time in a single process",
     "predict": "predict the class of every image with a trained model",
-    "export": "write a trained model for other programs: TorchScript, ONNX, Hugging Face Hub",
+    "export": "write a trained model or a shard set for other programs: ONNX, Hugging Face Hub, WebDataset and others",
     "report": "make the report of a shard set or of a run anew",
     "runs": "compare training runs in a table and a figure",
     "topology": "show the matchings, weights and traffic of a topology of workers",

@@ -39,7 +39,7 @@ ENTERS = {
     "embed": {"input"},
     "inference": {"input"},
     "report_command": {"quality", "runs", "upkeep"},
-    "benchmark": {"clustering", "datasets", "input", "spark", "strategies"},
+    "benchmark": {"clustering", "datasets", "input", "runs", "spark", "strategies"},
 }
 NEEDS_SPARK = ("trainer.study.run.make_sets", "trainer.benchmark")  # a process of its own; a job
 FACES = {"__init__", "__main__", "entry"}  # the package's face and its commands: they stand above all

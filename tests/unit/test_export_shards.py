@@ -7,6 +7,7 @@ import json
 import tarfile
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from pipeline.core.errors import DataError, UsageError
-from tests.support.trainer_sets import CLASSES, EVAL_ROWS, rows_of, write_shards
+from tests.support.trainer_sets import CLASSES, EVAL_ROWS, rows_of, write_rows, write_shards
 from trainer import torch_dataset
 from trainer.data.shards import Rows
 from trainer.export import shards as exported
 from trainer.export.__main__ import main
+from trainer.export.dataset import class_names
 
 WORKERS = [rows_of(30, 2), rows_of(50, 3, 100)]
 FILES = {"worker-000-00000": WORKERS[0], "worker-001-00000": WORKERS[1], "test-00000": EVAL_ROWS}
@@ -117,6 +119,17 @@ def test_another_folder_is_never_written_over(shards: Path, tmp_path: Path) -> N
         "export.json",
         *(f"data/{name}.parquet" for name in FILES),
     }
+    (tmp_path / "out" / "README.md").write_text("edited")
+    assert export(shards, "dataset", tmp_path / "out")["README.md"] == b"edited", "nothing was left to write"
+    damaged = tmp_path / "out" / "data" / "test-00000.parquet"
+    damaged.write_bytes(b"damaged")
+    replaced = export(shards, "dataset", tmp_path / "out", "--overwrite")
+    assert replaced["README.md"] != b"edited"
+    assert pq.read_table(io.BytesIO(replaced["data/test-00000.parquet"])).num_rows == len(EVAL_ROWS)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "export.json").write_text('{"by": "another program"}')
+    with pytest.raises(UsageError, match="is not empty, and holds no export"):
+        export(shards, "dataset", tmp_path / "other", "--overwrite")
     with pytest.raises(UsageError, match="--best chooses a model"):
         export(shards, "dataset", tmp_path / "out", "--best")
 
@@ -130,11 +143,44 @@ def test_a_damaged_file_ends_the_export_without_a_card(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "README.md").exists()
 
 
+def test_names_of_exported_classes_differ() -> None:
+    """A set may name fewer classes than it has, or two alike."""
+    labels = SimpleNamespace(class_names=["1", "", "1"])
+    given = SimpleNamespace(manifest=SimpleNamespace(labels=labels), num_classes=5)
+    names = class_names(given)  # type: ignore[arg-type]
+    assert names == ["1", "1 (class 1)", "1 (class 2)", "3", "4"]
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "dataset"])
+def test_a_file_without_rows_becomes_a_file_without_samples(kind: str, tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "shards", WORKERS, None)
+    manifest = json.loads((shards / "manifest.json").read_text())
+    manifest["workers"][0]["files"].append(write_rows(shards, "worker=000/empty.parquet", rows_of(0, 1)))
+    (shards / "manifest.json").write_text(json.dumps(manifest))
+    files = export(shards, kind, tmp_path / "out")
+    if kind == "dataset":
+        empty = pq.read_schema(io.BytesIO(files["data/worker-000-00001.parquet"]))
+        assert empty == pq.read_schema(io.BytesIO(files["data/worker-000-00000.parquet"]))
+    else:
+        assert not read_tar(files["data/worker-000-00001.tar"])
+
+
+def test_a_run_and_a_set_are_not_confused(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(UsageError, match="is a run, and --as dataset writes shard sets"):
+        export(tmp_path / "run", "dataset", tmp_path / "out")
+    with pytest.raises(DataError, match="it is a shard set, and holds no model"):
+        export(shards, "torchscript", tmp_path / "model.pt")
+
+
 def test_torch_reads_a_shard(shards: Path) -> None:
     data = torch_dataset(str(shards), 1, transform=lambda image: image.float() / 255)
     images, labels = next(iter(DataLoader(data, batch_size=50)))
     assert torch.equal(images, torch.from_numpy(WORKERS[1].images_NCHW).float() / 255)
     assert torch.equal(labels, torch.from_numpy(WORKERS[1].labels))
     assert torch_dataset(str(shards)).rows.ids.tolist() == EVAL_ROWS.ids.tolist()
+    with pytest.raises(UsageError, match="has no targets: give targets=False"):
+        torch_dataset(str(shards), 1, targets=True)
     with pytest.raises(UsageError, match="there is no worker 2"):
         torch_dataset(str(shards), 2)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.core.command_line import execute, parse
+from pipeline.core.command_line import parse
+from pipeline.runs import flags as cli
 from trainer.benchmark.command import build_parser, run_benchmark
 
 INTERRUPTED = "run the same command again to resume"
@@ -12,9 +13,9 @@ DESCRIPTION = "Compare the speed of Spark MLlib, the parameter server and two mo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code. Raises UsageError, DataError and JobError."""
-    return run_benchmark(parse(build_parser(DESCRIPTION, "sharding benchmark"), argv))
+    """Run the command line and leave with the exit code: errors of Spark tasks become one line, as in a job."""
+    cli.execute(lambda: run_benchmark(parse(build_parser(DESCRIPTION, "sharding benchmark"), argv)))
 
 
 if __name__ == "__main__":
-    execute(main, interrupted=INTERRUPTED)
+    main()

@@ -66,6 +66,7 @@ def _check_alike(first: Shards, other: Shards) -> None:
         "classes": (first.num_classes, other.num_classes),
         "label columns": (first.manifest.labels.columns, other.manifest.labels.columns),
         "ratios": (first.ratios, other.ratios),
+        "names of classes": (first.manifest.labels.class_names, other.manifest.labels.class_names),
     }
     for name, (one, two) in about.items():
         if one != two:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 from trainer.data.shards import Rows, load_eval, load_worker, open_shards
 
 Transform = Callable[[torch.Tensor], Any]
@@ -40,21 +40,27 @@ class ShardDataset(Dataset[tuple[Any, Any]]):
 
 
 def torch_dataset(
-    shards: str, worker: int | None = None, *, targets: bool = False, transform: Transform | None = None
+    shards: str, worker: int | None = None, *, targets: bool | None = None, transform: Transform | None = None
 ) -> ShardDataset:
     """Read the rows of a worker, copies included, and verify them against the manifest. Keeps them in memory.
 
     Args:
         shards: a set, or shards without a manifest, local, on HDFS or in an object store.
         worker: number of the worker, from 0 (default: the evaluation rows).
-        targets: real targets instead of class labels.
+        targets: whether labels are real targets instead of classes (default: if the rows have no classes). Rows with
+            neither have the label 0.
         transform: function of an image, such as one of torchvision.transforms.v2.
     Raises:
-        UsageError: the set has no such worker.
+        UsageError: the set has no such worker, or not the labels.
         DataError: the set is missing or damaged, or has no evaluation rows.
         OSError: a file cannot be read.
     """
     opened = open_shards(shards)
+    if targets is None:
+        targets = opened.has_targets and not opened.has_labels
+    # A column that is not there would be read as zeros.
+    if (targets and not opened.has_targets) or (not targets and opened.has_targets and not opened.has_labels):
+        raise UsageError(f"{shards} has no {'targets' if targets else 'classes'}: give targets={not targets}")
     rows = load_eval(opened, targets=targets) if worker is None else load_worker(opened, worker, targets=targets)
     if rows is None:
         raise DataError(f"{shards} has no evaluation rows; give a worker, 0..{opened.num_workers - 1}")

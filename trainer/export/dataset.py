@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -23,36 +25,53 @@ def make_parquet(shards: Shards, samples: Samples) -> bytes:
     """Return the Parquet file of samples: ``image``, ``label`` if there are classes, ``id``, ``copy`` and other columns.
 
     ``image`` is an encoded picture; real-valued features and other images are lists in C order (channels, height, width)."""
-    arrays: dict[str, pa.Array] = {"image": _make_images(shards, samples)}
+    types = {"image": _image_type(shards)}
     features: dict[str, dict[str, Any]] = {"image": _image_feature(shards)}
     if "label" in samples.columns:
-        arrays["label"] = pa.array(samples.columns["label"].astype(np.int64))
+        types["label"] = pa.int64()
         features["label"] = {"_type": "ClassLabel", "names": class_names(shards)}
     for name in ("id", *(name for name in VALUES if name in samples.columns)):
         dtype = VALUES.get(name, "int64")
-        arrays[name] = pa.array(samples.columns[name].astype(dtype))
+        types[name] = pa.from_numpy_dtype(dtype)
         features[name] = {"_type": "Value", "dtype": dtype}
     # Without this entry a reader would take classes for numbers, and pictures for structs.
     metadata = {ENTRY: json.dumps({"info": {"features": features}}).encode()}
-    table = pa.table(arrays).replace_schema_metadata(metadata)
+    schema = pa.schema(list(types.items()), metadata=metadata)
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, row_group_size=ROW_GROUP_ROWS)
+    with pq.ParquetWriter(buffer, schema) as writer:
+        for first in range(0, len(samples), ROW_GROUP_ROWS):
+            part = slice(first, first + ROW_GROUP_ROWS)
+            columns = [pa.array(samples.columns[name][part], type_) for name, type_ in types.items() if name != "image"]
+            arrays = [_make_images(shards, samples.images_NCHW[part]), *columns]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
     return buffer.getvalue()
 
 
 def class_names(shards: Shards) -> list[str]:
-    """Return the name of each class, and its number where the set names none."""
-    names = shards.manifest.labels.class_names
-    return [*names, *map(str, range(len(names), shards.num_classes))]
+    """Return a name for each class, all different, as readers need them: its number where the set names none."""
+    set_names = shards.manifest.labels.class_names
+    names: list[str] = []
+    for number in range(shards.num_classes):
+        name = set_names[number] if number < len(set_names) and set_names[number] else str(number)
+        # Sets may have equal names, and names that are numbers of other classes.
+        is_taken = name in names or (number >= len(set_names) and name in set_names)
+        names.append(f"{name} (class {number})" if is_taken else name)
+    return names
 
 
-def _make_images(shards: Shards, samples: Samples) -> pa.Array:
+def _make_images(shards: Shards, images_NCHW: npt.NDArray[Any]) -> pa.Array:
     if are_pictures(shards):
-        pngs = pa.array(make_pngs(samples.images_NCHW), pa.binary())
+        pngs = pa.array(make_pngs(images_NCHW), pa.binary())
         return pa.StructArray.from_arrays([pngs, pa.nulls(len(pngs), pa.string())], ["bytes", "path"])
-    values = samples.images_NCHW.reshape(len(samples), -1)
-    offsets = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
-    return pa.ListArray.from_arrays(offsets, pa.array(values.reshape(-1)))
+    size = math.prod(shards.shape)
+    offsets = pa.array(np.arange(len(images_NCHW) + 1) * size, pa.int32())
+    return pa.ListArray.from_arrays(offsets, pa.array(images_NCHW.reshape(-1)))
+
+
+def _image_type(shards: Shards) -> pa.DataType:
+    if are_pictures(shards):
+        return pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    return pa.list_(pa.from_numpy_dtype(shards.layout.dtype))
 
 
 def _image_feature(shards: Shards) -> dict[str, Any]:

@@ -12,6 +12,7 @@ WEBDATASET = "webdataset"
 DATASET = "dataset"
 SET_FORMATS = {
     WEBDATASET: "a folder of .tar files with an image and its class per sample, for WebDataset",
-    DATASET: "a folder for the Hugging Face Hub and load_dataset: Parquet with decoded images, and a card, README.md",
+    DATASET: "a folder for the Hugging Face Hub and load_dataset: Parquet with PNG images, and a card, README.md",
 }
 FORMATS = MODEL_FORMATS | SET_FORMATS
+BEGUN = "export.json"  # of the export of a set: names the set and the format, and is written first

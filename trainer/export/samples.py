@@ -15,6 +15,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.schema import TARGET_COLUMN
 from trainer.data.shards import TABLE, Shards, row_groups
 from trainer.plan import usable_cores
 
@@ -49,7 +50,10 @@ def read_samples(shards: Shards, file: ShardFile) -> Samples:
     """Read a file of a set and check it against the manifest. Keeps the file and its images in memory.
 
     Raises DataError for a damaged file, OSError if it cannot be read."""
-    parts, images = [], []
+    # The parts of a file without rows, which may have no row group.
+    present = ["id", "copy", *["label"] * shards.has_labels, *[TARGET_COLUMN] * shards.has_targets]
+    parts: list[dict[str, Any]] = [{name: np.empty(0, np.int64) for name in present}]
+    images: list[npt.NDArray[Any]] = [np.empty((0, *shards.shape), shards.layout.dtype)]
     for columns, data in row_groups(shards, file, TABLE):
         columns = columns | {"id": columns["id"] + shards.first_id(file)}
         columns.setdefault("copy", np.zeros(len(data), np.int32))
@@ -57,9 +61,8 @@ def read_samples(shards: Shards, file: ShardFile) -> Samples:
             del columns["label"]
         parts.append(columns)
         images.append(data.view(shards.layout.dtype).reshape(-1, *shards.shape))
-    names = parts[0] if parts else {}
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in names}
-    return Samples(joined, np.concatenate(images) if images else np.empty((0, *shards.shape), shards.layout.dtype))
+    parts = parts[1:] or parts
+    return Samples({name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, np.concatenate(images))
 
 
 def make_png(image_CHW: npt.NDArray[np.uint8]) -> bytes:

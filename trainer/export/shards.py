@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pipeline.core.errors import UsageError
+from pipeline.core.json_values import parse_object
 from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.manifest import dumps
 from trainer.data.shards import Shards, open_shards
 from trainer.export import dataset, webdataset
-from trainer.export.formats import DATASET, WEBDATASET
+from trainer.export.formats import BEGUN, DATASET, WEBDATASET
 from trainer.export.samples import Samples, read_samples
 from trainer.export.set_card import worker_name, write_card
 from trainer.export.target import unwritable_is_usage_error
 from trainer.home.place import Place, delete_tree, entries, is_file, make, place_of, write_whole
+from trainer.run_files import METRICS, MODEL
 from trainer.tables.progress import TableProgress
 
-BEGUN = "export.json"  # names the set and the format; written first
 FILES = "data"  # the folder of the exported files
 CARD = "README.md"  # written last
 EVALUATION = "test"  # the files of evaluation rows
@@ -53,19 +54,24 @@ def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: 
         uri: a committed set, or shards without a manifest, local, on HDFS or in an object store.
         to: the folder.
         kind: a key of ``FORMATS``.
-        overwrite: whether to replace the export of another set or in another format.
+        overwrite: whether to replace an earlier export.
         quiet: print no progress.
     Raises:
         DataError: there is no such set, or a file is damaged.
         UsageError: the folder holds something else, or cannot be written.
         OSError: a file of the set cannot be read.
     """
+    if (place_of(uri) / METRICS).exists():
+        raise UsageError(f"{uri} is a run, and --as {kind} writes shard sets; choose a format of models")
     shards = open_shards(uri)
     target = place_of(to)
     with unwritable_is_usage_error(target):
         written = _begin(target, shards, kind, overwrite=overwrite)
     files = list(_files(shards, FORMATS[kind].suffix))
     progress = TableProgress(quiet, "export")
+    if shards.manifest.columns:
+        kept_columns = ", ".join(column.name for column in shards.manifest.columns)
+        progress.say(f"left out: the columns that --keep-columns kept ({kept_columns})")
     rows = sum(file.rows for name, file in files if name in written)
     total = sum(file.rows for _, file in files)
     progress.begin("export", total, rows)
@@ -77,9 +83,10 @@ def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: 
             write_whole(target / FILES / name, data)
         rows += file.rows
         progress.advance(rows, f"{rows:,} of {total:,} rows")
-    # The card comes last: a folder without one is unfinished.
+    # The card comes last: a folder without one is unfinished. One that is there may have been edited.
     with unwritable_is_usage_error(target):
-        write_whole(target / CARD, write_card(shards, kind).encode())
+        if not (target / CARD).exists():
+            write_whole(target / CARD, write_card(shards, kind).encode(errors="replace"))
     return target
 
 
@@ -90,21 +97,35 @@ def _begin(target: Place, shards: Shards, kind: str, *, overwrite: bool) -> set[
     if is_file(target):
         raise UsageError(f"--to {target} is a file; name a folder")
     identity = {"set": hashlib.sha256(dumps(shards.manifest)).hexdigest(), "format": kind}
-    identity_json = json.dumps(identity).encode()
     names = {entry.name for entry in entries(target) if not entry.name.endswith(".tmp")}
-    if names and BEGUN not in names:
-        raise UsageError(f"--to {target} is not empty, and holds no export; choose another")
-    if names and (target / BEGUN).read_bytes() != identity_json:
-        if not overwrite:
-            raise UsageError(f"--to {target} holds another export: give --overwrite, or choose another")
+    earlier = _read_begun(target) if BEGUN in names else None
+    if names and (earlier is None or MODEL in names):
+        raise UsageError(f"--to {target} is not empty, and holds no export of a set; choose another")
+    if earlier not in (None, identity) and not overwrite:
+        raise UsageError(f"--to {target} holds another export: give --overwrite, or choose another")
+    # An export that was killed continues; a finished one is replaced.
+    if overwrite and earlier and (earlier != identity or CARD in names):
         (target / CARD).unlink(missing_ok=True)
         if FILES in names:
             delete_tree(target / FILES)
     # This file comes first, so that the next start recognises what a killed one has left.
     make(target)
-    write_whole(target / BEGUN, identity_json)
+    write_whole(target / BEGUN, json.dumps(identity).encode())
     make(target / FILES)
-    return {entry.name for entry in entries(target / FILES)}
+    names = {entry.name for entry in entries(target / FILES)}
+    drafts = {name for name in names if name.endswith(".tmp")}
+    for name in drafts:
+        (target / FILES / name).unlink(missing_ok=True)
+    return names - drafts
+
+
+def _read_begun(target: Place) -> dict[str, str] | None:
+    """Return the identity of the export in a folder; None if the file of that name is another program's."""
+    try:
+        values = parse_object((target / BEGUN).read_bytes())
+    except ValueError:
+        return None
+    return values if values.keys() == {"set", "format"} and values["format"] in FORMATS else None
 
 
 def _files(shards: Shards, suffix: str) -> Iterator[tuple[str, ShardFile]]:

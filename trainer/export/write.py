@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from pipeline.core.errors import UsageError
-from trainer.export.formats import ONNX, SAFETENSORS, TORCHSCRIPT
+from trainer.export.formats import BEGUN, ONNX, SAFETENSORS, TORCHSCRIPT
 from trainer.export.graphs import make_onnx, make_torchscript
 from trainer.export.hub import CARD, CONFIG, make_hub_files
 from trainer.export.target import unwritable_is_usage_error
@@ -64,6 +64,8 @@ def _check_target(target: Place, model: Place, *, is_folder: bool, overwrite: bo
         raise UsageError(f"--to {target} is a folder; name a file")
     # A store may refuse to look below a file, so that is asked of folders alone.
     is_of_a_run = (target / METRICS).exists() if is_folder else _is_run_file(target)
+    if is_folder and (target / BEGUN).exists():
+        raise UsageError(f"--to {target} holds the export of a shard set; choose another")
     if str(model) in (str(target), str(target / model.name)) or is_of_a_run:
         raise UsageError(f"--to {target} belongs to a run; choose another")
     if not overwrite and (_is_taken(target) if is_folder else target.exists()):

@@ -11,6 +11,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
 from pipeline.core.errors import DataError
+from pipeline.core.shardset.versions import NAME as MANIFEST
 from pipeline.core.storage.retries import unreadable_is_data_error
 from trainer.checkpoints.slice_file import json_header
 from trainer.home.place import Place, is_file, place_of
@@ -97,6 +98,8 @@ def _advice(place: Place) -> str:
     """Return the next step for a run without a final model."""
     if (place / BEST).exists():
         return "the run has not ended; the best model so far can be loaded (best=True, --best)"
+    if (place / MANIFEST).exists():
+        return "it is a shard set, and holds no model; give the folder of a run"
     return "give the folder of a run that has ended"
 
 

@@ -121,7 +121,7 @@ def describe_classes(summary: Mapping[str, Any]) -> str:
     order = sorted(accuracy, key=lambda number: accuracy[number])
     weakest = summary["weakest_accuracy"]
     # A class without a name is called by its number.
-    names = dict(enumerate(summary["class_names"]))
+    names = {number: name for number, name in enumerate(summary["class_names"]) if name}
     least = ", ".join(
         f"{names.get(number, number)} ({percent(accuracy[number])})" for number in order[: min(3, len(order) - 1)]
     )
