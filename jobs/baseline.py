@@ -14,7 +14,7 @@ from pipeline.strategies.random import Random
 BASELINES = {
     name: kind
     for name, kind in STRATEGIES.items()
-    if not (kind.looks_at_labels or kind.looks_at_pixels or kind.decides_sizes)
+    if not (kind.looks_at_labels or kind.looks_at_pixels or kind.decides_sizes or kind.reads_table)
 }
 
 

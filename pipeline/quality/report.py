@@ -37,6 +37,7 @@ FITTED = {
     "partitions": "partitions of the table that spark.ml fitted to",
     "rows_fitted": "rows that the principal components were fitted on",
     "components_fitted": "principal components that were kept",
+    "epochs_used": "epochs whose losses rank the rows",
     "explained_variance": "share of the variance that the components keep",
 }
 

@@ -21,7 +21,7 @@ MANY_COPIES = 0.01  # share of the rows; with more, sparse groups change the set
 def shard_with(prog: str, description: str | None, kind: type[Strategy]) -> int:
     """Run the command of one strategy. Returns the exit code."""
     args = parse(cli.sharding_parser(prog, description, kind))
-    cli.fill_embedding(args)
+    cli.fill_tables(args)
     return run_sharding(args, from_flags(kind, args))
 
 
@@ -59,7 +59,7 @@ def strategy_of_flags(args: argparse.Namespace) -> Strategy:
 
 def _shard_by_name(argv: Sequence[str]) -> int:
     args = parse(shard_parser(), argv)
-    cli.fill_embedding(args)
+    cli.fill_tables(args)
     return run_sharding(args, strategy_of_flags(args))
 
 

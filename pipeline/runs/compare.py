@@ -58,9 +58,10 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
     group = flags.add_argument_group("strategies")
     group.add_argument(
         "--strategies",
-        default=",".join(name for name, kind in STRATEGIES.items() if not kind.decides_sizes),
+        default=",".join(name for name, kind in STRATEGIES.items() if not (kind.decides_sizes or kind.reads_table)),
         metavar="LIST",
         # Skewed shards differ on purpose, have parameters of their own, and refuse the ratios of the others.
+        # A strategy that reads a table needs its path.
         help="strategies to compare, each committed to OUTPUT/NAME (default: all that aim at even shards; name dirichlet,"
         " by_class, sorted or by_attribute to compare skewed ones)",
     )
@@ -85,7 +86,7 @@ def comparison_parser(prog: str, description: str | None) -> Parser:
 
 def read_strategies(args: argparse.Namespace) -> dict[str, Strategy]:
     """Return the strategies of --strategies and --variants, by the name of their row and folder. Raises UsageError."""
-    cli.fill_embedding(args)
+    cli.fill_tables(args)
     strategies = {name: read_strategy(name, args) for name in args.strategies.split(",") if name}
     for text in split_variants(args.variants):
         try:
@@ -134,7 +135,7 @@ def read_variant(words: Sequence[str], args: argparse.Namespace) -> tuple[str, S
     # Only flags that are on the variant's command line override, not the parser's defaults.
     own = {name: getattr(variant_args, name) for name in names_in_argv(flags, words[1:])}
     merged_args = argparse.Namespace(**vars(args) | own)
-    cli.fill_embedding(merged_args)
+    cli.fill_tables(merged_args)
     return name, read_strategy(strategy, merged_args)
 
 

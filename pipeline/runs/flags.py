@@ -309,10 +309,11 @@ def fill_in(uri: str, args: argparse.Namespace) -> str:
     return uri
 
 
-def fill_embedding(args: argparse.Namespace) -> None:
-    """Apply ``fill_in`` to --embedding, which may be the path of a table."""
-    if getattr(args, "embedding", None):
-        args.embedding = fill_in(args.embedding, args)
+def fill_tables(args: argparse.Namespace) -> None:
+    """Apply ``fill_in`` to --embedding, which may be the path of a table, and to --example-ledger."""
+    for name in ("embedding", "example_ledger"):
+        if getattr(args, name, None):
+            setattr(args, name, fill_in(getattr(args, name), args))
 
 
 def _ratios(args: argparse.Namespace) -> Ratios | None:

@@ -124,8 +124,9 @@ def preflight(request: Request, *strategies: Strategy) -> None:
         if request.read_options.unlabelled:
             strategy.check_without_labels()
     uris = [request.output, *request.paths()]
-    # The tables of embeddings that strategies read beside the input.
-    beside = [uri for strategy in strategies for uri in strategy.sources()]
+    # The tables that strategies read beside the input.
+    flags = {uri: strategy.source_flag for strategy in strategies for uri in strategy.sources()}
+    beside = list(flags)
     store = Store()
     # Of an object store, only the form of an address can be checked here.
     for uri in filter(is_object, uris + beside):
@@ -137,8 +138,8 @@ def preflight(request: Request, *strategies: Strategy) -> None:
     check_output(store, absolute)
     for uri in absolute.paths():
         match_paths(store, uri)
-    for uri in beside:
-        match_paths(store, store.resolve(uri), flag="--embedding")
+    for uri, flag in flags.items():
+        match_paths(store, store.resolve(uri), flag=flag)
 
 
 def only_spark_knows(uri: str) -> bool:

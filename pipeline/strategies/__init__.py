@@ -8,6 +8,7 @@ from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.dirichlet import Dirichlet
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
+from pipeline.strategies.importance import Importance
 from pipeline.strategies.random import Random
 from pipeline.strategies.random_iid import RandomIid
 from pipeline.strategies.round_robin import RoundRobin
@@ -24,6 +25,7 @@ STRATEGIES = registry(
     ClassCluster,
     Submodular,
     Hash,
+    Importance,
     Dirichlet,
     ByClass,
     Sorted,

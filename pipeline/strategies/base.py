@@ -131,6 +131,8 @@ class Strategy(Spec, ABC):
     even_classes: ClassVar[bool] = False  # the counts of every class differ by at most one
     copies_rows: ClassVar[bool] = False  # some rows may go to every worker
     decides_sizes: ClassVar[bool] = False  # its own rule decides how many rows a worker gets, so ratios are refused
+    reads_table: ClassVar[bool] = False  # it needs a table of its own beside the input
+    source_flag: ClassVar[str] = "--embedding"  # the flag that names ``sources``
     bundle_order: ClassVar[BundleOrder] = "largest"  # the order in which --group-by places bundles
     seed: int = option(0, "seed of all random choices", parse=seed_number, recorded=False)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from tests.support.commands import (
     plan_batch,
     read_batch,
 )
+from tests.support.sharding_runs import ledger_of
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # the demo environment may have to be made
 BOTH = ("--input", "sample", "--eval-input", "sample", "--workers", 2)
@@ -77,6 +79,7 @@ JOB_FLAGS: Mapping[str, Command] = {
     "submodular.py": (*BOTH, "--output", "submodular"),
     "hash.py": (*BOTH, "--output", "hash"),
     "skewed.py": (*BOTH, "--output", "skewed"),
+    "importance.py": (*BOTH, "--output", "importance", "--example-ledger", "ledger"),
     "reshard.py": ("--input", "hash", "--output", "resharded", "--workers", 3),
     "materialize.py": ("--input", "sample", "--assignment", "hash", "--output", "materialized"),
     "hash_stream.py": ("--source", "arriving", "--output", "streamed", "--workers", 2, "--trigger", "once"),
@@ -201,6 +204,7 @@ def test_jobs_work_in_the_demo_environment(tmp_path: Path) -> None:
     """Run the jobs in one application; tests/clusters/test_default_flags.py submits some by themselves."""
     for folder in ("sample", "arriving"):
         write(files_of(SampleSpec(rows=400, test_rows=80)), tmp_path / folder)
+    shutil.copytree(ledger_of(400), tmp_path / "ledger")
     here = {path.name for path in tmp_path.iterdir()} | {
         flags[flags.index("--output") + 1] for flags in JOB_FLAGS.values()
     }

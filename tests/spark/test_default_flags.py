@@ -40,7 +40,7 @@ STRATEGY_JOBS = {
     "distribution_aware.py": "distribution_aware",
     "skewed.py": "dirichlet",
 }
-EVEN = tuple(name for name, kind in STRATEGIES.items() if not kind.decides_sizes)
+EVEN = tuple(name for name, kind in STRATEGIES.items() if not (kind.decides_sizes or kind.reads_table))
 # Command lines whose default flags another test gives, which is named.
 EXCHANGES_ON_SPARK: tuple[tuple[str, ...], ...] = ((), ("--exchange", "all-reduce"))
 TESTED_ELSEWHERE = {
@@ -194,6 +194,17 @@ def test_a_job_shards_without_evaluation_rows(sets: Sets, last_line_of: Check) -
 def run_either(name: str, *arguments: object) -> Ended:
     """Run a job, or the command that does the same without spark-submit."""
     return run_job(name, *arguments) if name.endswith(".py") else run_command(name, *arguments)
+
+
+def test_importance(sample: Path, shards: Path, tmp_path: Path, last_line_of: Check) -> None:
+    """Train with a ledger, then shard by the losses in it."""
+    trained, output = tmp_path / "run", tmp_path / "o"
+    training = ("--shards", shards, "--output", trained, "--model", "logistic", "--epochs", 7, "--example-ledger")
+    assert last_line(run_command("simulate", *training))
+    flags = ("--input", sample, "--eval-input", sample, "--output", output, "--workers", WORKERS)
+    result = run_job("importance.py", *flags, "--example-ledger", trained / "examples")
+    assert last_line_of(result) == report_line(output / "report.html")
+    assert_set(output, "importance")
 
 
 @pytest.mark.parametrize("name", ["reshard.py", "reshard"])
@@ -390,6 +401,7 @@ def test_predict_export_and_runs(shards: Path, sample: Path, tmp_path: Path) -> 
 # A new job and a new command need a line here.
 CASES: dict[str, Callable[..., None]] = {
     **dict.fromkeys(STRATEGY_JOBS, test_a_job_shards),
+    "importance.py": test_importance,
     **dict.fromkeys(("reshard.py", "reshard"), test_reshard),
     **dict.fromkeys(("materialize.py", "materialize"), test_materialize),
     **dict.fromkeys(("compare.py", "compare"), test_compare),

@@ -15,7 +15,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.input.dataset import ranges
 from pipeline.spark import images as images_module
 from pipeline.strategies import STRATEGIES
-from tests.support.sharding_runs import kept_table, parquet_with_columns, read
+from tests.support.sharding_runs import kept_table, ledger_of, parquet_with_columns, read
 from tests.support.tiers import only
 
 ROWS = 900
@@ -34,7 +34,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def shard(spark: SparkSession, source: Path, output: Path, name: str, workers: int = 4, **options: Any) -> Any:
-    strategy = STRATEGIES[name](**OPTIONS.get(name, {}))
+    options_of_name = {"example_ledger": ledger_of(ROWS)} if name == "importance" else OPTIONS.get(name, {})
+    strategy = STRATEGIES[name](**options_of_name)
     settings = {"group_by": None if name == "by_attribute" else "patient", "allow_empty": True, **QUIET, **options}
     return pipeline.shard(
         spark, input=str(source), output=str(output), strategy=strategy, num_workers=workers, **settings

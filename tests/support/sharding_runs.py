@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from pipeline.strategies import STRATEGIES
 
 QUIET = PhaseLog(quiet=True)
 SHAPE = (3, 8, 8)
+ROWS_OF_SUITES = 2600  # rows of the inputs of the suites over all strategies
 # Small fits for strategies that fit; the others take what they have.
 OPTIONS: dict[str, dict[str, Any]] = {
     "distribution_aware": {"clusters": 40, "components": 20, "whiten": True},
@@ -27,7 +30,28 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+_ledgers = tempfile.TemporaryDirectory()  # deleted when the process ends
+
+
+@cache
+def ledger_of(rows: int) -> str:
+    """Write an example ledger of two used epochs in random order, with many equal losses, and return its folder."""
+    folder = Path(_ledgers.name) / str(rows)
+    folder.mkdir()
+    rng = np.random.default_rng(rows)
+    for number, part in enumerate(np.array_split(rng.permutation(np.tile(np.arange(rows), 3)), 2)):
+        epochs = rng.choice([1, 6, 7], len(part)).astype(np.int32)
+        losses = rng.integers(0, 8, len(part)).astype(np.float32)
+        columns = {"id": part, "epoch": epochs, "loss": losses, "correct": losses < 1}
+        pq.write_table(pa.table(columns), folder / f"{number}.parquet", row_group_size=500)
+    every = {"id": np.arange(rows), "epoch": np.full(rows, 7, np.int32), "loss": np.ones(rows, np.float32)}
+    pq.write_table(pa.table(every), folder / "2.parquet")
+    return str(folder)
+
+
 def make(name: str, **extra: Any) -> Any:
+    if name == "importance":
+        extra.setdefault("example_ledger", ledger_of(ROWS_OF_SUITES))
     return STRATEGIES[name](**{**OPTIONS.get(name, {}), **extra})
 
 
