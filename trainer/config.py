@@ -28,6 +28,7 @@ from trainer.protocols.asp import ASP
 from trainer.sampling import SAMPLERS, Sampler
 from trainer.sampling.base import TableSampler
 from trainer.sampling.mixture import is_mix, parse_mix
+from trainer.sampling.repartition import LossStatistics, RepartitionOptions
 from trainer.sampling.shuffle import ShuffleSampler
 
 SEPARATOR = "\n"  # of several paths in the place of a set's URI: no path has it
@@ -37,7 +38,7 @@ DROPS = ", ".join(f"{name} at epochs {' and '.join(map(str, at))}" for name, at 
 
 
 @dataclass(frozen=True)
-class Data(Spec):
+class Data(RepartitionOptions):
     """The training data, and how mini-batches are drawn from it.
 
     batch_size is the global mini-batch B. Each of n workers draws B/n examples per step, rounded as worker_batch says,
@@ -98,6 +99,20 @@ class Data(Spec):
             )
         if self.mix:
             self._check_mix()
+        if self.repartition != "fixed":
+            self._check_repartition()
+
+    def _check_repartition(self) -> None:
+        """Raise UsageError for options that exclude a repartition."""
+        for is_given, flag in (
+            (self.sampling != ShuffleSampler.name, f"--sampling {self.sampling}"),
+            (self.follow, "--follow"),
+            (bool(self.mix), "--mix"),
+        ):
+            if is_given:
+                raise UsageError(
+                    f"--repartition {self.repartition} draws passes over all rows of a set: leave out {flag}"
+                )
 
     def _check_mix(self) -> None:
         """Raise UsageError for options that exclude a mixture, or another number of sets than of shares."""
@@ -354,10 +369,33 @@ class Config:
                 f"--tolerance needs the whole model on a single server: give --servers 1, not {self.processes.servers}"
             )
         # The table is merged like BatchNorm's statistics, of which the last worker's would replace all others'.
-        if isinstance(self.sampler, TableSampler) and self.optimiser.batch_norm == "last":
+        if self.table_sampler and self.optimiser.batch_norm == "last":
+            name = f"--sampling {self.sampler.name}" if self.sampler.name != ShuffleSampler.name else "--repartition"
+            raise UsageError(f"{name} learns from all workers, and --batch-norm last keeps one's: leave it out")
+
+        if self.data.repartition != "fixed":
+            self._check_repartition()
+
+    def _check_repartition(self) -> None:
+        """Raise UsageError for protocols and exchanges whose workers do not make every step together."""
+        together = isinstance(self.exchange, ParameterServer | AllReduce) and self.protocol.name == "bsp"
+        if not together:
+            name = self.exchange.name
+            other = f"--protocol {self.protocol.name}" if name == ParameterServer.name else f"--exchange {name}"
             raise UsageError(
-                f"--sampling {self.sampler.name} learns from all workers, and --batch-norm last keeps one's: leave it out"
+                f"--repartition {self.data.repartition} divides the rows for a step that all workers make together, which"
+                f" {other} lacks: give --protocol bsp or --exchange all-reduce"
             )
+
+    @property
+    def loss_statistics(self) -> LossStatistics | None:
+        """The losses by which a run divides its rows; None if it does not."""
+        return LossStatistics(self.data.importance) if self.data.repartition == "importance" else None
+
+    @property
+    def table_sampler(self) -> TableSampler | None:
+        """The owner of the run's loss table; None for a run without one."""
+        return self.loss_statistics or (self.sampler if isinstance(self.sampler, TableSampler) else None)
 
     def stage_configs(self) -> tuple[Config, ...]:
         """Return the configuration of each stage of the run, with its exchange and protocol and their defaults.
@@ -513,7 +551,10 @@ class Config:
     def essentials(self) -> dict[str, Any]:
         """Return the values that a resumed run must not change, by flag name."""
         names = {"--model": self.model.name, "--protocol": self.protocol.name, "--exchange": self.exchange.name}
-        parts = (getattr(self, part.name).identity() for part in fields(self))
+        parts = [getattr(self, part.name).identity() for part in fields(self)]
+        # The number of intervals follows from the length of the run.
+        if self.data.repartition == "importance":
+            parts.append({"epochs": self.run.epochs, "steps": self.run.steps})
         return names | {f"--{key.replace('_', '-')}": value for part in parts for key, value in part.items()}
 
     def identity(self) -> str:

@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     GROUP_PATTERN = 17  # ties in the sequence of groups in a pass
     TABLE_DRAW = 19  # which rows are in the mini-batch at clock ``number``, of samplers with a loss table
     SIMILARITY_WIDTH = 20  # the rows of all classes whose mean distance is the width of similarities
+    REPARTITION = 21  # the random deal of all rows in epoch ``number``
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

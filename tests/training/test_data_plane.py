@@ -72,6 +72,26 @@ def test_real_processes_have_the_bits_of_virtual_time(
     np.testing.assert_array_equal(real.vector(), final(simulate(config, SimulationSettings(), QUIET)))
 
 
+@pytest.mark.parametrize("exchange", ["parameter-server", "all-reduce"])
+def test_a_killed_repartitioned_run_has_its_bits(
+    exchange: str, shards: Path, tmp_path: Path, runs: list[Training]
+) -> None:
+    """Kill a worker in an interval: the other phases follow from the losses that the checkpoint has."""
+    settings: dict[str, Any] = {"repartition": "importance", "warmup_epochs": 2, "ignore_epochs": 0, "interval": 1}
+    settings |= {"exchange": exchange, "steps": 600, "importance": "variance", "heuristic": "blocks"}
+    words = [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", value)]
+    own = [*words, "--protocol", "bsp"] if exchange == "parameter-server" else words
+    run = Training(shards, tmp_path / "run", *COMMON, *own, "--checkpoint-every-s", 0.5)
+    runs.append(run)
+    run.wait_for_updates(100)
+    run.send("worker-1")
+    assert run.wait() == 0, run.said()
+    common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "learning_rate": 0.02, "threads": 1}
+    config = make_config(shards, tmp_path / "virtual", protocol="bsp", **common, **settings)
+    expected = final(simulate(config, SimulationSettings(), QUIET))
+    np.testing.assert_array_equal(RunFolder(tmp_path / "run").vector(), expected)
+
+
 def test_kills_lose_no_example_and_repeat_none(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
     """A worker, a server, then every process of an asynchronous run that reads its loss table."""
     own = ("--protocol", "asp", "--servers", 2, "--sampling", "data-aware", "--example-ledger")

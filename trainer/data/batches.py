@@ -18,6 +18,7 @@ from trainer.data.example_table import values_of
 from trainer.data.follow import Following
 from trainer.data.holdout import trained_places
 from trainer.data.mixture import sources_of
+from trainer.data.repartition import partition_sampler
 from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler
 from trainer.data.shards import Rows, Shards
 from trainer.sampling.base import Population, TableSampler
@@ -97,7 +98,7 @@ def build_batches(
     Args:
         config: the run.
         shards: its set.
-        rows: the rows dealt to the worker.
+        rows: the rows dealt to the worker; all rows of the set if the run repartitions.
         worker: number of the worker.
         num_workers: number of workers.
         follow: passes over rows that grow; None for fixed rows.
@@ -110,6 +111,8 @@ def build_sampler(
     config: Config, shards: Shards, rows: Rows, worker: int, num_workers: int, *, follow: Following | None = None
 ) -> RowSampler:
     """Return the sampler of one worker of a run, by the arguments of ``build_batches``."""
+    if config.data.repartition != "fixed":
+        return partition_sampler(config, shards, rows, worker, num_workers)
     seed = config.run.seed
     batch_size = config.worker_batches(num_workers, shards.ratios_of(num_workers))[worker]
     if follow:

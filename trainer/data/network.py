@@ -7,7 +7,7 @@ import torch
 from trainer.config import Config
 from trainer.data.shards import Shards
 from trainer.models.build import NetworkAndTask, build
-from trainer.sampling.base import SetSizes, TableSampler
+from trainer.sampling.base import SetSizes
 
 TABLE = "_loss_table"  # name of the buffer, which is in no model file
 
@@ -17,8 +17,8 @@ def build_network(config: Config, shards: Shards) -> NetworkAndTask:
 
     The loss table is a buffer, so that servers, exchanges and checkpoints treat it like statistics of BatchNorm."""
     network = build(config.model, shards.inputs, config.model_seed)
-    if isinstance(config.sampler, TableSampler):
+    if sampler := config.table_sampler:
         rows = sum(shards.worker_rows(worker) for worker in range(shards.num_workers))
-        length = config.sampler.length(SetSizes(rows, shards.num_classes, len(shards.manifest.neighbourhoods or ())))
-        network.model.register_buffer(TABLE, torch.full((length,), config.sampler.first_value))
+        length = sampler.length(SetSizes(rows, shards.num_classes, len(shards.manifest.neighbourhoods or ())))
+        network.model.register_buffer(TABLE, torch.full((length,), sampler.first_value))
     return network

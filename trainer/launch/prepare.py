@@ -16,6 +16,7 @@ from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.network import build_network
+from trainer.data.repartition import partition_plan
 from trainer.data.shards import Shards, open_pinned
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import linked_pairs, plan_to_json
@@ -49,7 +50,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
         pick_device(config.processes.device, 0)
     check_normalisation(config, network, shards)
     check_evaluation(config, shards)
-    check_sampler(config, shards, targets=network.targets)
+    check_sampler(config, shards, shards.num_workers, targets=network.targets)
     flat = FlatModel(network.model)
     sizes = (shards.num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     # Passes are compared with the rows that they train, which a run that holds out rows does not know before it reads them.
@@ -95,10 +96,17 @@ def check_evaluation(config: Config, shards: Shards) -> None:
         )
 
 
-def check_sampler(config: Config, shards: Shards, *, targets: bool) -> None:
+def check_sampler(config: Config, shards: Shards, num_workers: int, *, targets: bool) -> None:
     """Raise UsageError or DataError if a sampler cannot draw from the rows of a set, as far as its manifest says.
 
-    targets: whether the model fits real targets instead of labels."""
+    Args:
+        config: the run.
+        shards: the set.
+        num_workers: workers of the run.
+        targets: whether the model fits real targets instead of labels.
+    """
+    if config.data.repartition != "fixed":
+        partition_plan(config, shards, num_workers)
     config.sampler.check(has_classes=shards.has_labels and not targets, has_neighbourhoods=shards.has_neighbourhoods)
     check_table(config.sampler)
 

@@ -123,6 +123,7 @@ class RealCompute(Compute):
         from trainer.data.deal import deal
         from trainer.data.holdout import trained_fingerprint
         from trainer.data.network import build_network
+        from trainer.data.repartition import all_rows
         from trainer.models.devices import pick_device
         from trainer.models.flat_vector import FlatModel
         from trainer.worker.step import Step
@@ -144,9 +145,12 @@ class RealCompute(Compute):
         self.model_step = Step(config, network, self.pulled, self.pushed, device, num_workers)
         self.ratios = shards.ratios_of(num_workers)
         self.classifies = not network.targets
+        if config.data.repartition == "fixed":
+            worker_rows = deal(shards, num_workers, targets=network.targets)
+        else:
+            worker_rows = [all_rows(shards, targets=network.targets)] * num_workers
         self.batches = [
-            build_batches(config, shards, rows, worker, num_workers)
-            for worker, rows in enumerate(deal(shards, num_workers, targets=network.targets))
+            build_batches(config, shards, rows, worker, num_workers) for worker, rows in enumerate(worker_rows)
         ]
 
     def set_threads(self, count: int) -> None:

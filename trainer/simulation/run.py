@@ -73,6 +73,11 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         raise UsageError(
             f"--example-ledger keeps losses of rows, --compute {simulated.compute} has none: use --compute real"
         )
+    if config.data.repartition != "fixed" and simulated.compute != "real":
+        raise UsageError(
+            f"--repartition {config.data.repartition} divides rows, --compute {simulated.compute} has none: use --compute"
+            " real"
+        )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
     # Toy computations have no model to check.
     check = partial(_check, context, num_workers) if simulated.compute == "real" else unchecked
@@ -94,7 +99,7 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     network = build_network(config, shards)
     check_normalisation(config, network, shards, num_workers)
     check_evaluation(config, shards)
-    check_sampler(config, shards, targets=network.targets)
+    check_sampler(config, shards, num_workers, targets=network.targets)
     return record
 
 

@@ -13,6 +13,7 @@ from trainer.config import Config, RunFacts
 from trainer.data.batches import build_batches
 from trainer.data.network import build_network
 from trainer.data.prefetch import Prefetch
+from trainer.data.repartition import all_rows
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned
 from trainer.home.folders import Folders
 from trainer.models.build import NetworkAndTask
@@ -49,7 +50,7 @@ def main(
     torch.set_num_threads(threads)
     shards = open_pinned(config.data, num_workers=facts.num_workers)
     network = build_network(config, shards)
-    rows = _load(folders.work, shards, worker, network)
+    rows = _load(folders.work, shards, worker, network, repartitions=config.data.repartition != "fixed")
     device = pick_device(config.processes.device, place)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current one
@@ -99,10 +100,11 @@ def _train_stage(
     return None
 
 
-def _load(work: Path, shards: Shards, worker: int, network: NetworkAndTask) -> Rows:
-    """Load the worker's rows, and log how long that took."""
+def _load(work: Path, shards: Shards, worker: int, network: NetworkAndTask, *, repartitions: bool) -> Rows:
+    """Load the worker's rows, or all rows of the set if the run repartitions, and log how long that took."""
     start = time.monotonic()
-    rows = load_worker(shards, worker, targets=network.targets)
+    targets = network.targets
+    rows = all_rows(shards, targets=targets) if repartitions else load_worker(shards, worker, targets=targets)
     seconds = time.monotonic() - start
     size = rows.images_NCHW.nbytes
     log_event(work, "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)

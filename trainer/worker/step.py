@@ -19,7 +19,6 @@ from trainer.models.build import NetworkAndTask
 from trainer.models.devices import compute_reproducibly
 from trainer.models.flat_vector import ALIGNMENT, FlatModel
 from trainer.models.tasks import hits
-from trainer.sampling.base import TableSampler
 from trainer.watchdog import kick
 
 
@@ -149,9 +148,9 @@ class Step:
 
     def _learn_table(self, keys: Ints, losses: np.ndarray, are_correct: np.ndarray) -> None:
         """Update the loss table by the examples of a mini-batch, where BatchNorm's statistics have their new values."""
-        sampler = self.config.sampler
+        sampler = self.config.table_sampler
         assert self._table
-        assert isinstance(sampler, TableSampler)
+        assert sampler
         table = self._table.view(self.values)
         updated = sampler.updated(table.cpu().numpy(), keys, losses, are_correct, self._merged_shares)
         table.copy_(torch.from_numpy(updated))

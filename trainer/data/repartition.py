@@ -1,0 +1,69 @@
+"""The mini-batches of a run that repartitions: drawn from all rows of its set; see ``trainer/sampling/repartition.py``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
+from trainer.config import Config
+from trainer.data.augment import Floats
+from trainer.data.deal import deal
+from trainer.data.sampling import Draw
+from trainer.data.shards import Rows, Shards
+from trainer.sampling.repartition import LossStatistics, PartitionPlan, PartitionStream
+
+
+class PartitionSampler:
+    """Draws from all rows of a set, divided by a plan.
+
+    Args:
+        rows: all rows of the set.
+        plan: the division.
+        worker: number of the worker.
+        statistics: the losses that divide the rows; None if losses do not count.
+    """
+
+    def __init__(self, rows: Rows, plan: PartitionPlan, worker: int, statistics: LossStatistics | None) -> None:
+        self.rows = rows
+        self.plan = plan
+        self.statistics = statistics
+        self.reads_table = statistics is not None
+        self._stream = PartitionStream(plan, worker)
+        # By id, so that the division does not depend on the shards that the rows come from.
+        self._places: Ints = np.argsort(rows.ids, kind="stable")
+
+    def draw(self, clock: int, table: Floats | None = None) -> Draw:
+        if self.statistics is None:
+            return Draw(self.rows, self._places[self._stream.draw(clock, None).numbers])
+        assert table is not None, "every caller has the parameters"
+        phase = self.plan.phase(clock)
+        options = self.plan.options
+        first_losses = options.warmup_epochs - options.ignore_epochs
+        losses = first_losses if phase.number == 1 else options.interval
+        importance = self.statistics.importance(table, phase, losses) if phase.number else None
+        selection = self._stream.draw(clock, importance)
+        keys = self.statistics.row_keys(phase, selection, len(self.rows))
+        return Draw(self.rows, self._places[selection.numbers], keys=keys)
+
+
+def all_rows(shards: Shards, *, targets: bool = False) -> Rows:
+    """Return the rows of all shards of a set. Needs twice their memory while it copies. Raises as ``deal``."""
+    return deal(shards, 1, targets=targets)[0]
+
+
+def partition_plan(config: Config, shards: Shards, num_workers: int) -> PartitionPlan:
+    """Return the plan of a run. Raises UsageError for a set or a mini-batch that cannot be repartitioned."""
+    if shards.ratios_of(num_workers):
+        raise UsageError(
+            f"--repartition {config.data.repartition} divides rows equally, and the shards have ratios: make them without"
+            " --ratios"
+        )
+    rows = sum(shards.worker_rows(worker) for worker in range(shards.num_workers))
+    steps = config.steps_per_worker(shards.rows)
+    return PartitionPlan(config.data, rows, config.worker_batches(num_workers), steps, config.run.seed)
+
+
+def partition_sampler(config: Config, shards: Shards, rows: Rows, worker: int, num_workers: int) -> PartitionSampler:
+    """Return the sampler of one worker of a run that repartitions. rows: all rows of the set."""
+    return PartitionSampler(rows, partition_plan(config, shards, num_workers), worker, config.loss_statistics)

@@ -1,0 +1,297 @@
+"""Repartitioning: the rows of a set are divided over the workers anew, at random or by importance. Pure.
+
+A run that repartitions draws from all rows of its set. It begins with the warm-up: every epoch is a new random deal of
+all rows. With ``importance``, intervals follow. At the start of an interval, the rows are ranked by the losses that they
+had in the warm-up, or in the interval before, and each worker trains on its stripe or block of the ranks, in passes, until
+the interval ends. Sheikholeslami et al., "The Impact of Importance-aware Dataset Partitioning on Data-parallel Training of
+Deep Neural Networks", DAIS 2023.
+
+Row numbers count the rows of the set by id. A clock is the number of a step, which all workers make together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
+from pipeline.core.importance import HEURISTIC_HELP, IGNORE_HELP, MEASURE_HELP, Heuristic, Measure, blocks, stripes
+from pipeline.core.seeds import Purpose, generator
+from pipeline.core.specs import Spec, option
+from trainer.sampling.base import LossTable, Population, SetSizes, TableSampler, TableStream
+from trainer.sampling.orders import indices, permutation
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepartitionOptions(Spec):
+    """The options of a run that repartitions."""
+
+    repartition: Literal["fixed", "random", "importance"] = option(
+        "fixed",
+        "rows of a worker: fixed: its shard; random: a new random deal of all rows in every epoch; importance: the random"
+        " deals of the warm-up, then stripes or blocks of the rows by their losses, anew after every interval",
+        advanced=True,
+    )
+    warmup_epochs: int = option(
+        10, "--repartition importance: number of first epochs with a random deal", least=1, advanced=True
+    )
+    interval: int = option(
+        5, "--repartition importance: number of passes over its rows that a worker makes between two divisions", least=1,
+        advanced=True,
+    )  # fmt: skip
+    importance: Measure = option("average", f"--repartition importance: {MEASURE_HELP}", advanced=True)
+    heuristic: Heuristic = option("stripes", f"--repartition importance: {HEURISTIC_HELP}", advanced=True)
+    ignore_epochs: int = option(5, f"--repartition importance: {IGNORE_HELP}", least=0, advanced=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repartition == "importance" and self.ignore_epochs >= self.warmup_epochs:
+            raise UsageError(
+                f"--ignore-epochs {self.ignore_epochs} leaves no losses of --warmup-epochs {self.warmup_epochs}: give fewer"
+            )
+
+    def identity(self) -> dict[str, object]:
+        """Return the fields that a resumed run must not change; without repartitioning none of these."""
+        values = super().identity()
+        if self.repartition == "importance":
+            return values
+        own = set(RepartitionOptions.__dataclass_fields__) - (
+            {"repartition"} if self.repartition == "random" else set()
+        )
+        return {name: value for name, value in values.items() if name not in own}
+
+
+class PartitionPhase(NamedTuple):
+    """A part of a run in which the division of rows follows one rule.
+
+    Attributes:
+        number: 0 for the warm-up, then the number of the interval, from 1.
+        first: its first clock.
+    """
+
+    number: int
+    first: int
+
+
+class PartitionDraw(NamedTuple):
+    """The rows of a worker's mini-batch.
+
+    Attributes:
+        numbers: their numbers, int64 [B].
+        ordinals: number of each loss among the losses of its row that count in this phase, from 1; 0 if it does not
+            count. int64 [B].
+    """
+
+    numbers: Ints
+    ordinals: Ints
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """The division of rows over workers: a pure function of (seed, clock, worker, importance).
+
+    Attributes:
+        options: the rule.
+        rows: number of rows N.
+        batches: rows per mini-batch of each worker, of sum B.
+        steps: steps of each worker in the whole run.
+        seed: of the run.
+    """
+
+    options: RepartitionOptions
+    rows: int
+    batches: tuple[int, ...]
+    steps: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 2 * self.batch:
+            raise UsageError(
+                f"--repartition {self.options.repartition} needs a --batch-size of at most half of the {self.rows} rows, got"
+                f" {self.batch}"
+            )
+
+    @property
+    def batch(self) -> int:
+        """Rows of all mini-batches of a step, B."""
+        return sum(self.batches)
+
+    @property
+    def warmup_steps(self) -> int:
+        """Steps until every row was drawn once in each epoch of the warm-up; the whole run without intervals."""
+        if self.options.repartition == "random":
+            return self.steps
+        return -(-self.options.warmup_epochs * self.rows // self.batch)
+
+    @property
+    def interval_steps(self) -> int:
+        """Steps until every worker has made the passes of an interval."""
+        sizes = np.bincount(self.divide(np.zeros(self.rows)))
+        return max(
+            -(-self.options.interval * int(size) // batch) for size, batch in zip(sizes, self.batches, strict=True)
+        )
+
+    @property
+    def intervals(self) -> int:
+        """Number of intervals: as many as fit into the run, at least one. The last one lasts until the run ends."""
+        return max(1, (self.steps - self.warmup_steps) // self.interval_steps)
+
+    def phase(self, clock: int) -> PartitionPhase:
+        """Return the phase of a step."""
+        after = clock - self.warmup_steps
+        if after < 0 or self.options.repartition == "random":
+            return PartitionPhase(0, 0)
+        place = min(after // self.interval_steps, self.intervals - 1)
+        return PartitionPhase(1 + place, self.warmup_steps + place * self.interval_steps)
+
+    def divide(self, importance: npt.NDArray[np.floating]) -> Ints:
+        """Return the worker of each row in an interval, int64 [N]. importance: of each row, [N]."""
+        rule = {"stripes": stripes, "blocks": blocks}[self.options.heuristic]
+        return rule(importance.astype(np.float64), len(self.batches))
+
+    def deal(self, epoch: int) -> Ints:
+        """Return the order in which the rows of an epoch of the warm-up are dealt, int64 [N]. O(N).
+
+        The step in which an epoch begins has rows of the epoch before. These are not among its rows of the new epoch, so
+        that no row is in two mini-batches of a step."""
+        order = self._shuffled(epoch)
+        tail = epoch * self.rows % self.batch
+        head = -epoch * self.rows % self.batch
+        if epoch and tail:
+            before = self._shuffled(epoch - 1)[self.rows - tail :]
+            # The end of the order stays as it is, because the next epoch depends on it.
+            free = self.rows - (epoch + 1) * self.rows % self.batch
+            repeated = np.flatnonzero(np.isin(order[:head], before))
+            others = head + np.flatnonzero(~np.isin(order[head:free], before))[: len(repeated)]
+            order[repeated], order[others] = order[others], order[repeated]
+        return order
+
+    def _shuffled(self, epoch: int) -> Ints:
+        return generator(self.seed, Purpose.REPARTITION, number=epoch).permutation(self.rows)
+
+
+class PartitionStream:
+    """The mini-batches of one worker by clock. Clocks may come in any order.
+
+    Args:
+        plan: the division of rows.
+        worker: number of the worker.
+    """
+
+    def __init__(self, plan: PartitionPlan, worker: int) -> None:
+        self.plan = plan
+        self.worker = worker
+        self._deal = lru_cache(maxsize=2)(plan.deal)
+        self._importance: npt.NDArray[np.floating] = np.empty(0)
+        self._rows = np.empty(0, np.int64)
+
+    def draw(self, clock: int, importance: npt.NDArray[np.floating] | None) -> PartitionDraw:
+        """Return the mini-batch at a clock. importance: of each row, [N], at the start of the interval; None in the
+        warm-up."""
+        phase = self.plan.phase(clock)
+        if not phase.number:
+            return self._dealt(clock)
+        assert importance is not None, "an interval follows losses"
+        return self._interval_batch(clock - phase.first, phase, importance)
+
+    def _dealt(self, clock: int) -> PartitionDraw:
+        """Return a mini-batch of the warm-up: the worker's part of the rows that are dealt in a step."""
+        plan = self.plan
+        start = clock * plan.batch + sum(plan.batches[: self.worker])
+        epochs, inside = np.divmod(start + np.arange(plan.batches[self.worker]), plan.rows)
+        numbers = np.empty(len(epochs), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            numbers[epochs == epoch] = self._deal(epoch)[inside[epochs == epoch]]
+        counts = (epochs >= plan.options.ignore_epochs) & (epochs < plan.options.warmup_epochs)
+        return PartitionDraw(numbers, np.where(counts, epochs - plan.options.ignore_epochs + 1, 0))
+
+    def _interval_batch(self, step: int, phase: PartitionPhase, importance: npt.NDArray[np.floating]) -> PartitionDraw:
+        """Return a mini-batch of an interval. step: number of the step in the interval."""
+        plan = self.plan
+        # The rows are sorted once per interval. A roll-back may bring other values for the same clock.
+        if not np.array_equal(self._importance, importance):
+            self._importance = importance.copy()
+            self._rows = np.flatnonzero(plan.divide(importance) == self.worker)
+        rows = self._rows
+        batch = plan.batches[self.worker]
+        # Every pass of the run has an order of its own.
+        first = plan.options.warmup_epochs + (phase.number - 1) * plan.options.interval
+        order = partial(self._order, first)
+        places = indices(len(rows), batch, step, plan.seed, self.worker, order)
+        passes = (step * batch + np.arange(batch)) // len(rows)
+        return PartitionDraw(rows[places], np.where(passes < plan.options.interval, passes + 1, 0))
+
+    def _order(self, first: int, turn: int) -> Ints:
+        """Return the order of the worker's rows in a pass. first: number of the interval's first pass in the run."""
+        return permutation(len(self._rows), self.plan.seed, self.worker, first + turn)
+
+
+@dataclass(frozen=True)
+class LossStatistics(TableSampler):
+    """The losses of each row in this phase and the one before, as a loss table: their mean and their squared deviations.
+
+    The table has two halves, of which phases use one in turn. A half is read in the phase after the one that wrote it, so
+    that it does not change while rows are drawn by it. The first loss of a row in a phase replaces the values of an
+    earlier one (Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", 1962)."""
+
+    first_value = 0.0
+    has_owners = True
+    measure: Measure = "average"
+
+    @property
+    def columns(self) -> int:
+        """Numbers per row and half: the mean, and for the variance the sum of squared deviations."""
+        return 2 if self.measure == "variance" else 1
+
+    def length(self, sizes: SetSizes) -> int:
+        return 2 * self.columns * sizes.rows
+
+    def keys(self, population: Population) -> Ints:
+        raise AssertionError("the keys of a row depend on the step")
+
+    def table_stream(self, population: Population) -> TableStream:
+        raise AssertionError("rows are drawn by a PartitionStream")
+
+    def row_keys(self, phase: PartitionPhase, selection: PartitionDraw, rows: int) -> Ints:
+        """Return the keys of a mini-batch, int64 [B]: ordinal, half and row in one number. rows: number of all rows."""
+        return (selection.ordinals * 2 + phase.number % 2) * rows + selection.numbers
+
+    def importance(self, table: LossTable, phase: PartitionPhase, losses: int) -> LossTable:
+        """Return the importance of each row at the start of an interval, float32 [N], up to a factor.
+
+        Args:
+            table: the table of any step of the interval.
+            phase: the interval.
+            losses: losses of each row that count in the phase before. With a single one, the variance is replaced by
+                the loss.
+        """
+        half = table.reshape(2, self.columns, -1)[(phase.number - 1) % 2]
+        column: LossTable = half[1 if self.measure == "variance" and losses > 1 else 0]
+        return column
+
+    def targets(
+        self, table: LossTable, keys: Ints, losses: LossTable, hits: npt.NDArray[np.bool_]
+    ) -> tuple[Ints, LossTable]:
+        rows = len(table) // (2 * self.columns)
+        ordinals, places = np.divmod(keys, 2 * rows)
+        half, numbers = np.divmod(places, rows)
+        result = table.copy()
+        changed: list[Ints] = []
+        # A row that is drawn in the last step of a pass and again in the next pass is there twice.
+        for ordinal in np.unique(ordinals[ordinals > 0]).tolist():
+            now = ordinals == ordinal
+            means = half[now] * self.columns * rows + numbers[now]
+            before = result[means] if ordinal > 1 else np.zeros(len(means), np.float32)
+            deviation = losses[now] - before
+            result[means] = before + deviation / np.float32(ordinal)
+            changed.append(means)
+            if self.columns > 1:
+                squares = result[means + rows] if ordinal > 1 else np.zeros(len(means), np.float32)
+                result[means + rows] = squares + deviation * (losses[now] - result[means])
+                changed.append(means + rows)
+        entries: Ints = np.unique(np.concatenate(changed)) if changed else np.empty(0, np.int64)
+        return entries, result[entries]
