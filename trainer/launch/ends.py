@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -64,6 +65,12 @@ def interruptible(subject: Interruptible) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@cache
+def _version(package: str) -> str:
+    """Return the version of an installed package. Its metadata are parsed once per process: they take milliseconds."""
+    return version(package)
+
+
 def log_start(config: Config, run_plan: RunPlan, folders: Folders, simulated: dict[str, Any] | None = None) -> None:
     """Log the start of a run.
 
@@ -72,7 +79,7 @@ def log_start(config: Config, run_plan: RunPlan, folders: Folders, simulated: di
         folders: the run's folders on this host.
         simulated: settings of the virtual cluster, for virtual-time runs.
     """
-    versions = {name: version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
+    versions = {name: _version(name) for name in ("torch", "numpy", "pyzmq")} | {"python": sys.version.split()[0]}
     resumed = newest(folders.checkpoints)
     log_event(
         folders.work,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -61,8 +62,9 @@ def origin(provenance: Mapping[str, str] | None, versions: Mapping[str, object])
     }
 
 
+@cache
 def template(package: str, name: str) -> Any:
-    """Return a template of a package (a folder or zip), which may extend base.html.
+    """Return a template of a package (a folder or zip), which may extend base.html. A process compiles it once.
 
     Values are escaped, and unknown names are errors."""
     environment = Environment(
