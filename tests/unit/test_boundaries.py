@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sources import modules, nodes
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Lowest first: a room, which is a folder or a file, imports from those before it.
@@ -58,7 +60,7 @@ def modules_of(package: str) -> list[str]:
 def imported_by(path: Path) -> set[str]:
     """The modules that a file imports, those inside functions included."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -190,17 +192,12 @@ INTERNALS = {
 
 
 def sources() -> list[Path]:
-    return [path for package in ("pipeline", "trainer") for path in sorted((ROOT / package).rglob("*.py"))]
+    return [path for path in modules() if path.relative_to(ROOT).parts[0] in ("pipeline", "trainer")]
 
 
 def test_only_commands_and_displays_print() -> None:
     """The rest of the library logs, or returns its texts."""
-    printing = {
-        path
-        for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Name) and node.id == "print"
-    }
+    printing = {path for path in sources() for node in nodes(path) if isinstance(node, ast.Name) and node.id == "print"}
     allowed = {ROOT / folder / name for folder, names in FILES_PRINT.items() for name in names}
     assert {path for path in printing if path.name not in COMMANDS_PRINT} == allowed
 
@@ -210,7 +207,7 @@ def test_private_members_of_a_library_stay_in_its_adapter(library: str) -> None:
     using = {
         str(path.relative_to(ROOT))
         for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in INTERNALS[library]
     }
     assert using == ADAPTERS[library]

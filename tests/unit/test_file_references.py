@@ -23,6 +23,7 @@ from pipeline.quality.report import comparison_row
 from pipeline.quality.verdict import Verdict
 from tests.support.configs import make_config
 from tests.support.references import ROOT, RUNS, SETS, events, names, undocumented, undocumented_below, unlisted
+from tests.support.sources import modules, nodes
 from trainer import Options
 from trainer.checkpoints.state import EvaluationMark, RunState
 from trainer.comparison.measurements import Measurements
@@ -84,8 +85,8 @@ def test_every_field_of_a_written_class_is_documented(kind: Any, document: str, 
 
 def logged_events() -> Iterator[tuple[str, set[str]]]:
     """Yield the kind and the keyword arguments of every call of log_event in the trainer."""
-    for path in (ROOT / "trainer").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in [path for path in modules() if path.is_relative_to(ROOT / "trainer")]:
+        for node in nodes(path):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "log_event":
                 kind = node.args[1]
                 assert isinstance(kind, ast.Constant), f"{path} logs an event without a literal kind"
