@@ -12,7 +12,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
@@ -170,7 +170,7 @@ class Simulation:
             else:
                 part.apply(used, order.learning_rate, weights)
         if snapshot:
-            position = json.dumps(asdict(snapshot.position))
+            position = json.dumps(vars(snapshot.position))
             slices = [(part.values.copy(), part.momentum.copy()) for part in self.slices]
             self.saved = Saved(position, slices, self.run.records + self.coordinator.records)
             self.run.checkpoints.append(self.saved)

@@ -132,6 +132,7 @@ def test_every_exchange_is_compared_on_one_cluster(tmp_path: Path, capsys: pytes
     assert "accuracy" not in printed, "the toy loss has none"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_comparison_without_a_list_is_of_all(tmp_path: Path) -> None:
     assert main([*CHEAP, "--output", str(tmp_path), "--compare"]) == 0
     runs = json.loads((tmp_path / "comparison.json").read_text())["runs"]
@@ -143,6 +144,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_shards(tmp_path_factory.mktemp("compared"), [rows_of(60, 2), rows_of(50, 3, 2000)], EVAL_ROWS)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_time_to_an_accuracy_is_that_of_an_evaluation(shards: Path, tmp_path: Path) -> None:
     argv = ["--shards", str(shards), "--model", "logistic", "--batch-size", "22", "--epochs", "3", "--quiet"]
     argv += ["--no-report", "--compare", "asp,all-reduce,d-psgd", "--workers", "3", "--output", str(tmp_path)]
@@ -165,6 +167,7 @@ def accuracy_of(event: EvaluationEvent) -> float:
     return event.accuracy if event.accuracy is not None else np.nan
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("alone", [["--protocol", "bsp"], ["--exchange", "all-reduce"], ["--exchange", "d-psgd"]])
 def test_a_contender_has_the_rate_that_it_has_alone(tmp_path: Path, alone: list[str]) -> None:
     """Or the one that was given, for all of them."""
@@ -184,6 +187,7 @@ def test_a_contender_has_the_rate_that_it_has_alone(tmp_path: Path, alone: list[
     assert [rate["learning_rate"] for rate in rates] == [0.5, 0.5]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_gradients_no_loss_is_compared(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "all", **TOY)
     machines = SimulationSettings(compute="none", workers=4, rows=400)

@@ -53,9 +53,16 @@ def write_parquet(folder: Path, columns: dict[str, Any], groups: int = 700) -> P
     return folder
 
 
-@pytest.fixture
-def rows() -> Any:
+@pytest.fixture(scope="module")
+def made_rows() -> Any:
     return make_rows(2500)
+
+
+@pytest.fixture
+def rows(made_rows: Any) -> Any:
+    """Labels and images that a test may change."""
+    labels, images = made_rows
+    return labels.copy(), images.copy()
 
 
 def layouts(tmp_path: Path, labels: Any, images: Any) -> Any:

@@ -20,7 +20,7 @@ from obstore.exceptions import GenericError
 
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.shardset.attempt import Attempt, seems_alive, task_folder
-from pipeline.core.storage import store
+from pipeline.core.storage import object_client, store
 from pipeline.core.storage.object_client import convert_errors
 from pipeline.core.storage.objects import SINGLE_PUT_BYTES, part_bytes
 from pipeline.core.storage.retries import LastingError, is_transient
@@ -74,7 +74,7 @@ def answering(status: int, body: bytes = b"") -> Iterator[Store]:
     handler = type("Handler", (Answering,), {"status": status, "body": body})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield Store((*KEYS, ("fs.s3a.endpoint", f"http://127.0.0.1:{server.server_port}")))
     finally:
@@ -101,8 +101,9 @@ def error(code: str, message: str) -> bytes:
     ],
 )  # fmt: skip
 def test_what_a_store_refuses_is_one_line_with_the_next_step(
-    status: int, body: bytes, kind: type[OSError], expected: str
+    status: int, body: bytes, kind: type[OSError], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(object_client, "RETRIES", 1)
     with answering(status, body) as store, pytest.raises(OSError, match=expected) as caught:
         store.write_new("s3://bucket/file", b"data") if status != 503 else store.files("s3://bucket/").list(
             "s3://bucket/x"
@@ -222,7 +223,7 @@ def test_hadoops_encryption_payer_and_proxy_apply_to_objects(s3: S3, folder: str
     """Of a put, an upload in parts, a copy and a conditional put."""
     Recorder.seen.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Recorder)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     key = "arn:aws:kms:us-east-1:000000000000:key/11111111-2222-3333-4444-555555555555"
     settings = {
         "endpoint": s3.url,

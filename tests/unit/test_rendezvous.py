@@ -24,6 +24,11 @@ SECRET = Secret(secrets.token_hex(16))
 Call = Callable[..., Line]
 
 
+@pytest.fixture(autouse=True)
+def _short_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT_S", 0.05)
+
+
 @pytest.fixture
 def meeting() -> Iterator[Rendezvous]:
     """Of two parts, the first with the only server."""
@@ -140,11 +145,11 @@ def test_what_nobody_heard_is_known(call: Call, meeting: Rendezvous, monkeypatch
     assert line.flush()
     monkeypatch.setattr(meeting, "_answer", lambda *message: {}[message])
     line.tell(end=(0, ""))
-    assert not line.flush(1.0)
+    assert not line.flush(0.3)
 
 
 def test_only_the_token_opens_the_line(call: Call, meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "REFUSED_AFTER_S", 1.0)
+    monkeypatch.setattr(sockets, "REFUSED_AFTER_S", 0.2)
     stranger = call(1, secret=Secret("another token of it"))
 
     def is_refused() -> bool:

@@ -95,6 +95,7 @@ def test_the_report_shows_every_section_of_a_set(page: Page) -> None:
     assert "Right: the mean of each whole shard" in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_facts_are_those_a_person_asks_for(tmp_path: Path) -> None:
     files = [{"path": "_eval/part-00000.parquet", "rows": 1234, "bytes": 5000, "sha256": "0" * 64}]
     manifest = committed(tmp_path, eval={"rows": 1234, "files": files}, model={"files": [{"path": "_model/v1/pca"}]})
@@ -287,6 +288,7 @@ def test_the_band_of_a_random_split_never_promises_negative_counts() -> None:
     assert min(band.get_y() for band in ax.containers[0]) == 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_ends_with_its_origin(tmp_path: Path) -> None:
     made = {"time": "2026-01-10 00:00:00 UTC", "command": "sharding shard --seed 1", "host": "h", "master": "local[2]"}
     text = page_of(tmp_path, committed(tmp_path, made=made)).text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,11 @@ def bits_of(result: Result) -> tuple[bytes, bytes]:
     return (result.output / "pushes.csv").read_bytes(), final(result).tobytes()
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EXCHANGES, TwoHalves.name, TwoHalves)
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(EXCHANGES, TwoHalves.name, TwoHalves)
+        yield
 
 
 # --- momentum ---------------------------------------------------------------------------------------------------------
@@ -341,19 +343,24 @@ def test_a_run_whose_rule_never_decides_is_all_reduce(tmp_path: Path, shards: Pa
     assert done.rollbacks == 0
 
 
+@pytest.fixture(scope="module")
+def calm_by_rule(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run that nothing kills."""
+    return by_rule(shards, tmp_path_factory.mktemp("calm") / "run")
+
+
 # The switch comes after 4 epochs of 11 steps of 2 workers: 88 pushes, after which the workers join again.
 @pytest.mark.parametrize("events", [66, 87, 88, 89])
 def test_a_killed_run_by_the_rule_resumes_with_its_bits(
-    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch, events: int
+    calm_by_rule: Result, tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch, events: int
 ) -> None:
-    calm = by_rule(shards, tmp_path / "calm")
     with monkeypatch.context() as patched:
         kill_after(patched, events)
         with pytest.raises(ProcessKilled):
             by_rule(shards, tmp_path / "run")
     again = by_rule(shards, tmp_path / "run", replace(QUIET, resume=True))
-    assert final(again).tobytes() == final(calm).tobytes()
-    assert again.stages == calm.stages
+    assert final(again).tobytes() == final(calm_by_rule).tobytes()
+    assert again.stages == calm_by_rule.stages
     assert replay(again.output).is_equal
 
 
@@ -491,10 +498,17 @@ def kill_after(patched: pytest.MonkeyPatch, events: int) -> None:
     patched.setattr(Engine, "_handle", handle_and_die)
 
 
+@pytest.fixture(scope="module")
+def calm(registered: None, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run that nothing kills."""
+    return virtual(tmp_path_factory.mktemp("calm") / "run", exchange="two-halves")
+
+
 @pytest.mark.parametrize("events", [1, 20, 57, 60, 61, 62, 64, 65, 100])
-def test_a_killed_run_resumes_in_the_right_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int) -> None:
+def test_a_killed_run_resumes_in_the_right_stage(
+    calm: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int
+) -> None:
     """The kill comes after a number of events; the switch is at the 60th push, after which the workers join again."""
-    calm = virtual(tmp_path / "calm", exchange="two-halves")
     with monkeypatch.context() as patched:
         kill_after(patched, events)
         with pytest.raises(ProcessKilled):

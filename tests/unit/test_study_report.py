@@ -277,6 +277,7 @@ def test_a_report_of_odd_ledgers_is_still_one(draw: Draw, seeds: int, tmp_path: 
     json.loads((tmp_path / "results.json").read_text())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_plan_with_a_target_has_the_times_to_it(tmp_path: Path) -> None:
     """Seed 1 never reaches it, and seed 2 reaches it one evaluation later; older ledgers have no times."""
     plan = make_plan(("random", "stratified"), seeds=3, target=0.5)
@@ -315,6 +316,7 @@ def test_a_report_of_no_run_says_so(tmp_path: Path) -> None:
     assert "adjusted over" not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_origin_of_a_study_is_that_of_its_runs(tmp_path: Path) -> None:
     plan = make_plan(WAYS, seeds=3)
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))

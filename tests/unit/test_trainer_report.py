@@ -140,6 +140,7 @@ def test_a_run_that_has_only_begun_is_reported(tmp_path: Path) -> None:
     assert "resnet20 by ASP, 12 workers" in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("num_workers", "pictures"), only([(1, 4)], [(1, 4), (2, 7), (100, 7)]))
 def test_any_number_of_workers_is_reported(tmp_path: Path, num_workers: int, pictures: int) -> None:
     run = MadeUpRun(num_workers=num_workers, slow={}, epochs=2)
@@ -161,6 +162,7 @@ def test_a_run_without_evaluations_shows_how_training_went(tmp_path: Path) -> No
     assert "no evaluation yet" in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_cut_log_without_pushes_is_reported(tmp_path: Path) -> None:
     run = eventful_run(epochs=2)
     run.rows = []
@@ -173,6 +175,7 @@ def test_a_cut_log_without_pushes_is_reported(tmp_path: Path) -> None:
     assert "seconds per step" not in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_second_of_refused_gradients_alone_loses_no_loss(tmp_path: Path) -> None:
     run = eventful_run(epochs=2)
     trains = [event for event in run.events if event["event"] == "train"]
@@ -200,6 +203,7 @@ def test_a_loss_that_is_no_number_is_named_and_the_rest_is_drawn(tmp_path: Path,
     assert "mathdefault" not in curves
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_workers_may_have_no_pushes_or_rejected_ones(tmp_path: Path) -> None:
     run = MadeUpRun(num_workers=3, epochs=1)
     run.train(0.8, idle=(1,))
@@ -210,6 +214,7 @@ def test_workers_may_have_no_pushes_or_rejected_ones(tmp_path: Path) -> None:
     assert table["2"][1] == "5"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_synchronous_updates_have_no_staleness_to_draw(tmp_path: Path) -> None:
     run = MadeUpRun(num_workers=4, epochs=1, changes={"protocol": "bsp"})
     run.train(1)
@@ -261,6 +266,7 @@ def test_a_report_is_replaced_whole_and_repeats_its_bytes(tmp_path: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "pushes.csv", "report.html"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_that_fails_is_a_warning(
     eventful: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
