@@ -77,7 +77,7 @@ test: $(READY_DEV) ## run the linter, the type checker and the default tier of t
 	  linted=0; wait $$lint || linted=$$?; cat "$$said"; exit $$((tests ? tests : linted))
 
 test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run
-	@$(ENV); $(TEST_ENV) $(PYTEST) -n 2 --dist loadfile -m 'not full' tests/unit $(ARGS)
+	@$(ENV); $(TEST_ENV) $(PYTEST) -n 2 --dist worksteal -m 'not full and not slow' tests/unit $(ARGS)
 
 test-full: $(READY_DEV) ## run what `make test` leaves out: before every merge, after `make test`
 	@$(ENV); python -m tests.clusters.environments >/dev/null; $(TEST_ENV) $(PYTEST) $(SPREAD) -m full $(ARGS); python -m tests.executed

@@ -63,11 +63,13 @@ def names(hosts: Path, text: str) -> list[str]:
     return ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(hosts)]
 
 
+@pytest.mark.slow
 def test_a_server_is_found_at_a_numeric_ipv6_address() -> None:
     address = f"tcp://[::1]:{free_port('::1')}"
     echoed(address, address)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["::1", "own address"])
 def test_a_server_is_found_by_a_name_that_has_an_ipv6_address_only(at: str, tmp_path: Path) -> None:
     host = at if at == "::1" else own_address(socket.AF_INET6)
@@ -77,6 +79,7 @@ def test_a_server_is_found_by_a_name_that_has_an_ipv6_address_only(at: str, tmp_
     echoed(address, address, *names(tmp_path / "hosts", f"{host} six-only"))
 
 
+@pytest.mark.slow
 def test_a_host_whose_own_name_is_loopback_is_reached_by_others(tmp_path: Path) -> None:
     """Debian writes such a line into /etc/hosts."""
     host = own_address()

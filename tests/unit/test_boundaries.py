@@ -119,6 +119,7 @@ def test_the_trainer_enters_the_core_of_the_pipeline_only() -> None:
         assert {room for path in mine for room in rooms_entered(path, "pipeline")} - {"core"} == rooms
 
 
+@pytest.mark.slow
 def test_the_core_needs_neither_spark_nor_torch() -> None:
     core = modules_of("pipeline.core")
     assert len(core) > len(CORE)
@@ -145,6 +146,7 @@ def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
     assert "torch" not in loaded_with(modules_of("trainer.benchmark"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     [

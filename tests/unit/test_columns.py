@@ -189,6 +189,7 @@ def test_spark_images_are_read(tmp_path: Path) -> None:
         images_of(find(path))
 
 
+@pytest.mark.slow
 def test_null_names_and_texts_that_never_repeat_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", image=RAW, label=["a", None, "a", "b", "a"])
     with pytest.raises(DataError, match="row 1: label is null"):

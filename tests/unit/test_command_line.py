@@ -96,6 +96,7 @@ def test_defaults_are_those_of_the_module_whatever_was_typed(monkeypatch: pytest
     assert before == ["shard", "trainer", "trainer", "embed"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error() -> None:
     program = (
         "from pipeline.core.command_line import execute\nexecute(lambda: print('line\\n' * 100_000), interrupted='')"

@@ -87,6 +87,7 @@ def test_the_parameter_server_has_the_protocol_of_the_run() -> None:
     assert parse_contenders("parameter-server", SSP(2))["parameter-server"].protocol == SSP(2)
 
 
+@pytest.mark.slow
 def test_a_comparison_names_who_reaches_the_loss_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = make_config("", tmp_path / "all", **TOY | {"steps": 100, "momentum": 0.0})
     machines = SimulationSettings(compute="quadratic", workers=4, rows=400, profile=parse_profile("one-slow:8"))
@@ -108,6 +109,7 @@ def test_a_comparison_names_who_reaches_the_loss_first(tmp_path: Path, capsys: p
     assert "s to loss -1" in printed
 
 
+@pytest.mark.slow
 def test_every_exchange_is_compared_on_one_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Compare with one slow worker: the waits for it, the bytes sent, and the distance between models."""
     argv = ["--compute", "quadratic", "--workers", "4", "--rows", "400", "--batch-size", "40", "--epochs", "4"]

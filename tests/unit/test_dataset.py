@@ -77,6 +77,7 @@ def layouts(tmp_path: Path, labels: Any, images: Any) -> Any:
     }
 
 
+@pytest.mark.slow
 def test_every_layout_holds_the_same_rows_under_the_same_ids(tmp_path: Path, rows: Any) -> None:
     fingerprints = set()
     for name, folder in layouts(tmp_path, *rows).items():
@@ -89,6 +90,7 @@ def test_every_layout_holds_the_same_rows_under_the_same_ids(tmp_path: Path, row
     assert len(fingerprints) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("start", "stop"), only([(833, 835)], [(0, 1), (833, 835), (100, 2400), (2499, 2500)]))
 def test_any_range_of_ids_reads_like_the_whole(tmp_path: Path, rows: Any, start: Any, stop: Any) -> None:
     for folder in layouts(tmp_path, *rows).values():

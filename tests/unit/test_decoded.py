@@ -120,6 +120,7 @@ def test_tasks_that_ask_at_once_decode_once(counted: Counted, local: Path) -> No
     assert sum(stop - start for start, stop in counted.decoded) == ROWS
 
 
+@pytest.mark.slow
 def test_a_fifth_of_the_disk_stays_free_however_many_parts_there_are(
     tmp_path: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

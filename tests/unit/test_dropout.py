@@ -8,6 +8,7 @@ import torch
 from trainer.models.networks.dropout import Dropout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.25, 0.5, 1 / 256])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_elements_are_dropped_with_the_rate_and_the_rest_is_scaled_up(rate: float, layout: torch.memory_format) -> None:

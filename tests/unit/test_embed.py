@@ -35,6 +35,8 @@ from trainer.tables import resumable
 from trainer.tables.resumable import TableFile
 from trainer.tables.rows import open_rows
 
+pytestmark = pytest.mark.slow  # processes of its own
+
 ROWS, SIDE = 300, 8
 SHAPE = (3, SIDE, SIDE)
 FAST: dict[str, Any] = {"image_shape": SHAPE, "epochs": 4.0, "threads": 1, "quiet": True, "format": "cifar10-binary"}

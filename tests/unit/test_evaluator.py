@@ -214,6 +214,7 @@ def test_the_penalty_is_of_weights_without_biases_and_norms() -> None:
     assert penalty(model, 0.1) == pytest.approx(0.5 * 0.1 * 30)
 
 
+@pytest.mark.slow
 def test_recalibrated_statistics_forget_their_earlier_values() -> None:
     torch.manual_seed(0)
     first, second = torch.nn.BatchNorm2d(3, momentum=0.003), torch.nn.BatchNorm2d(3, momentum=0.003)
@@ -439,6 +440,7 @@ def test_an_evaluator_asks_a_store_only_when_there_may_be_news(
     assert looks == [0, 10, 70, 130]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_evaluated_as_they_appear_until_the_final_one(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
     process = threading.Thread(target=main, args=(config_of(shards), tmp_path))
@@ -621,6 +623,7 @@ def test_a_run_cut_short_has_the_model_of_its_best_accuracy(tmp_path: Path, shar
     np.testing.assert_array_equal(model_in(tmp_path / BEST), vector("perceptron", 20))
 
 
+@pytest.mark.slow
 def test_a_deleted_waiting_checkpoint_is_skipped_silently(
     tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def assert_ledger_fits_log(done: Result) -> None:
     assert ledger.groupby(number)["correct"].sum().tolist() == pushes["correct"].tolist()
 
 
+@pytest.mark.slow
 @every_pair
 def test_the_ledger_has_the_examples_of_the_log(pair: dict[str, Any], shards: Path, tmp_path: Path) -> None:
     """Through the death of a worker and of all servers; without it the parameters have the same bits."""
@@ -113,6 +114,7 @@ def test_a_loss_is_that_of_its_image_at_the_parameters(shards: Path, tmp_path: P
         assert row.correct == (int(outputs.argmax()) == label)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "d-psgd"}], ids=["bsp", "d-psgd"])
 def test_a_resumed_run_has_the_ledger_of_the_whole_one(
     pair: dict[str, Any], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

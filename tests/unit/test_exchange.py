@@ -182,6 +182,7 @@ def local_config() -> Config:
     return make_config(model="logistic", exchange="local", learning_rate=RATE, momentum=0.0, weight_decay=0.0)
 
 
+@pytest.mark.slow
 def test_workers_of_the_local_exchange_train_as_if_alone() -> None:
     config = local_config()
     start = FlatModel(network().model).read()

@@ -117,6 +117,7 @@ def test_the_same_command_repeats_its_bits(case: Case, calm: dict[Case, Result],
     assert bits_of(train(tmp_path / "other", case, seed=1)) != bits_of(calm[case])
 
 
+@pytest.mark.slow
 @every_exchange
 @pytest.mark.parametrize("victim", ["worker:0", "worker:2", "server"])
 def test_a_death_at_any_event_ends_no_run(case: Case, victim: str, calm: dict[Case, Result], tmp_path: Path) -> None:
@@ -142,6 +143,7 @@ def cut_after(run: Path, version: int) -> None:
             shutil.rmtree(folder_of(run / "checkpoints", later))
 
 
+@pytest.mark.slow
 @every_exchange
 def test_a_run_resumes_from_every_checkpoint(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exact ones end with the same bits and the same log, also through a death."""

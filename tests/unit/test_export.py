@@ -73,6 +73,7 @@ def load_torchscript(path: Path) -> tuple[Any, dict[str, Any]]:
     return graph, json.loads(texts["model"])
 
 
+@pytest.mark.slow
 def test_torchscript_takes_raw_images(run: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "new" / "model.pt"
     assert main([str(run.output), "--as", "torchscript", "--to", str(target)]) == 0

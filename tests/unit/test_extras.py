@@ -27,6 +27,8 @@ from tests.support.commands import (
     read_batch,
 )
 
+pytestmark = pytest.mark.slow  # processes of its own
+
 TRAINING = ("--shards", "shards", "--output", "run", "--epochs", 1)
 MODULES = frozenset(module for modules in EXTRAS.values() for module in modules)
 # The commands that need an extra, by the extra, with all that they require.

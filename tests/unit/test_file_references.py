@@ -112,6 +112,7 @@ def test_a_run_writes_nothing_that_is_not_documented(tmp_path: Path) -> None:
     assert unlisted(tmp_path / "run", RUNS) == set()
 
 
+@pytest.mark.slow
 def test_ledgers_of_our_studies_have_documented_keys_only() -> None:
     for path in LEDGERS.glob("*/plan.json"):
         assert undocumented(path) == set()

@@ -20,6 +20,7 @@ from tests.campaigns.mutations import FORMS, VALUES
 SEED = 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("files", [3, pytest.param(200, marks=pytest.mark.full)])
 def test_damaged_files_are_refused_in_a_line_or_read(name: str, files: int) -> None:
@@ -81,6 +82,7 @@ def refuses(path: Path) -> None:
     raise DataError(f"{path} is damaged")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "words"),
     [

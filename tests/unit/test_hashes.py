@@ -85,6 +85,7 @@ def test_sign_functions_collide_at_the_rate_of_the_angle() -> None:
         assert within(same, 64 * 60, 1 - angle / math.pi), angle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "functions"), [("lsh", 2), ("lsh", 5), ("sign", 2), ("sign", 5)])
 def test_two_rows_share_a_bucket_of_m_functions_at_rate_p_to_m(family: Family, functions: int) -> None:
     """A bucket of m functions holds two rows with the rate p to the m."""
@@ -102,6 +103,7 @@ def test_two_rows_share_a_bucket_of_m_functions_at_rate_p_to_m(family: Family, f
     assert within(same, trials, p**functions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_near_images_collide_more_often_than_far_ones(family: Family) -> None:
     images = training_batches(SampleSpec(rows=2000, test_rows=0))[0].images.reshape(400, -1)

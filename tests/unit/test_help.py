@@ -136,6 +136,7 @@ def test_the_options_of_a_choice_are_shown_with_it(capsys: pytest.CaptureFixture
     assert {"--clusters", "--width", "--strategy"} <= set(FLAG.findall(capsys.readouterr().out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", ["--help", "--help-all"])
 def test_help_loads_neither_torch_nor_spark(flag: str) -> None:
     program = (

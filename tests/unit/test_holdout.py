@@ -119,6 +119,7 @@ def losses_of(done: Result) -> list[float]:
     return [event.loss or 0.0 for event in done.events() if isinstance(event, HoldoutEvent)]
 
 
+@pytest.mark.slow
 def test_the_rule_reads_the_losses_of_held_out_rows(shards: Path, tmp_path: Path) -> None:
     """The set has no evaluation rows. The first loss is computed from the model's matrix and the held-out images."""
     done = by_rule(shards, tmp_path / "run")

@@ -13,6 +13,8 @@ import pytest
 from pipeline.core.import_path import SAFE_PATH, child_variables, handed_on
 from pipeline.spark.session import PACKAGE
 
+pytestmark = pytest.mark.slow  # processes of its own
+
 NAMES = ("torch", "numpy", "json", "socket", "selectors", "pyarrow", "zmq", "safetensors")
 EXPLAIN = """
 from pipeline.core.import_path import hiding_file

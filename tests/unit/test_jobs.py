@@ -36,6 +36,7 @@ def assert_one_line(done: Ended, code: int, *parts: str) -> None:
         assert sign not in output
 
 
+@pytest.mark.slow
 def test_a_copied_job_imports_nothing_beside_its_folder(tmp_path: Path) -> None:
     """Spark copies a remote script below /tmp, where anybody may put a package of the same name."""
     guard = 'if Path(__file__).resolve().parent.name == "jobs":'

@@ -132,6 +132,7 @@ def test_a_lease_renewed_during_a_wait_is_not_taken(
     assert holder.renew()
 
 
+@pytest.mark.slow
 def test_a_lease_of_a_dead_process_of_this_machine_is_taken_at_once(near: StorePlace) -> None:
     program = (
         "import os, sys; from tests.unit.test_lease import *; Lease(StorePlace(sys.argv[1], STORE)).take(); os._exit(0)"

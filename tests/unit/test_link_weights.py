@@ -120,6 +120,7 @@ def test_closed_spectra_equal_computed_ones(topology: str, num_workers: int) -> 
     assert extremes(topology, num_workers, links) == pytest.approx(extremes("FILE", num_workers, links))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [0.1, 0.5, 0.8])
 @pytest.mark.parametrize("name", [*GRAPHS, *FOREIGN])
 def test_no_other_probabilities_connect_better(name: str, budget: float) -> None:

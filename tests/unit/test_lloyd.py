@@ -102,6 +102,7 @@ def test_centres_are_the_same_bits_for_any_partitioning(parts: int) -> None:
     assert (whole.inertia, whole.iterations) == (split.inertia, split.iterations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 5])
 def test_many_rows_start_from_centres_refined_on_a_sample(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows start from where a sample settles which is near where they end."""

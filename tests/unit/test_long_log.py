@@ -50,6 +50,7 @@ def train(number: int) -> LogEvent:
     return TrainEvent(version=number, seconds=float(number), epoch=number / 10, workers=workers, **measured)
 
 
+@pytest.mark.slow
 def test_train_events_are_thinned_evenly_and_all_others_kept() -> None:
     log = [train(number) for number in range(10_000)]
     for number in range(0, 10_000, 500):
@@ -70,6 +71,7 @@ def test_a_short_log_is_not_thinned() -> None:
     assert thinned(log) == log
 
 
+@pytest.mark.slow
 def test_a_roll_back_takes_thinned_events_back_as_well() -> None:
     log = [train(number) for number in range(6_000)]
     log.append(RollbackEvent(from_version=5_999, to_version=5_990))

@@ -23,7 +23,10 @@ from pipeline.spark.session import PACKAGE
 from trainer.transport.messages import MalformedMessageError
 from trainer.transport.shared_memory import NONCE_BYTES, SEALS, SharedVectors, WorkerMemory, open_memory
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has sealed anonymous files")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has sealed anonymous files"),
+    pytest.mark.slow,  # processes of its own
+]
 
 NUMBERS = 1000
 SIZE = NONCE_BYTES + 8 * NUMBERS

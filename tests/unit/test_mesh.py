@@ -129,6 +129,7 @@ def test_a_malformed_message_is_refused(frames: list[bytes], make: Make) -> None
         list(mesh.receive())
 
 
+@pytest.mark.slow
 def test_another_token_is_not_admitted(make: Make) -> None:
     mesh = make(0, LOOPBACK)
     sender = connect(make(1).context, mesh.address, Secret("another"))

@@ -93,6 +93,7 @@ def test_edges_are_in_use_every_f_rounds() -> None:
             assert all(sparse.edges(round) == () for round in range(100) if round % every)
 
 
+@pytest.mark.slow
 def test_edges_depend_on_seed_and_round_only() -> None:
     """Asked in another order, by another process, with another history."""
     rounds = list(range(50))

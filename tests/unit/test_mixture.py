@@ -57,6 +57,7 @@ def drawn_places(stream: SelectionStream, clocks: int) -> np.ndarray:
 # The stream
 
 
+@pytest.mark.slow
 @given(
     parts=st.lists(st.integers(1, 20), min_size=1, max_size=5),
     sizes=st.lists(st.integers(1, 30), min_size=5, max_size=5),
@@ -149,6 +150,7 @@ def cut_in_the_middle(run: Path) -> int:
     return max(read_state(run / "checkpoints", middle).clocks.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"protocol": "asp"}], ids=["bsp", "asp"])
 def test_a_resumed_run_keeps_or_changes_its_shares(
     pair: dict[str, Any], sets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -99,6 +99,7 @@ def _wide_size(depth: int, k: int, channels: int, classes: int) -> int:
     return convolutions + normalisations + 64 * k * classes + classes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("wrn16_4", 2_748_890), ("wrn28_10", 36_479_194)])
 def test_a_wide_resnet_has_the_published_number_of_parameters(name: str, size: int) -> None:
     """36.5 M of the paper's table 1, and the exact counts of the authors' code."""
@@ -117,6 +118,7 @@ def _bottleneck_size(classes: int) -> int:
     return size + 2048 * classes + classes
 
 
+@pytest.mark.slow
 def test_resnet50_has_the_published_size_but_for_its_stem() -> None:
     """25,557,032 parameters for ImageNet's 1000 classes, with a 7x7 stem that has 9,408 weights instead of 1,728."""
     assert _size_at_once("resnet50", 10) == 23_520_842 == _bottleneck_size(10)
@@ -164,6 +166,7 @@ def _plain_bottleneck(tensors: Iterator[torch.Tensor], x: torch.Tensor) -> torch
     return x.mean((2, 3)) @ next(tensors).T + next(tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "plain"), [("wrn16_4", _plain_wide), ("resnet50", _plain_bottleneck)])
 def test_the_models_of_rcd_sgd_compute_the_papers_formulas(
     name: str, plain: Callable[[Iterator[torch.Tensor], torch.Tensor], torch.Tensor]
@@ -286,7 +289,8 @@ def test_the_perceptron_starts_glorot_uniform_without_bias() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "classes"), [*itertools.product(QUICK, SHAPES, (2, 10)), ("resnet50", (1, 9, 18), 7)]
+    ("name", "shape", "classes"),
+    [*itertools.product(QUICK, SHAPES, (2, 10)), pytest.param("resnet50", (1, 9, 18), 7, marks=pytest.mark.slow)],
 )
 def test_every_model_takes_any_image_and_trains_every_parameter(name: str, shape: Shape, classes: int) -> None:
     built = _make(name, shape, classes)
@@ -354,6 +358,7 @@ def test_losses_and_counts_equal_sums_over_examples(rows: list[list[float]], dat
         assert int(task.correct(outputs, targets)) == right
 
 
+@pytest.mark.slow
 def test_one_logit_is_cross_entropy_of_two_classes() -> None:
     z, labels = torch.tensor([[-2.0], [0.5], [3.0], [-0.1]]), torch.tensor([0, 0, 1, 1])
     both = torch.cat([torch.zeros(4, 1), z], dim=1)
@@ -362,6 +367,7 @@ def test_one_logit_is_cross_entropy_of_two_classes() -> None:
     assert int(task.correct(z, labels)) == int(task.correct(both, labels)) == 2
 
 
+@pytest.mark.slow
 def test_linear_regression_descends_to_least_squares() -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(size=(200, 5)).astype(np.float32)

@@ -353,6 +353,7 @@ def check_replay(network: Network, state: RunState) -> int:
     return sum(map(len, history.unlogged.values()))
 
 
+@pytest.mark.slow
 def test_random_faults_never_stop_a_run(tmp_path: Path) -> None:
     assert sum(disturb(seed, tmp_path / str(seed)) for seed in range(16)), "the log lacks nothing that was used"
 

@@ -177,6 +177,7 @@ class Forgetful:
         return obstore.put(*arguments, **options) if self.puts == 1 else done
 
 
+@pytest.mark.slow
 def test_the_next_run_deletes_the_files_of_a_late_task(folder: str) -> None:
     """A folder cannot be made before its first file, the heartbeat: one without is of no run that is about to begin."""
     with Attempt(STORE, folder) as attempt:
@@ -219,6 +220,7 @@ class Recorder(BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_hadoops_encryption_payer_and_proxy_apply_to_objects(s3: S3, folder: str) -> None:
     """Of a put, an upload in parts, a copy and a conditional put."""
     Recorder.seen.clear()

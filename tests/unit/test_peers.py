@@ -245,6 +245,7 @@ TIMELINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failures", TIMELINES)
 def test_a_run_resumed_at_any_checkpoint_has_the_same_bits(tmp_path: Path, keep_all: None, failures: str) -> None:
     """Compare parameters, pushes and times with a run that is killed right after a checkpoint."""
@@ -329,6 +330,7 @@ def train_cnn(shards: Path, output: Path, *, report: bool) -> Result:
     return decentralised(output, options, **values, failures=parse_failures("worker:1@0.25+0.2"))
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_models_is_evaluated(shards: Path, trained: Result, tmp_path: Path) -> None:
     evaluations = [event for event in trained.events() if isinstance(event, EvaluationEvent)]
     assert [event.epoch for event in evaluations] == [1, 2]
@@ -344,6 +346,7 @@ def test_the_mean_of_the_models_is_evaluated(shards: Path, trained: Result, tmp_
     assert np.isin(final(trained)[: state.num_parameters], weights).all()
 
 
+@pytest.mark.slow
 def test_a_run_of_the_model_repeats_its_bits(shards: Path, trained: Result, tmp_path: Path) -> None:
     again = train_cnn(shards, tmp_path / "run", report=False)
     first, second = ((run.output / "model.safetensors").read_bytes() for run in (trained, again))
@@ -377,6 +380,7 @@ def test_flags_that_do_not_fit_are_refused_in_one_line(tmp_path: Path, words: li
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_more_links_than_a_view_can_list_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the folder of the run is made. Up to the refusal, a view of all workers fits."""
     shards = write_shards(tmp_path, [rows_of(60, 2), rows_of(50, 3, 2000)], EVAL_ROWS)

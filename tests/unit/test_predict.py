@@ -54,6 +54,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_binary(folder, EVAL_ROWS.labels.astype(np.uint8), images, files=2)
 
 
+@pytest.mark.slow
 def test_a_loaded_model_is_the_evaluated_one(run: Result) -> None:
     classifier = load(str(run.output))
     images = torch.from_numpy(EVAL_ROWS.images_NCHW)

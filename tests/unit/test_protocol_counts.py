@@ -103,6 +103,7 @@ def as_protocol(name: str, k: int) -> tuple[Protocol, dict[str, bool]]:
     }[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["k-bsp", "k-batch-bsp", "k-asp", "k-batch-asp"])
 @given(times=st.one_of(WHOLE, UNEVEN), k=st.integers(1, 9), servers=st.integers(1, 2))
 @settings(max_examples=40, deadline=None)

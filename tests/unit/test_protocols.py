@@ -99,6 +99,7 @@ def test_a_run_with_losses_spends_its_budget_and_logs_it_all(
         np.testing.assert_array_equal(done.parameters, run(protocol, n, steps=STEPS, rate=RATE).parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
 @given(
     delays=DELAYS,
@@ -125,6 +126,7 @@ def test_a_run_whose_servers_roll_back_ends_like_any_other(
         np.testing.assert_array_equal(done.parameters, run(protocol, n, steps=STEPS, rate=RATE).parameters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
 @pytest.mark.parametrize("stop", ["global", "local"])
 def test_a_crash_at_any_event_ends_no_run(protocol: Protocol, stop: str) -> None:

@@ -52,6 +52,7 @@ def images_with(broken: set[int], labels: dict[int, int], rows: int, path: Path)
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", only([3], [1, 2, 3, 7, 40]))
 def test_what_is_left_out_does_not_depend_on_the_number_of_tasks(tmp_path: Path, pieces: int) -> None:
     """Three files: of as many undecodable records as are left out one by one, of one more, and of no label in range."""

@@ -74,6 +74,7 @@ def test_a_table_deals_what_it_counts_and_mixes_it_evenly(sizes: list[int], rati
     assert (table.owners(groups, ranks)[shuffled] == table.owners(groups[shuffled], ranks[shuffled])).all()
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any))
 @settings(max_examples=200, deadline=None)
 def test_every_first_part_of_a_spread_holds_the_shares_rounded(counts: list[int]) -> None:

@@ -128,6 +128,7 @@ def test_a_successor_of_a_killed_process_does_not_wait_for_its_lease(
     until(lambda: new.answer().edition == 2, "the second edition")
 
 
+@pytest.mark.slow
 def test_one_that_hears_nothing_is_lost(call: Call, meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENT_S", 1.0)
     line = call(1)

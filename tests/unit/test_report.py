@@ -140,6 +140,7 @@ def test_no_more_than_24_sparse_images_are_collected(tmp_path: Path) -> None:
     assert [image.id for image in sparse] == list(range(160, 184))
 
 
+@pytest.mark.slow
 def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     manifest = committed(tmp_path, strategy=HOSTILE, params={HOSTILE: HOSTILE}, versions={HOSTILE: HOSTILE})
     manifest["input"]["uri"] = HOSTILE
@@ -204,6 +205,7 @@ def test_many_workers_and_classes_fold_the_table_and_stay_small(tmp_path: Path) 
     assert "the 100 of 120 classes that stray farthest" in Page(source).text
 
 
+@pytest.mark.slow
 def test_the_verdict_tells_better_from_random_from_worse(tmp_path: Path) -> None:
     images, labels = make_images(600)
     order = np.argsort(labels, kind="stable")
@@ -226,6 +228,7 @@ def test_neighbourhoods_are_said_to_be_by_size_where_they_are() -> None:
         assert figure.axes[0].get_xlabel() == label
 
 
+@pytest.mark.slow
 def test_copies_of_sparse_groups_are_what_was_asked_for(tmp_path: Path) -> None:
     measured, *_ = measure(shard_set(tmp_path, committed(tmp_path)))
     assert [f.level for f in verdict(measured) if "copies" in f.text] == ["note"]
@@ -255,6 +258,7 @@ def test_nothing_is_written_for_a_damaged_set(tmp_path: Path) -> None:
     assert written == []
 
 
+@pytest.mark.slow
 def test_the_comparison_shows_every_strategy_beside_a_random_split(tmp_path: Path) -> None:
     manifest = committed(tmp_path)
     shards = shard_set(tmp_path, manifest)
@@ -273,6 +277,7 @@ def test_the_comparison_shows_every_strategy_beside_a_random_split(tmp_path: Pat
     assert len(page.sources()) == 4  # seconds, distance, classes, neighbourhoods
 
 
+@pytest.mark.slow
 def test_the_most_uneven_classes_keep_their_own_numbers() -> None:
     table = np.full((4, 120), 10)
     table[:, 110:] = [[40], [0], [0], [0]]  # ten classes that one worker holds alone
@@ -310,6 +315,7 @@ def test_settings_have_meanings_and_stand_apart_from_results(tmp_path: Path) -> 
     assert {row.name: row.meaning for row in settings}["clusters"] == DistributionAware.meanings()["clusters"] != ""
 
 
+@pytest.mark.slow
 def test_figures_name_classes_where_names_fit() -> None:
     table = np.random.default_rng(0).integers(90, 110, (4, 10))
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -53,6 +53,7 @@ def zip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["{}/packages.zip", "{}/./packages.zip"])
 def test_templates_load_from_a_shipped_zip(zip_folder: Path, where: str) -> None:
     """The root of SparkFiles is ".", so an executor's path of a zip contains "/./"."""

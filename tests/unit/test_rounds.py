@@ -262,6 +262,7 @@ def check(network: Network) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_random_faults_end_with_the_bits_of_bsp(tmp_path: Path) -> None:
     for seed, workers, faults in walks(60):
         network = Network(seed, tmp_path / str(seed), workers)

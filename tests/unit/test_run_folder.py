@@ -176,6 +176,7 @@ def test_results_without_a_configuration_are_neither_mixed_nor_lost(unfinished: 
     assert start(unfinished, overwrite=True) is Start.NEW
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_refused_whatever_is_asked(unfinished: Path) -> None:
     before = content(unfinished)
     program = "from pathlib import Path; import sys; from trainer.runlog.run_folder import locked\n"

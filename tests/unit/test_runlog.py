@@ -108,6 +108,7 @@ updates = st.lists(st.tuples(st.integers(1, 3), st.booleans()), max_size=8)  # (
 histories = st.lists(st.tuples(st.integers(0, 30), st.booleans(), updates))  # (back to, refused at once, updates)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(histories)
 def test_pushes_that_a_rollback_took_away_are_dropped(
@@ -179,6 +180,7 @@ def test_pushes_without_their_header_are_read_by_position(tmp_path: Path, header
     assert [tuple(found) for found in read_pushes(path).itertuples(index=False)] == [PUSH]
 
 
+@pytest.mark.slow
 def test_blocks_of_pushes_are_read_as_the_whole_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A block may begin with a damaged row, which is longer than the others."""
     path = tmp_path / "pushes.csv"

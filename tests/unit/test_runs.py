@@ -29,6 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "asp"), str(folder / "bsp")
 
 
+@pytest.mark.slow
 def test_runs_are_compared_with_the_settings_that_differ(
     runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,6 +60,7 @@ def test_an_unfinished_run_is_compared_as_far_as_it_is(
     assert str(unfinished) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_report_is_made_anew(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert make_report([runs[0]]) == 0
     assert capsys.readouterr().out == f"report: {runs[0]}/report.html\n"

@@ -207,6 +207,7 @@ def test_an_impossible_size_is_one_line_and_exit_2(
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_command_runs_by_itself_and_refuses_unknown_commands(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     run = [sys.executable, "-m", "pipeline"]

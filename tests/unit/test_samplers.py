@@ -246,6 +246,7 @@ print(json.dumps({name: places(make_sampler(name), population_of([20, 9, 2]), ra
 """
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_rows() -> None:
     """The other process has another hash seed and another working folder."""
     environment = {"PYTHONHASHSEED": "77", "PYTHONPATH": str(ROOT), "PATH": ""}
@@ -404,6 +405,7 @@ def cases() -> list[Any]:
     return chosen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "pair"), cases())
 def test_a_run_resumes_and_replays_with_its_bits(
     name: str, pair: dict[str, Any], shards: Path, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,7 @@ def test_where_the_chunks_end_makes_no_difference(parameters: int, statistics: i
     np.testing.assert_array_equal(part.values[parameters:], (pushed[0] + pushed[1])[parameters:] / 2)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 1000), rate=st.floats(1e-4, 1), momentum=st.floats(0, 0.99), count=st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
 def test_at_a_constant_rate_it_is_the_sgd_of_torch(seed: int, rate: float, momentum: float, count: int) -> None:

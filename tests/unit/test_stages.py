@@ -306,6 +306,7 @@ def evaluated(done: Result) -> list[EvaluationEvent]:
     return [event for event in done.events() if isinstance(event, EvaluationEvent)]
 
 
+@pytest.mark.slow
 def test_the_rule_switches_by_the_losses_in_the_log(tmp_path: Path, shards: Path) -> None:
     done = by_rule(shards, tmp_path / "run")
     epoch = epoch_by_the_rule([event.loss_alone() for event in evaluated(done)], 3, 3.0)
@@ -349,6 +350,7 @@ def calm_by_rule(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Resu
     return by_rule(shards, tmp_path_factory.mktemp("calm") / "run")
 
 
+@pytest.mark.slow
 # The switch comes after 4 epochs of 11 steps of 2 workers: 88 pushes, after which the workers join again.
 @pytest.mark.parametrize("events", [66, 87, 88, 89])
 def test_a_killed_run_by_the_rule_resumes_with_its_bits(
@@ -364,6 +366,7 @@ def test_a_killed_run_by_the_rule_resumes_with_its_bits(
     assert replay(again.output).is_equal
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fraction", "protocol"), [(0.0, "asp"), (1.0, "bsp")])
 def test_a_fraction_of_0_or_1_has_the_bits_of_one_protocol(tmp_path: Path, fraction: float, protocol: str) -> None:
     common: dict[str, Any] = {"profile": parse_profile("lognormal:0.5"), "servers": 2}
@@ -541,6 +544,7 @@ def test_every_gradient_of_both_stages_is_used_once(tmp_path: Path, stop: str) -
         assert used.groupby("worker").size().tolist() == [30] * WORKERS
 
 
+@pytest.mark.slow
 def test_a_run_with_a_switch_is_replayed_and_documented(tmp_path: Path) -> None:
     options = Options(silent=True)
     done = virtual(

@@ -27,6 +27,7 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(folder, tmp_path / folder.name))
 
 
+@pytest.mark.slow
 def test_a_changed_ledger_is_found(copy: Path, tmp_path: Path) -> None:
     first, *rest = (copy / "ledger.jsonl").read_text().splitlines(keepends=True)
     record = json.loads(first)
@@ -47,6 +48,7 @@ def test_a_folder_that_is_no_stored_study_is_refused(tmp_path: Path) -> None:
         recompute_files(tmp_path / "mine")
 
 
+@pytest.mark.slow
 def test_a_ledger_of_another_plan_or_of_mixed_data_is_no_stored_study(copy: Path) -> None:
     stored = json.loads((copy / "plan.json").read_bytes())
     epochs = stored["plan"]["training"]["epochs"]

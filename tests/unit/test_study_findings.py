@@ -286,6 +286,7 @@ def test_one_very_uneven_member_predicts_no_spread() -> None:
     assert "Evenness of shards by MMD2 is not shown to correlate with" in said(found)
 
 
+@pytest.mark.slow
 def test_one_distant_run_decides_nothing_about_spread() -> None:
     """The test is of mean distances from the median, and the standard deviation is what that one makes it."""
     rng = np.random.default_rng(3)

@@ -100,6 +100,7 @@ def test_a_protocol_with_a_time_of_its_own_is_added_in_any_place(tmp_path: Path)
     claim_folder(make_plan(protocols=slow | {"asp": {"protocol": "asp"}}), tmp_path)
 
 
+@pytest.mark.slow
 def test_an_edited_file_of_a_flag_is_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that a flag names and that was edited since is another plan."""
     monkeypatch.chdir(tmp_path)
@@ -114,6 +115,7 @@ def test_an_edited_file_of_a_flag_is_another_plan(tmp_path: Path, monkeypatch: p
     refuse_other_plan(plan, tmp_path / "study")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tests", [3, {"margin": "x"}, {"baseline": None}, {"colour": "red"}])
 def test_tests_that_no_study_began_with_are_broken_data(tests: object, tmp_path: Path) -> None:
     claim_folder(make_plan(), tmp_path)

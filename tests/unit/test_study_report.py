@@ -262,6 +262,7 @@ def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw",
     [

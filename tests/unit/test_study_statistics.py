@@ -126,6 +126,7 @@ def test_the_f_interval_covers_the_true_ratio_as_often_as_it_says() -> None:
     assert np.mean([low <= 2 <= high for low, high in ends]) == pytest.approx(0.95, abs=ERROR)
 
 
+@pytest.mark.slow
 def test_the_bootstrap_interval_covers_the_true_ratio_about_as_often() -> None:
     """Percentiles of few seeds are known to be short: nine tenths, where 95 % is said of many."""
     a, b = 2 * draws(10, 150, 19), draws(11, 150, 19)
@@ -134,6 +135,7 @@ def test_the_bootstrap_interval_covers_the_true_ratio_about_as_often() -> None:
     assert 0.86 <= covered <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", only([19], [5, 19, 50]))
 def test_one_in_twenty_studies_sees_a_difference_by_chance(seeds: int) -> None:
     a, b = draws(12, STUDIES, seeds), draws(13, STUDIES, seeds)
@@ -151,6 +153,7 @@ def test_means_a_margin_apart_are_equal_once_in_twenty(seeds: int) -> None:
     assert np.mean(alarms) == pytest.approx(LEVEL, abs=ERROR)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", [stats.t(5), stats.uniform(), stats.skewnorm(4)])
 def test_values_that_are_not_normal_give_about_as_many_false_alarms(law: stats.rv_continuous) -> None:
     a, b = law.rvs((2, STUDIES, 19), random_state=22)
@@ -166,6 +169,7 @@ def test_four_comparisons_have_no_more_false_alarms_than_one() -> None:
     assert np.mean(alarms) <= LEVEL + ERROR
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "ratio"), [(9, 3.0), (19, 2.0), (50, 1.5)])
 def test_a_planted_ratio_is_found_with_the_power_that_is_stated(seeds: int, ratio: float) -> None:
     a, b = ratio * draws(16, STUDIES, seeds), draws(17, STUDIES, seeds)
@@ -245,6 +249,7 @@ def test_a_correlation_within_one_group_is_that_of_scipy() -> None:
     assert shifted == rank_correlation_within([(x[:20], y[:20]), (x[20:], y[20:])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("groups", "runs"), only([(3, 5)], [(6, 3), (3, 5), (2, 19)]))
 def test_one_in_twenty_studies_correlates_evenness_by_chance(groups: int, runs: int) -> None:
     drawn = draws(groups, STUDIES, groups, 2, runs)

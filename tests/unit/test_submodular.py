@@ -106,6 +106,7 @@ def classes(draw: st.DrawFn, most: int = 8) -> tuple[np.ndarray[Any, Any], list[
     return similar, np.diff([0, *cuts, rows]).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_size", [False, True])
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 @given(made=classes())
@@ -213,6 +214,7 @@ def test_micro_blocks_are_few_and_near_the_ratios(ratios: list[int]) -> None:
         assert (off <= len(ratios) / most).all()
 
 
+@pytest.mark.slow
 def test_ratios_of_measured_speeds_become_nearly_as_many_blocks() -> None:
     ratios = (100, 50, 26)
 
@@ -444,6 +446,7 @@ def in_parts(
     return owners
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_a_class_in_parts_is_nearly_as_evenly_placed(name: FunctionName) -> None:
     points = made_class(1200)

@@ -67,6 +67,7 @@ def test_matchings_of_named_graphs(topology: str, num_workers: int) -> None:
     assert len(matchings) == degree + bool(odd)
 
 
+@pytest.mark.slow
 @given(connected_graphs())
 def test_matchings_of_any_graph(graph: tuple[int, tuple[Link, ...]]) -> None:
     num_workers, links = graph

@@ -82,6 +82,7 @@ def test_few_and_many_workers_can_be_shown(topology: str, workers: str, capsys: 
     assert f"topology {topology}\n" in show(capsys, topology, "--workers", workers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_figure_has_the_same_bytes_again(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "new" / f"{name}.{kind}" for name in ("first", "second")]
@@ -137,6 +138,7 @@ def test_the_default_size_is_that_of_resnet20() -> None:
     assert command.count_parameters("resnet20") == command.RESNET20
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_2_and_loads_no_torch(tmp_path: Path) -> None:
     program = "import sys; from pipeline.entry import main; main(sys.argv[1:])"
     done = subprocess.run(

@@ -50,6 +50,7 @@ def parsed(*args: object) -> tuple[Config, Options]:
     return config_of(args_of), options_of(args_of)
 
 
+@pytest.mark.slow
 def test_help_names_every_model_and_a_flag_for_every_setting() -> None:
     done = trainer("--help-all")
     assert done.returncode == 0
@@ -222,6 +223,7 @@ def test_an_impossible_step_is_refused_before_the_start(
     assert not (tmp_path / "deep").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 @pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
 def test_a_refused_start_leaves_the_run_unchanged(shards: Path, finished: Path, flag: str) -> None:

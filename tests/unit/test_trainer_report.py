@@ -183,6 +183,7 @@ def test_a_second_of_refused_gradients_alone_loses_no_loss(tmp_path: Path) -> No
     assert "not a finite number" not in page_of(run.save(tmp_path)).text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", only([None], [None, float("inf")]))
 def test_a_loss_that_is_no_number_is_named_and_the_rest_is_drawn(tmp_path: Path, bad: float | None) -> None:
     run = eventful_run(epochs=2)
@@ -224,6 +225,7 @@ def test_synchronous_updates_have_no_staleness_to_draw(tmp_path: Path) -> None:
     assert not any("Staleness" in alt for alt in page.alts())
 
 
+@pytest.mark.slow
 def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     run = eventful_run(epochs=2)
     for event in run.events:
@@ -266,6 +268,7 @@ def test_a_report_is_replaced_whole_and_repeats_its_bytes(tmp_path: Path) -> Non
     assert sorted(path.name for path in folder.iterdir()) == ["metrics.jsonl", "pushes.csv", "report.html"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_a_report_that_fails_is_a_warning(
     eventful: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

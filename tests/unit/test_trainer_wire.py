@@ -461,6 +461,7 @@ def test_losses_of_rows_are_the_same_on_the_other_side() -> None:
             unpack_all(pack_reports(reports)[:-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_what_no_peer_of_this_version_sends_is_counted_and_dropped(alone: Served, honest: Worker, kind: str) -> None:
     before = alone.status()["malformed"]
@@ -470,6 +471,7 @@ def test_what_no_peer_of_this_version_sends_is_counted_and_dropped(alone: Served
     assert not peer.poll(0), "it is not answered"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [{"pid": 1}, {"pid": 2**22 + 1}, {"pid": -1}, {"descriptor": 10**300}, {"pid": 0}, {"nonce": "x" * 10**5}],
@@ -495,6 +497,7 @@ def joined(alone: Served, peer: zmq.Socket[bytes]) -> tuple[int, int, int, int]:
     return answer[:4]
 
 
+@pytest.mark.slow
 def test_a_heartbeat_that_overtakes_the_join_request_does_not_undo_it(
     alone: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,6 +519,7 @@ def test_a_heartbeat_that_overtakes_the_join_request_does_not_undo_it(
     client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 4 * NUMBERS - 4, 4 * NUMBERS + 4, 4 * NUMBERS * 10])
 def test_a_gradient_of_another_size_is_not_taken(alone: Served, honest: Worker, size: int) -> None:
     peer, before = alone.peer(), alone.status()
@@ -524,12 +528,14 @@ def test_a_gradient_of_another_size_is_not_taken(alone: Served, honest: Worker, 
     assert alone.status()["version"] == before["version"]
 
 
+@pytest.mark.slow
 def test_a_gradient_in_memory_that_was_never_opened_is_not_taken(alone: Served, honest: Worker) -> None:
     peer, before = alone.peer(), alone.status()["malformed"]
     peer.send_multipart([raw(Push, *joined(alone, peer), True), REPORT, b""])
     alone.wait_for_malformed(before + 1)
 
 
+@pytest.mark.slow
 def test_a_gradient_of_another_generation_makes_its_worker_rejoin(alone: Served, honest: Worker) -> None:
     peer, before = alone.peer(), alone.status()
     worker, session, generation, clock = joined(alone, peer)
@@ -547,6 +553,7 @@ def test_a_gradient_of_another_generation_makes_its_worker_rejoin(alone: Served,
     assert alone.status()["version"] == before["version"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_random_messages_from_an_admitted_peer_change_nothing(alone: Served, honest: Worker, seed: int) -> None:
     """Fields at their limits in a valid head, then random bodies; every kind is among them."""
@@ -572,6 +579,7 @@ def test_random_messages_from_an_admitted_peer_change_nothing(alone: Served, hon
     honest.check()
 
 
+@pytest.mark.slow
 def test_a_message_beyond_any_slice_ends_its_connection_and_no_other(alone: Served, honest: Worker) -> None:
     peer = alone.peer()
     monitor = peer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -580,6 +588,7 @@ def test_a_message_beyond_any_slice_ends_its_connection_and_no_other(alone: Serv
     peer.disable_monitor()
 
 
+@pytest.mark.slow
 @pytest.mark.full
 def test_a_follower_takes_orders_from_nobody_but_server_0(pair: Served) -> None:
     worker, peer = pair.worker(), pair.peer(server=1)
@@ -601,6 +610,7 @@ def test_a_follower_takes_orders_from_nobody_but_server_0(pair: Served) -> None:
     worker.client.close()
 
 
+@pytest.mark.slow
 def test_messages_about_unknown_workers_change_nothing(pair: Served) -> None:
     worker, peer = pair.worker(), pair.peer()
     worker.step()
@@ -619,6 +629,7 @@ def test_messages_about_unknown_workers_change_nothing(pair: Served) -> None:
     worker.client.close()
 
 
+@pytest.mark.slow
 def test_a_starting_server_ignores_late_checkpoint_messages(tmp_path: Path) -> None:
     """A follower that outlived server 0 may tell the next one that it has loaded what the last one wanted."""
     addresses = local_addresses(f"wire-{time.time_ns()}", 2)
@@ -663,6 +674,7 @@ def strangers(context: zmq.Context[zmq.Socket[bytes]]) -> Sequence[zmq.Socket[by
     return nobody, unnamed, wrong, other, known
 
 
+@pytest.mark.slow
 def test_on_this_host_nobody_without_the_token_is_heard(alone: Served, honest: Worker) -> None:
     before = alone.status()["malformed"]
     for stranger in strangers(alone.context):
@@ -670,6 +682,7 @@ def test_on_this_host_nobody_without_the_token_is_heard(alone: Served, honest: W
     assert alone.status()["malformed"] == before
 
 
+@pytest.mark.slow
 def test_over_a_network_nobody_without_the_token_is_heard(networked: Served) -> None:
     worker = networked.worker(use_memory=False)
     for stranger in strangers(networked.context):
@@ -679,6 +692,7 @@ def test_over_a_network_nobody_without_the_token_is_heard(networked: Served) -> 
     worker.client.close()
 
 
+@pytest.mark.slow
 def test_gradients_are_read_on_the_way_only_with_encryption_off(networked: Served) -> None:
     """A peer between worker and server reads gradients, parameters and a password, and never the token."""
     tap = Tap(int(networked.addresses[0].rpartition(":")[2]))
@@ -697,6 +711,7 @@ def test_gradients_are_read_on_the_way_only_with_encryption_off(networked: Serve
     tap.close()
 
 
+@pytest.mark.slow
 def test_what_is_read_with_encryption_off_admits_to_no_other_address(networked: Served) -> None:
     """The password of TCP addresses opens neither the private ones nor servers whose encryption is on."""
     read = networked.secret.password(networked.addresses[0])
@@ -710,6 +725,7 @@ def test_what_is_read_with_encryption_off_admits_to_no_other_address(networked: 
         peer.close()
 
 
+@pytest.mark.slow
 def test_a_host_with_another_encryption_is_told_so(networked: Served) -> None:
     other = Secret(SECRET.token, "off" if networked.secret.encryption == "on" else "on")
     client = networked.client(1, other)
@@ -719,6 +735,7 @@ def test_a_host_with_another_encryption_is_told_so(networked: Served) -> None:
     client.close()
 
 
+@pytest.mark.slow
 def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> None:
     client = alone.client(1, Secret("another token, of another run"))
     time.sleep(0.5)  # the answer may be there before it has asked: then no message will ever leave it
@@ -727,6 +744,7 @@ def test_a_worker_with_another_token_is_told_so_on_this_host(alone: Served) -> N
     client.close()
 
 
+@pytest.mark.slow
 def test_a_supervisor_with_another_token_is_told_so_on_this_host(alone: Served) -> None:
     control = Control(alone.addresses[0], Secret("another token, of another run"), alone.agreement)
     with pytest.raises(UsageError, match="token"):
@@ -734,6 +752,7 @@ def test_a_supervisor_with_another_token_is_told_so_on_this_host(alone: Served) 
     control.close()
 
 
+@pytest.mark.slow
 @pytest.mark.full
 def test_a_worker_with_another_token_is_told_so_over_a_network(
     networked: Served, monkeypatch: pytest.MonkeyPatch
@@ -745,6 +764,7 @@ def test_a_worker_with_another_token_is_told_so_over_a_network(
     client.close()
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_configuration_learns_the_difference(alone: Served, honest: Worker) -> None:
     client = alone.client(0, of=agreement(batch_size=64))  # it takes the place of one that is there
     with pytest.raises(UsageError) as refused:
@@ -760,6 +780,7 @@ def test_a_worker_of_another_configuration_learns_the_difference(alone: Served, 
     assert (honest.turn.generation, honest.turn.clock) == (turn.generation, turn.clock + 1)
 
 
+@pytest.mark.slow
 def test_a_supervisor_of_another_configuration_changes_nothing(alone: Served, honest: Worker) -> None:
     before = alone.status()["alive"]
     control = Control(alone.addresses[0], SECRET, agreement(servers=2))
@@ -770,6 +791,7 @@ def test_a_supervisor_of_another_configuration_changes_nothing(alone: Served, ho
     assert alone.status()["alive"] == before
 
 
+@pytest.mark.slow
 @pytest.mark.full
 def test_a_server_of_another_configuration_ends_with_a_line(pair: Served, tmp_path: Path) -> None:
     worker = pair.worker()

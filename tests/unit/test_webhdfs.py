@@ -82,6 +82,7 @@ def test_web_addresses_are_canonical() -> None:
         store.resolve("webhdfs:///a")
 
 
+@pytest.mark.slow
 def test_a_keytab_is_used_where_it_is(tmp_path: Path) -> None:
     conf = {KEYTAB: f"{tmp_path}/alice.keytab", PRINCIPAL: "alice@REALM"}
     assert kerberos_login({}) == kerberos_login(conf) == {}
