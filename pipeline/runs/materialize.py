@@ -135,8 +135,6 @@ def with_id_column(context: SparkContext, request: Request, assignment: str) -> 
     column = origin.id_column or (manifest.evaluation.input.id_column if manifest.evaluation else None)
     # Any two DataFrames have one address, and may have other names for one column.
     is_same = request.input == origin.uri and not names_dataframe(origin.uri)
-    if request.input != origin.uri:
-        return request  # another table has columns of its own
     if is_same and None not in (request.id_column, origin.id_column) and request.id_column != origin.id_column:
         raise UsageError(
             f"--id-column {request.id_column}: {made_by.uri} assigns the rows of {origin.uri} in the order of"

@@ -270,7 +270,10 @@ class RankingTask:
         if len(missing := np.flatnonzero(np.isnan(values))):
             more = f", nor have {len(missing) - 1:,} others up to row {high - 1}" if len(missing) > 1 else ""
             after = f" after epoch {self.ignored}" if self.ignored else ""
-            yield f"{self.ledger.uri}: row {low + missing[0]} has no loss{after}{more}; train on every row of the input"
+            yield (
+                f"{self.ledger.uri}: row {low + missing[0]} has no loss{after}{more}; train for more epochs, on every row of"
+                " the input"
+            )
             return
         order = np.argsort(-values, kind="stable")
         yield SortedRows(-values[order], low + order)

@@ -43,10 +43,10 @@ def test_a_random_deal_has_every_row_once_an_epoch(rows: int, batches: tuple[int
     """In every epoch, and never in two mini-batches of a step, which would both update its entry of the table."""
     if rows < 2 * sum(batches):
         with pytest.raises(UsageError, match="needs a --batch-size of at most half of the"):
-            PartitionPlan(options_of("random"), rows, batches, 10, seed)
+            PartitionPlan(options_of("random"), rows, batches, 10, epochs=5, seed=seed)
         return
     steps = 5 * rows // sum(batches) + 1
-    plan = PartitionPlan(options_of("random"), rows, batches, steps, seed)
+    plan = PartitionPlan(options_of("random"), rows, batches, steps, epochs=5, seed=seed)
     samplers = [PartitionSampler(rows_in_order(rows), plan, worker, None) for worker in range(len(batches))]
     drawn = [[np.asarray(sampler.draw(clock).places) for sampler in samplers] for clock in range(steps)]
     assert [len(part) for part in drawn[0]] == list(batches)
@@ -56,6 +56,24 @@ def test_a_random_deal_has_every_row_once_an_epoch(rows: int, batches: tuple[int
     assert all(sorted(epoch) == list(range(rows)) for epoch in epochs)
     if rows > 20:
         assert len({tuple(epoch) for epoch in epochs}) == 5
+
+
+@pytest.mark.parametrize(("warmup", "interval"), [(10, 10), (10, 30), (40, 30), (10, 1), (60, 10), (30, 8), (15, 15)])
+@pytest.mark.parametrize("batch", [128, 1024])
+def test_the_number_of_intervals_is_that_of_the_paper(warmup: int, interval: int, batch: int) -> None:
+    """floor((E - W) / I) for its settings: E = 100 epochs of 50,000 rows, which the mini-batch does not divide."""
+    options = options_of(warmup=warmup, interval=interval, ignored=5)
+    steps = 100 * (50_000 // batch)
+    plan = PartitionPlan(options, 50_000, (batch // 4,) * 4, steps, epochs=100, seed=0)
+    planned = (100 - warmup) // interval
+    # The steps of 100 epochs are 1.7 % fewer than those of 100 passes, or three passes of one epoch each.
+    assert planned - 3 * (interval == 1) <= plan.intervals <= planned
+    assert plan.phase(steps - 1).number == plan.intervals
+
+
+def test_a_run_that_ends_in_its_warm_up_is_refused() -> None:
+    with pytest.raises(UsageError, match="--warmup-epochs 10 take all 39 steps of the run"):
+        PartitionPlan(options_of(warmup=10, ignored=5), 500, (64, 64), 39, epochs=10, seed=0)
 
 
 def rows_in_order(count: int) -> Rows:
@@ -74,7 +92,7 @@ def test_phases_follow_the_rule(measure: Measure, heuristic: Heuristic, rows: in
     """Intervals divide the rows by the losses of the phase before, in a table that workers merge as servers do."""
     options = options_of(interval=interval, importance=measure, heuristic=heuristic)
     batches = (8, 8, 8)
-    plan = PartitionPlan(options, rows, batches, 60, seed=5)
+    plan = PartitionPlan(options, rows, batches, 60, epochs=60 * 24 / rows, seed=5)
     statistics = LossStatistics(measure)
     samplers = [PartitionSampler(rows_in_order(rows), plan, worker, statistics) for worker in range(3)]
     table: LossTable = np.zeros(statistics.length(SetSizes(rows, 1, 0)), np.float32)

@@ -19,6 +19,8 @@ def build_network(config: Config, shards: Shards) -> NetworkAndTask:
     network = build(config.model, shards.inputs, config.model_seed)
     if sampler := config.table_sampler:
         rows = sum(shards.worker_rows(worker) for worker in range(shards.num_workers))
+        if config.data.repartition != "fixed":
+            rows = shards.rows  # without copies
         length = sampler.length(SetSizes(rows, shards.num_classes, len(shards.manifest.neighbourhoods or ())))
         network.model.register_buffer(TABLE, torch.full((length,), sampler.first_value))
     return network

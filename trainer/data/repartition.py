@@ -48,8 +48,10 @@ class PartitionSampler:
 
 
 def all_rows(shards: Shards, *, targets: bool = False) -> Rows:
-    """Return the rows of all shards of a set. Needs twice their memory while it copies. Raises as ``deal``."""
-    return deal(shards, 1, targets=targets)[0]
+    """Return the rows of all shards of a set, each once. Needs twice their memory while it copies. Raises as ``deal``."""
+    rows = deal(shards, 1, targets=targets)[0]
+    firsts = np.unique(rows.ids, return_index=True)[1]
+    return rows if len(firsts) == len(rows) else rows.select(np.sort(firsts))
 
 
 def partition_plan(config: Config, shards: Shards, num_workers: int) -> PartitionPlan:
@@ -59,9 +61,16 @@ def partition_plan(config: Config, shards: Shards, num_workers: int) -> Partitio
             f"--repartition {config.data.repartition} divides rows equally, and the shards have ratios: make them without"
             " --ratios"
         )
-    rows = sum(shards.worker_rows(worker) for worker in range(shards.num_workers))
+    # Epochs count distinct rows, as everywhere: copies are left out.
     steps = config.steps_per_worker(shards.rows)
-    return PartitionPlan(config.data, rows, config.worker_batches(num_workers), steps, config.run.seed)
+    return PartitionPlan(
+        config.data,
+        shards.rows,
+        config.worker_batches(num_workers),
+        steps,
+        epochs=steps / config.steps_per_epoch(shards.rows),
+        seed=config.run.seed,
+    )
 
 
 def partition_sampler(config: Config, shards: Shards, rows: Rows, worker: int, num_workers: int) -> PartitionSampler:

@@ -11,7 +11,7 @@ Row numbers count the rows of the set by id. A clock is the number of a step, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -99,6 +99,7 @@ class PartitionPlan:
         rows: number of rows N.
         batches: rows per mini-batch of each worker, of sum B.
         steps: steps of each worker in the whole run.
+        epochs: length of the run in epochs, of which each has floor(N / B) steps.
         seed: of the run.
     """
 
@@ -106,6 +107,7 @@ class PartitionPlan:
     rows: int
     batches: tuple[int, ...]
     steps: int
+    epochs: float
     seed: int
 
     def __post_init__(self) -> None:
@@ -114,20 +116,25 @@ class PartitionPlan:
                 f"--repartition {self.options.repartition} needs a --batch-size of at most half of the {self.rows} rows, got"
                 f" {self.batch}"
             )
+        if self.options.repartition == "importance" and self.warmup_steps >= self.steps:
+            raise UsageError(
+                f"--warmup-epochs {self.options.warmup_epochs} take all {self.steps:,} steps of the run, so that no rows are"
+                " divided by importance: give fewer, or a longer run"
+            )
 
     @property
     def batch(self) -> int:
         """Rows of all mini-batches of a step, B."""
         return sum(self.batches)
 
-    @property
+    @cached_property
     def warmup_steps(self) -> int:
         """Steps until every row was drawn once in each epoch of the warm-up; the whole run without intervals."""
         if self.options.repartition == "random":
             return self.steps
         return -(-self.options.warmup_epochs * self.rows // self.batch)
 
-    @property
+    @cached_property
     def interval_steps(self) -> int:
         """Steps until every worker has made the passes of an interval."""
         sizes = np.bincount(self.divide(np.zeros(self.rows)))
@@ -135,10 +142,15 @@ class PartitionPlan:
             -(-self.options.interval * int(size) // batch) for size, batch in zip(sizes, self.batches, strict=True)
         )
 
-    @property
+    @cached_property
     def intervals(self) -> int:
-        """Number of intervals: as many as fit into the run, at least one. The last one lasts until the run ends."""
-        return max(1, (self.steps - self.warmup_steps) // self.interval_steps)
+        """Number of intervals: as many as fit into the epochs of the run, at least one. The last lasts until its end.
+
+        Counted in epochs, because warm-up and intervals end with whole steps: for a B that does not divide N, the steps of
+        an epoch are fewer than a pass needs, and the last interval is a little shorter."""
+        by_epochs = int((self.epochs - self.options.warmup_epochs) // self.options.interval)
+        by_steps = -(-(self.steps - self.warmup_steps) // self.interval_steps)
+        return max(1, min(by_epochs, by_steps))
 
     def phase(self, clock: int) -> PartitionPhase:
         """Return the phase of a step."""
@@ -187,6 +199,7 @@ class PartitionStream:
         self.worker = worker
         self._deal = lru_cache(maxsize=2)(plan.deal)
         self._importance: npt.NDArray[np.floating] = np.empty(0)
+        self._order = lru_cache(maxsize=2)(partial(permutation, seed=plan.seed, worker=worker))
         self._rows = np.empty(0, np.int64)
 
     def draw(self, clock: int, importance: npt.NDArray[np.floating] | None) -> PartitionDraw:
@@ -220,14 +233,11 @@ class PartitionStream:
         batch = plan.batches[self.worker]
         # Every pass of the run has an order of its own.
         first = plan.options.warmup_epochs + (phase.number - 1) * plan.options.interval
-        order = partial(self._order, first)
-        places = indices(len(rows), batch, step, plan.seed, self.worker, order)
+        places = indices(
+            len(rows), batch, step, plan.seed, self.worker, lambda turn: self._order(len(rows), turn=first + turn)
+        )
         passes = (step * batch + np.arange(batch)) // len(rows)
         return PartitionDraw(rows[places], np.where(passes < plan.options.interval, passes + 1, 0))
-
-    def _order(self, first: int, turn: int) -> Ints:
-        """Return the order of the worker's rows in a pass. first: number of the interval's first pass in the run."""
-        return permutation(len(self._rows), self.plan.seed, self.worker, first + turn)
 
 
 @dataclass(frozen=True)
