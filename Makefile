@@ -32,7 +32,7 @@ LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 # spins while it waits for another one, as those of OpenMP and OpenBLAS do, takes a core from the thread that it waits for.
 TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # A file's tests share what is slow to make, so a file goes to one process; the folders come in order, the shortest tests last.
-SPREAD := -n 3 --dist loadfile --no-loadscope-reorder
+SPREAD := -n 4 --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest --durations=10
 
 .PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards fuzz lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-exchange bench-recovery bench-gpu bench-cluster study study-check clean clean-venv
