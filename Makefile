@@ -32,7 +32,7 @@ LOCAL_IP := $(if $(filter local%,$(MASTER)),SPARK_LOCAL_IP=127.0.0.1,)
 # spins while it waits for another one, as those of OpenMP and OpenBLAS do, takes a core from the thread that it waits for.
 TEST_ENV := SPARK_LOCAL_IP=127.0.0.1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # A file's tests share what is slow to make, so a file goes to one process; the folders come in order, the shortest tests last.
-SPREAD := -n 4 --dist loadfile --no-loadscope-reorder
+SPREAD := --dist loadfile --no-loadscope-reorder
 PYTEST := python -m pytest --durations=10
 
 .PHONY: help setup setup-dev demo demo-shards test test-fast test-full chaos chaos-shards fuzz lint fetch hdfs-up hdfs-down bench-sharding bench-trainer bench-exchange bench-recovery bench-gpu bench-cluster study study-check clean clean-venv
@@ -73,14 +73,14 @@ test: $(READY_DEV) ## run the linter, the type checker and the default tier of t
 	@$(ENV); said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	  $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
 	  python -m tests.executed --record; tests=0; \
-	  $(TEST_ENV) RECORD_CALLS='$(CURDIR)/build/executed' $(PYTEST) $(SPREAD) -m 'not full' $(ARGS) || tests=$$?; \
+	  $(TEST_ENV) RECORD_CALLS='$(CURDIR)/build/executed' $(PYTEST) -n 4 $(SPREAD) -m 'not full' $(ARGS) || tests=$$?; \
 	  linted=0; wait $$lint || linted=$$?; cat "$$said"; exit $$((tests ? tests : linted))
 
 test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run
 	@$(ENV); $(TEST_ENV) $(PYTEST) -n 2 --dist worksteal -m 'not full and not slow' tests/unit $(ARGS)
 
 test-full: $(READY_DEV) ## run what `make test` leaves out: before every merge, after `make test`
-	@$(ENV); python -m tests.clusters.environments >/dev/null; $(TEST_ENV) $(PYTEST) $(SPREAD) -m full $(ARGS); python -m tests.executed
+	@$(ENV); python -m tests.clusters.environments >/dev/null; $(TEST_ENV) $(PYTEST) -n 3 $(SPREAD) -m full $(ARGS); python -m tests.executed
 
 chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times, with EXCHANGE alone if given; SEED repeats what was drawn
 	@$(ENV); $(TEST_ENV) python -m tests.campaigns.training --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(EXCHANGE),--exchange $(EXCHANGE)) $(ARGS)

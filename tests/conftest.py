@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,17 @@ settings.load_profile("suite")
 pytest_plugins = ["tests.clusters.fixtures", "tests.clusters.cluster_runs", "tests.support.places"]
 # The drivers of these tests live for seconds; .venv/env.sh names the log's settings and the class archive.
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *QUICK_START])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Pause the garbage collector while modules are imported, and let it pass over them afterwards: none is ever deleted."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

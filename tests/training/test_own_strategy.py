@@ -71,6 +71,7 @@ def start_here(program: Path, *arguments: object) -> Ended:
         return run_program(program, "shard", *arguments)
 
 
+@pytest.mark.full
 def test_a_strategy_of_ones_own_runs_by_name_with_its_own_flag(
     spark: SparkSession, program: Path, tmp_path: Path
 ) -> None:
