@@ -154,7 +154,7 @@ def test_broken_lists_have_one_line(values: Any, words: str, tmp_path: Path) -> 
 
 
 def test_lists_of_other_axes_are_refused(tmp_path: Path) -> None:
-    """As many numbers in other axes, in lists that are of one length within a block of rows."""
+    """Refuse lists with as many numbers in other axes. Within a block of rows their lengths are equal."""
     values = [[[1, 2, 3], [4, 5, 6]]] * 2 + [[[1, 2], [3, 4], [5, 6]]] * 2
     dataset = find(write(tmp_path / "a.parquet", image=pa.array(values, pa.list_(pa.list_(pa.uint8()))), label=[0] * 4))
     assert dataset.layout.shape == (1, 2, 3)

@@ -104,7 +104,7 @@ def test_another_content_is_one_line_that_names_the_file(content: bytes, message
 
 @pytest.mark.parametrize("axes", [(30, 3), (3, 30), (6, 15), (5, 6, 3), (3, 5, 6), (6, 3, 5), (90, 1)])
 def test_axes_without_an_order_are_refused(axes: tuple[int, ...], tmp_path: Path) -> None:
-    """As many numbers as an image of the declared shape, whose axes are not its own."""
+    """Refuse arrays with as many numbers as the declared shape, but other axes."""
     path = tmp_path / "a.npz"
     path.write_bytes(archive(images=COLOUR.reshape(ROWS, *axes), labels=LABELS))
     sides = ", ".join(map(str, axes))

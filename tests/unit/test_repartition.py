@@ -31,6 +31,8 @@ from trainer.simulation.replay import replay
 
 
 def options_of(kind: Any = "importance", warmup: int = 3, interval: int = 2, ignored: int = 1, **about: Any) -> Any:
+    if kind == "random":
+        return RepartitionOptions(repartition="random")
     return RepartitionOptions(repartition=kind, warmup_epochs=warmup, interval=interval, ignore_epochs=ignored, **about)
 
 
@@ -69,6 +71,12 @@ def test_the_number_of_intervals_is_that_of_the_paper(warmup: int, interval: int
     # The steps of 100 epochs are 1.7 % fewer than those of 100 passes, or three passes of one epoch each.
     assert planned - 3 * (interval == 1) <= plan.intervals <= planned
     assert plan.phase(steps - 1).number == plan.intervals
+
+
+@pytest.mark.parametrize("kind", ["fixed", "random"])
+def test_options_of_intervals_are_refused_without_intervals(kind: Any) -> None:
+    with pytest.raises(UsageError, match=f"--interval is for --repartition importance, not {kind}: leave it out"):
+        RepartitionOptions(repartition=kind, interval=3)
 
 
 def test_a_run_that_ends_in_its_warm_up_is_refused() -> None:
@@ -167,9 +175,10 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(shards: Path, output: Path, options: Any = QUIET, **values: Any) -> Result:
     settings: dict[str, Any] = {
-        "protocol": "bsp", "repartition": "importance", "warmup_epochs": 2, "ignore_epochs": 0, "interval": 1,
-        "batch_size": 12, "steps": 30, "model": "logistic", "example_ledger": True,
+        "protocol": "bsp", "batch_size": 12, "steps": 30, "model": "logistic", "example_ledger": True,
     }  # fmt: skip
+    if "repartition" not in values:
+        settings |= {"repartition": "importance", "warmup_epochs": 2, "ignore_epochs": 0, "interval": 1}
     return simulate(make_config(shards, output, **(settings | values)), SimulationSettings(), options)
 
 

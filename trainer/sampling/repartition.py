@@ -10,7 +10,7 @@ Row numbers count the rows of the set by id. A clock is the number of a step, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache, partial
 from typing import Literal, NamedTuple
 
@@ -53,6 +53,15 @@ class RepartitionOptions(Spec):
             raise UsageError(
                 f"--ignore-epochs {self.ignore_epochs} leaves no losses of --warmup-epochs {self.warmup_epochs}: give fewer"
             )
+        if self.repartition != "importance":
+            self._refuse_unused()
+
+    def _refuse_unused(self) -> None:
+        """Raise UsageError for an option that has no effect, because only ``importance`` has intervals."""
+        for item in fields(RepartitionOptions):
+            if item.name != "repartition" and getattr(self, item.name) != item.default:
+                flag = f"--{item.name.replace('_', '-')}"
+                raise UsageError(f"{flag} is for --repartition importance, not {self.repartition}: leave it out")
 
     def identity(self) -> dict[str, object]:
         """Return the fields that a resumed run must not change; without repartitioning none of these."""
