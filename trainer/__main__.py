@@ -15,8 +15,9 @@ from pipeline.core.specs import add_flags, from_flags
 from trainer.api import train
 from trainer.cluster.hosts import Hosts
 from trainer.embed import __main__ as embedding
-from trainer.flags import build_parser, config_of, options_of
+from trainer.flags import WORKERS, build_parser, config_of, options_of
 from trainer.inference import __main__ as inference
+from trainer.options import Options
 
 INTERRUPTED = "the same command with --resume continues from the last checkpoint"
 
@@ -24,6 +25,7 @@ INTERRUPTED = "the same command with --resume continues from the last checkpoint
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
     parser = build_parser()
+    add_flags(parser.add_argument_group("another number of workers"), Options, only=WORKERS)
     add_flags(parser.add_argument_group("cluster", "Run the command once, on any host."), Hosts)
     args = command_line.parse(parser, argv)
     require("trainer", "training")

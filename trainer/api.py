@@ -17,6 +17,7 @@ from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
+from trainer.regroup import describe_cohorts, regrouped
 from trainer.run_files import REPORT
 from trainer.runlog.run_folder import RunRecord, Start, settled
 
@@ -58,6 +59,10 @@ def train(
             f"--mix {config.data.mix}: hosts that are started by hand may see different checkpoints; give the shares so far,"
             f" '{context.config.data.mix}'"
         )
+    context = regrouped(context, options.workers, resume=options.resume)
+    _check_workers(context, options)
+    if context.config.cohorts.entries and not (options.quiet or options.silent):
+        print(describe_cohorts(context), flush=True)
     if context.shards.is_bare and not (options.quiet or options.silent):
         from trainer.data.bare_shards import describe_bare
 
@@ -79,6 +84,23 @@ def train(
             return run(context, options, work)
 
 
+def _check_workers(context: RunContext, options: Options) -> None:
+    """Raise UsageError if a start asks for workers that it cannot have."""
+    config = context.config
+    # Each host would choose a checkpoint for itself.
+    if config.cohorts.entries and options.addresses:
+        raise UsageError(
+            f"{context.home} has other workers than shards since version {config.cohorts.present.version}, which hosts that"
+            " are started by hand cannot agree on: leave out --addresses and --roles"
+        )
+    num_workers = config.num_workers(context.shards.num_workers)
+    if options.workers not in (None, num_workers):
+        raise UsageError(
+            f"--workers {options.workers}: a run begins with a worker per shard, {num_workers}; --resume can change their"
+            " number later, and jobs/reshard.py makes other shards"
+        )
+
+
 def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Options) -> Result:
     """Train on a cluster. This process manages the run's folder and computes nothing. Raises as ``train`` does.
 
@@ -88,7 +110,8 @@ def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Opti
     from trainer.launch.ends import announce, interruptible
     from trainer.runlog.result import read_result
 
-    parts = share_roles(context.config.processes.servers, context.shards.num_workers, hosts)
+    num_workers = context.config.num_workers(context.shards.num_workers)
+    parts = share_roles(context.config.processes.servers, num_workers, hosts)
     run = ClusterRun(context.config, options, launcher, parts)
     # The folder is changed only after run.start has found that the parts can train the run.
     with interruptible(run), _locked_start(context, options, run.start, run.lose) as start, closing(run):
@@ -122,15 +145,16 @@ def _locked_start(
     config = context.config
     output = context.home
     shards = context.shards
+    num_workers = config.num_workers(shards.num_workers)
     if check is None:  # otherwise other hosts run the roles
-        roles = options.roles_of(config.processes.servers, shards.num_workers)
-        check_limit(roles, config.processes.servers, shards.num_workers)
-    check_shares(config, shards.num_workers, shards.ratios)
-    config.exchange.check(shards.num_workers, config.run.seed)
+        roles = options.roles_of(config.processes.servers, num_workers)
+        check_limit(roles, config.processes.servers, num_workers)
+    check_shares(config, num_workers, shards.ratios_of(num_workers))
+    config.exchange.check(num_workers, config.run.seed)
     if isinstance(config.exchange, NeighbourExchange):
         from trainer.leader.peer_members import check_view  # loads the transport, which --help should not
 
-        check_view(config.exchange, shards.num_workers, config.run.seed)
+        check_view(config.exchange, num_workers, config.run.seed)
     record = RunRecord.from_config(config, shards)
     check = check or partial(_check, context, options)
     with settled(

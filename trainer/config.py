@@ -14,6 +14,7 @@ from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build, fits
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import Spec, default_member, from_json, option
+from trainer.coordination.cohorts import SINGLE, Cohorts
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.schedules import AUTO, RECIPES, are_drops, parse_drops
 from trainer.exchange import EXCHANGES, Exchange
@@ -324,6 +325,7 @@ class Config:
     exchange: Exchange = ParameterServer()
     processes: Processes = Processes()
     sampler: Sampler = ShuffleSampler()
+    cohorts: Cohorts = SINGLE
 
     def __post_init__(self) -> None:
         """Fill in a learning rate and momentum that are not given, by model and protocol; check pairs of options.
@@ -519,15 +521,27 @@ class Config:
 
     def steps_per_worker(self, rows: int) -> int:
         """Return the mini-batches per worker in the whole run. rows: distinct training examples."""
-        return self.run.steps if self.run.steps is not None else (self.run.epochs or 0) * self.steps_per_epoch(rows)
+        per_epoch = self.steps_per_epoch(rows)
+        present = self.cohorts.present
+        return present.last_step(steps=self.run.steps, epochs=self.run.epochs or 0, steps_per_epoch=per_epoch)
+
+    def total_epochs(self, rows: int) -> float:
+        """Return the length of the run in epochs. rows: distinct training examples."""
+        return self.cohorts.present.epochs(self.steps_per_worker(rows), self.steps_per_epoch(rows))
+
+    def num_workers(self, num_shards: int) -> int:
+        """Return the number of workers: one per shard, unless a resume has changed it."""
+        return self.cohorts.present.workers or num_shards
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry per part; model, protocol, exchange and sampler by name, with their own parameters.
 
-        A sampler without parameters has no entry, because its name is in ``data``."""
+        A sampler without parameters has no entry, because its name is in ``data``; cohorts only if there are several."""
         parts = {part.name: getattr(self, part.name).to_json() for part in fields(self)}
         if not self.sampler.params():
             del parts["sampler"]
+        if not self.cohorts.entries:
+            del parts["cohorts"]
         return parts
 
     @classmethod
@@ -546,6 +560,7 @@ class Config:
             exchange=from_json(EXCHANGES, "--exchange", values.get("exchange", {"name": ParameterServer.name})),
             processes=build(Processes, values["processes"]),
             sampler=from_json(SAMPLERS, "--sampling", values.get("sampler", {"name": values["data"]["sampling"]})),
+            cohorts=Cohorts.from_json(values.get("cohorts", {})),
         )
 
     def essentials(self) -> dict[str, Any]:
@@ -555,7 +570,9 @@ class Config:
         # The number of intervals follows from the length of the run.
         if self.data.repartition == "importance":
             parts.append({"epochs": self.run.epochs, "steps": self.run.steps})
-        return names | {f"--{key.replace('_', '-')}": value for part in parts for key, value in part.items()}
+        values = names | {f"--{key.replace('_', '-')}": value for part in parts for key, value in part.items()}
+        # A resume that changes the mini-batch says so in the cohorts.
+        return values | ({"--batch-size": self.cohorts.first.batch_size} if self.cohorts.entries else {})
 
     def identity(self) -> str:
         """Return ``essentials`` as canonical JSON. A resume is exact only with a checkpoint of the same identity."""

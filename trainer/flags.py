@@ -29,7 +29,7 @@ example: python -m trainer --shards build/shards --model resnet20 \\
              --protocol asp --servers 2 --epochs 5 --output build/run
 
 --shards is local (plain or file:), hdfs://host:port/path,
-webhdfs://host:port/path or s3://bucket/path. The run has a worker per shard.
+webhdfs://host:port/path or s3://bucket/path. A run begins with a worker per shard.
 It writes metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
 result.json and report.html. python -m trainer embed computes vectors of images
 for the sharding jobs.
@@ -39,6 +39,7 @@ errors and interruption (Ctrl-C, SIGTERM), which leaves a checkpoint: the same
 command with --resume resumes the run."""
 LENGTH = ("epochs", "steps")
 BEFORE = ("resume", "overwrite")
+WORKERS = ("workers",)  # in virtual time a setting of the virtual cluster
 HOSTS = ("roles", "addresses", "token_file")
 
 
@@ -46,7 +47,6 @@ def build_parser(prog: str = PROG, description: str = DESCRIPTION, epilog: str =
     """Return the parser. New protocols, exchanges, models and parameters need no change here."""
     parser = command_line.parser(prog, description, epilog)
     parser.conf = "trainer"
-    parser.hints = {"--workers": "a run has a worker per shard; jobs/reshard.py --workers N changes their number"}
     data = parser.add_argument_group("data", summaries(SAMPLERS))
     add_flags(data, Data, leave_out=("sampling",))
     data.add_argument(
@@ -101,7 +101,7 @@ def _add_run(parser: Parser) -> None:
     add_flags(group, RunSpec, leave_out=LENGTH)
     add_flags(group.add_mutually_exclusive_group(), RunSpec, only=LENGTH)
     add_flags(group.add_mutually_exclusive_group(), Options, only=BEFORE)
-    add_flags(group, Options, leave_out=(*BEFORE, *HOSTS))
+    add_flags(group, Options, leave_out=(*BEFORE, *HOSTS, *WORKERS))
     command_line.add_config_flag(group, "trainer")
     group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
 

@@ -63,6 +63,14 @@ class Options(Spec):
 
     resume: bool = option(False, "resume the run in --output, which a larger --epochs or --steps extends")
     overwrite: bool = option(False, "delete the run in --output and start again")
+    workers: int | None = option(
+        None,
+        "with --resume: number of workers from the newest checkpoint on, for any number of shards; the rows that the"
+        " interrupted pass lacks are divided among them",
+        least=1,
+        shown="the number that the run had, at first that of the shards",
+        advanced=True,
+    )
     roles: tuple[Role, ...] | None = option(
         None,
         "processes of this host, such as server:0,worker:0-5,evaluator",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
+from pipeline.core.errors import DataError
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
 from trainer.coordination.budget import Budget, Position
+from trainer.coordination.cohorts import begin_passes
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.schedules import learning_rate
@@ -45,11 +48,50 @@ def enter_stage(
     return carry_momentum(values, momentum, *rules, factor)
 
 
+def enter_cohort(
+    config: Config, num_workers: int, version: int, values: Float32s, momentum: Float32s
+) -> tuple[Float32s, Float32s]:
+    """Return values and momentum of a range of the model as the present cohort of workers continues with them.
+
+    They change only if the cohort begins with this checkpoint and another number of workers has another momentum rule.
+
+    Args:
+        config: the run.
+        num_workers: n.
+        version: of the checkpoint.
+        values, momentum: as for ``build_slice``.
+    """
+    cohorts = config.cohorts
+    if not cohorts.entries or cohorts.present.version != version:
+        return values, momentum
+    rules = config.momentum_of(cohorts.previous.workers), config.momentum_of(num_workers)
+    return carry_momentum(values, momentum, *rules, 1.0)
+
+
+def begin_cohort(config: Config, state: RunState) -> RunState:
+    """Return the state of a checkpoint as the present cohort of workers continues from it.
+
+    Changes only the state with which the cohort begins. Raises DataError for an earlier checkpoint, whose workers drew
+    rows that the cohort has been given."""
+    cohort = config.cohorts.present
+    if not config.cohorts.entries or state.version > cohort.version:
+        return state
+    if state.version < cohort.version:
+        raise DataError(
+            f"the checkpoint of version {cohort.version}, with which {cohort.workers} workers began, is damaged; the newest"
+            f" whole one is of version {state.version}: start again with --resume"
+        )
+    clocks = dict.fromkeys(range(cohort.workers), cohort.clock)
+    # A protocol's memory is about the workers before.
+    return replace(state, clocks=clocks, passes=begin_passes(state.passes, cohort), memory={})
+
+
 def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_servers: int) -> Coordinator:
     """Return the coordinator of a stage that continues a run from the state of a checkpoint.
 
     num_servers: servers that hold a part of every gradient."""
     config = stage.config
+    state = begin_cohort(config, state)
     # All that later decisions depend on comes from the checkpoint, so that a resumed run makes the same decisions.
     position = Position(
         state.version,
@@ -65,7 +107,15 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
     steps_per_epoch = config.steps_per_epoch(facts.rows)
     return Coordinator(
         config.protocol,
-        Budget(facts.num_workers, steps, steps_per_epoch, config.run.stop, position, until=stage.until),
+        Budget(
+            facts.num_workers,
+            steps,
+            steps_per_epoch,
+            config.run.stop,
+            position,
+            until=stage.until,
+            cohort=config.cohorts.present,
+        ),
         rate=partial(worker_rate, config, facts),
         num_servers=num_servers,
         start_wait_s=config.processes.start_wait_s,
@@ -123,6 +173,6 @@ def worker_rate(config: Config, facts: RunFacts, epoch: float) -> float:
 def _rate(config: Config, facts: RunFacts, epoch: float) -> float:
     """Return the scheduled single-process rate at a global epoch."""
     steps = config.steps_per_epoch(facts.rows)
-    epochs = config.steps_per_worker(facts.rows) / steps
+    epochs = config.total_epochs(facts.rows)
     optimiser = config.optimiser
     return learning_rate(optimiser.recipe, config.learning_rate, epoch, epoch * steps, epochs, optimiser.drops)

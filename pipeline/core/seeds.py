@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     TABLE_DRAW = 19  # which rows are in the mini-batch at clock ``number``, of samplers with a loss table
     SIMILARITY_WIDTH = 20  # the rows of all classes whose mean distance is the width of similarities
     REPARTITION = 21  # the random deal of all rows in epoch ``number``
+    REMAINDER = 22  # who draws which of the rows that pass ``number`` lacks when cohort ``worker`` begins
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 
 

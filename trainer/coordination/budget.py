@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainer.coordination.cohorts import FIRST, Cohort
+
 
 @dataclass
 class Position:
@@ -41,6 +43,7 @@ class Budget:
         position: progress so far.
         through: workers that have done their own steps.
         until: accepted gradients at which the present stage of the run ends; None if it ends with the run.
+        cohort: the workers of this part of the run, and the progress with which they began.
     """
 
     num_workers: int
@@ -50,16 +53,18 @@ class Budget:
     position: Position = field(default_factory=Position)
     through: int = 0
     until: int | None = None
+    cohort: Cohort = FIRST
 
     @property
     def total(self) -> int:
         """Accepted gradients of the whole run under stop="global"."""
-        return self.steps * self.num_workers
+        return self.cohort.total(self.steps, self.num_workers)
 
     @property
     def epoch(self) -> float:
         """Global epoch: accepted gradients / (n * mini-batches per epoch)."""
-        return self.position.accepted / (self.num_workers * self.steps_per_epoch)
+        gradients = self.cohort.gradients(self.position.accepted, self.num_workers)
+        return gradients / (self.num_workers * self.steps_per_epoch)
 
     @property
     def whole_epochs(self) -> int | None:

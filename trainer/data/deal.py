@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 from trainer.data.shards import Rows, Shards, load_worker
 
@@ -33,10 +34,7 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
         sharers = len(range(shard, num_workers, len(rows_by_shard)))
         rows_by_worker.append(_part(rows_by_shard[shard], slice(turn, None, sharers)))
         if not len(rows_by_worker[-1]):
-            raise UsageError(
-                f"--workers {num_workers}: worker {worker} would have no rows, shard {shard} has {len(rows_by_shard[shard])}"
-                f" for {sharers} workers; give fewer"
-            )
+            raise _empty_worker(num_workers, worker, shard, len(rows_by_shard[shard]), sharers)
     return rows_by_worker
 
 
@@ -47,6 +45,31 @@ def dealt_sizes(shards: Shards, num_workers: int) -> list[int]:
         return [sum(sizes[worker::num_workers]) for worker in range(num_workers)]
     turns = [divmod(worker, len(sizes)) for worker in range(num_workers)]
     return [len(range(turn, sizes[shard], len(range(shard, num_workers, len(sizes))))) for turn, shard in turns]
+
+
+def dealt_places(shards: Shards, num_workers: int) -> list[Ints]:
+    """Return the numbers of the rows that ``deal`` gives to each of N workers, counted over all shards, int64. Reads no row.
+
+    Raises UsageError if a worker would have no rows."""
+    ends = np.cumsum([shards.worker_rows(shard) for shard in range(shards.num_workers)])
+    numbers = np.split(np.arange(ends[-1]), ends[:-1])
+    if num_workers < len(numbers):
+        return [np.concatenate(numbers[worker::num_workers]) for worker in range(num_workers)]
+    places = []
+    for worker in range(num_workers):
+        turn, shard = divmod(worker, len(numbers))
+        sharers = len(range(shard, num_workers, len(numbers)))
+        places.append(numbers[shard][turn::sharers])
+        if not len(places[-1]):
+            raise _empty_worker(num_workers, worker, shard, len(numbers[shard]), sharers)
+    return places
+
+
+def _empty_worker(num_workers: int, worker: int, shard: int, rows: int, sharers: int) -> UsageError:
+    return UsageError(
+        f"--workers {num_workers}: worker {worker} would have no rows, shard {shard} has {rows} for {sharers} workers;"
+        " give fewer"
+    )
 
 
 def _part(rows: Rows, span: slice) -> Rows:

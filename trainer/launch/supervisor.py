@@ -420,7 +420,7 @@ def is_end(state: RunState, config: Config, facts: RunFacts) -> bool:
         return state.final and state.version >= steps
     if config.run.stop == "local":
         return state.final and min(state.clocks.values()) >= steps
-    return state.final and state.accepted >= steps * facts.num_workers
+    return state.final and state.accepted >= config.cohorts.present.total(steps, facts.num_workers)
 
 
 class RunInterruptedError(JobError):

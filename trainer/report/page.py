@@ -132,7 +132,9 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
     summary = summarise(events, pushes)
     live = surviving_events(events)
     start = select_kind(events, StartEvent)[-1]
-    num_workers = max(summary["num_workers"], 1)
+    # A resume may have changed the number of workers.
+    plans = [each.plan or {} for each in select_kind(events, StartEvent)]
+    num_workers = max(summary["num_workers"], 1, *(plan.get("num_workers", 1) for plan in plans))
     if len(pushes) and pushes["worker"].max() >= num_workers:  # a damaged row can look valid
         pushes = pushes[pushes["worker"] < num_workers]
     happened = incidents(live)
@@ -149,7 +151,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         accepted = {name: pushes[name].to_numpy()[is_accepted] for name in ("worker", "staleness")}
         embedded_figures |= draw_staleness(pd.DataFrame(accepted, copy=False), num_workers)
     page: str = template("trainer.report", "report.html").render(
-        title=title(summary | trained, num_workers),
+        title=title(summary | trained, max(summary["num_workers"], 1)),
         begun=_start_sentences(events[0], start),
         origin=_origin(start),
         findings=findings(events, live, summary),

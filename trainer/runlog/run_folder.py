@@ -96,7 +96,7 @@ class RunRecord:
 
     @classmethod
     def from_config(cls, config: Config, shards: Shards) -> RunRecord:
-        return cls(config, shards.num_workers, shards.rows, digest(shards))
+        return cls(config, config.num_workers(shards.num_workers), shards.rows, digest(shards))
 
     @property
     def steps(self) -> int:
@@ -105,8 +105,11 @@ class RunRecord:
 
     def essentials(self) -> dict[str, Any]:
         """Return the values that a resumed run must not change, by name; the shards first, as they set the workers."""
-        about = {"worker count": self.num_workers, "shard digest": self.shards}
-        virtual = {"virtual machines": self.simulated} if self.simulated is not None else {}
+        # A resume may change the workers, and says so in the cohorts.
+        begun_with = self.config.cohorts.first.workers or self.num_workers
+        about = {"worker count": begun_with, "shard digest": self.shards}
+        machines = {name: value for name, value in (self.simulated or {}).items() if name != "workers"}
+        virtual = {"virtual machines": machines} if self.simulated is not None else {}
         return about | virtual | self.config.essentials()
 
     def to_json(self) -> dict[str, Any]:
@@ -344,6 +347,11 @@ def saved_generation(output: Place) -> int | None:
     Raises DataError if its configuration is damaged."""
     saved_record = _saved(output)
     return saved_record.config.data.generation if saved_record else None
+
+
+def saved_run(output: Place) -> RunRecord | None:
+    """Return the record of the run in a folder; None if there is no such run. Raises DataError if it is damaged."""
+    return _saved(output)
 
 
 def saved_mix(output: Place) -> str:

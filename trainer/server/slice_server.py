@@ -19,7 +19,7 @@ from trainer.coordination.orders import Order, Reply
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.home.place import Place
 from trainer.leader.background import AtOnce, CallQueue
-from trainer.rules import build_slice, enter_stage
+from trainer.rules import build_slice, enter_cohort, enter_stage
 from trainer.transport.messages import (
     Cancel,
     Join,
@@ -104,6 +104,7 @@ class SliceServer:
 
         stage: number of the stage in which the run continues."""
         values, momentum = read_slice_range(self.root, version, self.begin, self.end)
+        values, momentum = enter_cohort(self.config, self.facts.num_workers, version, values, momentum)
         made_by = read_state(self.root, version).stage
         self.stage = stage
         # The checkpoint has the momentum of the stage that made it, so that it can be loaded again after a crash.

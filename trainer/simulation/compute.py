@@ -120,6 +120,7 @@ class RealCompute(Compute):
 
     def __init__(self, context: RunContext, num_workers: int) -> None:
         from trainer.data.batches import build_batches
+        from trainer.data.cohorts import build_cohort_batches
         from trainer.data.deal import deal
         from trainer.data.holdout import trained_fingerprint
         from trainer.data.network import build_network
@@ -145,13 +146,15 @@ class RealCompute(Compute):
         self.model_step = Step(config, network, self.pulled, self.pushed, device, num_workers)
         self.ratios = shards.ratios_of(num_workers)
         self.classifies = not network.targets
-        if config.data.repartition == "fixed":
-            worker_rows = deal(shards, num_workers, targets=network.targets)
+        if config.cohorts.entries:
+            self.batches = build_cohort_batches(config, shards, targets=network.targets)
         else:
-            worker_rows = [all_rows(shards, targets=network.targets)] * num_workers
-        self.batches = [
-            build_batches(config, shards, rows, worker, num_workers) for worker, rows in enumerate(worker_rows)
-        ]
+            repartitions = config.data.repartition != "fixed"
+            every_row = [all_rows(shards, targets=network.targets)] * num_workers if repartitions else None
+            worker_rows = every_row or deal(shards, num_workers, targets=network.targets)
+            self.batches = [
+                build_batches(config, shards, rows, worker, num_workers) for worker, rows in enumerate(worker_rows)
+            ]
 
     def set_threads(self, count: int) -> None:
         import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from trainer.exchange.all_reduce import adds_by_torch
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
-from trainer.rules import build_slice, build_weights, enter_stage, worker_rate
+from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds import LogEvent, StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
@@ -63,8 +63,15 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     that a replay cannot compute."""
     config, compute_name, num_workers, rows, configs_by_version = _read_run(run)
     switches = stage_begins(surviving_events(iter_events(run / METRICS)))
-    compute = COMPUTES[compute_name](RunContext.from_config(config, run), num_workers)
-    facts = facts_of(compute, num_workers, rows)
+
+    def build(start: Config) -> tuple[RunFacts, Compute]:
+        """Return the facts and the computation of the workers that a start had."""
+        workers = start.cohorts.present.workers or config.cohorts.first.workers or num_workers
+        # All else as the last start has it, such as the address of a set that was moved.
+        own = replace(config, data=replace(config.data, batch_size=start.data.batch_size), cohorts=start.cohorts)
+        compute = COMPUTES[compute_name](RunContext.from_config(own, run), workers)
+        return facts_of(compute, workers, rows), compute
+
     version = newest(run / CHECKPOINTS)
     if version is None:
         raise DataError(f"{run} has no complete checkpoint with which a replay could be compared")
@@ -74,10 +81,11 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
     if isinstance(config.exchange, NeighbourExchange):
+        facts, compute = build(config)
         values = _replay_models(run, version, configs_by_version, facts, compute, _updates(used), quiet=quiet)
         return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
     updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
-    values = _replay(configs_by_version, switches, facts, compute, updates, used)
+    values = _replay(configs_by_version, switches, build, updates, used)
     return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
 
@@ -227,8 +235,7 @@ def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]
 def _replay(
     configs_by_version: Sequence[tuple[int, Config]],
     switches: Mapping[int, int],
-    facts: RunFacts,
-    compute: Compute,
+    build: Callable[[Config], tuple[RunFacts, Compute]],
     updates: Iterator[list[tuple[int, ...]]],
     used: pd.DataFrame,
 ) -> Floats:
@@ -237,12 +244,12 @@ def _replay(
     Args:
         configs_by_version: see ``configurations``.
         switches: see ``stage_begins``.
-        facts: the facts of the run.
-        compute: computes the gradients.
+        build: returns the facts of a run and the computation of its gradients, for the configuration of a start.
         updates: see ``_updates``.
         used: the pushes of all updates, whose ``version_pulled`` says how long each version is needed.
     """
-    run = configs_by_version[0][1]  # the others differ only in the length of the run and in threads
+    run = configs_by_version[0][1]  # the others differ only in the length of the run, in threads and in workers
+    facts, compute = build(run)
     index = 0
     config = run.stage_configs()[index]
     momentum = np.zeros(facts.num_parameters, np.float32)
@@ -251,13 +258,19 @@ def _replay(
     uses_left = Counter(used["version_pulled"].tolist())  # by version: gradients still to be computed at it
     parameters_by_version = {0: part.values.copy()}
     accepted = 0
-    per_epoch = facts.num_workers * config.steps_per_epoch(facts.rows)
     later = list(configs_by_version)
     for update in updates:
         version = update[0][0]
         while later and later[0][0] <= version:
+            cohorts = run.cohorts
             run = later.pop(0)[1]
             config = run.stage_configs()[index]
+            if run.cohorts != cohorts:
+                facts, compute = build(run)
+                entered = enter_cohort(config, facts.num_workers, version - 1, part.values, part.momentum)
+                part = build_slice(config, facts.num_workers, *entered)
+                weights = build_weights(config, facts)
+                parameters_by_version[version - 1] = part.values.copy()
             compute.set_threads(config.processes.threads)
         # Only now, because the newest checkpoint may be the one before the switch, whose momentum is the old one.
         if switches.get(version - 1, index) != index:
@@ -276,7 +289,9 @@ def _replay(
             if not uses_left[pulled]:
                 del parameters_by_version[pulled]
         examples = [row[4] for row in update]
-        rate = worker_rate(config, facts, accepted / per_epoch) * weights.correction(examples)
+        gradients = config.cohorts.present.gradients(accepted, facts.num_workers)
+        epoch = gradients / (facts.num_workers * config.steps_per_epoch(facts.rows))
+        rate = worker_rate(config, facts, epoch) * weights.correction(examples)
         part.apply(vectors, rate, weights.factors([version - 1 - row[3] for row in update], examples))
         accepted += len(update)
         if uses_left[version]:

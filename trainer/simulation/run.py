@@ -25,6 +25,7 @@ from trainer.leader.peer_checkpoints import describe_memory
 from trainer.models.devices import pick_device
 from trainer.options import Options
 from trainer.plan import check_shares, describe, plan
+from trainer.regroup import describe_cohorts, regrouped
 from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, METRICS
 from trainer.runlog.event_tail import EventTail
@@ -57,7 +58,11 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     """Simulate a run whose home is a local folder, to its end, and return its result.
 
     A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
+    has_rows = simulated.compute == "real"
     context = context.mixed(overwrite=options.overwrite)
+    context = regrouped(context, simulated.workers, resume=options.resume, has_rows=has_rows)
+    if context.config.cohorts.entries and not (options.quiet or options.silent):
+        print(describe_cohorts(context), flush=True)
     config = context.config
     output = context.home
     assert isinstance(output, Path), "resolve_output refuses other places"
@@ -135,12 +140,13 @@ def workers_rows_digest(context: RunContext, simulated: SimulationSettings) -> t
     Raises UsageError if the number of workers is unknown, or real gradients are asked for without shards."""
     if context.config.data.shards:
         shards = context.shards
-        return simulated.workers or shards.num_workers, shards.rows, digest(shards)
+        return context.config.num_workers(simulated.workers or shards.num_workers), shards.rows, digest(shards)
     if simulated.compute == "real":
         raise UsageError("--compute real trains on shards: give --shards, or --compute quadratic or none")
-    if simulated.workers is None:
+    num_workers = context.config.num_workers(simulated.workers or 0)
+    if not num_workers:
         raise UsageError("without --shards nothing says how many workers there are: give --workers N")
-    return simulated.workers, simulated.rows, "none"
+    return num_workers, simulated.rows, "none"
 
 
 def _run(

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from trainer.config import Config, RunFacts
-from trainer.data.batches import build_batches
+from trainer.data.batches import Batches, build_batches
+from trainer.data.cohorts import build_cohort_batches
 from trainer.data.network import build_network
 from trainer.data.prefetch import Prefetch
 from trainer.data.repartition import all_rows
@@ -48,22 +49,12 @@ def main(
         folders: the run's folders on this host.
     """
     torch.set_num_threads(threads)
-    shards = open_pinned(config.data, num_workers=facts.num_workers)
+    shards = open_pinned(config.data, num_workers=None if config.cohorts.entries else facts.num_workers)
     network = build_network(config, shards)
-    rows = _load(folders.work, shards, worker, network, repartitions=config.data.repartition != "fixed")
+    batches = _batches(config, facts, shards, worker, network, folders)
     device = pick_device(config.processes.device, place)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current one
-    followed = follow(
-        folders.home,
-        folders.work,
-        worker,
-        shards,
-        rows,
-        targets=network.targets,
-        looks=config.data.follow,
-    )
-    batches = build_batches(config, shards, rows, worker, facts.num_workers, follow=followed)
     stages = config.stage_configs()
     number: int | None = 0  # server 0 corrects it
     with Prefetch(batches.make) as mini_batches:
@@ -100,12 +91,40 @@ def _train_stage(
     return None
 
 
-def _load(work: Path, shards: Shards, worker: int, network: NetworkAndTask, *, repartitions: bool) -> Rows:
-    """Load the worker's rows, or all rows of the set if the run repartitions, and log how long that took."""
+def _batches(
+    config: Config, facts: RunFacts, shards: Shards, worker: int, network: NetworkAndTask, folders: Folders
+) -> Batches:
+    """Load the worker's rows, log how long that took, and return its mini-batches.
+
+    Args:
+        config, facts: the run.
+        shards: its set.
+        worker: number of the worker.
+        network: the model and its task.
+        folders: the run's folders on this host.
+    """
     start = time.monotonic()
+    # Since a resume with other workers, a worker may need rows of all shards.
+    if config.cohorts.entries:
+        batches = build_cohort_batches(config, shards, [worker], targets=network.targets)[0]
+        _log_loaded(folders.work, worker, batches.sampler.draw(config.cohorts.present.clock).rows, start)
+        return batches
     targets = network.targets
+    repartitions = config.data.repartition != "fixed"
     rows = all_rows(shards, targets=targets) if repartitions else load_worker(shards, worker, targets=targets)
+    _log_loaded(folders.work, worker, rows, start)
+    followed = follow(
+        folders.home,
+        folders.work,
+        worker,
+        shards,
+        rows,
+        targets=targets,
+        looks=config.data.follow,
+    )
+    return build_batches(config, shards, rows, worker, facts.num_workers, follow=followed)
+
+
+def _log_loaded(work: Path, worker: int, rows: Rows, start: float) -> None:
     seconds = time.monotonic() - start
-    size = rows.images_NCHW.nbytes
-    log_event(work, "loaded", worker=worker, rows=len(rows), bytes=size, load_s=seconds)
-    return rows
+    log_event(work, "loaded", worker=worker, rows=len(rows), bytes=rows.images_NCHW.nbytes, load_s=seconds)

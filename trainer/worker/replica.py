@@ -304,7 +304,8 @@ class Replica:
     def _budget(self, position: Position, until: int | None = None) -> Budget:
         steps = self.config.steps_per_worker(self.facts.rows)
         steps_per_epoch = self.config.steps_per_epoch(self.facts.rows)
-        return Budget(self.num_workers, steps, steps_per_epoch, "global", position, until=until)
+        cohort = self.config.cohorts.present
+        return Budget(self.num_workers, steps, steps_per_epoch, "global", position, until=until, cohort=cohort)
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,251 @@
+"""Runs that are resumed with other workers or another mini-batch: every row once in every pass, whatever was interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import UsageError
+from tests.support.configs import make_config
+from tests.support.trainer_runs import lines_of
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.virtual_runs import QUIET, RESUME, final
+from trainer import Result
+from trainer.checkpoints.prune import WAITING, prune
+from trainer.checkpoints.read import versions
+from trainer.checkpoints.state import folder_of
+from trainer.coordination.cohorts import Cohort, begin_passes, next_cohort
+from trainer.coordination.passes import WORD, Passes, RowSums, Whole
+from trainer.data.deal import deal, dealt_places
+from trainer.data.shards import load_worker, open_shards
+from trainer.runlog.kinds import PassEvent
+from trainer.runlog.read import iter_events, surviving_events
+from trainer.sampling.remainder import WorkerPasses, common_turn, first_passes, later_passes
+from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.profiles import parse_profile
+from trainer.simulation.replay import replay
+
+# The pure rules
+
+
+@dataclass
+class Drawn:
+    """The rows that simulated workers have drawn.
+
+    rows: by number of the pass, as the workers count their passes; a row may be drawn several times.
+    whole: the passes that ``Passes`` has found complete."""
+
+    rows: dict[int, Counter[int]]
+    whole: list[Whole]
+
+
+def hash_of(row: int) -> int:
+    return (row + 1) * 0x9E3779B97F4A7C15 % WORD
+
+
+def draw_steps(passes: WorkerPasses, count: int, drawn: Drawn, sums: Passes) -> None:
+    """Draw the first mini-batches of a worker, count their rows by pass, and report them as a worker does."""
+    turn = passes.turn
+    for clock in range(passes.clock, passes.clock + count):
+        rows, ended, begun = passes.draw(clock, passes.order)
+        assert len(rows) == passes.batch_size
+        hashes = [hash_of(row) for row in rows.tolist()]
+        sums.use(passes.worker, RowSums(sum(hashes), sum(hashes[len(hashes) - begun :]), ended))
+        assert turn + ended == passes.progress(clock + 1)[0]
+        # Rows before the last end may be of several passes.
+        begin = (clock - passes.clock) * passes.batch_size
+        for place, row in enumerate(rows.tolist(), begin):
+            number = passes.turn + passes.place(place)[0]
+            drawn.rows.setdefault(number, Counter())[row] += 1
+        turn += ended
+
+
+@given(
+    rows=st.integers(6, 60),
+    groups=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(1, 9), st.lists(st.integers(0, 12), min_size=6, max_size=6)),
+        min_size=2,
+        max_size=4,
+    ),
+    seed=st.integers(0, 2**30),
+)
+def test_every_pass_has_every_row_once(rows: int, groups: list[tuple[int, int, list[int]]], seed: int) -> None:
+    """For any workers, mini-batches and clocks of several cohorts, each of which draws on until the next one begins."""
+    drawn = Drawn({}, [])
+    passes: list[WorkerPasses] = []
+    cohort = Cohort()
+    state: dict[str, Any] = {}
+    for number, (workers, batch, counts) in enumerate(groups):
+        own = [np.arange(rows)[worker::workers] for worker in range(workers)]
+        if number:
+            clocks = {
+                each.worker: each.clock + count for each, count in zip(passes, groups[number - 1][2], strict=False)
+            }
+            turn = common_turn(passes, list(clocks.values()))
+            cohort = next_cohort(
+                Cohort(len(passes), 1),
+                workers=workers,
+                batch_size=1,
+                version=number,
+                accepted=number,
+                clocks=clocks,
+                turn=turn,
+                steps_per_epoch=(1, 1),
+            )
+            passes = later_passes(passes, cohort, own, [batch] * workers, number)
+            sizes = [[len(part) for part in each.parts] for each in passes]
+            assert all(max(column) - min(column) <= 1 for column in zip(*sizes, strict=True))
+            state = begin_passes(state, cohort)
+        else:
+            passes = first_passes(own, [batch] * workers, seed)
+        # The last cohort draws until all workers have ended a pass that nobody had begun before.
+        last = number == len(groups) - 1
+        most = max(len(each.parts) for each in passes) + 2
+        sums = Passes(workers, state)
+        for each, count in zip(passes, counts, strict=False):
+            if last:
+                size = sum(map(len, each.parts)) + (most - len(each.parts)) * len(each.own)
+                count = -(-size // batch)
+            draw_steps(each, count, drawn, sums)
+        drawn.whole += sums.take()
+    complete = min(each.turn + max(len(each.parts) + 1, 1) for each in passes)
+    everything = Counter(range(rows))
+    for turn in range(complete):
+        assert drawn.rows[turn] == everything, turn
+    # And the fingerprints say so: the passes follow each other, each with the sum of all rows.
+    total = sum(map(hash_of, range(rows))) % WORD
+    ends = [0]
+    for whole in drawn.whole:
+        assert whole.first == ends[-1] + 1
+        assert whole.fingerprint == total * (whole.last - whole.first + 1) % WORD
+        ends.append(whole.last)
+    # Workers that end several passes in a mini-batch may never end the same one.
+    if all(len(each.own) >= each.batch_size for each in passes):
+        assert ends[-1] >= complete
+
+
+def test_dealt_places_are_those_of_deal(tmp_path: Path) -> None:
+    parts = [rows_of(size, number, 100 * number) for number, size in enumerate((13, 9, 11))]
+    shards = open_shards(str(write_shards(tmp_path, parts, None)))
+    ids = np.concatenate([rows.ids for rows in deal(shards, 3)])
+    for workers in range(1, 12):
+        numbers = dealt_places(shards, workers)
+        dealt = deal(shards, workers)
+        assert all(np.array_equal(ids[own], rows.ids) for own, rows in zip(numbers, dealt, strict=True))
+
+
+# Runs
+
+ROWS = (40, 29, 45)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    parts = [rows_of(size, 10 + number, 100 * number) for number, size in enumerate(ROWS)]
+    return str(write_shards(tmp_path_factory.mktemp("set"), parts, EVAL_ROWS))
+
+
+def run(shards: str, output: Path, options: Any = QUIET, workers: int | None = None, **values: Any) -> Result:
+    machines = {name: values.pop(name) for name in ("profile", "failures") if name in values}
+    common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "example_ledger": True}
+    return simulate(
+        make_config(shards, output, **common | values), SimulationSettings(workers=workers, **machines), options
+    )
+
+
+def assert_whole_passes(output: Path, least: int) -> None:
+    """Check the fingerprints of the passes, and the ids of the example ledger, which are counted independently."""
+    live = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
+    assert [each.first for each in live] == [1, *(each.last + 1 for each in live[:-1])]
+    assert live[-1].last >= least
+    # The manifest of this set has no fingerprint: it is summed up here.
+    shards = open_shards(json.loads((output / "config.json").read_text())["config"]["data"]["shards"])
+    total = sum(int(hash_) for worker in range(3) for hash_ in load_worker(shards, worker).hashes)
+    assert [each.fingerprint for each in live] == [
+        f"{total * (each.last - each.first + 1) % WORD:016x}" for each in live
+    ]
+    files = sorted((output / "examples").iterdir())
+    ids = np.concatenate([pq.read_table(file, columns=["id"])["id"].to_numpy() for file in files])
+    counts = np.unique(ids, return_counts=True)[1]
+    assert len(counts) == sum(ROWS)
+    assert counts.min() >= live[-1].last
+
+
+def cut(run: Path, place: float) -> None:
+    """Leave of a run what a kill leaves, with the checkpoint at a share of those that it has."""
+    found = versions(run / "checkpoints")
+    kept = found[int(place * (len(found) - 1))]
+    for later in found:
+        if later > kept:
+            shutil.rmtree(folder_of(run / "checkpoints", later))
+    (run / "result.json").unlink()
+
+
+@pytest.mark.parametrize("protocol", ["bsp", "asp", "ssp", "dssp", "n-softsync", "all-reduce"])
+def test_other_workers_complete_the_interrupted_pass(protocol: str, shards: str, tmp_path: Path) -> None:
+    """More workers than shards, then one with another mini-batch, at ends by --steps in the middle of a pass."""
+    exchange = {"exchange": protocol} if protocol == "all-reduce" else {"protocol": protocol}
+    values: dict[str, Any] = exchange | {"profile": parse_profile("lognormal:0.5")}
+    output = tmp_path / "run"
+    run(shards, output, steps=7, **values)
+    run(shards, output, RESUME, 5, steps=14, batch_size=30, **values)
+    run(shards, output, RESUME, 1, steps=40, batch_size=11, **values)
+    assert_whole_passes(output, 4)
+    assert [start["plan"]["num_workers"] for start in lines_of(output / "metrics.jsonl", "start")] == [3, 5, 1]
+    assert replay(output).is_equal
+
+
+def test_a_killed_run_resumes_with_other_workers(shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first checkpoint of the new workers it is as if they had not begun; later all of it counts."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    values: dict[str, Any] = {"protocol": "asp", "checkpoint_every_s": 0.4, "epochs": 5}
+    output = tmp_path / "run"
+    run(shards, output, **values)
+    cut(output, 0.4)
+    run(shards, output, RESUME, 4, **values)
+    cut(output, 0.8)
+    run(shards, output, RESUME, **values)
+    assert_whole_passes(output, 3)
+    assert replay(output).is_equal
+    assert max(event["epoch"] for event in lines_of(output / "metrics.jsonl", "epoch")) == 5
+
+
+def test_the_same_workers_have_the_same_bits(shards: str, tmp_path: Path) -> None:
+    """A resume that asks for the number that the run has changes nothing."""
+    values: dict[str, Any] = {"protocol": "bsp"}
+    run(shards, tmp_path / "run", steps=9, **values)
+    shutil.copytree(tmp_path / "run", tmp_path / "other")
+    kept = run(shards, tmp_path / "run", RESUME, 3, steps=20, **values)
+    assert final(kept).tobytes() == final(run(shards, tmp_path / "other", RESUME, steps=20, **values)).tobytes()
+    assert "cohorts" not in json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+
+
+def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"sampling": "representative"}, "--sampling representative has no passes"),
+        ({"exchange": "d-psgd"}, "--exchange d-psgd keeps a model per worker"),
+        ({"exchange": "sync-switch"}, "--exchange sync-switch plans its switch"),
+        ({"tolerance": 1e-9}, "--tolerance compares"),
+    ]
+    for number, (values, words) in enumerate(cases):
+        output = tmp_path / str(number)
+        run(shards, output, steps=4, **values)
+        with pytest.raises(UsageError, match=words) as caught:
+            run(shards, output, RESUME, 2, steps=8, **values)
+        assert "resume with --workers 3 --batch-size 24" in str(caught.value)
+    output = tmp_path / "done"
+    run(shards, output, epochs=1, protocol="bsp")
+    with pytest.raises(UsageError, match="a finished run"):
+        run(shards, output, RESUME, 2, epochs=1, protocol="bsp")
+    with pytest.raises(UsageError, match="would have no rows"):
+        run(shards, output, RESUME, 200, epochs=2, protocol="bsp", batch_size=300)

@@ -1,0 +1,179 @@
+"""Cohorts: the workers between two changes of their number or their mini-batch. Pure.
+
+A run may be resumed with another number of workers or another mini-batch. The checkpoint with which it resumes ends a cohort
+and begins the next one. All workers of a cohort begin at the first clock that none of the cohort before had reached, so that
+the pair of a worker and a clock still names one step of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pipeline.core.json_values import build, fits
+from pipeline.core.specs import Spec
+from trainer.coordination.passes import WORD
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The workers of a part of a run, and the progress with which they begin.
+
+    Attributes:
+        workers: their number; 0 for the number of shards.
+        batch_size: the global mini-batch.
+        version: updates before the cohort, the version of the checkpoint with which it begins.
+        accepted: gradients in those updates.
+        clock: the first clock of its workers.
+        turn: passes over the rows that all workers of the cohort before had ended.
+        taken: mini-batches per worker before the cohort, of whatever size.
+        epoch_steps: mini-batches per worker of this cohort that the epochs before it are worth.
+        ends: clocks at which the workers of the cohort before ended.
+    """
+
+    workers: int = 0
+    batch_size: int = 0
+    version: int = 0
+    accepted: int = 0
+    clock: int = 0
+    turn: int = 0
+    taken: int = 0
+    epoch_steps: int = 0
+    ends: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", tuple(self.ends))  # JSON has lists
+
+    def last_step(self, *, steps: int | None, epochs: int, steps_per_epoch: int) -> int:
+        """Return the clock at which a run of a length ends, if all workers keep pace.
+
+        Args:
+            steps: mini-batches per worker in the whole run; None if ``epochs`` counts.
+            epochs: passes over the training examples.
+            steps_per_epoch: mini-batches per worker and epoch in this cohort.
+        """
+        if steps is not None:
+            return steps + self.clock - self.taken
+        return epochs * steps_per_epoch + self.clock - self.epoch_steps
+
+    def total(self, steps: int, num_workers: int) -> int:
+        """Return the accepted gradients of a run in which all workers of this cohort end at the clock ``steps``."""
+        return self.accepted + max(0, steps - self.clock) * num_workers
+
+    def gradients(self, accepted: int, num_workers: int) -> int:
+        """Return the gradients of workers of this cohort that the epochs up to ``accepted`` gradients are worth."""
+        return accepted - self.accepted + self.epoch_steps * num_workers
+
+    def epochs(self, steps: int, steps_per_epoch: int) -> float:
+        """Return the global epoch at the clock ``steps``. steps_per_epoch: mini-batches per worker in this cohort."""
+        return (steps - self.clock + self.epoch_steps) / steps_per_epoch
+
+
+FIRST = Cohort()
+
+
+@dataclass(frozen=True)
+class Cohorts(Spec):
+    """All cohorts of a run in their order, the present one last; empty for a run with a single one."""
+
+    entries: tuple[Cohort, ...] = ()
+
+    @property
+    def first(self) -> Cohort:
+        return self.entries[0] if self.entries else FIRST
+
+    @property
+    def present(self) -> Cohort:
+        return self.entries[-1] if self.entries else FIRST
+
+    @property
+    def previous(self) -> Cohort:
+        """The cohort before the present one."""
+        return self.entries[-2] if self.entries else FIRST
+
+    def up_to(self, version: int) -> tuple[Cohort, ...]:
+        """Return the cohorts that have made an update up to a version. The first one always counts."""
+        return tuple(each for each in self.entries if each is self.first or each.version < version)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Cohorts:
+        """Build the cohorts from the result of ``to_json``. Raises ValueError for other values."""
+        if not fits(values, dict[str, list[dict[str, Any]]]):
+            raise ValueError("its cohorts are no list of objects")
+        return cls(tuple(build(Cohort, entry) for entry in values.get("entries", ())))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"entries": [asdict(cohort) | {"ends": list(cohort.ends)} for cohort in self.entries]}
+
+
+SINGLE = Cohorts()
+
+
+def next_cohort(
+    before: Cohort,
+    *,
+    workers: int,
+    batch_size: int,
+    version: int,
+    accepted: int,
+    clocks: Mapping[int, int],
+    turn: int,
+    steps_per_epoch: tuple[int, int],
+) -> Cohort:
+    """Return the cohort that follows another one.
+
+    Args:
+        before: the cohort that ends.
+        workers, batch_size: of the next cohort.
+        version, accepted: updates of the run so far, and gradients in them.
+        clocks: clock of each worker that ends.
+        turn: passes over the rows that all these workers have ended.
+        steps_per_epoch: mini-batches per worker and epoch before and after.
+    """
+    own, later = steps_per_epoch
+    # Rounded down to whole steps: the next epoch then ends with an update of all workers, and no end of an epoch is
+    # skipped, because the number of whole epochs stays the same.
+    epoch_steps = before.gradients(accepted, before.workers) * later // (before.workers * own)
+    return Cohort(
+        workers,
+        batch_size,
+        version,
+        accepted,
+        clock=max(clocks.values()),
+        turn=turn,
+        taken=before.taken + (accepted - before.accepted) // before.workers,
+        epoch_steps=epoch_steps,
+        ends=tuple(clocks[worker] for worker in range(before.workers)),
+    )
+
+
+def begin_passes(state: Mapping[str, Any], cohort: Cohort) -> dict[str, Any]:
+    """Return the state of Passes with which a cohort continues the passes of the cohort before.
+
+    Its workers have drawn nothing yet. The sum of all rows so far is given to worker 0. In a pass that is interrupted,
+    rows of later passes do not count, so that its entry begins with their sum negated.
+
+    state: of the cohort before; empty if rows have no fingerprints."""
+    if not state:
+        return {}
+    sums: Mapping[str, int] = state["sums"]
+    ended: Mapping[str, int] = state["ended"]
+    total = sum(sums.values()) % WORD
+    at = {}
+    latest = max([*ended.values(), *map(int, state["at"])], default=0)
+    for number in range(cohort.turn + 1, latest + 1):
+        within, count = state["at"].get(str(number), (0, 0))
+        if count != sum(value >= number for value in ended.values()):
+            # A worker ended it in one mini-batch with another pass, so that its sum up to there is not known. The number of
+            # workers that have ended it never becomes theirs, and it is logged together with the pass after it.
+            at[str(number)] = [0, -cohort.workers]
+            continue
+        # The workers that have not ended the pass have drawn no rows of later ones.
+        within += sum(sum_ for worker, sum_ in sums.items() if ended.get(worker, 0) < number)
+        at[str(number)] = [(within - total) % WORD, 0]
+    return {
+        "sums": {"0": total},
+        "ended": {str(worker): cohort.turn for worker in range(cohort.workers)},
+        "at": at,
+        "last": list(state["last"]),
+    }
