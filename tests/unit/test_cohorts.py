@@ -245,6 +245,8 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
         assert "resume with --workers 3 --batch-size 24" in str(caught.value)
     output = tmp_path / "done"
     run(shards, output, epochs=1, protocol="bsp")
+    with pytest.raises(UsageError, match="a run with --batch-size 24, not 25: give --batch-size 24, or also --workers"):
+        run(shards, output, RESUME, epochs=2, protocol="bsp", batch_size=25)
     with pytest.raises(UsageError, match="a finished run"):
         run(shards, output, RESUME, 2, epochs=1, protocol="bsp")
     with pytest.raises(UsageError, match="would have no rows"):
