@@ -99,10 +99,10 @@ def _next(
     """
     turn = 0  # without rows there are no passes
     if has_rows:
-        from trainer.data.cohorts import turn_at  # loads torch, which takes a second
-        from trainer.data.deal import dealt_places
+        from trainer.data.cohorts import own_places, passes_of, turn_at  # loads torch, which takes a second
 
-        dealt_places(context.shards, request.workers)  # raises if a worker would have no rows
+        # Raises if a worker would have no rows.
+        own_places(context.shards, request.workers, passes_of(context.config, context.shards, entries))
         clocks = [state.clocks[worker] for worker in sorted(state.clocks)]
         turn = turn_at(context.config, context.shards, entries, clocks)
     before = replace(context.config, data=replace(context.config.data, batch_size=entries[-1].batch_size))

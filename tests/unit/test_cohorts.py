@@ -26,7 +26,8 @@ from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.coordination.cohorts import Cohort, begin_passes, next_cohort
 from trainer.coordination.passes import WORD, Passes, RowSums, Whole
-from trainer.data.deal import deal, dealt_places
+from trainer.data.cohorts import own_places
+from trainer.data.deal import deal, dealt_places, even_places
 from trainer.data.shards import load_worker, open_shards
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
@@ -142,6 +143,36 @@ def test_dealt_places_are_those_of_deal(tmp_path: Path) -> None:
         numbers = dealt_places(shards, workers)
         dealt = deal(shards, workers)
         assert all(np.array_equal(ids[own], rows.ids) for own, rows in zip(numbers, dealt, strict=True))
+
+
+def test_parts_after_a_change_are_even(tmp_path: Path) -> None:
+    """Sizes differ by at most one row. Equal shards are dealt as at the start, if they can be, or else shared by all."""
+    for sizes in ((13, 9, 11), (12, 12, 12)):
+        total = sum(sizes)
+        parts = [rows_of(size, number, 100 * number) for number, size in enumerate(sizes)]
+        shards = open_shards(str(write_shards(tmp_path / str(total), parts, None)))
+        for workers in range(1, total + 1):
+            own = even_places(shards, workers)
+            assert np.array_equal(np.sort(np.concatenate(own)), np.arange(total))
+            assert max(map(len, own)) - min(map(len, own)) <= 1
+        with pytest.raises(UsageError, match=f"worker {total} would have no rows"):
+            even_places(shards, total + 1)
+    for workers in (1, 3, 6, 12):
+        pairs = zip(even_places(shards, workers), dealt_places(shards, workers), strict=True)
+        assert all(np.array_equal(*pair) for pair in pairs)
+    assert [np.bincount(rows // 12).tolist() for rows in even_places(shards, 4)] == [[3, 3, 3]] * 4
+
+
+def test_unchanged_workers_keep_their_rows(tmp_path: Path) -> None:
+    """Also if a run in virtual time began with more workers than shards; a worker per shard has its shard."""
+    parts = [rows_of(size, number, 100 * number) for number, size in enumerate((13, 9, 11))]
+    shards = open_shards(str(write_shards(tmp_path, parts, None)))
+    first = first_passes(own_places(shards, 5, []), [2] * 5, seed=0)
+    assert all(
+        np.array_equal(*pair) for pair in zip(dealt_places(shards, 5), own_places(shards, 5, first), strict=True)
+    )
+    assert [len(rows) for rows in own_places(shards, 3, first)] == [13, 9, 11]
+    assert sorted(map(len, own_places(shards, 4, first))) == [8, 8, 8, 9]
 
 
 # Runs

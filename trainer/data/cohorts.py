@@ -13,7 +13,7 @@ from trainer.config import Config
 from trainer.coordination.cohorts import Cohort
 from trainer.data.augment import Floats
 from trainer.data.batches import Batches
-from trainer.data.deal import dealt_places
+from trainer.data.deal import dealt_places, even_places
 from trainer.data.sampling import Draw
 from trainer.data.shards import Rows, Shards, load_worker
 from trainer.sampling.remainder import WorkerPasses, common_turn, first_passes, later_passes
@@ -56,12 +56,32 @@ def passes_of(config: Config, shards: Shards, cohorts: Sequence[Cohort]) -> list
         data = replace(config.data, batch_size=cohort.batch_size)
         ratios = shards.ratios_of(cohort.workers)
         batches = replace(config, data=data).worker_batches(cohort.workers, ratios)
-        own = dealt_places(shards, cohort.workers)
+        own = own_places(shards, cohort.workers, passes)
         if number:
             passes = later_passes(passes, cohort, own, batches, number)
         else:
             passes = first_passes(own, batches, config.run.seed)
     return passes
+
+
+def own_places(shards: Shards, num_workers: int, before: Sequence[WorkerPasses]) -> list[Ints]:
+    """Return the numbers of the rows over which each worker of a cohort makes its passes, counted over all shards, int64.
+
+    Workers whose number does not change keep their rows, and a worker per shard has its shard. Otherwise the parts of two
+    workers differ by at most one row, because all of them draw mini-batches of the same size.
+
+    Args:
+        shards: the set.
+        num_workers: workers of the cohort.
+        before: the passes of the cohort before; empty for the first one, to which the shards are dealt.
+    Raises:
+        UsageError: a worker would have no rows.
+    """
+    if len(before) == num_workers:
+        return [passes.own for passes in before]
+    if not before or num_workers == shards.num_workers:
+        return dealt_places(shards, num_workers)
+    return even_places(shards, num_workers)
 
 
 def turn_at(config: Config, shards: Shards, cohorts: Sequence[Cohort], clocks: Sequence[int]) -> int:

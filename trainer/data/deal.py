@@ -65,6 +65,26 @@ def dealt_places(shards: Shards, num_workers: int) -> list[Ints]:
     return places
 
 
+def even_places(shards: Shards, num_workers: int) -> list[Ints]:
+    """Return the numbers of the rows of each of N workers whose parts differ by at most one row, int64, ascending.
+
+    The rows of all shards are merged in proportion to the sizes of the shards, and dealt in turn. Every part therefore
+    represents the set as its shards do. From shards of equal size, this is what ``deal`` gives to a multiple or a divisor
+    of their number. Rows are counted over all shards. Reads no row.
+
+    Raises UsageError if a worker would have no rows."""
+    sizes = [shards.worker_rows(shard) for shard in range(shards.num_workers)]
+    total = sum(sizes)
+    if num_workers > total:
+        raise UsageError(
+            f"--workers {num_workers}: worker {total} would have no rows, the set has {total}; give {total} or fewer"
+        )
+    # Equal fractions are equal floats, because a quotient is rounded correctly: the order is the same on every host.
+    shares = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes if size])
+    merged = np.argsort(shares, kind="stable")
+    return [np.sort(merged[worker::num_workers]) for worker in range(num_workers)]
+
+
 def _empty_worker(num_workers: int, worker: int, shard: int, rows: int, sharers: int) -> UsageError:
     return UsageError(
         f"--workers {num_workers}: worker {worker} would have no rows, shard {shard} has {rows} for {sharers} workers;"
