@@ -10,7 +10,7 @@ from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
 from trainer.config import Config
 from trainer.context import RunContext
-from trainer.coordination.cohorts import Cohort, Cohorts, next_cohort
+from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, next_cohort
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import RunRecord, digest, saved_run
@@ -70,8 +70,14 @@ def regrouped(context: RunContext, workers: int | None, *, resume: bool, has_row
 def describe_cohorts(context: RunContext) -> str:
     """Return in words since when a run has its present workers."""
     cohorts = context.config.cohorts
-    version = cohorts.present.version
-    return f"{context.home}: {_words(cohorts.present)} from version {version} on, {_words(cohorts.previous)} before"
+    present = cohorts.present
+    text = f"{context.home}: {_words(present)} from version {present.version} on, {_words(cohorts.previous)} before"
+    if present.left_out:
+        text += (
+            f"; {present.left_out:,} rows of passes 1 to {present.turn} are left out, because fast workers were far ahead of"
+            " slow ones"
+        )
+    return text
 
 
 def _with_cohorts(context: RunContext, entries: tuple[Cohort, ...]) -> RunContext:
@@ -98,23 +104,21 @@ def _next(
         has_rows: whether gradients are computed from rows of the set.
     """
     turn = 0  # without rows there are no passes
+    left_out = 0
     if has_rows:
-        from trainer.data.cohorts import own_places, passes_of, turn_at  # loads torch, which takes a second
+        from trainer.data.cohorts import passes_left  # loads torch, which takes a second
 
-        # Raises if a worker would have no rows.
-        own_places(context.shards, request.workers, passes_of(context.config, context.shards, entries))
         clocks = [state.clocks[worker] for worker in sorted(state.clocks)]
-        turn = turn_at(context.config, context.shards, entries, clocks)
+        turn, _, left_out = passes_left(context.config, context.shards, entries, clocks, request.workers)
     before = replace(context.config, data=replace(context.config.data, batch_size=entries[-1].batch_size))
     per_epoch = before.steps_per_epoch(saved.rows), context.config.steps_per_epoch(saved.rows)
     return next_cohort(
         entries[-1],
         workers=request.workers,
         batch_size=request.batch_size,
-        version=state.version,
-        accepted=state.accepted,
-        clocks=state.clocks,
+        progress=CheckpointProgress(state.version, state.accepted, state.clocks),
         turn=turn,
+        left_out=left_out,
         steps_per_epoch=per_epoch,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,17 @@ from trainer import Result
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
-from trainer.coordination.cohorts import Cohort, begin_passes, next_cohort
+from trainer.context import RunContext
+from trainer.coordination.cohorts import CheckpointProgress, Cohort, begin_passes, next_cohort
 from trainer.coordination.passes import WORD, Passes, RowSums, Whole
 from trainer.data.cohorts import own_places
 from trainer.data.deal import deal, dealt_places, even_places
 from trainer.data.shards import load_worker, open_shards
+from trainer.regroup import describe_cohorts
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
-from trainer.sampling.remainder import WorkerPasses, common_turn, first_passes, later_passes
+from trainer.runlog.run_folder import read_record
+from trainer.sampling.remainder import MOST_OPEN, WorkerPasses, first_passes, later_passes, open_passes
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
@@ -81,26 +84,32 @@ def draw_steps(passes: WorkerPasses, count: int, drawn: Drawn, sums: Passes) -> 
     seed=st.integers(0, 2**30),
 )
 def test_every_pass_has_every_row_once(rows: int, groups: list[tuple[int, int, list[int]]], seed: int) -> None:
-    """For any workers, mini-batches and clocks of several cohorts, each of which draws on until the next one begins."""
+    """For any workers, mini-batches and clocks of several cohorts, each of which draws on until the next one begins.
+
+    Passes that are too old for a change of workers lack the rows that they lacked then."""
     drawn = Drawn({}, [])
     passes: list[WorkerPasses] = []
     cohort = Cohort()
     state: dict[str, Any] = {}
+    lacking: dict[int, int] = {}
     for number, (workers, batch, counts) in enumerate(groups):
         own = [np.arange(rows)[worker::workers] for worker in range(workers)]
         if number:
             clocks = {
                 each.worker: each.clock + count for each, count in zip(passes, groups[number - 1][2], strict=False)
             }
-            turn = common_turn(passes, list(clocks.values()))
+            begin, end, left_out = open_passes(passes, list(clocks.values()))
+            assert end - begin <= MOST_OPEN
+            slowest = min(each.progress(clocks[each.worker])[0] for each in passes)
+            lacking |= {turn: rows - drawn.rows.get(turn, Counter()).total() for turn in range(slowest, begin)}
+            assert left_out == sum(lacking[turn] for turn in range(slowest, begin))
             cohort = next_cohort(
                 Cohort(len(passes), 1),
                 workers=workers,
                 batch_size=1,
-                version=number,
-                accepted=number,
-                clocks=clocks,
-                turn=turn,
+                progress=CheckpointProgress(number, number, clocks),
+                turn=begin,
+                left_out=left_out,
                 steps_per_epoch=(1, 1),
             )
             passes = later_passes(passes, cohort, own, [batch] * workers, number)
@@ -122,13 +131,15 @@ def test_every_pass_has_every_row_once(rows: int, groups: list[tuple[int, int, l
     complete = min(each.turn + max(len(each.parts) + 1, 1) for each in passes)
     everything = Counter(range(rows))
     for turn in range(complete):
-        assert drawn.rows[turn] == everything, turn
+        assert drawn.rows.get(turn, Counter()) <= everything, turn
+        assert drawn.rows.get(turn, Counter()).total() == rows - lacking.get(turn, 0), turn
     # And the fingerprints say so: the passes follow each other, each with the sum of all rows.
     total = sum(map(hash_of, range(rows))) % WORD
     ends = [0]
     for whole in drawn.whole:
         assert whole.first == ends[-1] + 1
-        assert whole.fingerprint == total * (whole.last - whole.first + 1) % WORD
+        is_true = whole.fingerprint == total * (whole.last - whole.first + 1) % WORD
+        assert is_true == (not any(lacking.get(turn) for turn in range(whole.first - 1, whole.last)))
         ends.append(whole.last)
     # Workers that end several passes in a mini-batch may never end the same one.
     if all(len(each.own) >= each.batch_size for each in passes):
@@ -194,14 +205,18 @@ def run(shards: str, output: Path, options: Any = QUIET, workers: int | None = N
     )
 
 
+def fingerprint_of(shards: str) -> int:
+    """The sum of the hashes of all rows of a set whose manifest has none."""
+    opened = open_shards(shards)
+    return sum(int(hash_) for worker in range(3) for hash_ in load_worker(opened, worker).hashes) % WORD
+
+
 def assert_whole_passes(output: Path, least: int) -> None:
     """Check the fingerprints of the passes, and the ids of the example ledger, which are counted independently."""
     live = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
     assert [each.first for each in live] == [1, *(each.last + 1 for each in live[:-1])]
     assert live[-1].last >= least
-    # The manifest of this set has no fingerprint: it is summed up here.
-    shards = open_shards(json.loads((output / "config.json").read_text())["config"]["data"]["shards"])
-    total = sum(int(hash_) for worker in range(3) for hash_ in load_worker(shards, worker).hashes)
+    total = fingerprint_of(json.loads((output / "config.json").read_text())["config"]["data"]["shards"])
     assert [each.fingerprint for each in live] == [
         f"{total * (each.last - each.first + 1) % WORD:016x}" for each in live
     ]
@@ -210,6 +225,12 @@ def assert_whole_passes(output: Path, least: int) -> None:
     counts = np.unique(ids, return_counts=True)[1]
     assert len(counts) == sum(ROWS)
     assert counts.min() >= live[-1].last
+
+
+def entries_of(output: Path) -> list[dict[str, Any]]:
+    """The cohorts in config.json."""
+    entries: list[dict[str, Any]] = json.loads((output / "config.json").read_text())["config"]["cohorts"]["entries"]
+    return entries
 
 
 def cut(run: Path, place: float) -> None:
@@ -259,6 +280,29 @@ def test_the_same_workers_have_the_same_bits(shards: str, tmp_path: Path) -> Non
     kept = run(shards, tmp_path / "run", RESUME, 3, steps=20, **values)
     assert final(kept).tobytes() == final(run(shards, tmp_path / "other", RESUME, steps=20, **values)).tobytes()
     assert "cohorts" not in json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+
+
+def test_old_passes_of_slow_workers_are_left_out(shards: str, tmp_path: Path) -> None:
+    """Far ahead of a slow worker, new workers would otherwise draw its rows alone, for dozens of passes."""
+    values: dict[str, Any] = {"protocol": "asp", "profile": parse_profile("one-slow:3"), "epoch_checkpoints": False}
+    output = tmp_path / "run"
+    run(shards, output, steps=30, **values)
+    run(shards, output, RESUME, 4, steps=72, **values)
+    [_, cohort] = entries_of(output)
+    assert cohort["left_out"] > 0
+    text = describe_cohorts(
+        replace(RunContext.from_config(make_config(output=output)), config=read_record(output).config)
+    )
+    assert text.endswith(
+        f"--workers 4 --batch-size 24 from version 90 on, --workers 3 --batch-size 24 before; {cohort['left_out']} rows of"
+        f" passes 1 to {cohort['turn']} are left out, because fast workers were far ahead of slow ones"
+    )
+    passes = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
+    # The first one covers the passes that are left out, and says that they lack rows.
+    later = [each for each in passes if each.first > cohort["turn"] + 1]
+    assert later
+    assert {each.fingerprint for each in later} == {f"{fingerprint_of(shards):016x}"}
+    assert replay(output).is_equal
 
 
 def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) -> None:

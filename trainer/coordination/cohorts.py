@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.core.json_values import build, fits
 from pipeline.core.specs import Spec
@@ -25,10 +25,11 @@ class Cohort:
         version: updates before the cohort, the version of the checkpoint with which it begins.
         accepted: gradients in those updates.
         clock: the first clock of its workers.
-        turn: passes over the rows that all workers of the cohort before had ended.
+        turn: passes over the rows that have ended: all workers of the cohort before had ended them, or the rest is left out.
         taken: mini-batches per worker before the cohort, of whatever size.
         epoch_steps: mini-batches per worker of this cohort that the epochs before it are worth.
         ends: clocks at which the workers of the cohort before ended.
+        left_out: rows of passes before ``turn`` that some workers of the cohort before had not drawn, and nobody draws.
     """
 
     workers: int = 0
@@ -40,6 +41,7 @@ class Cohort:
     taken: int = 0
     epoch_steps: int = 0
     ends: tuple[int, ...] = ()
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", tuple(self.ends))  # JSON has lists
@@ -109,15 +111,22 @@ class Cohorts(Spec):
 SINGLE = Cohorts()
 
 
+class CheckpointProgress(NamedTuple):
+    """The progress of a run in a checkpoint: its updates, the gradients in them, and the clock of each worker."""
+
+    version: int
+    accepted: int
+    clocks: Mapping[int, int]
+
+
 def next_cohort(
     before: Cohort,
     *,
     workers: int,
     batch_size: int,
-    version: int,
-    accepted: int,
-    clocks: Mapping[int, int],
+    progress: CheckpointProgress,
     turn: int,
+    left_out: int,
     steps_per_epoch: tuple[int, int],
 ) -> Cohort:
     """Return the cohort that follows another one.
@@ -125,12 +134,12 @@ def next_cohort(
     Args:
         before: the cohort that ends.
         workers, batch_size: of the next cohort.
-        version, accepted: updates of the run so far, and gradients in them.
-        clocks: clock of each worker that ends.
-        turn: passes over the rows that all these workers have ended.
+        progress: of the checkpoint with which the next one begins.
+        turn, left_out: see Cohort.
         steps_per_epoch: mini-batches per worker and epoch before and after.
     """
     own, later = steps_per_epoch
+    version, accepted, clocks = progress
     # Rounded down to whole steps: the next epoch then ends with an update of all workers, and no end of an epoch is
     # skipped, because the number of whole epochs stays the same.
     epoch_steps = before.gradients(accepted, before.workers) * later // (before.workers * own)
@@ -144,6 +153,7 @@ def next_cohort(
         taken=before.taken + (accepted - before.accepted) // before.workers,
         epoch_steps=epoch_steps,
         ends=tuple(clocks[worker] for worker in range(before.workers)),
+        left_out=left_out,
     )
 
 

@@ -16,7 +16,7 @@ from trainer.data.batches import Batches
 from trainer.data.deal import dealt_places, even_places
 from trainer.data.sampling import Draw
 from trainer.data.shards import Rows, Shards, load_worker
-from trainer.sampling.remainder import WorkerPasses, common_turn, first_passes, later_passes
+from trainer.sampling.remainder import OpenPasses, WorkerPasses, first_passes, later_passes, open_passes
 
 
 class CohortSampler:
@@ -84,9 +84,23 @@ def own_places(shards: Shards, num_workers: int, before: Sequence[WorkerPasses])
     return even_places(shards, num_workers)
 
 
-def turn_at(config: Config, shards: Shards, cohorts: Sequence[Cohort], clocks: Sequence[int]) -> int:
-    """Return the passes that all workers of the last of some cohorts have ended at their clocks."""
-    return common_turn(passes_of(config, shards, cohorts), clocks)
+def passes_left(
+    config: Config, shards: Shards, cohorts: Sequence[Cohort], clocks: Sequence[int], num_workers: int
+) -> OpenPasses:
+    """Return the passes that the last of some cohorts leaves to the next one.
+
+    Args:
+        config: the run.
+        shards: its set.
+        cohorts: the cohorts so far.
+        clocks: of each worker of the last one.
+        num_workers: workers of the next one.
+    Raises:
+        UsageError: one of them would have no rows.
+    """
+    before = passes_of(config, shards, cohorts)
+    own_places(shards, num_workers, before)
+    return open_passes(before, clocks)
 
 
 def build_cohort_batches(

@@ -204,7 +204,9 @@ def _describe_passes(summary: Mapping[str, Any]) -> list[RunFinding]:
         each = "the pass" if whole == 1 else f"each of the {whole} passes"
         text = f"Data check: in {each} that all workers completed, every row was trained exactly once."
         return [RunFinding("better", text)]
-    why = f"{rejected:,} gradients were rejected" if rejected else "a worker that joined late skipped mini-batches"
+    why = "a worker that joined late skipped mini-batches, or a change of workers left out the rest of old passes"
+    if rejected:
+        why = f"{rejected:,} gradients were rejected"
     text = (
         f"Data check: in {missed} of {whole} passes that all workers completed, not every row was trained once: {why}."
     )

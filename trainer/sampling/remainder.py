@@ -1,7 +1,10 @@
 """Passes over rows through cohorts of workers: the rows that a pass still lacks are dealt anew to other workers. Pure.
 
 Rows are numbered over all shards. A worker of a later cohort first draws its part of what is left of each interrupted pass,
-then makes passes over its own rows. Every pass therefore still has every row once."""
+then makes passes over its own rows. Every pass therefore still has every row once.
+
+Fast workers may be many passes ahead of slow ones. The rest of all these passes would be rows of the slow workers alone, so
+only the newest passes are completed, and the rest of older ones is left out."""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +20,9 @@ from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
 from trainer.coordination.cohorts import Cohort
 from trainer.sampling.orders import permutation
+
+# Passes that a change of workers completes. Workers in step are in one pass, or some of them have begun the next one.
+MOST_OPEN = 2
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,10 @@ class WorkerPasses:
         if index < len(self.parts):
             return self.parts[index]
         return self.own[permutation(len(self.own), self.seed, self.worker, self.turn + index)]
+
+    def size(self, index: int) -> int:
+        """Return the number of rows of pass ``turn + index``."""
+        return len(self.parts[index]) if index < len(self.parts) else len(self.own)
 
     def place(self, position: int) -> tuple[int, int]:
         """Return the pass to which a position belongs, counted from ``turn``, and the position in it."""
@@ -99,9 +110,32 @@ def first_passes(own: Sequence[Ints], batches: Sequence[int], seed: int) -> list
     return [WorkerPasses(worker, seed, batch, 0, 0, (), rows) for worker, (rows, batch) in enumerate(pairs)]
 
 
-def common_turn(before: Sequence[WorkerPasses], clocks: Sequence[int]) -> int:
-    """Return the number of passes that all workers have ended at their clocks."""
-    return min(passes.progress(clock)[0] for passes, clock in zip(before, clocks, strict=True))
+class OpenPasses(NamedTuple):
+    """The passes that a cohort leaves incomplete, and that the next one completes.
+
+    Attributes:
+        begin: number of the first one, from 0.
+        end: number of the first pass after them.
+        left_out: rows of passes before ``begin`` that some workers have not drawn.
+    """
+
+    begin: int
+    end: int
+    left_out: int
+
+
+def open_passes(before: Sequence[WorkerPasses], clocks: Sequence[int]) -> OpenPasses:
+    """Return the passes that workers leave incomplete at their clocks, MOST_OPEN at most."""
+    places = [passes.progress(clock) for passes, clock in zip(before, clocks, strict=True)]
+    # A pass has begun if a worker has drawn a row of it, or if it was interrupted before.
+    end = max(turn + (inside > 0) for turn, inside in places)
+    end = max(end, before[0].turn + len(before[0].parts))
+    begin = max(min(turn for turn, _ in places), end - MOST_OPEN)
+    left_out = 0
+    for passes, (at, inside) in zip(before, places, strict=True):
+        if at < begin:
+            left_out += sum(passes.size(turn - passes.turn) for turn in range(at, begin)) - inside
+    return OpenPasses(begin, end, left_out)
 
 
 def later_passes(
@@ -120,9 +154,7 @@ def later_passes(
     """
     seed = before[0].seed
     places = [passes.progress(clock) for passes, clock in zip(before, cohort.ends, strict=True)]
-    # A pass has begun if a worker has drawn a row of it, or if it was interrupted before.
-    end = max(turn + (inside > 0) for turn, inside in places)
-    end = max(end, before[0].turn + len(before[0].parts))
+    end = open_passes(before, cohort.ends).end
     parts: list[list[Ints]] = [[] for _ in own]
     for turn in range(cohort.turn, end):
         left = [
