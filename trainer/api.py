@@ -17,7 +17,7 @@ from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
 from trainer.options import Options, Role
 from trainer.plan import check_shares
-from trainer.regroup import describe_cohorts, regrouped
+from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.run_files import REPORT
 from trainer.runlog.run_folder import RunRecord, Start, settled
 
@@ -59,7 +59,8 @@ def train(
             f"--mix {config.data.mix}: hosts that are started by hand may see different checkpoints; give the shares so far,"
             f" '{context.config.data.mix}'"
         )
-    context = regrouped(context, options.workers, resume=options.resume)
+    look = partial(regrouped, context, options.workers, options)
+    context = look()
     _check_workers(context, options)
     if context.config.cohorts.entries and not (options.quiet or options.silent):
         print(describe_cohorts(context), flush=True)
@@ -68,10 +69,10 @@ def train(
 
         print(describe_bare(context.shards), flush=True)
     if launcher:
-        return _train_on(launcher, hosts, context, options)
+        return _train_on(launcher, hosts, context, options, look)
     raise_limit()  # before the fork server starts, because its children inherit its limit
     leads = options.has(Role("server", 0))
-    with _locked_start(context, options) if leads else nullcontext(Start.GO_ON) as start:
+    with _locked_start(context, options, look) if leads else nullcontext(Start.GO_ON) as start:
         if start is Start.FINISHED:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
@@ -101,10 +102,16 @@ def _check_workers(context: RunContext, options: Options) -> None:
         )
 
 
-def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Options) -> Result:
+def _train_on(
+    launcher: Launcher, hosts: int, context: RunContext, options: Options, look: Callable[[], RunContext]
+) -> Result:
     """Train on a cluster. This process manages the run's folder and computes nothing. Raises as ``train`` does.
 
-    hosts: number of hosts, each of which gets a part of the roles."""
+    Args:
+        launcher: starts the parts.
+        hosts: number of hosts, each of which gets a part of the roles.
+        context, options, look: see ``_locked_start``.
+    """
     from trainer.cluster.launcher import share_roles
     from trainer.cluster.run import ClusterRun
     from trainer.launch.ends import announce, interruptible
@@ -114,7 +121,7 @@ def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Opti
     parts = share_roles(context.config.processes.servers, num_workers, hosts)
     run = ClusterRun(context.config, options, launcher, parts)
     # The folder is changed only after run.start has found that the parts can train the run.
-    with interruptible(run), _locked_start(context, options, run.start, run.lose) as start, closing(run):
+    with interruptible(run), _locked_start(context, options, look, run.start, run.lose) as start, closing(run):
         if start is not Start.FINISHED:
             run.train()
     result = read_result(context.home)
@@ -128,6 +135,7 @@ def _train_on(launcher: Launcher, hosts: int, context: RunContext, options: Opti
 def _locked_start(
     context: RunContext,
     options: Options,
+    look: Callable[[], RunContext],
     check: Callable[[RunRecord], RunRecord] | None = None,
     on_lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
@@ -135,6 +143,7 @@ def _locked_start(
 
     Args:
         context, options: the run, and how this host takes part.
+        look: returns the context again, as the folder is when it is called.
         check: called before the folder is changed; returns the record of the run, or raises if it cannot be trained
             (default: check on this host).
         on_lost: called if another start takes the folder, because this one was frozen and considered dead.
@@ -156,9 +165,14 @@ def _locked_start(
 
         check_view(config.exchange, num_workers, config.run.seed)
     record = RunRecord.from_config(config, shards)
-    check = check or partial(_check, context, options)
+    check_run = check or partial(_check, context, options)
+
+    def check_all(record: RunRecord) -> RunRecord:
+        confirm(context, look)
+        return check_run(record)
+
     with settled(
-        output, record, resume=options.resume, overwrite=options.overwrite, check=check, on_lost=on_lost
+        output, record, resume=options.resume, overwrite=options.overwrite, check=check_all, on_lost=on_lost
     ) as start:
         if start is Start.FINISHED and not options.silent:
             print(f"{output}: finished already, nothing to do; a larger --epochs or --steps with --resume continues")

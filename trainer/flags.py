@@ -150,4 +150,4 @@ def options_of(args: argparse.Namespace) -> Options:
     """Return the options of a command line. Raises UsageError, before the run's folder exists, for a missing extra."""
     if args.tensorboard:
         require("tensorboard", "--tensorboard")
-    return from_flags(Options, args)
+    return replace(from_flags(Options, args), batch_size_given="batch_size" in args.names_given)

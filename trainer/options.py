@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 
@@ -66,7 +66,7 @@ class Options(Spec):
     workers: int | None = option(
         None,
         "with --resume: number of workers from the newest checkpoint on, for any number of shards; the rows that the"
-        " interrupted pass lacks are divided among them",
+        " interrupted pass lacks are divided among them; --batch-size may change, too",
         least=1,
         shown="the number that the run had, at first that of the shards",
         advanced=True,
@@ -100,6 +100,9 @@ class Options(Spec):
     report: bool = option(True, "write report.html at the end", advanced=True)
     quiet: bool = option(False, "print only the result and errors", advanced=True)
     silent: bool = False  # print nothing at all, for programs that use the Result
+    # Whether a command line has --batch-size, or its --config does: a resume with other workers keeps the run's mini-batch
+    # otherwise. None for programs, whose configuration counts if the number of workers changes.
+    batch_size_given: bool | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

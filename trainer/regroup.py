@@ -2,76 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from pipeline.core.errors import UsageError
-from trainer.checkpoints.read import newest, read_state
+from pipeline.core.errors import DataError, UsageError
+from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.slice_file import broken
-from trainer.checkpoints.state import STATE, RunState, folder_of
+from trainer.checkpoints.state import STATE, folder_of
 from trainer.config import Config
 from trainer.context import RunContext
 from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, next_cohort
 from trainer.exchange.neighbours import NeighbourExchange
+from trainer.home.place import Place
+from trainer.options import Options
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import RunRecord, digest, saved_run
 from trainer.sampling.shuffle import ShuffleSampler
 
 
-def regrouped(context: RunContext, workers: int | None, *, resume: bool, has_rows: bool = True) -> RunContext:
-    """Return the context of a resumed run, with the cohorts of its workers.
+def regrouped(context: RunContext, workers: int | None, options: Options, *, compute: str | None = None) -> RunContext:
+    """Return the context of a start in the folder of a run, with the cohorts of the run's workers.
 
-    If a start asks for another number of workers or another mini-batch than the run had, these count from its newest
+    If a resume asks for another number of workers or another mini-batch than the run has, these count from its newest
     checkpoint on. The context of another start is returned unchanged.
 
     Args:
         context: the run that the start asks for.
-        workers: the number of workers that it asks for; None for the number that the run had.
-        resume: whether it resumes a run.
-        has_rows: whether gradients are computed from rows of the set.
+        workers: the number of workers that it asks for; None for the number that the run has.
+        options: resume, overwrite and batch_size_given apply.
+        compute: the kind of gradients of a run in virtual time, as in SimulationSettings; None on real processes.
     Raises:
         UsageError: the run cannot be resumed with other workers.
-        DataError: config.json or a checkpoint is damaged.
+        DataError: a checkpoint is damaged.
     """
-    saved = saved_run(context.home) if resume else None
-    root = context.home / CHECKPOINTS
-    version = newest(root, verify=True) if saved else None
-    # A start on another set is refused later.
-    if saved is None or version is None or (has_rows and saved.shards != digest(context.shards)):
+    saved = None if options.overwrite else saved_run(context.home)
+    # Another kind of run is refused later.
+    if saved is None or _compute_of(saved) != compute:
         return context
-    # A cohort without an update has left nothing.
-    entries = saved.config.cohorts.up_to(version)
+    entries = saved.config.cohorts.entries
     present = entries[-1] if entries else Cohort(saved.num_workers, saved.config.data.batch_size)
-    request = Cohort(workers or saved.num_workers, context.config.data.batch_size)
-    is_changed = (request.workers, request.batch_size) != (present.workers, present.batch_size)
-    if is_changed and workers is None:
-        raise UsageError(
-            f"{context.home} holds a run with --batch-size {present.batch_size}, not {request.batch_size}: give"
-            f" --batch-size {present.batch_size}, or also --workers, which divides the rows anew"
-        )
-    if is_changed or len(entries) > 1:
-        _check(context.config, present, request)
-    if not is_changed:
-        return _with_cohorts(context, entries if len(entries) > 1 else ())
-    state = read_state(root, version)
-    if sorted(state.clocks) != list(range(present.workers)):
-        raise broken(
-            folder_of(root, version) / STATE, f"has clocks of {len(state.clocks)} workers, not {present.workers}"
-        )
-    entries = entries or (present,)
-    result = _with_cohorts(context, (*entries, _next(context, entries, request, state, saved, has_rows=has_rows)))
-    if state.final and result.config.steps_per_worker(saved.rows) <= result.config.cohorts.present.clock:
-        raise UsageError(
-            f"{context.home} holds a finished run: {_words(request)} instead of {_words(present)} need a larger --epochs or"
-            " --steps too"
-        )
-    return result
+    if not (entries or options.resume):
+        return context
+    request = _request(context, workers, present, options)
+    # A run that has never changed its workers costs no look at its checkpoints.
+    if not entries and request == _size(present):
+        return _with_batch(context, request[1])
+    if not _has_rows_of(context, saved, compute):
+        return context
+    _check_batch(context, workers, present, request, options)
+    context = _with_batch(context, request[1])
+    if not options.resume:
+        return _as_it_is(context, entries, request)
+    return _resumed(context, saved, present, request, has_rows=compute in (None, "real"))
+
+
+def confirm(context: RunContext, look: Callable[[], RunContext]) -> None:
+    """Raise UsageError if the run has changed since a start has looked at it. Called with the folder locked.
+
+    Args:
+        context: the context that ``regrouped`` has returned, before the folder was locked.
+        look: calls ``regrouped`` again, with the same arguments.
+    """
+    # Another start may have written a later checkpoint, and its rows are not among those that the cohorts say are drawn.
+    if look().config != context.config:
+        raise UsageError(f"{context.home} was written by another start just now: give the same command again")
 
 
 def describe_cohorts(context: RunContext) -> str:
     """Return in words since when a run has its present workers."""
     cohorts = context.config.cohorts
     present = cohorts.present
-    text = f"{context.home}: {_words(present)} from version {present.version} on, {_words(cohorts.previous)} before"
+    before = _words(_size(cohorts.previous))
+    text = f"{context.home}: {_words(_size(present))} from version {present.version} on, {before} before"
     if present.left_out:
         text += (
             f"; {present.left_out:,} rows of passes 1 to {present.turn} are left out, because fast workers were far ahead of"
@@ -80,15 +82,150 @@ def describe_cohorts(context: RunContext) -> str:
     return text
 
 
+def _compute_of(record: RunRecord) -> str | None:
+    return None if record.simulated is None else str(record.simulated.get("compute"))
+
+
+def _size(cohort: Cohort) -> tuple[int, int]:
+    return cohort.workers, cohort.batch_size
+
+
+def _request(context: RunContext, workers: int | None, present: Cohort, options: Options) -> tuple[int, int]:
+    """Return the number of workers and the mini-batch that a start asks for.
+
+    Args:
+        context: the run that the start asks for.
+        workers: the number of workers that it asks for.
+        present: the workers that the run has.
+        options: batch_size_given applies.
+    """
+    # A default of the command line is no wish.
+    is_forgotten = workers is not None and options.batch_size_given is False
+    return workers or present.workers, present.batch_size if is_forgotten else context.config.data.batch_size
+
+
+def _check_batch(
+    context: RunContext, workers: int | None, present: Cohort, request: tuple[int, int], options: Options
+) -> None:
+    """Raise UsageError for another mini-batch than the run has, unless a start says that it may change.
+
+    Args:
+        context: the run that the start asks for.
+        workers: the number of workers that it asks for.
+        present: the workers that the run has.
+        request: number of workers and mini-batch that it asks for.
+        options: resume and batch_size_given apply.
+    """
+    may_change = workers is not None and (options.batch_size_given or workers != present.workers)
+    if request[1] == present.batch_size or may_change:
+        return
+    other = f"{context.home} holds a run with --batch-size {present.batch_size}, not {request[1]}"
+    if not options.resume:
+        raise UsageError(f"{other}; choose another --output, or --overwrite")
+    raise UsageError(f"{other}: give --batch-size {present.batch_size}, or also --workers, which divides the rows anew")
+
+
+def _has_rows_of(context: RunContext, saved: RunRecord, compute: str | None) -> bool:
+    """Return whether a start has the set of a run. Another set is refused later."""
+    if context.config.data.shards:
+        return saved.shards == digest(context.shards)
+    return compute not in (None, "real")
+
+
+def _with_batch(context: RunContext, batch_size: int) -> RunContext:
+    config = context.config
+    if config.data.batch_size == batch_size:
+        return context
+    return replace(context, config=replace(config, data=replace(config.data, batch_size=batch_size)))
+
+
 def _with_cohorts(context: RunContext, entries: tuple[Cohort, ...]) -> RunContext:
     return replace(context, config=replace(context.config, cohorts=Cohorts(entries)))
+
+
+def _as_it_is(context: RunContext, entries: tuple[Cohort, ...], request: tuple[int, int]) -> RunContext:
+    """Return the context of a start without --resume, which can only find out that the run has finished or not.
+
+    Raises UsageError for other workers than the run has.
+
+    Args:
+        context: the run that the start asks for.
+        entries: the cohorts of the run in the folder.
+        request: number of workers and mini-batch that the start asks for.
+    """
+    present = entries[-1]
+    if not present.version:
+        return context  # nothing was trained, so that this start begins anew
+    if request != _size(present):
+        raise UsageError(
+            f"{context.home} holds a run with {_words(_size(present))}, not {_words(request)}; --resume changes them,"
+            " --overwrite starts anew"
+        )
+    return _with_cohorts(context, entries)
+
+
+def _resumed(
+    context: RunContext, saved: RunRecord, present: Cohort, request: tuple[int, int], *, has_rows: bool
+) -> RunContext:
+    """Return the context of a resume, with the cohorts of the workers.
+
+    Args:
+        context: the run.
+        saved: the record in the folder.
+        present: the workers in this record.
+        request: number of workers and mini-batch that the resume asks for.
+        has_rows: whether gradients are computed from rows of the set.
+    Raises:
+        UsageError: the workers of the run cannot change.
+        DataError: a checkpoint is damaged.
+    """
+    progress = _progress(context.home / CHECKPOINTS, saved)
+    if progress is None:
+        return context  # refused later
+    # A cohort without an update has left nothing: it begins again, maybe from another checkpoint.
+    entries = saved.config.cohorts.up_to(progress.version) or (present,)
+    last = entries[-1]
+    is_changed = request != _size(last)
+    if is_changed or len(entries) > 1:
+        _check(context.config, last, request)
+    if sorted(progress.clocks) != list(range(last.workers)):
+        raise broken(
+            folder_of(context.home / CHECKPOINTS, progress.version) / STATE,
+            f"has clocks of {len(progress.clocks)} workers, not {last.workers}",
+        )
+    if not is_changed:
+        return _with_cohorts(context, entries if len(entries) > 1 else ())
+    result = _with_cohorts(context, (*entries, _next(context, entries, request, progress, saved, has_rows=has_rows)))
+    # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing.
+    if result.config.steps_per_worker(saved.rows) <= result.config.cohorts.present.clock:
+        raise UsageError(
+            f"{context.home} holds a run that is finished at this length: {_words(request)} instead of"
+            f" {_words(_size(last))} need a larger --epochs or --steps too"
+        )
+    return result
+
+
+def _progress(root: Place, saved: RunRecord) -> CheckpointProgress | None:
+    """Return the progress of a run in its newest checkpoint; None if all of its checkpoints are damaged.
+
+    Raises DataError if they are, and the run has changed its workers: which cohort goes on is unknown then."""
+    version = newest(root, verify=True)
+    if version is not None:
+        state = read_state(root, version)
+        return CheckpointProgress(state.version, state.accepted, state.clocks)
+    first = saved.config.cohorts.first
+    if not versions(root):
+        return CheckpointProgress(0, 0, dict.fromkeys(range(first.workers or saved.num_workers), 0))
+    if saved.config.cohorts.entries:
+        raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
+    return None
 
 
 def _next(
     context: RunContext,
     entries: tuple[Cohort, ...],
-    request: Cohort,
-    state: RunState,
+    request: tuple[int, int],
+    progress: CheckpointProgress,
     saved: RunRecord,
     *,
     has_rows: bool,
@@ -99,37 +236,37 @@ def _next(
         context: the run.
         entries: the cohorts so far.
         request: number of workers and mini-batch.
-        state: of the checkpoint.
+        progress: of the checkpoint.
         saved: the record of the run.
         has_rows: whether gradients are computed from rows of the set.
     """
+    workers, batch_size = request
     turn = 0  # without rows there are no passes
     left_out = 0
     if has_rows:
         from trainer.data.cohorts import passes_left  # loads torch, which takes a second
 
-        clocks = [state.clocks[worker] for worker in sorted(state.clocks)]
-        turn, _, left_out = passes_left(context.config, context.shards, entries, clocks, request.workers)
-    before = replace(context.config, data=replace(context.config.data, batch_size=entries[-1].batch_size))
-    per_epoch = before.steps_per_epoch(saved.rows), context.config.steps_per_epoch(saved.rows)
+        clocks = [progress.clocks[worker] for worker in sorted(progress.clocks)]
+        turn, _, left_out = passes_left(context.config, context.shards, entries, clocks, workers)
+    before = _with_batch(context, entries[-1].batch_size).config
     return next_cohort(
         entries[-1],
-        workers=request.workers,
-        batch_size=request.batch_size,
-        progress=CheckpointProgress(state.version, state.accepted, state.clocks),
+        workers=workers,
+        batch_size=batch_size,
+        progress=progress,
         turn=turn,
         left_out=left_out,
-        steps_per_epoch=per_epoch,
+        steps_per_epoch=(before.steps_per_epoch(saved.rows), context.config.steps_per_epoch(saved.rows)),
     )
 
 
-def _check(config: Config, present: Cohort, request: Cohort) -> None:
+def _check(config: Config, last: Cohort, request: tuple[int, int]) -> None:
     """Raise UsageError for a run whose workers cannot change.
 
     Args:
         config: the run.
-        present: the cohort that the run has.
-        request: the cohort that a start asks for.
+        last: the workers that the run has.
+        request: number of workers and mini-batch that a start asks for.
     """
     name = config.exchange.name
     # Each of these keeps something per worker, or per pass of a worker, that cannot be divided anew.
@@ -144,10 +281,9 @@ def _check(config: Config, present: Cohort, request: Cohort) -> None:
     ):
         if is_given:
             raise UsageError(
-                f"{_words(request)} instead of {_words(present)}: {reason}; resume with --workers {present.workers}"
-                f" --batch-size {present.batch_size}"
+                f"{_words(request)} instead of {_words(_size(last))}: {reason}; resume with {_words(_size(last))}"
             )
 
 
-def _words(cohort: Cohort) -> str:
-    return f"--workers {cohort.workers} --batch-size {cohort.batch_size}"
+def _words(size: tuple[int, int]) -> str:
+    return f"--workers {size[0]} --batch-size {size[1]}"

@@ -72,15 +72,24 @@ def begin_cohort(config: Config, state: RunState) -> RunState:
     """Return the state of a checkpoint as the present cohort of workers continues from it.
 
     Changes only the state with which the cohort begins. Raises DataError for an earlier checkpoint, whose workers drew
-    rows that the cohort has been given."""
+    rows that the cohort has been given, and for clocks of other workers than the cohorts say."""
     cohort = config.cohorts.present
-    if not config.cohorts.entries or state.version > cohort.version:
+    if not config.cohorts.entries:
         return state
     if state.version < cohort.version:
         raise DataError(
             f"the checkpoint of version {cohort.version}, with which {cohort.workers} workers began, is damaged; the newest"
             f" whole one is of version {state.version}: start again with --resume"
         )
+    has_begun = state.version > cohort.version
+    ends = dict(enumerate(cohort.ends))
+    if sorted(state.clocks) != list(range(cohort.workers)) if has_begun else state.clocks != ends:
+        raise DataError(
+            f"the checkpoint of version {state.version} has other clocks than the workers in config.json ended with: one of"
+            " the two is of another run; choose another --output, or --overwrite"
+        )
+    if has_begun:
+        return state
     clocks = dict.fromkeys(range(cohort.workers), cohort.clock)
     # A protocol's memory is about the workers before.
     return replace(state, clocks=clocks, passes=begin_passes(state.passes, cohort), memory={})

@@ -194,14 +194,14 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
 
     The file is --config, otherwise conf/NAME.toml if it exists, where NAME is the parser's conf: by default from
     NAME.py or python -m NAME. If a flag and a key of the file exclude each other, the key is ignored. The result's
-    ``names_in_argv`` has the names of the values given on the command line itself. Raises UsageError for unknown keys
-    or values of another type."""
+    ``names_in_argv`` has the names of the values given on the command line itself, and its ``names_given`` those in the
+    file of --config too. Raises UsageError for unknown keys or values of another type."""
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags.actions}
     early, _ = _config_only().parse_known_args(argv)
     path = early.config or CONF / f"{flags.conf}.toml"
-    if early.config or path.is_file():
-        flags.set_defaults(**_defaults(path, flags))
+    values = _defaults(path, flags) if early.config or path.is_file() else {}
+    flags.set_defaults(**values)
     # Only a second parse without defaults can tell a given value from an equal default.
     flags_used = names_in_argv(flags, argv)
     args = flags.parse_args(argv)
@@ -211,6 +211,7 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
             if name not in flags_used:
                 setattr(args, name, built_in[name])
     args.names_in_argv = flags_used
+    args.names_given = flags_used | (values.keys() if early.config else set())
     return args
 
 

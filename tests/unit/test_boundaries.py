@@ -27,8 +27,8 @@ PIPELINE = (
 TRAINER = (
     "run_files", "protocols", "exchange", "coordination", "models", "sampling", "config", "stages", "plan", "watchdog",
     "data",
-    "transport", "home", "checkpoints", "rules", "runlog", "context", "regroup", "report", "leader", "server", "worker",
-    "evaluation", "options", "launch",
+    "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker",
+    "evaluation", "options", "regroup", "launch",
     "cluster", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "export", "api", "simulate",
     "spark_job", "report_command", "benchmark", "study",
 )  # fmt: skip

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.errors import UsageError
+from pipeline.core import command_line
+from pipeline.core.errors import DataError, UsageError
 from tests.support.configs import make_config
 from tests.support.trainer_runs import lines_of
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
-from trainer import Result
+from trainer import Result, train
 from trainer.checkpoints.prune import WAITING, prune
-from trainer.checkpoints.read import versions
+from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import folder_of
 from trainer.context import RunContext
 from trainer.coordination.cohorts import CheckpointProgress, Cohort, begin_passes, next_cohort
@@ -30,7 +32,9 @@ from trainer.coordination.passes import WORD, Passes, RowSums, Whole
 from trainer.data.cohorts import own_places
 from trainer.data.deal import deal, dealt_places, even_places
 from trainer.data.shards import load_worker, open_shards
-from trainer.regroup import describe_cohorts
+from trainer.flags import build_parser, options_of
+from trainer.regroup import confirm, describe_cohorts, regrouped
+from trainer.rules import begin_cohort
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
 from trainer.runlog.run_folder import read_record
@@ -305,6 +309,151 @@ def test_old_passes_of_slow_workers_are_left_out(shards: str, tmp_path: Path) ->
     assert replay(output).is_equal
 
 
+def test_a_start_killed_before_the_first_checkpoint(
+    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain --resume has the workers and the mini-batch that the killed start asked for; others can be asked for."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    output = tmp_path / "run"
+    first = newest(run(shards, output, steps=7).output / "checkpoints")
+    run(shards, output, RESUME, 5, steps=14, batch_size=30)
+    for version in versions(output / "checkpoints"):
+        if version > (first or 0):
+            shutil.rmtree(folder_of(output / "checkpoints", version))
+    (output / "result.json").unlink()
+    shutil.copytree(output, tmp_path / "other")
+    with pytest.raises(UsageError, match="a run with --batch-size 30, not 24"):
+        run(shards, output, RESUME, steps=14)
+    run(shards, output, RESUME, steps=30, batch_size=30)
+    assert [entry["workers"] for entry in entries_of(output)] == [3, 5]
+    assert_whole_passes(output, 4)
+    assert replay(output).is_equal
+    run(shards, tmp_path / "other", RESUME, 3, steps=14)
+    assert "cohorts" not in json.loads((tmp_path / "other" / "config.json").read_text())["config"]
+
+
+def test_a_checkpoint_that_another_start_writes_meanwhile(shards: str, tmp_path: Path) -> None:
+    """A start looks at the newest checkpoint before it has the lock, and again when it has it."""
+    output = tmp_path / "run"
+    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "example_ledger": True}
+    run(shards, output, steps=7)
+    context = RunContext.from_config(make_config(shards, output, steps=30, **values))
+    look = partial(regrouped, context, 5, RESUME, compute="real")
+    seen = look()
+    confirm(seen, look)
+    run(shards, output, RESUME, steps=9)
+    with pytest.raises(UsageError, match="was written by another start just now"):
+        confirm(seen, look)
+
+
+def test_clocks_of_other_workers_are_broken_data(shards: str, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run(shards, output, steps=7)
+    run(shards, output, RESUME, 5, steps=14)
+    config = read_record(output).config
+    version = newest(output / "checkpoints") or 0
+    state = read_state(output / "checkpoints", version)
+    begun = config.cohorts.present
+    assert begin_cohort(config, state) == state
+    for other in (
+        replace(state, clocks={0: 14, 1: 14}),
+        replace(state, version=begun.version, clocks=dict.fromkeys(range(3), 8)),
+        replace(state, version=begun.version, clocks=dict.fromkeys(range(5), 7)),
+    ):
+        with pytest.raises(DataError, match="has other clocks than the workers"):
+            begin_cohort(config, other)
+    file = folder_of(output / "checkpoints", version) / "state.json"
+    file.write_bytes(replace(state, clocks={0: 14, 1: 14}).to_bytes())
+    for workers in (None, 5, 2):
+        with pytest.raises(DataError, match="has clocks of 2 workers, not 5"):
+            run(shards, output, RESUME, workers, steps=30)
+
+
+def test_a_run_past_the_requested_length_is_left_alone(shards: str, tmp_path: Path) -> None:
+    """Its checkpoint would otherwise be written again, with the clocks of workers that have done nothing."""
+    output = tmp_path / "run"
+    version = newest(run(shards, output, steps=20).output / "checkpoints") or 0
+    state = replace(read_state(output / "checkpoints", version), final=False)
+    file = folder_of(output / "checkpoints", version) / "state.json"
+    file.write_bytes(state.to_bytes())
+    (output / "result.json").unlink()
+    for steps in (10, 20):
+        with pytest.raises(UsageError, match="finished at this length: --workers 5 --batch-size 24 instead of"):
+            run(shards, output, RESUME, 5, steps=steps)
+    assert file.read_bytes() == state.to_bytes()
+
+
+def test_the_mini_batch_changes_only_on_demand(shards: str, tmp_path: Path) -> None:
+    """A command line without --batch-size has a default, which is no wish."""
+    output = tmp_path / "run"
+    forgotten = replace(RESUME, batch_size_given=False)
+    given = replace(RESUME, batch_size_given=True)
+    run(shards, output, steps=7)
+    run(shards, output, forgotten, 3, steps=8, batch_size=128)
+    assert read_record(output).config.data.batch_size == 24
+    run(shards, output, forgotten, 5, steps=14, batch_size=128)
+    assert [entry["batch_size"] for entry in entries_of(output)] == [24, 24]
+    run(shards, output, forgotten, 5, steps=16, batch_size=128)
+    assert [entry["batch_size"] for entry in entries_of(output)] == [24, 24]
+    with pytest.raises(UsageError, match="with --batch-size 24, not 30"):
+        run(shards, output, RESUME, 5, steps=20, batch_size=30)
+    run(shards, output, given, 5, steps=20, batch_size=30)
+    assert [entry["batch_size"] for entry in entries_of(output)] == [24, 24, 30]
+    with pytest.raises(UsageError, match="with --batch-size 30, not 128: give --batch-size 30"):
+        run(shards, output, forgotten, steps=30, batch_size=128)
+
+
+def test_a_command_line_says_whether_it_has_a_mini_batch(tmp_path: Path) -> None:
+    """conf/trainer.toml has a default, a file of --config a wish."""
+    (tmp_path / "own.toml").write_text("batch_size = 36")
+    for argv, is_given in (
+        ((), False),
+        (("--batch-size", "128"), True),
+        (("--config", str(tmp_path / "own.toml")), True),
+    ):
+        args = command_line.parse(build_parser(), ["--shards", "s", "--output", "o", "--steps", "1", *argv])
+        assert options_of(args).batch_size_given is is_given
+
+
+def test_a_finished_run_is_not_trained_again(shards: str, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run(shards, output, steps=7)
+    run(shards, output, RESUME, 5, steps=14, batch_size=30)
+    log = (output / "metrics.jsonl").read_bytes()
+    for workers in (None, 5):
+        run(shards, output, QUIET, workers, steps=14, batch_size=30)
+        run(shards, output, RESUME, workers, steps=14, batch_size=30)
+    assert (output / "metrics.jsonl").read_bytes() == log
+    with pytest.raises(UsageError, match="with --batch-size 30, not 24; choose another --output"):
+        run(shards, output, QUIET, steps=14)
+    with pytest.raises(UsageError, match="--workers 5 --batch-size 30, not --workers 3 --batch-size 30; --resume"):
+        run(shards, output, QUIET, 3, steps=14, batch_size=30)
+    with pytest.raises(UsageError, match="--resume continues to the 20"):
+        run(shards, output, QUIET, steps=20, batch_size=30)
+
+
+def test_virtual_workers_are_kept(shards: str, tmp_path: Path) -> None:
+    """A run that begins with more workers than shards resumes with them."""
+    output = tmp_path / "run"
+    run(shards, output, QUIET, 8, steps=5)
+    run(shards, output, RESUME, steps=9)
+    assert read_record(output).num_workers == 8
+    run(shards, output, RESUME, 2, steps=12)
+    run(shards, output, RESUME, steps=15)
+    assert [entry["workers"] for entry in entries_of(output)] == [8, 2]
+    assert replay(output).is_equal
+
+
+def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for options in (RESUME, replace(RESUME, workers=5)):
+        with pytest.raises(UsageError, match=r"is not a folder|per shard, 3"):
+            train(make_config(shards, tmp_path / "file", model="logistic"), options)
+    run(shards, tmp_path / "run", steps=4)
+    with pytest.raises(UsageError, match="give --shards"):
+        run("", tmp_path / "run", RESUME, 5, steps=8)
+
+
 def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"sampling": "representative"}, "--sampling representative has no passes"),
@@ -322,7 +471,7 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
     run(shards, output, epochs=1, protocol="bsp")
     with pytest.raises(UsageError, match="a run with --batch-size 24, not 25: give --batch-size 24, or also --workers"):
         run(shards, output, RESUME, epochs=2, protocol="bsp", batch_size=25)
-    with pytest.raises(UsageError, match="a finished run"):
+    with pytest.raises(UsageError, match="finished at this length"):
         run(shards, output, RESUME, 2, epochs=1, protocol="bsp")
     with pytest.raises(UsageError, match="would have no rows"):
         run(shards, output, RESUME, 200, epochs=2, protocol="bsp", batch_size=300)

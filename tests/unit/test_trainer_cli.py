@@ -56,7 +56,7 @@ def test_help_names_every_model_and_a_flag_for_every_setting() -> None:
     assert done.returncode == 0
     for part in (Data, Optimiser, Processes, RunSpec, Options, *MODELS.values(), *PROTOCOLS.values()):
         for field in fields(part):
-            assert f"--{field.name.replace('_', '-')}" in done.stdout or field.name == "silent"
+            assert f"--{field.name.replace('_', '-')}" in done.stdout or field.name in ("silent", "batch_size_given")
     for name in MODELS:
         assert name in done.stdout
     assert "Exit codes" in done.stdout

@@ -350,8 +350,11 @@ def saved_generation(output: Place) -> int | None:
 
 
 def saved_run(output: Place) -> RunRecord | None:
-    """Return the record of the run in a folder; None if there is no such run. Raises DataError if it is damaged."""
-    return _saved(output)
+    """Return the record of the run in a folder; None if there is no such run, or its record is damaged."""
+    try:
+        return None if is_file(output) else _saved(output)
+    except (DataError, NotADirectoryError):
+        return None  # a start that needs the record, or the folder, is refused later
 
 
 def saved_mix(output: Place) -> str:

@@ -23,7 +23,10 @@ class SimulationSettings(Spec):
         "gradients to compute: none (the schedule alone), quadratic (a toy loss), or real (the model on the shards)",
     )
     workers: int | None = option(
-        None, "virtual workers, to which the shards are dealt", least=1, shown="a worker per shard"
+        None,
+        "virtual workers, to which the shards are dealt",
+        least=1,
+        shown="a worker per shard; with --resume the number that the run had",
     )
     rows: int = option(50_000, "examples of the simulated data set without --shards", least=1, advanced=True)
     profile: Profile = option(

@@ -25,7 +25,7 @@ from trainer.leader.peer_checkpoints import describe_memory
 from trainer.models.devices import pick_device
 from trainer.options import Options
 from trainer.plan import check_shares, describe, plan
-from trainer.regroup import describe_cohorts, regrouped
+from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, METRICS
 from trainer.runlog.event_tail import EventTail
@@ -33,7 +33,7 @@ from trainer.runlog.events import CLOCK
 from trainer.runlog.kinds import WarningEvent
 from trainer.runlog.read import iter_events
 from trainer.runlog.result import Result, read_result
-from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, settled, unchecked
+from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, saved_run, settled
 from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
@@ -58,9 +58,10 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     """Simulate a run whose home is a local folder, to its end, and return its result.
 
     A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
-    has_rows = simulated.compute == "real"
     context = context.mixed(overwrite=options.overwrite)
-    context = regrouped(context, simulated.workers, resume=options.resume, has_rows=has_rows)
+    look = partial(regrouped, context, simulated.workers, options, compute=simulated.compute)
+    context = look()
+    simulated = _with_saved_workers(simulated, context, options)
     if context.config.cohorts.entries and not (options.quiet or options.silent):
         print(describe_cohorts(context), flush=True)
     config = context.config
@@ -84,8 +85,12 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
             " real"
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
-    # Toy computations have no model to check.
-    check = partial(_check, context, num_workers) if simulated.compute == "real" else unchecked
+
+    def check(record: RunRecord) -> RunRecord:
+        confirm(context, look)
+        # Toy computations have no model to check.
+        return _check(context, num_workers, record) if simulated.compute == "real" else record
+
     # Locks the folder, and decides whether the run is new, resumes or has ended already.
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
@@ -94,6 +99,14 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         facts = facts_of(compute, num_workers, rows)
         ensure_checkpoint(config, facts, compute.start(), output)
         return _run(context, facts, simulated, compute, options, Folders.from_home(output))
+
+
+def _with_saved_workers(simulated: SimulationSettings, context: RunContext, options: Options) -> SimulationSettings:
+    """Return the settings of a resume, by default with the workers of the run, which need not be one per shard."""
+    saved = saved_run(context.home) if options.resume and simulated.workers is None else None
+    if saved is None or saved.simulated is None:
+        return simulated
+    return replace(simulated, workers=context.config.cohorts.present.workers or saved.simulated.get("workers"))
 
 
 def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecord:
