@@ -332,6 +332,28 @@ def test_a_start_killed_before_the_first_checkpoint(
     assert "cohorts" not in json.loads((tmp_path / "other" / "config.json").read_text())["config"]
 
 
+@pytest.mark.parametrize("kept", ["checkpoint", "record"])
+def test_a_start_killed_before_the_first_update(
+    kept: str, shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoint 0 has the clocks of the workers with which the run begins, whoever writes it."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    output = tmp_path / "run"
+    run(shards, output, steps=7)
+    for path in (output / "metrics.jsonl", output / "pushes.csv", output / "result.json", output / "examples"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for version in versions(output / "checkpoints"):
+        if version or kept == "record":
+            shutil.rmtree(folder_of(output / "checkpoints", version))
+    for path in output.glob("*.safetensors"):
+        path.unlink()
+    run(shards, output, RESUME, 5, steps=20)
+    assert read_state(output / "checkpoints", 0).clocks == {0: 0, 1: 0, 2: 0}
+    assert [entry["workers"] for entry in entries_of(output)] == [3, 5]
+    assert_whole_passes(output, 3)
+    assert replay(output).is_equal
+
+
 def test_a_checkpoint_that_another_start_writes_meanwhile(shards: str, tmp_path: Path) -> None:
     """A start looks at the newest checkpoint before it has the lock, and again when it has it."""
     output = tmp_path / "run"

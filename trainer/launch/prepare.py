@@ -175,7 +175,8 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
     # One slice for any number of servers: each server reads its own range of it. The state is written last, because it
     # makes the checkpoint complete.
     write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum)
-    clocks = {worker: 0 for worker in range(facts.num_workers)}
+    # A start that was killed before the first update may have changed the workers already.
+    clocks = {worker: 0 for worker in range(config.cohorts.first.workers or facts.num_workers)}
     parts: dict[str, Any] = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}
     # Here and not on each host, because hosts can find plans that differ.
     exchange = config.exchange
