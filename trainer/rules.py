@@ -184,4 +184,5 @@ def _rate(config: Config, facts: RunFacts, epoch: float) -> float:
     steps = config.steps_per_epoch(facts.rows)
     epochs = config.total_epochs(facts.rows)
     optimiser = config.optimiser
-    return learning_rate(optimiser.recipe, config.learning_rate, epoch, epoch * steps, epochs, optimiser.drops)
+    mini_batches = config.cohorts.present.mini_batches(epoch, steps)
+    return learning_rate(optimiser.recipe, config.learning_rate, epoch, mini_batches, epochs, optimiser.drops)

@@ -26,15 +26,16 @@ from trainer import Result, train
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import folder_of
+from trainer.config import RunFacts
 from trainer.context import RunContext
-from trainer.coordination.cohorts import CheckpointProgress, Cohort, begin_passes, next_cohort
+from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, begin_passes, next_cohort
 from trainer.coordination.passes import WORD, Passes, RowSums, Whole
 from trainer.data.cohorts import own_places
 from trainer.data.deal import deal, dealt_places, even_places
 from trainer.data.shards import load_worker, open_shards
 from trainer.flags import build_parser, options_of
 from trainer.regroup import confirm, describe_cohorts, regrouped
-from trainer.rules import begin_cohort
+from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
 from trainer.runlog.run_folder import read_record
@@ -464,6 +465,23 @@ def test_virtual_workers_are_kept(shards: str, tmp_path: Path) -> None:
     run(shards, output, RESUME, steps=15)
     assert [entry["workers"] for entry in entries_of(output)] == [8, 2]
     assert replay(output).is_equal
+
+
+def test_the_rate_counts_mini_batches_of_any_size() -> None:
+    """With inverse-sqrt, it goes on where it was, although an epoch has another number of steps."""
+    before = make_config(batch_size=10, epochs=4, recipe="inverse-sqrt", learning_rate=1.0)
+    facts = RunFacts(3, 1000, 1, 0)
+    first = Cohort(3, 10)
+    progress = CheckpointProgress(150, 450, {0: 150, 1: 150, 2: 150})
+    later = next_cohort(
+        first, workers=5, batch_size=25, progress=progress, turn=1, left_out=0, steps_per_epoch=(100, 40)
+    )
+    data = replace(before.data, batch_size=25)
+    config = replace(before, data=data, cohorts=Cohorts((first, later)))
+    epoch = later.gradients(450, 5) / (5 * 40)
+    assert epoch == 1.5
+    rates = (3 * worker_rate(before, facts, 1.5), 5 * worker_rate(config, replace(facts, num_workers=5), epoch))
+    assert rates == pytest.approx([151**-0.5] * 2)
 
 
 def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path) -> None:

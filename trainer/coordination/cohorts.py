@@ -66,6 +66,12 @@ class Cohort:
         """Return the gradients of workers of this cohort that the epochs up to ``accepted`` gradients are worth."""
         return accepted - self.accepted + self.epoch_steps * num_workers
 
+    def mini_batches(self, epoch: float, steps_per_epoch: int) -> float:
+        """Return the global mini-batches of the run up to a global epoch, of whatever size.
+
+        steps_per_epoch: mini-batches per worker and epoch in this cohort."""
+        return epoch * steps_per_epoch + (self.taken - self.epoch_steps)
+
     def epochs(self, steps: int, steps_per_epoch: int) -> float:
         """Return the global epoch at the clock ``steps``. steps_per_epoch: mini-batches per worker in this cohort."""
         return (steps - self.clock + self.epoch_steps) / steps_per_epoch
