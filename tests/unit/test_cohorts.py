@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -482,6 +483,42 @@ def test_the_rate_counts_mini_batches_of_any_size() -> None:
     assert epoch == 1.5
     rates = (3 * worker_rate(before, facts, 1.5), 5 * worker_rate(config, replace(facts, num_workers=5), epoch))
     assert rates == pytest.approx([151**-0.5] * 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entries: entries.__delitem__(slice(1, None)),
+        lambda entries: entries[0].update(workers=0),
+        lambda entries: entries[1].update(batch_size=0),
+        lambda entries: entries[0].update(version=9),
+        lambda entries: entries[1].update(ends=[7, 7]),
+        lambda entries: entries[1].update(clock=8),
+        lambda entries: entries[2].update(version=3),
+        lambda entries: entries[2].update(turn=-1),
+        lambda entries: entries[2].update(other=1),
+    ],
+)
+def test_impossible_cohorts_are_broken_data(change: Callable[[Any], object]) -> None:
+    first = Cohort(3, 24)
+    second = Cohort(5, 30, 7, 21, 7, 1, 7, 5, (7, 7, 7))
+    third = Cohort(2, 30, 9, 31, 9, 1, 9, 7, (9, 9, 9, 9, 9))
+    values = json.loads(json.dumps(Cohorts((first, second, third)).to_json()))
+    assert Cohorts.from_json(values) == Cohorts((first, second, third))
+    change(values["entries"])
+    with pytest.raises(ValueError, match=r"cohort|clocks|'other'"):
+        Cohorts.from_json(values)
+
+
+def test_damaged_cohorts_are_one_line(shards: str, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run(shards, output, steps=7)
+    run(shards, output, RESUME, 5, steps=14)
+    values = json.loads((output / "config.json").read_text())
+    values["config"]["cohorts"]["entries"].pop()
+    (output / "config.json").write_text(json.dumps(values))
+    with pytest.raises(DataError, match=r"config.json is damaged, or of another version"):
+        run(shards, output, RESUME, 5, steps=20)
 
 
 def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path) -> None:

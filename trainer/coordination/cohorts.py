@@ -46,6 +46,22 @@ class Cohort:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", tuple(self.ends))  # JSON has lists
 
+    def check(self, before: Cohort | None) -> None:
+        """Raise ValueError unless this cohort can follow another one, or begin a run if there is none before it."""
+        numbers = (self.version, self.accepted, self.clock, self.turn, self.taken, self.epoch_steps, self.left_out)
+        if min(self.workers, self.batch_size) < 1 or min(numbers) < 0:
+            raise ValueError(
+                f"a cohort has {self.workers} workers, a mini-batch of {self.batch_size}, or a number below 0"
+            )
+        if before is None:
+            if self != Cohort(self.workers, self.batch_size):
+                raise ValueError("the first cohort does not begin the run")
+        elif self.version < before.version or self.accepted < before.accepted or self.turn < before.turn:
+            raise ValueError(f"a cohort of version {self.version} follows one of version {before.version}")
+        # Each worker of the cohort before has ended at a clock, and this one begins at the greatest.
+        elif len(self.ends) != before.workers or max(self.ends) != self.clock:
+            raise ValueError(f"{before.workers} workers ended at {len(self.ends)} clocks, up to {self.clock}")
+
     def last_step(self, *, steps: int | None, epochs: int, steps_per_epoch: int) -> int:
         """Return the clock at which a run of a length ends, if all workers keep pace.
 
@@ -106,9 +122,14 @@ class Cohorts(Spec):
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Cohorts:
         """Build the cohorts from the result of ``to_json``. Raises ValueError for other values."""
-        if not fits(values, dict[str, list[dict[str, Any]]]):
+        if not fits(values, dict[str, list[dict[str, Any]]]) or values.keys() - {"entries"}:
             raise ValueError("its cohorts are no list of objects")
-        return cls(tuple(build(Cohort, entry) for entry in values.get("entries", ())))
+        entries = tuple(build(Cohort, entry) for entry in values.get("entries", ()))
+        if len(entries) == 1:
+            raise ValueError("it has a single cohort")
+        for number, cohort in enumerate(entries):
+            cohort.check(entries[number - 1] if number else None)
+        return cls(entries)
 
     def to_json(self) -> dict[str, Any]:
         return {"entries": [asdict(cohort) | {"ends": list(cohort.ends)} for cohort in self.entries]}
