@@ -36,6 +36,7 @@ from trainer.data.deal import deal, dealt_places, even_places
 from trainer.data.shards import load_worker, open_shards
 from trainer.flags import build_parser, options_of
 from trainer.regroup import confirm, describe_cohorts, regrouped
+from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
@@ -519,6 +520,14 @@ def test_damaged_cohorts_are_one_line(shards: str, tmp_path: Path) -> None:
     (output / "config.json").write_text(json.dumps(values))
     with pytest.raises(DataError, match=r"config.json is damaged, or of another version"):
         run(shards, output, RESUME, 5, steps=20)
+
+
+def test_the_report_names_the_workers(shards: str, tmp_path: Path) -> None:
+    """In words, not as a flag that does not exist."""
+    config = replace(make_config(), cohorts=Cohorts((Cohort(3, 24), Cohort(5, 30, 7, 21, 7, 1, 7, 5, (7, 7, 7)))))
+    rows = {row.flag: row.value for row in flags_in_words(config.to_json(), {})}
+    assert rows["--workers"] == "3 with --batch-size 24; from version 7 on 5 with --batch-size 30"
+    assert "--entries" not in rows
 
 
 def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pipeline.core.reporting.page import plain
 from pipeline.core.specs import Spec
 from trainer.config import Data, Optimiser, Processes, RunSpec
+from trainer.coordination.cohorts import Cohorts
 from trainer.exchange import EXCHANGES
 from trainer.models import MODELS
 from trainer.plan import RunPlan, describe_plan
@@ -56,6 +57,9 @@ def flags_in_words(config: Mapping[str, Mapping[str, Any]], simulated: Mapping[s
     """Return every flag of a logged configuration that has a value, then the settings of the virtual cluster."""
     rows: list[FlagRow] = []
     for part, values in config.items():
+        if part == "cohorts":
+            rows += _workers_in_words(values)
+            continue
         kind = PARTS.get(part) or REGISTRIES.get(part, {}).get(str(values.get("name")))
         # A log of another version may name members and fields that this one lacks.
         meanings = kind.meanings() if kind else {}
@@ -69,6 +73,19 @@ def flags_in_words(config: Mapping[str, Mapping[str, Any]], simulated: Mapping[s
                 rows.append(FlagRow(_flag(key), str(plain(compact(value))), meanings.get(key, "")))
     virtual = "of the virtual cluster"
     return rows + [FlagRow(_flag(key), plain(value), virtual) for key, value in simulated.items() if value is not None]
+
+
+def _workers_in_words(cohorts: Mapping[str, Any]) -> list[FlagRow]:
+    """Return the workers of a logged run that has changed them, with the version from which each number counts.
+
+    Empty for a log of another version."""
+    try:
+        first, *later = Cohorts.from_json(cohorts).entries
+    except ValueError:
+        return []
+    texts = [f"{first.workers} with --batch-size {first.batch_size}"]
+    texts += [f"from version {each.version} on {each.workers} with --batch-size {each.batch_size}" for each in later]
+    return [FlagRow("--workers", "; ".join(texts), "number of workers, which --resume has changed")]
 
 
 def _flag(name: str) -> str:
