@@ -40,7 +40,7 @@ from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
-from trainer.runlog.run_folder import read_record
+from trainer.runlog.run_folder import RunRecord, read_record, settled
 from trainer.sampling.remainder import MOST_OPEN, WorkerPasses, first_passes, later_passes, open_passes
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
@@ -528,6 +528,24 @@ def test_the_report_names_the_workers(shards: str, tmp_path: Path) -> None:
     rows = {row.flag: row.value for row in flags_in_words(config.to_json(), {})}
     assert rows["--workers"] == "3 with --batch-size 24; from version 7 on 5 with --batch-size 30"
     assert "--entries" not in rows
+
+
+def test_other_workers_have_other_threads(tmp_path: Path) -> None:
+    """On a cluster a resume keeps the threads per worker, unless the cores have another number of workers."""
+    config = make_config(batch_size=24)
+    cohorts = Cohorts((Cohort(3, 24), Cohort(5, 24, 7, 21, 7, 1, 7, 5, (7, 7, 7))))
+    record = RunRecord(config, 3, 100, "set", threads=4)
+    threads = []
+
+    def check(asked: RunRecord) -> RunRecord:
+        threads.append(asked.threads)
+        return replace(asked, threads=asked.threads or 4)
+
+    for workers, own in ((3, config), (3, config), (5, replace(config, cohorts=cohorts))):
+        asked = replace(record, config=own, num_workers=workers, threads=0)
+        with settled(tmp_path, asked, resume=bool(threads), overwrite=False, check=check):
+            (tmp_path / "metrics.jsonl").touch()
+    assert threads == [0, 4, 0]
 
 
 def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path) -> None:

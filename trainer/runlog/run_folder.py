@@ -204,8 +204,8 @@ def settled(
         requested: the run that the caller wants.
         resume, overwrite: the options of that name.
         check: called before anything in the folder is changed, unless the run is already finished. Gets the requested
-            record, in a resume with the threads of the recorded one, and returns the record to write. Raises UsageError
-            or DataError if the run cannot start; the folder is then left as it was.
+            record, in a resume by as many workers with the threads of the recorded one, and returns the record to
+            write. Raises UsageError or DataError if the run cannot start; the folder is then left as it was.
         on_lost: see ``locked``.
     Raises:
         UsageError: the start would mix runs or lose results.
@@ -225,7 +225,10 @@ def settled(
         if not is_new:
             start = decide(output, saved_record, requested, is_finished=_is_finished(output), resume=resume)
         if start is not Start.FINISHED:
-            record = check(replace(requested, threads=saved_record.threads) if saved_record else requested)
+            # Other workers have another number of threads on the same cores.
+            if saved_record and saved_record.num_workers == requested.num_workers:
+                requested = replace(requested, threads=saved_record.threads)
+            record = check(requested)
             if is_new:
                 _delete(output, names if overwrite else [name for name in names if not name.startswith("logs/")])
                 if not isinstance(output, Path):
