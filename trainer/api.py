@@ -97,8 +97,8 @@ def _check_workers(context: RunContext, options: Options) -> None:
     num_workers = config.num_workers(context.shards.num_workers)
     if options.workers not in (None, num_workers):
         raise UsageError(
-            f"--workers {options.workers}: a run begins with a worker per shard, {num_workers}; --resume can change their"
-            " number later, and jobs/reshard.py makes other shards"
+            f"--workers {options.workers}: a run begins with a worker per shard, {num_workers}; with --resume it continues"
+            f" with another number, and jobs/reshard.py --workers {options.workers} makes other shards"
         )
 
 

@@ -15,8 +15,10 @@ from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
+from pipeline.core.specs import add_flags
 from trainer.api import train
-from trainer.flags import build_parser, config_of, options_of
+from trainer.flags import WORKERS, build_parser, config_of, options_of
+from trainer.options import Options
 
 PROG = "train.py"
 EPILOG = """\
@@ -34,8 +36,9 @@ BY_HAND = ("roles", "addresses", "token_file")
 
 
 def job_flags(description: str | None) -> Parser:
-    """Return the parser: the trainer's flags, and --hosts."""
+    """Return the parser: the trainer's flags, --workers and --hosts."""
     parser = build_parser(PROG, description or "", EPILOG)
+    add_flags(parser.add_argument_group("another number of workers"), Options, only=WORKERS)
     group = parser.add_argument_group("cluster")
     group.add_argument(
         "--hosts",

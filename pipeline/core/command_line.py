@@ -68,11 +68,9 @@ class Parser(ListedParser):
 
     Attributes:
         conf: name of the defaults file in conf/, without its extension.
-        hints: advice by the name of a flag that users may expect but the program lacks.
     """
 
     conf: str | None
-    hints: Mapping[str, str]
 
     def __init__(self, prog: str | None = None, *, add_help: bool = True, **settings: Any) -> None:
         super().__init__(prog=prog and as_typed(prog), add_help=False, **settings)
@@ -80,7 +78,6 @@ class Parser(ListedParser):
             self.add_argument("-h", "--help", action=_ShowHelp, help="show this help and exit")
             self.add_argument("--help-all", action=_ShowHelp, every=True, help="show all options and exit")
         self.conf = Path(prog.split()[-1]).stem if prog else None
-        self.hints = {}
         self._arguments: list[str] = []
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -125,7 +122,7 @@ class Parser(ListedParser):
         raise UsageError(f"{message}{self._advice(message)}; see {self.prog} --help")
 
     def _advice(self, message: str) -> str:
-        """Return a hint or the nearest name for the first unknown flag or choice in a message, or an empty string."""
+        """Return the nearest name for the first unknown flag or choice in a message, or an empty string."""
         flags = [name for action in self.actions for name in action.option_strings]
         choices = [str(choice) for action in self.actions for choice in action.choices or ()]
         if message.startswith("the following arguments are required"):
@@ -140,8 +137,6 @@ class Parser(ListedParser):
             candidates = choices
         else:
             return ""
-        if hint := self.hints.get(word):
-            return f": {hint}"
         near = difflib.get_close_matches(word, candidates, n=1)
         return f"; did you mean {near[0]}?" if near else ""
 

@@ -23,7 +23,7 @@ from tests.support.configs import make_config
 from tests.support.trainer_runs import lines_of
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
-from trainer import Result, train
+from trainer import Options, Result, train
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import folder_of
@@ -546,6 +546,14 @@ def test_other_workers_have_other_threads(tmp_path: Path) -> None:
         with settled(tmp_path, asked, resume=bool(threads), overwrite=False, check=check):
             (tmp_path / "metrics.jsonl").touch()
     assert threads == [0, 4, 0]
+
+
+def test_workers_without_resume_are_refused(shards: str, tmp_path: Path) -> None:
+    """The message leads to both ways to another number."""
+    config = make_config(shards, tmp_path / "run", model="logistic")
+    with pytest.raises(UsageError, match=r"--workers 5: .* per shard, 3; with --resume .*jobs/reshard.py --workers 5"):
+        train(config, Options(silent=True, workers=5))
+    assert not (tmp_path / "run").exists()
 
 
 def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from trainer.flags import build_parser as build_trainer_parser
         (shard_parser, ["--strategy", "stratifed"], "did you mean stratified?"),
         (build_trainer_parser, ["--staleness-bond", "2"], "did you mean --staleness-bound?"),
         (build_trainer_parser, ["--protocol", "dsp"], "did you mean dssp?"),
-        (build_trainer_parser, ["--workers", "3"], "jobs/reshard.py --workers N changes their number"),
         (build_trainer_parser, ["--zzzz", "3"], "unrecognized arguments: --zzzz 3; see "),
     ],
 )
