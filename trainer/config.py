@@ -584,7 +584,7 @@ class RunFacts:
     """The facts about a run that every process knows.
 
     Attributes:
-        num_workers: workers, one per shard.
+        num_workers: workers, one per shard unless a resume has changed that.
         rows: distinct training examples.
         num_parameters: length P of the first part of the flat vector, the model's parameters.
         num_buffers: length Q of its second part, BatchNorm's running statistics.
