@@ -156,6 +156,7 @@ def later_passes(
     places = [passes.progress(clock) for passes, clock in zip(before, cohort.ends, strict=True)]
     end = open_passes(before, cohort.ends).end
     parts: list[list[Ints]] = [[] for _ in own]
+    # A worker in the middle of the pass leaves the rest of it; one that has not begun it leaves all of its rows.
     for turn in range(cohort.turn, end):
         left = [
             passes.order(turn - passes.turn)[inside if turn == at else 0 :]
