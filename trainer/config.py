@@ -520,10 +520,17 @@ class Config:
         return max(1, rows // self.data.batch_size)
 
     def steps_per_worker(self, rows: int) -> int:
-        """Return the mini-batches per worker in the whole run. rows: distinct training examples."""
+        """Return the clock at which the workers end, by default their mini-batches. rows: distinct training examples."""
         per_epoch = self.steps_per_epoch(rows)
         present = self.cohorts.present
         return present.last_step(steps=self.run.steps, epochs=self.run.epochs or 0, steps_per_epoch=per_epoch)
+
+    def mini_batches_per_worker(self, rows: int) -> int:
+        """Return the mini-batches per worker in the whole run, in which workers kept pace. rows: see ``steps_per_worker``.
+
+        It differs from the clock at the end after a change of workers, who begin at the greatest clock of those before."""
+        present = self.cohorts.present
+        return self.steps_per_worker(rows) - present.clock + present.taken
 
     def total_epochs(self, rows: int) -> float:
         """Return the length of the run in epochs. rows: distinct training examples."""

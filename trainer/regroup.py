@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
 from pipeline.core.errors import DataError, UsageError
 from trainer.checkpoints.read import newest, read_state, versions
@@ -35,10 +36,15 @@ def regrouped(context: RunContext, workers: int | None, options: Options, *, com
         UsageError: the run cannot be resumed with other workers.
         DataError: a checkpoint is damaged.
     """
-    saved = None if options.overwrite else saved_run(context.home)
-    # Another kind of run is refused later.
-    if saved is None or _compute_of(saved) != compute:
+    changes = options.resume and workers is not None
+    # A damaged record is refused here if it says how many workers the run has, otherwise later.
+    saved = None if options.overwrite else saved_run(context.home, strict=changes)
+    if saved is None:
         return context
+    if _compute_of(saved) != compute:
+        if changes:
+            _refuse_kind(context, saved)
+        return context  # refused later
     entries = saved.config.cohorts.entries
     present = entries[-1] if entries else Cohort(saved.num_workers, saved.config.data.batch_size)
     if not (entries or options.resume):
@@ -48,6 +54,14 @@ def regrouped(context: RunContext, workers: int | None, options: Options, *, com
     if not entries and request == _size(present):
         return _with_batch(context, request[1])
     if not _has_rows_of(context, saved, compute):
+        if changes and context.config.data.shards:
+            raise UsageError(
+                f"{context.home} holds a run with another shard set, whose workers do not change: give its --shards, choose"
+                " another --output, or --overwrite"
+            )
+        return context  # refused later
+    # Nothing was trained, so that this start begins anew.
+    if not (options.resume or newest(context.home / CHECKPOINTS)):
         return context
     _check_batch(context, workers, present, request, options)
     context = _with_batch(context, request[1])
@@ -76,8 +90,8 @@ def describe_cohorts(context: RunContext) -> str:
     text = f"{context.home}: {_words(_size(present))} from version {present.version} on, {before} before"
     if present.left_out:
         text += (
-            f"; {present.left_out:,} rows of passes 1 to {present.turn} are left out, because fast workers were far ahead of"
-            " slow ones"
+            f"; {present.left_out:,} rows of passes 1 to {present.turn} were left out then, because some workers were whole"
+            " passes ahead of others"
         )
     return text
 
@@ -154,8 +168,6 @@ def _as_it_is(context: RunContext, entries: tuple[Cohort, ...], request: tuple[i
         request: number of workers and mini-batch that the start asks for.
     """
     present = entries[-1]
-    if not present.version:
-        return context  # nothing was trained, so that this start begins anew
     if request != _size(present):
         raise UsageError(
             f"{context.home} holds a run with {_words(_size(present))}, not {_words(request)}; --resume changes them,"
@@ -180,8 +192,10 @@ def _resumed(
         DataError: a checkpoint is damaged.
     """
     progress = _progress(context.home / CHECKPOINTS, saved)
-    if progress is None:
+    if progress is None and request == _size(present):
         return context  # refused later
+    if progress is None:
+        raise _all_damaged(context.home / CHECKPOINTS)
     # A cohort without an update has left nothing: it begins again, maybe from another checkpoint.
     entries = saved.config.cohorts.up_to(progress.version) or (present,)
     last = entries[-1]
@@ -214,11 +228,21 @@ def _progress(root: Place, saved: RunRecord) -> CheckpointProgress | None:
         state = read_state(root, version)
         return CheckpointProgress(state.version, state.accepted, state.clocks)
     first = saved.config.cohorts.first
-    if not versions(root):
+    if not any(versions(root)):  # a first checkpoint without its last file is written again
         return CheckpointProgress(0, 0, dict.fromkeys(range(first.workers or saved.num_workers), 0))
     if saved.config.cohorts.entries:
-        raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
+        raise _all_damaged(root)
     return None
+
+
+def _all_damaged(root: Place) -> DataError:
+    return DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
+
+
+def _refuse_kind(context: RunContext, saved: RunRecord) -> NoReturn:
+    """Raise UsageError for a run of another kind than a start that changes its workers."""
+    kind = "on real processes" if saved.simulated is None else "in virtual time, or with other gradients"
+    raise UsageError(f"{context.home} holds a run {kind}; choose another --output, or --overwrite")
 
 
 def _next(
@@ -244,7 +268,7 @@ def _next(
     turn = 0  # without rows there are no passes
     left_out = 0
     if has_rows:
-        from trainer.data.cohorts import passes_left  # loads torch, which takes a second
+        from trainer.data.cohort_passes import passes_left  # loads pyarrow
 
         clocks = [progress.clocks[worker] for worker in sorted(progress.clocks)]
         turn, _, left_out = passes_left(context.config, context.shards, entries, clocks, workers)
@@ -260,6 +284,23 @@ def _next(
     )
 
 
+def obstacle(config: Config) -> str | None:
+    """Return why the workers of a run cannot change; None if they can.
+
+    Each cause keeps something per worker, or per pass of a worker, that cannot be divided anew."""
+    name = config.exchange.name
+    causes = (
+        (config.sampler.name != ShuffleSampler.name, f"--sampling {config.sampler.name} has no passes to divide anew"),
+        (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides the rows by itself"),
+        (bool(config.data.mix), "--mix has no passes over one set to divide anew"),
+        (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
+        (isinstance(config.exchange, NeighbourExchange), f"--exchange {name} keeps a model per worker"),
+        (bool(config.exchange.stages()), f"--exchange {name} plans its switch for one number of workers"),
+        (bool(config.optimiser.tolerance), "--tolerance compares mini-batches of one number of workers"),
+    )
+    return next((reason for applies, reason in causes if applies), None)
+
+
 def _check(config: Config, last: Cohort, request: tuple[int, int]) -> None:
     """Raise UsageError for a run whose workers cannot change.
 
@@ -268,21 +309,10 @@ def _check(config: Config, last: Cohort, request: tuple[int, int]) -> None:
         last: the workers that the run has.
         request: number of workers and mini-batch that a start asks for.
     """
-    name = config.exchange.name
-    # Each of these keeps something per worker, or per pass of a worker, that cannot be divided anew.
-    for is_given, reason in (
-        (config.sampler.name != ShuffleSampler.name, f"--sampling {config.sampler.name} has no passes to divide anew"),
-        (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides the rows by itself"),
-        (bool(config.data.mix), "--mix has no passes over one set to divide anew"),
-        (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
-        (isinstance(config.exchange, NeighbourExchange), f"--exchange {name} keeps a model per worker"),
-        (bool(config.exchange.stages()), f"--exchange {name} plans its switch for one number of workers"),
-        (bool(config.optimiser.tolerance), "--tolerance compares mini-batches of one number of workers"),
-    ):
-        if is_given:
-            raise UsageError(
-                f"{_words(request)} instead of {_words(_size(last))}: {reason}; resume with {_words(_size(last))}"
-            )
+    reason = obstacle(config)
+    if reason:
+        present = _words(_size(last))
+        raise UsageError(f"{_words(request)} instead of {present}: {reason}; resume with {present}")
 
 
 def _words(size: tuple[int, int]) -> str:

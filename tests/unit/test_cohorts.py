@@ -31,7 +31,7 @@ from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, begin_passes, next_cohort
 from trainer.coordination.passes import WORD, Passes, RowSums, Whole
-from trainer.data.cohorts import own_places
+from trainer.data.cohort_passes import own_places
 from trainer.data.deal import deal, dealt_places, even_places
 from trainer.data.shards import load_worker, open_shards
 from trainer.flags import build_parser, options_of
@@ -302,7 +302,7 @@ def test_old_passes_of_slow_workers_are_left_out(shards: str, tmp_path: Path) ->
     )
     assert text.endswith(
         f"--workers 4 --batch-size 24 from version 90 on, --workers 3 --batch-size 24 before; {cohort['left_out']} rows of"
-        f" passes 1 to {cohort['turn']} are left out, because fast workers were far ahead of slow ones"
+        f" passes 1 to {cohort['turn']} were left out then, because some workers were whole passes ahead of others"
     )
     passes = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
     # The first one covers the passes that are left out, and says that they lack rows.
@@ -587,3 +587,55 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
         run(shards, output, RESUME, 2, epochs=1, protocol="bsp")
     with pytest.raises(UsageError, match="would have no rows"):
         run(shards, output, RESUME, 200, epochs=2, protocol="bsp", batch_size=300)
+
+
+def test_a_resume_with_other_workers_names_the_cause(shards: str, tmp_path: Path) -> None:
+    """A damaged folder, other rows and another kind of run are not a wrong number of workers."""
+    output = tmp_path / "run"
+    run(shards, output, steps=4)
+    with pytest.raises(UsageError, match="holds a run in virtual time"):
+        train(make_config(shards, output, model="logistic"), replace(RESUME, workers=5))
+    other = str(write_shards(tmp_path / "other", [rows_of(30, 9, 0), rows_of(30, 8, 30)], None))
+    with pytest.raises(UsageError, match="holds a run with another shard set"):
+        run(other, output, RESUME, 5, steps=8)
+    for version in versions(output / "checkpoints"):
+        (folder_of(output / "checkpoints", version) / "state.json").write_text("{")
+    with pytest.raises(DataError, match="holds no whole checkpoint"):
+        run(shards, output, RESUME, 5, steps=8)
+    (output / "config.json").write_text("{")
+    with pytest.raises(DataError, match=r"config.json is damaged"):
+        train(make_config(shards, output, model="logistic"), replace(RESUME, workers=5))
+
+
+def test_an_unfinished_first_checkpoint_changes_nothing(shards: str, tmp_path: Path) -> None:
+    """A start may be killed while it writes checkpoint 0, with the cohorts in config.json already."""
+    output = tmp_path / "run"
+    run(shards, output, steps=7)
+    for path in (output / "metrics.jsonl", output / "pushes.csv", output / "result.json", output / "examples"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for version in versions(output / "checkpoints"):
+        if version:
+            shutil.rmtree(folder_of(output / "checkpoints", version))
+    (folder_of(output / "checkpoints", 0) / "state.json").unlink(missing_ok=True)
+    shutil.copytree(output, tmp_path / "other")
+    run(shards, output, RESUME, 5, steps=20)
+    assert [entry["workers"] for entry in entries_of(output)] == [3, 5]
+    record = json.loads((output / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(record))
+    run(shards, tmp_path / "other", RESUME, steps=20)
+    assert_whole_passes(tmp_path / "other", 3)
+
+
+def test_a_change_before_the_first_update_is_finished_as_any(shards: str, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run(shards, output, steps=7)
+    (output / "result.json").unlink()
+    for version in versions(output / "checkpoints"):
+        shutil.rmtree(folder_of(output / "checkpoints", version))
+    run(shards, output, RESUME, 5, steps=14, batch_size=30)
+    assert [entry["version"] for entry in entries_of(output)] == [0, 0]
+    log = (output / "metrics.jsonl").read_bytes()
+    run(shards, output, QUIET, 5, steps=14, batch_size=30)
+    assert (output / "metrics.jsonl").read_bytes() == log
+    with pytest.raises(UsageError, match="with --batch-size 30, not 24"):
+        run(shards, output, QUIET, 5, steps=14)

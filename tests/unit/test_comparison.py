@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -213,3 +214,15 @@ def test_a_comparison_that_cannot_be_leaves_nothing(tmp_path: Path, flags: list[
     with pytest.raises(UsageError, match=line):
         main([*CHEAP, "--output", str(tmp_path / "all"), *flags])
     assert not (tmp_path / "all").exists()
+
+
+def test_a_comparison_changes_the_workers_of_all_or_of_none(tmp_path: Path) -> None:
+    config = make_config("", tmp_path / "all", **TOY | {"steps": 5, "momentum": 0.0})
+    machines = SimulationSettings(compute="quadratic", workers=4, rows=400)
+    contenders = parse_contenders("bsp,d-psgd")
+    compare(config, machines, contenders, QUIET)
+    before = (tmp_path / "all" / "bsp" / "config.json").read_bytes()
+    longer = replace(config, run=replace(config.run, steps=9))
+    with pytest.raises(UsageError, match="--exchange d-psgd keeps a model per worker"):
+        compare(longer, replace(machines, workers=2), contenders, replace(QUIET, resume=True))
+    assert (tmp_path / "all" / "bsp" / "config.json").read_bytes() == before

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from trainer.checkpoints.read import newest, read_state
 from trainer.config import Config
+from trainer.coordination.cohorts import Cohort
 from trainer.exchange import EXCHANGES
 from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerTimes
 from trainer.run_files import CHECKPOINTS
@@ -115,11 +116,14 @@ def _sent_bytes(config: Config, result: Result, events: Sequence[LogEvent], vers
     if times.begun:  # workers with models of their own, whose links the engine counts
         return times.sent_bytes
     stages = [event for event in events if isinstance(event, StageEvent)]
-    exchanges = [EXCHANGES[event.exchange]() for event in stages] or [config.exchange]
-    # A stage made the updates of the versions after the one that it began with.
-    begins = [event.version for event in stages] or [0]
+    cohorts = config.cohorts.entries or (Cohort(result.num_workers),)
+    exchanges = [EXCHANGES[event.exchange]() for event in stages] or [config.exchange for _ in cohorts]
+    # A stage, and a cohort of workers, made the updates of the versions after the one that it began with. A run with stages
+    # has a single cohort.
+    begins = [each.version for each in stages or cohorts]
     pushes = [int((versions > begin).sum()) for begin in begins]
-    sizes = [exchange.vectors_per_gradient(result.num_workers) for exchange in exchanges]
+    workers = [result.num_workers for _ in stages] or [each.workers for each in cohorts]
+    sizes = [exchange.vectors_per_gradient(count) for exchange, count in zip(exchanges, workers, strict=True)]
     gradients = [more - fewer for more, fewer in zip(pushes, [*pushes[1:], 0], strict=True)]
     gradients[0] += len(versions) - pushes[0]
     vectors = sum(count * size for count, size in zip(gradients, sizes, strict=True))

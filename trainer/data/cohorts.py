@@ -1,22 +1,21 @@
-"""The rows and mini-batches of a run whose workers have changed: which rows a worker needs, and the reading of them."""
+"""The rows and mini-batches of the workers of a run that has changed them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import lru_cache
 
 import numpy as np
 
 from pipeline.core.arrays import Ints
 from trainer.config import Config
-from trainer.coordination.cohorts import Cohort
 from trainer.data.augment import Floats
 from trainer.data.batches import Batches
-from trainer.data.deal import dealt_places, even_places
+from trainer.data.cohort_passes import present_passes
 from trainer.data.sampling import Draw
 from trainer.data.shards import Rows, Shards, load_worker
-from trainer.sampling.remainder import OpenPasses, WorkerPasses, first_passes, later_passes, open_passes
+from trainer.sampling.remainder import WorkerPasses
 
 
 class CohortSampler:
@@ -40,67 +39,6 @@ class CohortSampler:
     def draw(self, clock: int, table: Floats | None = None) -> Draw:
         numbers, passes, next_pass_rows = self.passes.draw(clock, self._order)
         return Draw(self.rows, np.searchsorted(self.numbers, numbers), passes, next_pass_rows)
-
-
-def present_passes(config: Config, shards: Shards) -> list[WorkerPasses]:
-    """Return the passes of the workers of the present cohort. Reads no row.
-
-    Raises UsageError if a worker would have no rows."""
-    return passes_of(config, shards, config.cohorts.entries)
-
-
-def passes_of(config: Config, shards: Shards, cohorts: Sequence[Cohort]) -> list[WorkerPasses]:
-    """Return the passes of the workers of the last of some cohorts, which follow each other from the start of a run."""
-    passes: list[WorkerPasses] = []
-    for number, cohort in enumerate(cohorts):
-        data = replace(config.data, batch_size=cohort.batch_size)
-        ratios = shards.ratios_of(cohort.workers)
-        batches = replace(config, data=data).worker_batches(cohort.workers, ratios)
-        own = own_places(shards, cohort.workers, passes)
-        if number:
-            passes = later_passes(passes, cohort, own, batches, number)
-        else:
-            passes = first_passes(own, batches, config.run.seed)
-    return passes
-
-
-def own_places(shards: Shards, num_workers: int, before: Sequence[WorkerPasses]) -> list[Ints]:
-    """Return the numbers of the rows over which each worker of a cohort makes its passes, counted over all shards, int64.
-
-    Workers whose number does not change keep their rows, and a worker per shard has its shard. Otherwise the parts of two
-    workers differ by at most one row, because all of them draw mini-batches of the same size.
-
-    Args:
-        shards: the set.
-        num_workers: workers of the cohort.
-        before: the passes of the cohort before; empty for the first one, to which the shards are dealt.
-    Raises:
-        UsageError: a worker would have no rows.
-    """
-    if len(before) == num_workers:
-        return [passes.own for passes in before]
-    if not before or num_workers == shards.num_workers:
-        return dealt_places(shards, num_workers)
-    return even_places(shards, num_workers)
-
-
-def passes_left(
-    config: Config, shards: Shards, cohorts: Sequence[Cohort], clocks: Sequence[int], num_workers: int
-) -> OpenPasses:
-    """Return the passes that the last of some cohorts leaves to the next one.
-
-    Args:
-        config: the run.
-        shards: its set.
-        cohorts: the cohorts so far.
-        clocks: of each worker of the last one.
-        num_workers: workers of the next one.
-    Raises:
-        UsageError: one of them would have no rows.
-    """
-    before = passes_of(config, shards, cohorts)
-    own_places(shards, num_workers, before)
-    return open_passes(before, clocks)
 
 
 def build_cohort_batches(
@@ -134,7 +72,9 @@ def build_cohort_batches(
 
 
 def load_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> list[Rows]:
-    """Read the rows with some numbers over all shards, for each of some workers. Keeps one whole shard in memory.
+    """Read the rows with some numbers over all shards, for each of some workers.
+
+    Keeps these rows and one whole shard in memory.
 
     Args:
         shards: the set.
@@ -143,7 +83,7 @@ def load_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> l
     Raises:
         DataError, OSError: a file is damaged or cannot be read.
     """
-    parts: list[list[Rows]] = [[] for _ in numbers]
+    results: list[Rows | None] = [None for _ in numbers]
     first = 0
     for shard in range(shards.num_workers):
         end = first + shards.worker_rows(shard)
@@ -151,17 +91,24 @@ def load_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> l
         # Reading a shard takes long, and not every worker needs rows of all.
         if any(begin < stop for begin, stop in bounds):
             rows = load_worker(shards, shard, targets=targets)
-            for own, (begin, stop), own_parts in zip(numbers, bounds, parts, strict=True):
-                own_parts.append(_pick(rows, own[begin:stop] - first))
+            for index, (own, (begin, stop)) in enumerate(zip(numbers, bounds, strict=True)):
+                result = results[index] or _empty(rows, len(own))
+                _fill(result, rows, own[begin:stop] - first, slice(begin, stop))
+                results[index] = result
+            del rows  # before the next shard is read, which takes as much memory
         first = end
-    return [_joined(own_parts) for own_parts in parts]
+    return [result for result in results if result is not None]
 
 
-def _pick(rows: Rows, places: Ints) -> Rows:
-    """Return a copy of the rows at some places, with all that is known about them."""
+def _empty(rows: Rows, count: int) -> Rows:
+    """Return arrays for a number of rows, with the columns of ``rows``; a column that these lack stays empty."""
     columns = (getattr(rows, item.name) for item in fields(Rows))
-    return Rows(*(column[places] if len(column) else column for column in columns))
+    return Rows(*(np.empty((count if len(column) else 0, *column.shape[1:]), column.dtype) for column in columns))
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
-    return Rows(*(np.concatenate([getattr(part, item.name) for part in parts]) for item in fields(Rows)))
+def _fill(result: Rows, rows: Rows, places: Ints, target: slice) -> None:
+    """Copy the rows at some places to a range of other rows."""
+    for item in fields(Rows):
+        column = getattr(rows, item.name)
+        if len(column):
+            getattr(result, item.name)[target] = column[places]

@@ -72,7 +72,12 @@ def flags_in_words(config: Mapping[str, Mapping[str, Any]], simulated: Mapping[s
             else:
                 rows.append(FlagRow(_flag(key), str(plain(compact(value))), meanings.get(key, "")))
     virtual = "of the virtual cluster"
-    return rows + [FlagRow(_flag(key), plain(value), virtual) for key, value in simulated.items() if value is not None]
+    flags = {row.flag for row in rows}  # the cohorts say more about --workers
+    return rows + [
+        FlagRow(_flag(key), plain(value), virtual)
+        for key, value in simulated.items()
+        if value is not None and _flag(key) not in flags
+    ]
 
 
 def _workers_in_words(cohorts: Mapping[str, Any]) -> list[FlagRow]:

@@ -42,12 +42,13 @@ from trainer.run_files import (
     RESULT,
     SEGMENTS,
     TENSORBOARD,
+    WORKERS,
 )
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards  # loading it takes a second, which --help should not
 
-_FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST, BEST_OF))) + ")"
+_FILE = "(" + "|".join(map(re.escape, (CONFIG, RESULT, METRICS, PUSHES, REPORT, MODEL, BEST, BEST_OF, WORKERS))) + ")"
 _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
 _HISTORY = "|".join(map(re.escape, (GENERATIONS, SWITCH)))
 _HISTORY = rf"(({_HISTORY})|\.({_HISTORY})\.[0-9a-f]{{8}}\.tmp)"
@@ -100,8 +101,13 @@ class RunRecord:
 
     @property
     def steps(self) -> int:
-        """The mini-batches per worker in the whole run."""
+        """The clock at which the workers end."""
         return self.config.steps_per_worker(self.rows)
+
+    @property
+    def mini_batches(self) -> int:
+        """The mini-batches per worker in the whole run."""
+        return self.config.mini_batches_per_worker(self.rows)
 
     def essentials(self) -> dict[str, Any]:
         """Return the values that a resumed run must not change, by name; the shards first, as they set the workers."""
@@ -223,7 +229,7 @@ def settled(
         start = Start.NEW
         saved_record = None if is_new else _saved(output)
         if not is_new:
-            start = decide(output, saved_record, requested, is_finished=_is_finished(output), resume=resume)
+            start = decide(output, saved_record, requested, is_finished=is_finished(output), resume=resume)
         if start is not Start.FINISHED:
             # Other workers have another number of threads on the same cores.
             if saved_record and saved_record.num_workers == requested.num_workers:
@@ -237,6 +243,7 @@ def settled(
                 _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # local writes do it themselves
             (output / RESULT).unlink(missing_ok=True)  # first, so that a longer run killed now does not look finished
             write_whole(output / CONFIG, (json.dumps(record.to_json(), indent=1) + "\n").encode())
+            (output / WORKERS).unlink(missing_ok=True)  # answers a request: config.json has the number of workers
         yield start
 
 
@@ -285,14 +292,14 @@ def decide(
     # Training beyond the requested length cannot be undone.
     if requested.steps < saved_record.steps:
         raise UsageError(
-            f"{output} holds a finished run of {saved_record.steps} steps per worker, more than the {requested.steps} asked"
-            f" for; choose another --output, or --overwrite"
+            f"{output} holds a finished run of {saved_record.mini_batches} steps per worker, more than the"
+            f" {requested.mini_batches} asked for; choose another --output, or --overwrite"
         )
     # Without --resume the longer run may be meant as a new one.
     if requested.steps > saved_record.steps and not resume:
         raise UsageError(
-            f"{output} holds a finished run of {saved_record.steps} steps per worker; --resume continues to the"
-            f" {requested.steps} asked for, --overwrite starts anew"
+            f"{output} holds a finished run of {saved_record.mini_batches} steps per worker; --resume continues to the"
+            f" {requested.mini_batches} asked for, --overwrite starts anew"
         )
     return Start.GO_ON if requested.steps > saved_record.steps else Start.FINISHED
 
@@ -352,11 +359,15 @@ def saved_generation(output: Place) -> int | None:
     return saved_record.config.data.generation if saved_record else None
 
 
-def saved_run(output: Place) -> RunRecord | None:
-    """Return the record of the run in a folder; None if there is no such run, or its record is damaged."""
+def saved_run(output: Place, *, strict: bool = False) -> RunRecord | None:
+    """Return the record of the run in a folder; None if there is no such run, or its record is damaged.
+
+    strict: raise DataError for a damaged record instead."""
     try:
         return None if is_file(output) else _saved(output)
-    except (DataError, NotADirectoryError):
+    except (DataError, NotADirectoryError) as error:
+        if strict and isinstance(error, DataError):
+            raise
         return None  # a start that needs the record, or the folder, is refused later
 
 
@@ -368,7 +379,8 @@ def saved_mix(output: Place) -> str:
     return saved_record.config.data.mix if saved_record else ""
 
 
-def _is_finished(output: Place) -> bool:
+def is_finished(output: Place) -> bool:
+    """Return whether the run in a folder has finished."""
     try:
         return bool(parse_object((output / RESULT).read_bytes())["cause"] == "finished")
     except (OSError, ValueError, KeyError):

@@ -19,7 +19,8 @@ from trainer.config import Config, Optimiser
 from trainer.context import RunContext
 from trainer.options import Options
 from trainer.plan import check_shares
-from trainer.runlog.run_folder import resolve_output
+from trainer.regroup import regrouped
+from trainer.runlog.run_folder import read_record, resolve_output
 from trainer.simulation.comparison.contenders import Contender
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.run import check_exchange, drawn_ratios, run_in, workers_rows_digest
@@ -59,13 +60,19 @@ def compare(
         configs[label] = replace(own, run=replace(config.run, output=str(folder)))
         check_shares(own, num_workers, drawn_ratios(context, simulated, num_workers))
         check_exchange(own, num_workers, simulated.compute)
+        home = Path(configs[label].run.output)
+        # Refuses a change of workers for those that cannot follow it, while none has changed.
+        regrouped(
+            replace(context, config=configs[label], home=home), simulated.workers, options, compute=simulated.compute
+        )
     quiet = replace(options, silent=True, quiet=True)
     runs = []
     for label, own in configs.items():
         if not (options.quiet or options.silent):
             print(f"{label} ...", flush=True)
         home = Path(own.run.output)
-        runs.append(measure(label, own, run_in(replace(context, config=own, home=home), simulated, quiet)))
+        result = run_in(replace(context, config=own, home=home), simulated, quiet)
+        runs.append(measure(label, read_record(home).config, result))
     # The default goals depend on all runs, so the times to them are only known now.
     goals = Goals(
         lowest_common_loss(runs) if loss is None else loss,

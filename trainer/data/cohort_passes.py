@@ -1,0 +1,74 @@
+"""The passes over the rows of the workers of a run that has changed them: which rows each of them draws. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline.core.arrays import Ints
+from trainer.config import Config
+from trainer.coordination.cohorts import Cohort
+from trainer.data.deal import dealt_places, even_places
+from trainer.data.shards import Shards
+from trainer.sampling.remainder import OpenPasses, WorkerPasses, first_passes, later_passes, open_passes
+
+
+def present_passes(config: Config, shards: Shards) -> list[WorkerPasses]:
+    """Return the passes of the workers of the present cohort. Reads no row.
+
+    Raises UsageError if a worker would have no rows."""
+    return passes_of(config, shards, config.cohorts.entries)
+
+
+def passes_of(config: Config, shards: Shards, cohorts: Sequence[Cohort]) -> list[WorkerPasses]:
+    """Return the passes of the workers of the last of some cohorts, which follow each other from the start of a run."""
+    passes: list[WorkerPasses] = []
+    for number, cohort in enumerate(cohorts):
+        data = replace(config.data, batch_size=cohort.batch_size)
+        ratios = shards.ratios_of(cohort.workers)
+        batches = replace(config, data=data).worker_batches(cohort.workers, ratios)
+        own = own_places(shards, cohort.workers, passes)
+        if number:
+            passes = later_passes(passes, cohort, own, batches, number)
+        else:
+            passes = first_passes(own, batches, config.run.seed)
+    return passes
+
+
+def own_places(shards: Shards, num_workers: int, before: Sequence[WorkerPasses]) -> list[Ints]:
+    """Return the numbers of the rows over which each worker of a cohort makes its passes, counted over all shards, int64.
+
+    Workers whose number does not change keep their rows, and a worker per shard has its shard. Otherwise the parts of two
+    workers differ by at most one row, because all of them draw mini-batches of the same size.
+
+    Args:
+        shards: the set.
+        num_workers: workers of the cohort.
+        before: the passes of the cohort before; empty for the first one, to which the shards are dealt.
+    Raises:
+        UsageError: a worker would have no rows.
+    """
+    if len(before) == num_workers:
+        return [passes.own for passes in before]
+    if not before or num_workers == shards.num_workers:
+        return dealt_places(shards, num_workers)
+    return even_places(shards, num_workers)
+
+
+def passes_left(
+    config: Config, shards: Shards, cohorts: Sequence[Cohort], clocks: Sequence[int], num_workers: int
+) -> OpenPasses:
+    """Return the passes that the last of some cohorts leaves to the next one.
+
+    Args:
+        config: the run.
+        shards: its set.
+        cohorts: the cohorts so far.
+        clocks: of each worker of the last one.
+        num_workers: workers of the next one.
+    Raises:
+        UsageError: one of them would have no rows.
+    """
+    before = passes_of(config, shards, cohorts)
+    own_places(shards, num_workers, before)
+    return open_passes(before, clocks)
