@@ -18,6 +18,7 @@ from pipeline.core.command_line import DISTRIBUTION
 COMMANDS = {
     **{name: summary for name, (_, summary) in pipeline_commands.COMMANDS.items()},
     "train": "train a model on a committed shard set",
+    "workers": "change the number of workers of a training run in progress",
     "simulate": "train in virtual time in a single process",
     "predict": "predict the class of every image with a trained model",
     "export": "write a trained model or a shard set for other programs: ONNX, Hugging Face Hub, WebDataset and others",
@@ -30,6 +31,7 @@ COMMANDS = {
 }
 PROGRAMS = {
     "train": "trainer.__main__",
+    "workers": "trainer.workers_command",
     "simulate": "trainer.simulate",
     "predict": "trainer.inference.__main__",
     "export": "trainer.export.__main__",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from trainer.config import Config
 from trainer.context import RunContext
 from trainer.exchange.all_reduce import adds_by_torch
@@ -15,6 +17,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.work import working
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.processes import FORK_SERVER
+from trainer.launch.workers_request import Requests
 from trainer.options import Options, Role
 from trainer.plan import check_shares
 from trainer.regroup import confirm, describe_cohorts, regrouped
@@ -47,6 +50,45 @@ def train(
             resumes it.
     """
     options = options or Options()
+    by_hand = "its hosts are started by hand: end it, and start it with --resume --workers on one host"
+    requests = Requests(RunContext.from_config(config).home, by_hand if options.addresses else "")
+    while True:
+        try:
+            return _train(config, options, requests, launcher=launcher, hosts=hosts)
+        except JobError as error:
+            following = _continued(error, options, requests)
+            if following is None:
+                raise
+            options = following
+
+
+def _continued(error: JobError, options: Options, requests: Requests) -> Options | None:
+    """Return the options with which a run continues whose workers are to change; None if it has ended.
+
+    Args:
+        error: the error with which this start has ended.
+        options: its options.
+        requests: the requests of other workers.
+    """
+    from trainer.launch.supervisor import RunInterruptedError  # loads the transport, which --help should not
+
+    request = requests.take()
+    if request and isinstance(error, RunInterruptedError):
+        return replace(options, resume=True, overwrite=False, workers=request.workers, batch_size_given=False)
+    # The start that should have these workers has refused them and has changed nothing.
+    refused = requests.unanswered(options.workers) if isinstance(error, UsageError) else None
+    if refused is None:
+        return None
+    requests.refuse(refused, str(error))
+    if not options.silent:
+        print(f"the workers stay as they are: {error}", file=sys.stderr, flush=True)
+    return replace(options, workers=None)
+
+
+def _train(
+    config: Config, options: Options, requests: Requests, *, launcher: Launcher | None, hosts: int
+) -> Result | None:
+    """Train until the end, or until the workers are to change. Returns and raises as ``train``."""
     has_several_hosts = launcher is not None or bool(options.addresses)
     if has_several_hosts and adds_by_torch(config.exchange) and config.processes.encryption == "on":
         raise UsageError(
@@ -69,7 +111,7 @@ def train(
 
         print(describe_bare(context.shards), flush=True)
     if launcher:
-        return _train_on(launcher, hosts, context, options, look)
+        return _train_on(launcher, hosts, context, options, look, requests)
     raise_limit()  # before the fork server starts, because its children inherit its limit
     leads = options.has(Role("server", 0))
     with _locked_start(context, options, look) if leads else nullcontext(Start.GO_ON) as start:
@@ -82,7 +124,7 @@ def train(
         FORK_SERVER.ensure()
         FORK_SERVER.losses.clear()  # losses between two runs do not count
         with working(context.home, leads=leads) as work:
-            return run(context, options, work)
+            return run(context, options, work, requests)
 
 
 def _check_workers(context: RunContext, options: Options) -> None:
@@ -91,8 +133,8 @@ def _check_workers(context: RunContext, options: Options) -> None:
     # Each host would choose a checkpoint for itself.
     if config.cohorts.entries and options.addresses:
         raise UsageError(
-            f"{context.home} has other workers than shards since version {config.cohorts.present.version}, which hosts that"
-            " are started by hand cannot agree on: leave out --addresses and --roles"
+            f"{context.home} has changed its workers or its mini-batch, last at version {config.cohorts.present.version},"
+            " which hosts that are started by hand cannot agree on: leave out --addresses and --roles"
         )
     num_workers = config.num_workers(context.shards.num_workers)
     if options.workers not in (None, num_workers):
@@ -103,7 +145,12 @@ def _check_workers(context: RunContext, options: Options) -> None:
 
 
 def _train_on(
-    launcher: Launcher, hosts: int, context: RunContext, options: Options, look: Callable[[], RunContext]
+    launcher: Launcher,
+    hosts: int,
+    context: RunContext,
+    options: Options,
+    look: Callable[[], RunContext],
+    requests: Requests,
 ) -> Result:
     """Train on a cluster. This process manages the run's folder and computes nothing. Raises as ``train`` does.
 
@@ -111,6 +158,7 @@ def _train_on(
         launcher: starts the parts.
         hosts: number of hosts, each of which gets a part of the roles.
         context, options, look: see ``_locked_start``.
+        requests: may stop the run, which continues with other workers then.
     """
     from trainer.cluster.launcher import share_roles
     from trainer.cluster.run import ClusterRun
@@ -119,7 +167,7 @@ def _train_on(
 
     num_workers = context.config.num_workers(context.shards.num_workers)
     parts = share_roles(context.config.processes.servers, num_workers, hosts)
-    run = ClusterRun(context.config, options, launcher, parts)
+    run = ClusterRun(context.config, options, launcher, parts, requests)
     # The folder is changed only after run.start has found that the parts can train the run.
     with interruptible(run), _locked_start(context, options, look, run.start, run.lose) as start, closing(run):
         if start is not Start.FINISHED:

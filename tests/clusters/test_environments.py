@@ -59,6 +59,7 @@ SUBCOMMANDS: Mapping[str, Command] = {
     "simulate": (*TRAINING, "--output", "virtual"),
     "embed": ("--input", "sample", "--output", "table.parquet"),
     "report": ("shards",),
+    "workers": ("run",),
     "predict": ("run", "--input", "sample", "--output", "predictions.parquet"),
     "export": ("run", "--as", "torchscript", "--to", "model.pt"),
     "runs": ("run", "virtual", "--output", "compared-runs"),
@@ -90,7 +91,7 @@ JOB_FLAGS: Mapping[str, Command] = {
 # Subcommands that run in one process with those beside them: of the others each has a process of its own.
 TOGETHER = {
     "derive", "fetch", "plan", "topology", "formats", "strategies", "inspect", "verify", "clean", "report", "predict",
-    "export", "runs",
+    "export", "runs", "workers",
 }  # fmt: skip
 EXTRA = {"study": "study", "benchmark.py": "benchmark"}  # of the commands that need more than the trainer
 PAGES = {"shard": "shards", "train": "run", "simulate": "virtual"}

@@ -49,6 +49,7 @@ TESTED_ELSEWHERE = {
         "tests/spark/test_benchmark.py::test_the_job_measures_every_configuration_in_every_system",
     ),
     "study": "tests/clusters/test_readme.py::test_the_commands_of_a_readme_run_as_they_stand",
+    "workers": "tests/training/test_cohorts.py::test_a_run_changes_its_workers_while_it_trains",
 }
 Check = Callable[[Ended], str]
 

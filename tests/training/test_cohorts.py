@@ -1,12 +1,16 @@
-"""Real runs that are killed with SIGKILL and resumed with another number of workers and another mini-batch."""
+"""Real runs that continue with another number of workers: resumed after SIGKILL, or changed while they train."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pipeline.core.errors import UsageError
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.checkpoints.read import newest, read_state
@@ -14,6 +18,8 @@ from trainer.coordination.passes import WORD
 from trainer.data.shards import load_worker, open_shards
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
+from trainer.runlog.run_folder import read_record
+from trainer.workers_command import main as workers_command
 
 COMMON = ("--model", "logistic", "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 CASES = [
@@ -49,6 +55,56 @@ def test_a_killed_run_resumes_with_other_workers(
     assert version is not None
     steps = max(read_state(output / "checkpoints", version).clocks.values()) + 100
     train_here(shards, output, *own, "--batch-size", 50, "--steps", steps, "--resume", "--workers", workers)
+    assert_complete(shards, output, version)
+
+
+def test_a_run_changes_its_workers_while_it_trains(
+    tmp_path: Path, runs: list[Training], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It gains two workers, cannot lose all, loses three, and ends as usual at SIGTERM."""
+    parts = [rows_of(380, 10 + number, 1000 * number) for number in range(3)]
+    shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    output = tmp_path / "run"
+    run = Training(shards, output, *COMMON, "--protocol", "ssp", "--batch-size", 60, "--steps", 1_000_000)
+    runs.append(run)
+    run.wait_for_updates(20)
+    assert workers_command([str(output), "--add", "2"]) == 0
+    assert re.search(r": 5 workers since version [1-9]\d*, 3 before$", capsys.readouterr().out.strip())
+    run.wait_for_updates(run.updates() + 100)
+    with pytest.raises(UsageError, match="has 5 workers: remove at most 4"):
+        workers_command([str(output), "--remove", "5"])
+    assert workers_command([str(output), "--remove", "3"]) == 0
+    run.wait_for_updates(run.updates() + 100)
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 1
+    assert_complete(shards, output, 1)
+    record = read_record(output)
+    assert [each.workers for each in record.config.cohorts.entries] == [3, 5, 2]
+    with pytest.raises(UsageError, match=r"is not in progress: .* --resume --workers 3 continues"):
+        workers_command([str(output), "--add", "1"])
+    assert not (output / "workers.json").exists()
+
+
+@pytest.mark.full
+def test_a_refused_change_leaves_the_run_as_it_is(tmp_path: Path, runs: list[Training]) -> None:
+    """A run on two hosts: 61 workers cannot divide a mini-batch of 60, and 5 can."""
+    parts = [rows_of(380, 10 + number, 1000 * number) for number in range(3)]
+    shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    output = tmp_path / "run"
+    hosts = ("--launcher", "local", "--hosts", 2)
+    run = Training(shards, output, *COMMON, *hosts, "--protocol", "bsp", "--batch-size", 60, "--steps", 1_000_000)
+    runs.append(run)
+    run.wait_for_updates(20)
+    with pytest.raises(UsageError, match=r"stays with 3 workers: .*61"):
+        workers_command([str(output), "--add", "58"])
+    run.wait_for_updates(run.updates() + 100)
+    assert workers_command([str(output), "--add", "2"]) == 0
+    run.wait_for_updates(run.updates() + 100)
+    assert_complete(shards, output, 1)
+
+
+def assert_complete(shards: Path, output: Path, version: int) -> None:
+    """Check that every pass of a run has trained each row once, also passes after a version."""
     live = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
     assert [each.first for each in live] == [1, *(each.last + 1 for each in live[:-1])]
     assert (live[-1].version or 0) > version

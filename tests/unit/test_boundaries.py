@@ -30,7 +30,7 @@ TRAINER = (
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker",
     "evaluation", "options", "regroup", "launch",
     "cluster", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "export", "api", "simulate",
-    "spark_job", "report_command", "benchmark", "study",
+    "spark_job", "report_command", "workers_command", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")
 # Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.
@@ -162,7 +162,9 @@ def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch(module: st
 
 
 # Each may print: a command, a display of progress, or the output of train(), simulate() and the jobs unless they are silent.
-COMMANDS_PRINT = {"__main__.py", "command.py", "plan_command.py", "report_command.py", "check.py", "child.py"}
+COMMANDS_PRINT = {"__main__.py", "command.py", "plan_command.py", "report_command.py", "workers_command.py", "check.py",
+    "child.py",
+}  # fmt: skip
 FILES_PRINT = {
     "pipeline/core": {"command_line.py", "import_path.py"},
     "pipeline/datasets": {"cifar.py", "derive.py", "synthetic.py"},

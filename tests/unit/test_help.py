@@ -28,6 +28,7 @@ MODULES = {
     "python -m trainer": "trainer.__main__",
     "python -m trainer embed": "trainer.embed.__main__",
     "sharding report": "trainer.report_command",
+    "sharding workers": "trainer.workers_command",
     "sharding runs": "trainer.comparison.__main__",
     "python -m trainer predict": "trainer.inference.__main__",
     "sharding export": "trainer.export.__main__",

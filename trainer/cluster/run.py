@@ -18,6 +18,7 @@ from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, PartEnd, Ren
 from trainer.config import Config, RunFacts
 from trainer.launch.restarts import Restarts
 from trainer.launch.supervisor import RunInterruptedError
+from trainer.launch.workers_request import Requests
 from trainer.options import Options
 from trainer.plan import describe, plan
 from trainer.report.progress import ProgressLine
@@ -45,6 +46,7 @@ class ClusterRun:
         config, options: the run, and the options of this process.
         launcher: starts the parts.
         parts: one per host.
+        requests: may stop the run, which continues with other workers then.
         start_s: how long all parts may take to arrive (seconds).
     """
 
@@ -54,12 +56,14 @@ class ClusterRun:
         options: Options,
         launcher: Launcher,
         parts: Sequence[Part],
+        requests: Requests,
         start_s: float = START_S,
     ) -> None:
         self.config = config
         self.options = options
         self.launcher = launcher
         self.parts = parts
+        self.requests = requests
         self.start_s = start_s
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
@@ -141,7 +145,8 @@ class ClusterRun:
         everybody = [part.index for part in self.parts]
         self.rendezvous.want(everybody, GO)
         while not self._watch():
-            if self.interrupted:
+            if self.interrupted or self.requests.is_waiting():
+                self.interrupted = True  # a signal that comes from now on ends the process
                 self._leave_checkpoint()
                 break
         self.rendezvous.want(everybody, DONE)

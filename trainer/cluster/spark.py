@@ -44,7 +44,8 @@ class SparkLauncher:
 
     def check(self, parts: Sequence[Part]) -> None:
         """Open the Spark context. Raises UsageError if a setting prevents that all parts run at once."""
-        self.context, self.settings = self.open_context()
+        if self.context is None:  # a run that changes its workers starts parts several times
+            self.context, self.settings = self.open_context()
         self._conf = dict(self.context.getConf().getAll())
         reason = problem(self._conf, len(parts), int(self.context.defaultParallelism))
         if reason:

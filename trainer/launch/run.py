@@ -18,10 +18,12 @@ from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.open_files import check_limit
+from trainer.launch.overseer import Terminal
 from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, ProcessKilledError
 from trainer.launch.processes import context as start_method
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.supervisor import LEADER, POLL_S, RunInterruptedError, Supervisor
+from trainer.launch.workers_request import Requests
 from trainer.options import Options
 from trainer.plan import describe
 from trainer.run_files import LOGS
@@ -31,13 +33,18 @@ from trainer.transport.messages import unpack_json
 from trainer.transport.sockets import IN_CLEAR, Secret
 
 
-def run(context: RunContext, options: Options, work: WorkFolder) -> Result | None:
+def run(context: RunContext, options: Options, work: WorkFolder, requests: Requests) -> Result | None:
     """Train on this host until the run is over, and return the result on server 0's host, else None.
 
     On server 0's host the caller has prepared the home and holds its lock.
     Raises UsageError, DataError, JobError, and OSError if the home cannot be reached.
 
-    work: this host's work folder."""
+    Args:
+        context: the run.
+        options: how this host takes part.
+        work: this host's work folder.
+        requests: may stop the run, which continues with other workers then.
+    """
     config = context.config
     leads = options.has(LEADER)
     facts = prepare(config, work.folders, computes=options.computes, write=leads)
@@ -50,7 +57,9 @@ def run(context: RunContext, options: Options, work: WorkFolder) -> Result | Non
         check_addresses(options.addresses, servers)
     # The random name keeps the addresses of several runs on this host apart.
     addresses = options.addresses or local_addresses(secrets.token_hex(8), servers)
-    supervisor = Supervisor(config, facts, options, addresses, _secret(config, options), work, roles)
+    overseer = Terminal(quiet=options.quiet or options.silent, is_to_change=requests.is_waiting)
+    secret = _secret(config, options)
+    supervisor = Supervisor(config, facts, options, addresses, secret, work, roles, overseer=overseer)
     if not (options.quiet or options.silent):
         print(describe(supervisor.plan), flush=True)
     if config.processes.encryption == "off" and not options.silent:

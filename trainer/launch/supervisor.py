@@ -328,10 +328,13 @@ class Supervisor:
         Raises SupersededError if another start leads the run, or the overseer does not want this part any more;
         JobError if the run rolls back too often or cannot be written for too long."""
         self.work.check()
-        action = self.overseer.wanted()
+        # After a signal, a request for other workers comes too late.
+        action = "go" if self.interrupted else self.overseer.wanted()
         if action == "leave":
             raise SupersededError("this part of the run is not wanted any more")
-        self.interrupted |= action == "checkpoint"
+        if action == "change":
+            self.options = replace(self.options, report=False, silent=True)  # the run has not ended
+        self.interrupted |= action in ("checkpoint", "change")
         fresh = self.control.ask()
         self._tell_of_silence()
         # Restarts are judged by the clocks, evaluations and roll-backs in the log.
