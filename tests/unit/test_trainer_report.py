@@ -53,6 +53,7 @@ STATUS = RunStatus(
     diverged=None,
     accepted=50,
     total=500,
+    epochs=5.0,
     epoch=0.5,
     loss=1.25,
     accuracy=0.375,
@@ -428,7 +429,7 @@ def test_the_line_tells_what_is_known_and_dashes_what_is_not() -> None:
     assert "evaluation loss 0.2500" in line(replace(STATUS, accuracy=None, eval_loss=0.25))
     nothing: dict[str, Any] = {"accepted": 0, "epoch": 0.0, "loss": None, "accuracy": None, "images_per_s": None}
     text = line(replace(STATUS, **nothing, staleness_mean=float("nan")))
-    assert text == "epoch 0.00  loss -  accuracy -  - images/s  staleness -  workers 11/12"
+    assert text == "epoch 0.00 of 5  loss -  accuracy -  - images/s  staleness -  workers 11/12"
 
 
 def test_a_log_gets_a_line_every_ten_seconds_and_the_last_state() -> None:

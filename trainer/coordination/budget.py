@@ -67,6 +67,11 @@ class Budget:
         return gradients / (self.num_workers * self.steps_per_epoch)
 
     @property
+    def epochs(self) -> float:
+        """The length of the run in global epochs."""
+        return self.cohort.epochs(self.steps, self.steps_per_epoch)
+
+    @property
     def whole_epochs(self) -> int | None:
         """The number of global epochs, None within an epoch."""
         return int(self.epoch) if self.epoch == int(self.epoch) else None

@@ -448,6 +448,7 @@ class Leader:
             accepted=position.accepted,
             total=coordinator.budget.total,
             epoch=coordinator.budget.epoch,
+            epochs=coordinator.budget.epochs,
             seconds=journal.seconds(now),
             remaining=coordinator.num_workers
             - members.in_phase[WorkerPhase.FINISHED]

@@ -41,6 +41,7 @@ def status_of(
         accepted=position.accepted,
         total=progress.budget.total,
         epoch=progress.budget.epoch,
+        epochs=progress.budget.epochs,
         seconds=seconds,
         remaining=0 if trained else present,
         alive=present,

@@ -24,9 +24,8 @@ def number(value: float | None, form: str) -> str:
 
 
 def length(status: RunStatus) -> str:
-    """Return " of E", the length of the run in epochs, estimated from the share of accepted pushes; "" if unknown."""
-    accepted = status.accepted
-    return f" of {status.epoch * status.total / accepted:.4g}" if accepted and status.total else ""
+    """Return " of E", the length of the run in epochs; "" if unknown."""
+    return f" of {status.epochs:.4g}" if status.epochs else ""
 
 
 def line(status: RunStatus) -> str:

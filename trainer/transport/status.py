@@ -26,7 +26,7 @@ class RunStatus:
         version: updates so far.
         accepted: accepted gradients so far.
         total: accepted gradients of the whole run.
-        epoch: global epochs so far.
+        epoch, epochs: global epochs so far, and in the whole run.
         seconds: training time so far.
         remaining: present workers that have not finished.
         alive: present workers.
@@ -47,6 +47,7 @@ class RunStatus:
     accepted: int = 0
     total: int = 0
     epoch: float = 0.0
+    epochs: float = 0.0
     seconds: float = 0.0
     remaining: int = 0
     alive: int = 0
