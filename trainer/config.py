@@ -15,7 +15,7 @@ from pipeline.core.json_values import build, fits
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import Spec, default_member, from_json, option
 from trainer.coordination.cohorts import SINGLE, Cohorts
-from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
+from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead, nesterov
 from trainer.coordination.schedules import AUTO, RECIPES, are_drops, parse_drops
 from trainer.exchange import EXCHANGES, Exchange
 from trainer.exchange.all_reduce import AllReduce
@@ -153,10 +153,11 @@ class Optimiser(Spec):
         shown=f"{FRESH_MOMENTUM:g}; if gradients can be stale, set by the model, mostly {ModelSpec.stale_momentum:g}",
         advanced=True,
     )
-    momentum_rule: Literal["auto", "heavy-ball", "look-ahead"] = option(
+    momentum_rule: Literal["auto", "heavy-ball", "nesterov", "look-ahead"] = option(
         "auto",
-        "heavy-ball: momentum decays with every update, as in SGD; look-ahead: it decays once per round of the workers,"
-        " which compute gradients at the parameters extrapolated by it; auto: look-ahead if gradients can be stale",
+        "heavy-ball, nesterov: momentum decays with every update, as in SGD; look-ahead: it decays once per round of the"
+        " workers, which compute gradients at the parameters extrapolated by it; auto: look-ahead if gradients can be stale,"
+        " else heavy-ball",
         advanced=True,
     )
     weight_decay: float = option(
@@ -283,6 +284,12 @@ class RunSpec(Spec):
         "fp32",
         "numbers of the forward and backward pass on the workers: bf16 uses torch's automatic mixed precision with"
         " bfloat16; parameters, messages, updates and evaluations stay float32",
+        advanced=True,
+    )
+    evaluation_mode: Literal["clean", "paper"] = option(
+        "clean",
+        "evaluation of models: clean, or paper: with augmented images and the network in training mode, as the published"
+        " results of importance-aware training were measured",
         advanced=True,
     )
     stop: Literal["global", "local"] = option(
@@ -507,6 +514,8 @@ class Config:
         rule = self.optimiser.momentum_rule
         if rule == "heavy-ball" or (rule == "auto" and (self.protocol.synchronous or num_workers == 1)):
             return heavy_ball(coefficient)
+        if rule == "nesterov":
+            return nesterov(coefficient)
         return look_ahead(coefficient, self.protocol.update_size(num_workers), num_workers)
 
     def pushed_statistics(self, num_workers: int) -> Literal["changes", "whole"]:

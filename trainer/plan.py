@@ -129,7 +129,7 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
         learning_rate=config.learning_rate,
         worker_rate=config.learning_rate / workers * config.protocol.weight(0, workers),
         momentum=config.coefficient,
-        looks_ahead=config.momentum_of(workers).at_once > 0,
+        looks_ahead=config.optimiser.momentum_rule != "nesterov" and config.momentum_of(workers).at_once > 0,
         recipe=config.optimiser.recipe,
         drops=drops(config.optimiser.recipe, epochs, config.optimiser.drops),
         epochs=epochs,

@@ -30,6 +30,7 @@ from tests.support.configs import make_config
 from tests.support.kills import was_killed_at
 from tests.support.trainer_runs import lines_of
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_rows, write_shards
+from tests.support.virtual_runs import final, virtual
 from trainer import Options
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
@@ -44,8 +45,9 @@ from trainer.data.shards import Rows, open_shards
 from trainer.evaluation import process as evaluator
 from trainer.evaluation import recalibration
 from trainer.evaluation.guessing import NOTHING_LEARNED
-from trainer.evaluation.process import ClassCounts, EvaluationResult, Evaluator, evaluate, penalty
+from trainer.evaluation.process import ClassCounts, EvaluationResult, Evaluator, evaluate, measure, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
+from trainer.evaluation.training_mode import augmented, enter_training_mode
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace
 from trainer.home.segments import begin_start
@@ -189,6 +191,41 @@ def test_an_evaluation_changes_no_number_of_the_model() -> None:
     evaluate(built.model, built.task, batches(EVAL_ROWS, np.zeros(3, np.float32), 7))
     for name, tensor in built.model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet20"])
+def test_training_mode_leaves_the_model_as_it_was(name: str) -> None:
+    built = build(model_from_json({"name": name}), ModelInput(SHAPE, CLASSES), 1)
+    model = built.model
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    losses = []
+    for version in (3, 3, 4):
+        with enter_training_mode(model, 7, version):
+            parts = augmented(batches(EVAL_ROWS, np.zeros(3, np.float32), 60), 7, version)
+            losses.append(measure(model, built.task, parts).loss)
+    assert losses[0] == losses[1] != losses[2]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not model.training
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+    # Whatever the running statistics are.
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.fill_(5)
+    with enter_training_mode(model, 7, 3):
+        parts = augmented(batches(EVAL_ROWS, np.zeros(3, np.float32), 60), 7, 3)
+        assert measure(model, built.task, parts).loss == losses[0]
+
+
+def test_the_mode_of_evaluation_changes_no_parameter(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "set", [EVAL_ROWS], EVAL_ROWS)
+    values: dict[str, Any] = {"model": "cnn", "steps": 2, "batch_size": 20, "threads": 1}
+    clean, paper = (
+        virtual(tmp_path / mode, shards=shards, compute="real", workers=1, evaluation_mode=mode, **values)
+        for mode in ("clean", "paper")
+    )
+    assert final(clean).tobytes() == final(paper).tobytes()
+    assert clean.final_loss != paper.final_loss
 
 
 def test_real_targets_have_a_loss_and_no_accuracy() -> None:

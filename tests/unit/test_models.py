@@ -6,6 +6,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ SHAPES = [(3, 32, 32), (1, 9, 18), (4, 8, 8)]  # CIFAR's, grey and odd, the smal
 Shape = tuple[int, int, int]
 RESNETS = {"resnet20": 3, "resnet32": 5, "resnet56": 9}
 WIDE = {"wrn16_4": (16, 4), "wrn28_10": (28, 10)}
-LARGE = {"resnet50", "wrn28_10"}  # too slow for every matrix; wrn16_4 has the layers of wrn28_10
+LARGE = {
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "wrn28_10",
+}  # too slow for every matrix; wrn16_4 has the layers of wrn28_10
 QUICK = [name for name in MODELS if name not in LARGE]
 
 
@@ -125,6 +131,28 @@ def test_resnet50_has_the_published_size_but_for_its_stem() -> None:
     assert _size_at_once("resnet50", 1000) == 25_557_032 - 9_408 + 1_728
 
 
+def _basic_size(blocks: tuple[int, ...], classes: int, stem: int) -> int:
+    """Two 3x3 convolutions per block with two numbers of normalisation a channel; shortcuts where the width changes."""
+    size, before = stem + 2 * 64, 64
+    for width, count in zip((64, 128, 256, 512), blocks, strict=True):
+        size += before * width + 2 * width if before != width else 0
+        for _ in range(count):
+            size += 9 * before * width + 9 * width**2 + 4 * width
+            before = width
+    return size + 512 * classes + classes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "blocks", "published"),
+    [("resnet18", (2, 2, 2, 2), 11_689_512), ("resnet34", (3, 4, 6, 3), 21_797_672)],
+)
+def test_resnet18_and_resnet34_have_the_published_sizes(name: str, blocks: tuple[int, ...], published: int) -> None:
+    """The sizes of torchvision's networks with their own stem, for ImageNet's 1000 classes."""
+    assert _size(_make(name, classes=1000, stem="7x7").model) == published == _basic_size(blocks, 1000, 9_408)
+    assert _size_at_once(name, 10) == _basic_size(blocks, 10, 1_728)
+
+
 def _convolved(tensors: Iterator[torch.Tensor], x: torch.Tensor, stride: int) -> torch.Tensor:
     kernel = next(tensors)
     return F.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
@@ -166,13 +194,38 @@ def _plain_bottleneck(tensors: Iterator[torch.Tensor], x: torch.Tensor) -> torch
     return x.mean((2, 3)) @ next(tensors).T + next(tensors)
 
 
+def _plain_basic(tensors: Iterator[torch.Tensor], x: torch.Tensor, stem: int) -> torch.Tensor:
+    """ResNet-18, with the stride in the first convolution of a block and a projection where width or size change."""
+
+    def layer(x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        return _standardised(tensors, _convolved(tensors, x, stride))
+
+    x = layer(x, stem).relu()
+    if stem > 1:
+        x = F.max_pool2d(x, 3, 2, 1)
+    for stage in range(4):
+        for block in range(2):
+            stride = 2 if stage and not block else 1
+            y = layer(layer(x, stride).relu())
+            x = (y + (layer(x, stride) if stride > 1 else x)).relu()
+    return x.mean((2, 3)) @ next(tensors).T + next(tensors)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "plain"), [("wrn16_4", _plain_wide), ("resnet50", _plain_bottleneck)])
-def test_the_models_of_rcd_sgd_compute_the_papers_formulas(
-    name: str, plain: Callable[[Iterator[torch.Tensor], torch.Tensor], torch.Tensor]
+@pytest.mark.parametrize(
+    ("name", "options", "plain"),
+    [
+        ("wrn16_4", {}, _plain_wide),
+        ("resnet50", {}, _plain_bottleneck),
+        ("resnet18", {}, partial(_plain_basic, stem=1)),
+        ("resnet18", {"stem": "7x7"}, partial(_plain_basic, stem=2)),
+    ],
+)
+def test_large_models_compute_the_papers_formulas(
+    name: str, options: dict[str, Any], plain: Callable[[Iterator[torch.Tensor], torch.Tensor], torch.Tensor]
 ) -> None:
     shape = (1, 9, 14)
-    model = _make(name, shape).model
+    model = _make(name, shape, **options).model
     images, _ = _batch(shape)
     for _ in range(3):
         model(images * 3 + 1)  # so that the running statistics are not 0 and 1
@@ -390,7 +443,7 @@ def test_linear_regression_descends_to_least_squares() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("resnet18", (), "resnet18 is neither one of resnet20, resnet32, .*nor a module:function"),
+        ("resnet19", (), "resnet19 is neither one of resnet20, resnet32, .*nor a module:function"),
         ("net.py:make", (), "there is no module net in"),
         ("./net:make", (), "./net:make is neither one of"),
         ("net:", (), "net: is neither one of"),

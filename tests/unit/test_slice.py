@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.config import slice_bounds
-from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
+from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead, nesterov
 from trainer.coordination.parameter_slice import CHUNK, ParameterSlice
 
 Floats = npt.NDArray[np.float32]
@@ -82,14 +82,16 @@ def test_at_a_constant_rate_it_is_the_sgd_of_torch(seed: int, rate: float, momen
     np.testing.assert_allclose(part.values, parameter.detach().numpy(), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("is_look_ahead", [False, True])
 @given(seed=st.integers(0, 1000), momentum=st.floats(0, 0.99), workers=st.integers(1, 6))
 @settings(max_examples=30, deadline=None)
-def test_momentum_that_looks_ahead_of_whole_rounds_is_nesterovs(seed: int, momentum: float, workers: int) -> None:
+def test_momentum_that_looks_ahead_of_whole_rounds_is_nesterovs(
+    is_look_ahead: bool, seed: int, momentum: float, workers: int
+) -> None:
     rng = np.random.default_rng(seed)
     start = rng.normal(size=17)
-    part = ParameterSlice(
-        start.copy(), np.zeros(17), look_ahead(momentum, workers, workers, rounds=1), workers, "changes"
-    )
+    rule = look_ahead(momentum, workers, workers, rounds=1) if is_look_ahead else nesterov(momentum)
+    part = ParameterSlice(start.copy(), np.zeros(17), rule, workers, "changes")
     parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
     optimiser = torch.optim.SGD([parameter], lr=0.1, momentum=momentum, nesterov=momentum > 0)
     for _ in range(5):

@@ -32,6 +32,13 @@ def heavy_ball(coefficient: float) -> Momentum:
     return Momentum(coefficient)
 
 
+def nesterov(coefficient: float) -> Momentum:
+    """Return Nesterov's momentum as torch.optim.SGD(nesterov=True) has it: v decays by m per update, w -= u + m v.
+
+    coefficient: m."""
+    return Momentum(coefficient, at_once=1.0, share=coefficient)
+
+
 def look_ahead(coefficient: float, update_size: int, num_workers: int, rounds: float = AHEAD) -> Momentum:
     """Return Nesterov's momentum over rounds of N gradients. It is used for stale gradients.
 

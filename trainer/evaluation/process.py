@@ -32,6 +32,7 @@ from trainer.data.network import TABLE, build_network
 from trainer.data.shards import Rows, Shards, load_eval, open_pinned
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, one_thread, recalibrate, sample_rows
+from trainer.evaluation.training_mode import augmented, enter_training_mode
 from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.home.folders import Folders
 from trainer.home.place import write_whole
@@ -225,7 +226,7 @@ class Evaluator:
             return
         # Only of the final model, because the event of many classes is long.
         counted_classes = self.metadata.classes if state.final else None
-        evaluation = self._evaluate(self.rows, counted_classes)
+        evaluation = self._evaluate_as_configured(self.rows, state.version, counted_classes)
         l2 = penalty(self.flat.model, self.config.optimiser.weight_decay)
         log_event(
             self.work,
@@ -283,6 +284,15 @@ class Evaluator:
     def _evaluate(self, rows: Rows, num_classes: int | None = None) -> EvaluationResult:
         return evaluate(self.flat.model, self.task, self._batches(rows), num_classes)
 
+    def _evaluate_as_configured(self, rows: Rows, version: int, num_classes: int | None) -> EvaluationResult:
+        """Evaluate the loaded model in the mode of --evaluation-mode. rows: evaluation rows; version: of the model."""
+        seed = self.config.run.seed
+        if self.config.run.evaluation_mode == "clean":
+            return self._evaluate(rows, num_classes)
+        with enter_training_mode(self.flat.model, seed, version):
+            images = augmented(batches(rows, self.mean, BATCH), seed, version)
+            return measure(self.flat.model, self.task, self._on_device(images), num_classes)
+
     def _has_learned(self, state: RunState, train: EvaluationResult) -> bool | None:
         """Return whether the model is better than guessing; None if the task has no such baseline.
 
@@ -297,8 +307,11 @@ class Evaluator:
         return learned
 
     def _batches(self, rows: Rows) -> Iterator[Batch]:
-        """Yield rows as batches on the device, each of which counts as progress for the watchdog."""
-        for images, labels in batches(rows, self.mean, BATCH):
+        return self._on_device(batches(rows, self.mean, BATCH))
+
+    def _on_device(self, parts: Iterator[Batch]) -> Iterator[Batch]:
+        """Yield batches on the device, each of which counts as progress for the watchdog."""
+        for images, labels in parts:
             kick()
             yield Batch(images.to(self.device), labels.to(self.device))
 
@@ -406,12 +419,18 @@ class EvaluationResult(NamedTuple):
     classes: ClassCounts | None = None
 
 
-@torch.no_grad()
-@one_thread()
 def evaluate(
     model: nn.Module, task: Task, batches: Iterator[Batch], num_classes: int | None = None
 ) -> EvaluationResult:
-    """Evaluate a model on all rows in eval mode, without changing its parameters or statistics.
+    """Evaluate a model on all rows in eval mode, without changing its parameters or statistics; see ``measure``."""
+    model.eval()
+    return measure(model, task, batches, num_classes)
+
+
+@torch.no_grad()
+@one_thread()
+def measure(model: nn.Module, task: Task, batches: Iterator[Batch], num_classes: int | None = None) -> EvaluationResult:
+    """Evaluate a model on all rows in its present mode.
 
     On the CPU the result is bit-identical for any number of threads.
 
@@ -423,7 +442,6 @@ def evaluate(
     Raises:
         ValueError: there are no rows.
     """
-    model.eval()
     rows = right = 0
     loss = squares = 0.0
     are_classes = True

@@ -9,15 +9,26 @@ from pipeline.core import json_values
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import registry
 from trainer.models.base import ModelInput, ModelSpec
-from trainer.models.bottleneck import ResNet50
 from trainer.models.cnn import CNN
 from trainer.models.linear import Linear, Logistic, Perceptron
 from trainer.models.own import OwnModel, is_reference
+from trainer.models.published_resnet import ResNet18, ResNet34, ResNet50
 from trainer.models.resnet import ResNet20, ResNet32, ResNet56
 from trainer.models.wide_resnet import WideResNet16x4, WideResNet28x10
 
 MODELS: dict[str, type[ModelSpec]] = registry(
-    ResNet20, ResNet32, ResNet56, ResNet50, WideResNet16x4, WideResNet28x10, CNN, Logistic, Linear, Perceptron
+    ResNet20,
+    ResNet32,
+    ResNet56,
+    ResNet18,
+    ResNet34,
+    ResNet50,
+    WideResNet16x4,
+    WideResNet28x10,
+    CNN,
+    Logistic,
+    Linear,
+    Perceptron,
 )
 
 __all__ = ["MODELS", "ModelInput", "ModelSpec", "OwnModel", "model_from_json"]

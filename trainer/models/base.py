@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Norm = Literal["batch", "group"]
 Shortcut = Literal["pad", "conv"]
+Stem = Literal["3x3", "7x7"]
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,13 @@ class StagedNetwork(nn.Module):
     def forward(self, images_NCHW: Tensor) -> Tensor:
         # channels_last takes a quarter less time on a CPU. torch converts the weights at next to no cost.
         x = images_NCHW.contiguous(memory_format=torch.channels_last)
-        x = F.relu(self.norm(self.conv(x)), inplace=True)
+        x = self.begin(F.relu(self.norm(self.conv(x)), inplace=True))
         logits: Tensor = self.fc(self.stages(x).mean(dim=(2, 3)))
         return logits
+
+    def begin(self, x: Tensor) -> Tensor:
+        """Return the input of the first block. x: output of the stem's convolution."""
+        return x
 
 
 class ResNet(StagedNetwork):
