@@ -22,7 +22,7 @@ from trainer.options import Options, Role
 from trainer.plan import check_shares
 from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.run_files import REPORT
-from trainer.runlog.run_folder import RunRecord, Start, settled
+from trainer.runlog.run_folder import RunRecord, Start, saved_run, settled
 
 if TYPE_CHECKING:
     from trainer.cluster.launcher import Launcher
@@ -72,17 +72,24 @@ def _continued(error: JobError, options: Options, requests: Requests) -> Options
     """
     from trainer.launch.supervisor import RunInterruptedError  # loads the transport, which --help should not
 
-    request = requests.take()
-    if request and isinstance(error, RunInterruptedError):
-        return replace(options, resume=True, overwrite=False, workers=request.workers, batch_size_given=False)
-    # The start that should have these workers has refused them and has changed nothing.
-    refused = requests.unanswered(options.workers) if isinstance(error, UsageError) else None
-    if refused is None:
+    saved = saved_run(requests.home)
+    present = saved.num_workers if saved else None
+    if isinstance(error, RunInterruptedError) and error.changes:
+        request = requests.take()
+        return replace(
+            options,
+            resume=True,
+            overwrite=False,
+            workers=request.workers if request else present,
+            batch_size_given=False,
+        )
+    if not isinstance(error, UsageError) or requests.tried is None:
         return None
-    requests.refuse(refused, str(error))
+    # The start that should have these workers has changed nothing.
+    requests.refuse(str(error))
     if not options.silent:
         print(f"the workers stay as they are: {error}", file=sys.stderr, flush=True)
-    return replace(options, workers=None)
+    return replace(options, workers=present)
 
 
 def _train(
@@ -115,6 +122,7 @@ def _train(
     raise_limit()  # before the fork server starts, because its children inherit its limit
     leads = options.has(Role("server", 0))
     with _locked_start(context, options, look) if leads else nullcontext(Start.GO_ON) as start:
+        requests.meet()
         if start is Start.FINISHED:
             from trainer.runlog.result import read_result  # loads pandas, which --help should not
 
@@ -170,6 +178,7 @@ def _train_on(
     run = ClusterRun(context.config, options, launcher, parts, requests)
     # The folder is changed only after run.start has found that the parts can train the run.
     with interruptible(run), _locked_start(context, options, look, run.start, run.lose) as start, closing(run):
+        requests.meet()
         if start is not Start.FINISHED:
             run.train()
     result = read_result(context.home)

@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,22 +64,42 @@ def main(description: str | None, argv: Sequence[str] | None = None) -> int:
     if flag:
         raise UsageError(f"--{flag.replace('_', '-')} is for hosts that are started by hand; give --hosts instead")
     with ExitStack() as stack:
-        train(config, options, launcher=SparkLauncher(partial(_open, stack, args.debug)), hosts=args.hosts)
+        train(config, options, launcher=SparkLauncher(_Driver(stack, debug=args.debug).open), hosts=args.hosts)
     return 0
 
 
-def _open(stack: ExitStack, debug: bool) -> tuple[Any, str]:
-    """Open a Spark context until the end of the stack, and return it with the settings of file systems as JSON.
+class _Driver:
+    """The driver of a Spark application, which is opened at the first call of ``open``.
 
-    The previous signal handlers are set again after Spark has set its own, which would end everything at once."""
-    from pipeline.spark.session import ship_package, spark_context
-    from pipeline.spark.signals import forward_sigterm
-    from pipeline.spark.store import open_store
+    Args:
+        stack: ends the application and the handling of signals.
+        debug: show Spark's messages.
+    """
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    context = stack.enter_context(spark_context(debug=debug))
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    ship_package(context, Path(trainer.__file__).parent)
-    stack.enter_context(forward_sigterm(context))
-    return context, json.dumps(dict(open_store(context).conf))
+    def __init__(self, stack: ExitStack, *, debug: bool) -> None:
+        self._stack = stack
+        self._debug = debug
+        self._context: Any = None
+        self._signals = ExitStack()
+
+    def open(self) -> tuple[Any, str]:
+        """Return the Spark context, and the settings of file systems as JSON.
+
+        The handlers that are set now are set again after Spark has set its own, which would end everything at once. Each
+        start of a run has handlers of its own, so the JVM's signals are forwarded to those of this start."""
+        from pipeline.spark.session import ship_package, spark_context
+        from pipeline.spark.signals import forward_sigterm
+        from pipeline.spark.store import open_store
+
+        self._signals.close()
+        if self._context is None:
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+            context = self._stack.enter_context(spark_context(debug=self._debug))
+            # The JVM's handlers are restored before the application ends.
+            self._stack.callback(self._signals.close)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            ship_package(context, Path(trainer.__file__).parent)
+            self._context = context
+        self._signals.enter_context(forward_sigterm(self._context))
+        return self._context, json.dumps(dict(open_store(self._context).conf))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
@@ -14,14 +15,15 @@ from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.specs import AdvancedHelp, Spec, add_flags, from_flags, option
 from pipeline.core.storage.retries import unreadable_is_data_error
 from trainer.home.place import Place, place_of
-from trainer.launch.workers_request import WorkersRequest, read_request, write_request
+from trainer.launch.workers_request import WorkersRequest, delete_request, read_request, write_request
 from trainer.regroup import obstacle
-from trainer.run_files import LOCK, WORKERS
+from trainer.run_files import LOCK
 from trainer.runlog.run_folder import RunRecord, is_finished, saved_run
 
 INTERRUPTED = "the request is withdrawn, unless the run has met it already"
 POLL_S = 0.2
 FAR_POLL_S = 5.0
+GAP_S = 15.0  # a start takes the lock of the folder within less
 ANSWER_S = 120.0  # how long a run may take to write a checkpoint and to start again
 EPILOG = """\
 example: sharding workers build/run --add 2
@@ -81,25 +83,46 @@ def change_workers(home: Place, record: RunRecord, workers: int) -> None:
         workers: the new number.
     Raises:
         UsageError: the run does not run, or cannot have so many workers.
-        JobError: it has not answered within ANSWER_S.
+        JobError: it has ended, or has not answered within ANSWER_S.
     """
     _check(home, record, workers)
-    write_request(home, WorkersRequest(workers))
-    end = time.monotonic() + ANSWER_S
+    request = WorkersRequest(uuid4().hex, workers)
     try:
-        # The run deletes the request when it starts with the new workers.
-        while request := read_request(home):
-            if request.refusal:
-                raise UsageError(f"{home} stays with {record.num_workers} workers: {request.refusal}")
-            if is_finished(home):
-                raise JobError(f"{home}: the run has finished, with {record.num_workers} workers")
-            if time.monotonic() > end:
-                raise JobError(f"{home}: no answer within {ANSWER_S:.0f} s; the request is withdrawn")
-            time.sleep(POLL_S if isinstance(home, Path) else FAR_POLL_S)
+        write_request(home, request)
+    except PermissionError as error:
+        raise UsageError(f"{home} cannot be written: {error.strerror}; change its workers as the run's user") from None
+    try:
+        _wait(home, record, request)
     finally:
-        (home / WORKERS).unlink(missing_ok=True)
+        delete_request(home, request)
     if _record(home).num_workers != workers:
-        raise JobError(f"{home}: another start of the run has not taken the request; give the command again")
+        raise JobError(f"{home}: a later start of the run has not taken the request; give the command again")
+
+
+def _wait(home: Place, record: RunRecord, request: WorkersRequest) -> None:
+    """Wait until a run has met a request. Raises UsageError if it refuses it, JobError if it has ended, or does not answer.
+
+    Args:
+        home: the run's folder.
+        record: the run as it was before.
+        request: the request.
+    """
+    begin = time.monotonic()
+    # The run deletes the request when it starts with the new workers. A later one has another id.
+    while (present := read_request(home)) and present.id == request.id:
+        waited = time.monotonic() - begin
+        if present.refusal:
+            raise UsageError(f"{home} stays with {record.num_workers} workers: {present.refusal}")
+        if is_finished(home):
+            raise JobError(f"{home}: the run has finished, with {record.num_workers} workers")
+        # Between two starts of a change nobody holds the lock, for a moment.
+        if waited > GAP_S and not _may_run(home):
+            raise JobError(
+                f"{home}: the run has ended; its command with --resume --workers {request.workers} continues it"
+            )
+        if waited > ANSWER_S:
+            raise JobError(f"{home}: no answer within {ANSWER_S:.0f} s; the request is withdrawn")
+        time.sleep(POLL_S if isinstance(home, Path) else FAR_POLL_S)
 
 
 def _check(home: Place, record: RunRecord, workers: int) -> None:
@@ -112,12 +135,16 @@ def _check(home: Place, record: RunRecord, workers: int) -> None:
     # The run would refuse the request too, after it has stopped.
     if reason:
         raise UsageError(f"{home} stays with {record.num_workers} workers: {reason}")
+    # First, because nobody holds the lock of a run for a moment while it changes its workers.
+    present = read_request(home)
+    if present and not present.refusal:
+        raise UsageError(
+            f"{home}: another request waits for the run's answer; wait for it, or start the run with --resume"
+        )
     if is_finished(home) or not _may_run(home):
         raise UsageError(
             f"{home} is not in progress: its command with --resume --workers {workers} continues it with other workers"
         )
-    if read_request(home):
-        raise UsageError(f"{home}: another request waits for the run's answer; wait for it")
 
 
 def _record(home: Place) -> RunRecord:

@@ -20,7 +20,7 @@ from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import variables
 from pipeline.core.storage.store import SETTINGS
 from trainer.cluster.launcher import LaunchArguments, PartExecution, visible
-from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, Answer, AttemptLostError, Line
+from trainer.cluster.rendezvous import CHANGE, CHECKPOINT, DONE, GO, LEAVE, Answer, AttemptLostError, Line
 from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.home.place import Place
@@ -132,7 +132,7 @@ class _Host:
             answer = self.line.answer()
             if answer.wanted in (LEAVE, DONE):
                 return
-            if answer.wanted == CHECKPOINT:
+            if answer.wanted in (CHECKPOINT, CHANGE):
                 raise RunInterruptedError(
                     "interrupted; --resume continues from the last checkpoint, where there is one"
                 )
@@ -204,6 +204,8 @@ class _Caller:
         answer = self.line.answer()
         if answer.wanted == CHECKPOINT:
             return "checkpoint"
+        if answer.wanted == CHANGE:
+            return "change"
         return "go" if answer.wanted == GO and answer.edition == self.edition else "leave"
 
     def update(self, status: RunStatus) -> None:

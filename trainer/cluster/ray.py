@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,10 +78,16 @@ class RayLauncher(WatchingLauncher[Any]):
         import ray
 
         if not ray.is_initialized():
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
                 ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=_packages())
             except ConnectionError:
                 raise UsageError("no Ray cluster is found: start one (ray start --head), or set RAY_ADDRESS") from None
+            finally:
+                # Ray's own handler of SIGTERM would end the program without a checkpoint.
+                if threading.current_thread() is threading.main_thread():
+                    for number, handler in handlers.items():
+                        signal.signal(number, handler)
             self._has_connected = True
         return ray
 

@@ -33,6 +33,7 @@ MESSAGE_BYTES = 1 << 16
 WAIT = "wait"
 GO = "go"
 CHECKPOINT = "checkpoint"
+CHANGE = "change"  # a checkpoint, after which the run continues with other workers
 LEAVE = "leave"
 DONE = "done"
 

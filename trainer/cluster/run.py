@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.cluster.launcher import LaunchArguments, Launcher, Part
-from trainer.cluster.rendezvous import CHECKPOINT, DONE, GO, LEAVE, PartEnd, Rendezvous
+from trainer.cluster.rendezvous import CHANGE, CHECKPOINT, DONE, GO, LEAVE, PartEnd, Rendezvous
 from trainer.config import Config, RunFacts
 from trainer.launch.restarts import Restarts
-from trainer.launch.supervisor import RunInterruptedError
+from trainer.launch.supervisor import INTERRUPTED, RunInterruptedError
 from trainer.launch.workers_request import Requests
 from trainer.options import Options
 from trainer.plan import describe, plan
@@ -145,9 +145,9 @@ class ClusterRun:
         everybody = [part.index for part in self.parts]
         self.rendezvous.want(everybody, GO)
         while not self._watch():
-            if self.interrupted or self.requests.is_waiting():
-                self.interrupted = True  # a signal that comes from now on ends the process
-                self._leave_checkpoint()
+            changes = not self.interrupted and self.requests.is_waiting()
+            if self.interrupted or changes:
+                self._leave_checkpoint(changes=changes)
                 break
         self.rendezvous.want(everybody, DONE)
         self._wait_for_ends()
@@ -256,13 +256,15 @@ class ClusterRun:
                     " from the last checkpoint"
                 )
 
-    def _leave_checkpoint(self) -> None:
+    def _leave_checkpoint(self, *, changes: bool) -> None:
         """Have the leading part write a checkpoint and end, then raise RunInterruptedError.
 
-        Returns instead if the run ends by itself at this moment. The other parts end later, because without their
-        servers the checkpoint would stay incomplete."""
+        Returns instead if the run ends by itself at this moment, and raises the error of a part that fails. The other
+        parts end later, because without their servers the checkpoint would stay incomplete.
+
+        changes: whether the run is to continue with other workers."""
         head = next(part.index for part in self.parts if part.leads)
-        self.rendezvous.want([head], CHECKPOINT)
+        self.rendezvous.want([head], CHANGE if changes else CHECKPOINT)
         end = time.monotonic() + CHECKPOINT_S
         while time.monotonic() < end and not self.launcher.failure():
             time.sleep(POLL_S)
@@ -270,8 +272,10 @@ class ClusterRun:
             for part_end in drained(self.rendezvous.ends):
                 if part_end.part == head and not part_end.code:
                     return  # the run has just ended
+                if part_end.part == head and not part_end.text.startswith(INTERRUPTED):
+                    self._raise_for(part_end)
                 if part_end.part == head:
-                    raise RunInterruptedError(part_end.text)
+                    raise RunInterruptedError(part_end.text, changes=changes and not self.interrupted)
         raise RunInterruptedError(
             f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume continues from the last"
         )

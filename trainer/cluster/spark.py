@@ -28,8 +28,9 @@ TRIES = 1000  # attempt numbers per stage, more than spark.task.maxFailures, so 
 class SparkLauncher:
     """A launcher with one Spark task per part.
 
-    open_context: called when there is something to train; returns a SparkContext whose executors can import this
-    package, and file system settings for hosts without a Hadoop configuration (see Launcher.store)."""
+    open_context: called when there is something to train, again after a change of workers; returns a SparkContext whose
+    executors can import this package, and file system settings for hosts without a Hadoop configuration (see
+    Launcher.store)."""
 
     def __init__(self, open_context: Open) -> None:
         self.open_context = open_context
@@ -44,8 +45,7 @@ class SparkLauncher:
 
     def check(self, parts: Sequence[Part]) -> None:
         """Open the Spark context. Raises UsageError if a setting prevents that all parts run at once."""
-        if self.context is None:  # a run that changes its workers starts parts several times
-            self.context, self.settings = self.open_context()
+        self.context, self.settings = self.open_context()
         self._conf = dict(self.context.getConf().getAll())
         reason = problem(self._conf, len(parts), int(self.context.defaultParallelism))
         if reason:

@@ -65,6 +65,7 @@ class WatchingLauncher(ABC, Generic[H]):
             self._watcher = None
         for handle in self.running.values():
             self.end(handle)
+        self.running = {}
 
     def _begin(self, index: int) -> None:
         attempt = self._attempts.begin(index, time.monotonic())

@@ -111,10 +111,7 @@ def conclude(
     """
     output = work.folders.home
     log = work.folders.work
-    version = status.version
-    why = {} if error is None else {"error": one_line(error)}
-    log_event(log, "end", cause=cause, seconds=status.seconds, version=version, updates=version, **why)
-    work.settle()  # raises if another start leads the run now, before result.json is written
+    log_end(work, status, cause, error)
     events = thinned_log(log / METRICS)
     pushes = read_pushes(log / PUSHES, REPORTED if options.report else SUMMARISED)
     result = summarise(events, pushes)
@@ -124,6 +121,14 @@ def conclude(
     outcome = Result(output=output, **result)
     announce(outcome, options, report)
     return outcome
+
+
+def log_end(work: WorkFolder, status: RunStatus, cause: str, error: BaseException | None = None) -> None:
+    """Log the end of a start. See ``conclude`` for the arguments and errors."""
+    version = status.version
+    why = {} if error is None else {"error": one_line(error)}
+    log_event(work.folders.work, "end", cause=cause, seconds=status.seconds, version=version, updates=version, **why)
+    work.settle()  # raises if another start leads the run now, before result.json is written
 
 
 def one_line(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from trainer.home.folders import Folders
 from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
-from trainer.launch.ends import conclude, interruptible, log_start
+from trainer.launch.ends import conclude, interruptible, log_end, log_start
 from trainer.launch.open_files import check_limit
 from trainer.launch.overseer import Terminal
 from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, ProcessKilledError
@@ -75,6 +75,7 @@ def supervise(supervisor: Supervisor) -> Result | None:
     SupersededError, after which the run and its log continue elsewhere."""
     leads = LEADER in supervisor.roles
     cause = "failed"
+    changes = False
     result = None
     failure = None
     try:
@@ -85,8 +86,9 @@ def supervise(supervisor: Supervisor) -> Result | None:
     except SupersededError:
         leads = False
         raise
-    except RunInterruptedError:
+    except RunInterruptedError as error:
         cause = "interrupted"
+        changes = error.changes
         raise
     except Exception as error:
         failure = error
@@ -95,7 +97,10 @@ def supervise(supervisor: Supervisor) -> Result | None:
         supervisor.close()
         with nullcontext() if cause == "finished" else suppress(OSError):  # keep the first error
             status = supervisor.control.status
-            result = conclude(supervisor.work, supervisor.options, status, cause, failure) if leads else None
+            if leads and changes:
+                log_end(supervisor.work, status, cause)  # the next start would delete the result
+            elif leads:
+                result = conclude(supervisor.work, supervisor.options, status, cause, failure)
     return result
 
 

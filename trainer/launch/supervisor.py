@@ -47,6 +47,7 @@ FAR_LOOK_S = 15.0
 SPACE_WAIT_S = 30 * 60.0  # how long a trained run waits for space for its last checkpoint and its model
 FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 LEADER = Role("server", 0)
+INTERRUPTED = "interrupted"  # begins the message of a run that has left a checkpoint
 EVALUATOR = Role("evaluator")
 
 
@@ -102,6 +103,7 @@ class Supervisor:
         self.clocks: dict[int, int] = {}  # the highest clock of each worker so far
         self.ended_roles: set[Role] = set()  # roles that have ended with exit code 0
         self.interrupted = False
+        self.changes = False  # whether the run stops here to continue with other workers
         self.workers = [role.index for role in self.roles if role.kind == "worker"]
         self.plan = plan(config, facts, workers_here=len(self.workers))
         self.events = EventTail(self.output / METRICS)
@@ -120,7 +122,7 @@ class Supervisor:
         for role in self.roles if not self._is_over() else ():
             self._start(role)
         while not self._is_over():
-            if self.interrupted:
+            if self.interrupted or self.changes:
                 self._leave_checkpoint()
             self._look_after()
             self._check_progress()
@@ -143,7 +145,7 @@ class Supervisor:
 
         Until then nothing is started, so that a rejected host changes nothing of the run."""
         while not (LEADER in self.roles or self.control.is_admitted or self._is_over()):
-            if self.interrupted:
+            if self.interrupted or self.changes:
                 self._leave_checkpoint()
             time.sleep(POLL_S / 4)
             self._check_progress()
@@ -292,7 +294,7 @@ class Supervisor:
         This host's servers can stop then. Raises RunInterruptedError if the run is interrupted."""
         end = time.monotonic() + LINGER_S
         while self._runs("evaluator") or (time.monotonic() < end and self._needs_servers()):
-            if self.interrupted:
+            if self.interrupted or self.changes:
                 self._leave_checkpoint()
             self._look_after()
             self._check_progress()
@@ -316,7 +318,10 @@ class Supervisor:
             wait_for_checkpoint(self.control, root, self.facts)
         elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
             wait_for_leader(self.control, root, self.facts)
-        raise RunInterruptedError(f"interrupted{newest_in_words(root)}; the same command with --resume continues")
+        raise RunInterruptedError(
+            f"{INTERRUPTED}{newest_in_words(root)}; the same command with --resume continues",
+            changes=self.changes and not self.interrupted,
+        )
 
     # --- progress and messages ----------------------------------------------------------------------------------------
 
@@ -328,13 +333,12 @@ class Supervisor:
         Raises SupersededError if another start leads the run, or the overseer does not want this part any more;
         JobError if the run rolls back too often or cannot be written for too long."""
         self.work.check()
-        # After a signal, a request for other workers comes too late.
-        action = "go" if self.interrupted else self.overseer.wanted()
+        action = self.overseer.wanted()
         if action == "leave":
             raise SupersededError("this part of the run is not wanted any more")
-        if action == "change":
-            self.options = replace(self.options, report=False, silent=True)  # the run has not ended
-        self.interrupted |= action in ("checkpoint", "change")
+        self.interrupted |= action == "checkpoint"
+        # A trained run ends soon, with the workers that it has.
+        self.changes |= action == "change" and not self._is_trained()
         fresh = self.control.ask()
         self._tell_of_silence()
         # Restarts are judged by the clocks, evaluations and roll-backs in the log.
@@ -427,7 +431,15 @@ def is_end(state: RunState, config: Config, facts: RunFacts) -> bool:
 
 
 class RunInterruptedError(JobError):
-    """An interruption of the run by Ctrl-C or by a scheduler's SIGTERM."""
+    """An interruption of the run by Ctrl-C, by a scheduler's SIGTERM, or for a change of its workers.
+
+    Attributes:
+        changes: whether the run is to continue at once, with other workers.
+    """
+
+    def __init__(self, text: str = "", *, changes: bool = False) -> None:
+        super().__init__(text)
+        self.changes = changes
 
 
 def _board(options: Options, folders: Folders) -> Any:

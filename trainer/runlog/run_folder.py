@@ -7,13 +7,14 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.json_values import build, parse_object
@@ -177,14 +178,23 @@ def locked(output: Place, on_lost: Callable[[], object] = lambda: None) -> Itera
         return
     output.mkdir(parents=True, exist_ok=True)
     with open(output / LOCK, "w") as file:
-        try:
-            # Without waiting, because the other run may take days.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise JobError(
-                f"{output} is in use by a run that has not ended; wait for it, or choose another --output"
-            ) from None
+        if not _lock_exclusively(file):
+            raise JobError(f"{output} is in use by a run that has not ended; wait for it, or choose another --output")
         yield
+
+
+def _lock_exclusively(file: IO[str]) -> bool:
+    """Lock a file and return whether that succeeded within a moment.
+
+    Not longer, because another run may take days; but `sharding workers` looks whether the file is locked."""
+    for pause_s in (0.05, 0.2, None):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if pause_s:
+                time.sleep(pause_s)
+    return False
 
 
 def unchecked(record: RunRecord) -> RunRecord:
@@ -243,7 +253,6 @@ def settled(
                 _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # local writes do it themselves
             (output / RESULT).unlink(missing_ok=True)  # first, so that a longer run killed now does not look finished
             write_whole(output / CONFIG, (json.dumps(record.to_json(), indent=1) + "\n").encode())
-            (output / WORKERS).unlink(missing_ok=True)  # answers a request: config.json has the number of workers
         yield start
 
 
