@@ -17,6 +17,7 @@ COMMANDS = {
     "derive": ("pipeline.datasets.derive", "write a smaller or badly ordered copy of a data set, for studies"),
     "shard": ("pipeline.runs.command", "shard images by any strategy, by default on all cores of this machine"),
     "reshard": ("pipeline.runs.reshard_command", "divide a committed set among another number of workers"),
+    "assign": ("pipeline.runs.assign_command", "assign images to workers by any strategy, without writing shards"),
     "materialize": ("pipeline.runs.materialize_command", "write the shards of an assignment"),
     "compare": ("pipeline.runs.compare", "shard an input by every strategy, and compare the sets"),
     "stream": ("pipeline.stream.command", "shard a stream of files or messages, by generations"),

@@ -67,6 +67,7 @@ SUBCOMMANDS: Mapping[str, Command] = {
 }
 LIKE_JOBS = {
     "reshard",
+    "assign",
     "materialize",
     "compare",
     "stream",

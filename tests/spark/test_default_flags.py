@@ -220,8 +220,12 @@ def test_reshard(name: str, shards: Path, tmp_path: Path, last_line_of: Check) -
 def test_materialize(name: str, sample: Path, tmp_path: Path, last_line_of: Check) -> None:
     """Commit an assignment, then write the shards that it describes."""
     assignment, output = tmp_path / "assigned", tmp_path / "o"
-    flags = ("--input", sample, "--output", assignment, "--ratios", "4:2:1:1", "--assignment-only")
-    assert last_line_of(run_job("stratified.py", *flags))
+    flags = ("--input", sample, "--output", assignment, "--ratios", "4:2:1:1")
+    if name == "materialize":
+        assert last_line_of(run_command("assign", "--strategy", "stratified", *flags))
+    else:
+        assert last_line_of(run_job("stratified.py", *flags, "--assignment-only"))
+    assert not list(assignment.glob("worker=*"))
     result = run_either(name, "--input", sample, "--output", output, "--assignment", assignment)
     assert last_line_of(result) == report_line(output / "report.html")
     assert_set(output, "stratified", workers=4, eval_rows=0)
@@ -409,6 +413,7 @@ CASES: dict[str, Callable[..., None]] = {
     **dict.fromkeys(("hash_stream.py", "stream"), test_hash_stream),
     "train.py": test_train_on_spark,
     "sample": test_sample,
+    "assign": test_materialize,
     "derive": test_derive,
     "shard": test_shard_starts_a_spark_of_its_own,
     "plan": test_plan,

@@ -245,7 +245,7 @@ def test_an_older_set_is_current_and_gets_its_assignment_later(
 
 
 def test_evaluation_rows_are_for_the_job_that_writes_shards(spark: SparkSession, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="writes no evaluation rows; give --eval-input to jobs/materialize"):
+    with pytest.raises(UsageError, match="has no evaluation rows; give --eval-input to jobs/materialize"):
         shard(spark, source, tmp_path / "a", "random", 3, assignment_only=True, eval_input=str(tmp_path))
 
 
