@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -34,6 +35,8 @@ READERS = {
     "delta": "io.delta:delta-spark_{spark}_2.13:VERSION",
     "iceberg": "org.apache.iceberg:iceberg-spark-runtime-{spark}_2.13:VERSION",
 }
+# A reader that was compiled for another Spark ends with one of these.
+MISFIT = re.compile(r"\b(?:NoSuchMethod|NoSuchField|NoClassDefFound|IncompatibleClassChange|AbstractMethod)Error: .*")
 CATALOG = "spark.sql.catalogImplementation"
 ID_COLUMN = "id"
 ID_TYPES = ("tinyint", "smallint", "int", "bigint", "string")
@@ -66,7 +69,7 @@ class PartitionFile(NamedTuple):
 def read_table(spark: SparkSession, uri: str) -> DataFrame:
     """Return the table of an address: table:NAME, delta:URI or iceberg:NAME.
 
-    Raises UsageError if Spark lacks the reader, and DataError if there is no such table."""
+    Raises UsageError if Spark lacks the reader or does not fit it, and DataError if there is no such table."""
     kind, _, name = uri.partition(":")
     try:
         return spark.table(name) if kind == "table" else spark.read.format(kind).load(name)
@@ -77,12 +80,23 @@ def read_table(spark: SparkSession, uri: str) -> DataFrame:
         if reader and "DATA_SOURCE_NOT_FOUND" in text:
             package = READERS[reader].format(spark=".".join(spark.version.split(".")[:2]))
             raise UsageError(
-                f"{uri}: this Spark has no reader of {reader} tables; start it with --packages {package}"
+                f"{uri}: this Spark has no reader of {reader} tables; start it with --packages {package}, or an older"
+                " Spark if there is no such package"
             ) from None
+        _check_fit(uri, error)
         reason = _reason(text) or type(error).__name__
         in_memory = kind == "table" and spark.conf.get(CATALOG) != "hive" and "TABLE_OR_VIEW_NOT_FOUND" in text
         advice = f" (for Hive's tables, start Spark with --conf {CATALOG}=hive)" if in_memory else ""
         raise DataError(f"{uri} cannot be read: {reason}{advice}") from None
+
+
+def _check_fit(name: str, error: Exception) -> None:
+    """Raise UsageError if the reader of a table was made for another Spark."""
+    if match := MISFIT.search(str(error)):
+        raise UsageError(
+            f"{name}: the reader of this table was made for another Spark than {pyspark.__version__}; start the one that"
+            f" its package names ({match[0][:80]})"
+        ) from error
 
 
 def _reason(text: str) -> str:
@@ -154,11 +168,17 @@ def write_table(data: DataFrame, name: str, ids: str, store: Store, staging: str
 
     Raises:
         DataError: an id is null or occurs twice, or there are no rows.
+        UsageError: the table's reader does not fit this Spark.
     """
     key = _column(ids)
     # A global sort sends all images through a shuffle, so partitions that are in order are sorted one by one.
     orders: list[Callable[[], DataFrame]] = [lambda: data.sort(key)]
-    if _is_ascending(_partition_limits(data, key)):
+    try:
+        limits = _partition_limits(data, key)
+    except Py4JJavaError as error:
+        _check_fit(name, error)  # a reader may fail at its first query only
+        raise
+    if _is_ascending(limits):
         orders.insert(0, lambda: data.sortWithinPartitions(key))
     for order in orders:
         files = _write_partitions(order(), ids, store, staging)

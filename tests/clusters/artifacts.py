@@ -31,6 +31,16 @@ KAFKA_CONNECTOR = (
     ("org.apache.kafka", "kafka-clients", "3.9.2", "9 MB"),
     ("org.apache.commons", "commons-pool2", "2.13.1", "0.2 MB"),
 )
+# Of Spark 4.1, whose environment is LAKE: neither library has a release for a newer Spark that both have.
+DELTA = {
+    "delta-spark_4.1_2.13": "9 MB",
+    "delta-storage": "0.1 MB",
+    "delta-kernel-api": "3 MB",
+    "delta-kernel-defaults": "0.2 MB",
+    "delta-kernel-unitycatalog": "0.1 MB",
+}
+DELTA_VERSION = "4.4.0"
+ICEBERG = ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", "46 MB")
 # The ResourceManager signs its proxy's certificates with these. The minicluster jar lacks them.
 BOUNCY_CASTLE = {"bcprov-jdk18on": "8 MB", "bcpkix-jdk18on": "1 MB", "bcutil-jdk18on": "1 MB"}
 BOUNCY_CASTLE_VERSION = "1.78.1"
@@ -202,6 +212,13 @@ def kafka_classpath() -> list[Path]:
 def kafka_connector() -> list[Path]:
     """What Structured Streaming needs beside pyspark's own jars to read a topic: spark-submit's --jars."""
     return [fetch_jar(*jar, cache_folder() / "kafka") for jar in KAFKA_CONNECTOR]
+
+
+def lake_jars() -> list[Path]:
+    """Return the readers and writers of Delta and Iceberg tables for Spark: spark-submit's --jars."""
+    folder = cache_folder() / "lake"
+    delta = [fetch_jar("io.delta", name, DELTA_VERSION, size, folder) for name, size in DELTA.items()]
+    return [*delta, fetch_jar(*ICEBERG, folder)]
 
 
 def yarn_classpath() -> list[Path]:

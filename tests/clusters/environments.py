@@ -26,6 +26,7 @@ from tests.clusters.artifacts import (
     java_home,
     kafka_classpath,
     kafka_connector,
+    lake_jars,
     minikdc_classpath,
     yarn_classpath,
 )
@@ -261,6 +262,7 @@ def run_setup(name: str, command: Sequence[str], env: Mapping[str, str] | None =
 MOTO = Environment("moto", Path(__file__).with_name("moto.txt"))  # 28 packages, 140 MB, 15 s
 ONNX = Environment("onnx", Path(__file__).with_name("onnx.txt"))  # 6 packages, 170 MB, 15 s
 READERS = Environment("readers", Path(__file__).with_name("readers.txt"))  # 31 packages, 330 MB, 20 s
+LAKE = Environment("lake", Path(__file__).with_name("lake.txt"))  # 1 package, 515 MB, 70 s
 AIRFLOW = Environment("airflow", ROOT / "conf" / "airflow" / "requirements.txt")  # 137 packages, 660 MB, 60 s
 DEMO = DemoEnvironment()
 
@@ -270,10 +272,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clusters.environments", description=main.__doc__)
     parser.parse_args(argv)
     try:
-        for environment in (MOTO, ONNX, READERS, AIRFLOW, DEMO):
+        for environment in (MOTO, ONNX, READERS, LAKE, AIRFLOW, DEMO):
             print(f"{environment.name}: {environment.make()}", flush=True)
         kafka = [*kafka_classpath(), *kafka_connector()]
-        for name, jars in (("hadoop", yarn_classpath()), ("kafka", kafka), ("kdc", minikdc_classpath())):
+        servers = (("hadoop", yarn_classpath()), ("kafka", kafka), ("kdc", minikdc_classpath()), ("lake", lake_jars()))
+        for name, jars in servers:
             print(f"{name}: {len(jars)} jars", flush=True)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,8 +11,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
 import pipeline
@@ -243,6 +244,27 @@ def test_a_catalog_names_the_reader_that_a_table_needs(spark: SparkSession, monk
     monkeypatch.setattr(type(spark), "table", fail)
     with pytest.raises(UsageError, match=r"^table:lake\.a: this Spark has no reader of delta tables; start it with"):
         tables.read_table(spark, "table:lake.a")
+
+
+@pytest.mark.parametrize("at", ["load", "query"])
+def test_a_reader_for_another_spark_is_one_line(
+    spark: SparkSession, frame: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Iceberg's reader fails when it opens the table, Delta's at the first query."""
+
+    def fail(*_: object) -> None:
+        jvm = spark.sparkContext._jvm
+        assert jvm is not None
+        raise Py4JJavaError("An error occurred", jvm.java.lang.NoSuchMethodError("'void a.B()'"))
+
+    monkeypatch.setattr(DataFrameReader, "load", fail if at == "load" else lambda *_: frame)
+    monkeypatch.setattr(tables, "_partition_limits", fail)
+    line = (
+        r"^delta:/d: the reader of this table was made for another Spark than \d\.\d\.\d; start the one that its package"
+        r" names \(NoSuchMethodError: 'void a\.B\(\)'\)$"
+    )
+    with pytest.raises(UsageError, match=line):
+        shard("delta:/d", tmp_path / "set", **ORDERED)
 
 
 def test_the_reason_is_the_line_that_tells_the_cause() -> None:
