@@ -17,8 +17,11 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import layout_of
 from pipeline.input.dataset import Dataset, discover, serial
+from pipeline.input.formats.columns import IMAGE_COLUMNS, LABEL_COLUMNS
+from pipeline.input.formats.tfrecord import IMAGE_FEATURES, LABEL_FEATURES
 from pipeline.input.read_options import ReadOptions
 from pipeline.upkeep.contents import details, shown_names
+from tests.clusters.machine import ROOT
 from trainer.models.metadata import ModelMetadata, from_header
 
 IMAGES = np.random.default_rng(3).integers(0, 256, (5, 4, 3, 3), dtype=np.uint8)  # [rows, H, W, C]
@@ -109,6 +112,19 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "c.bin").write_bytes(bytes(3073))
     with pytest.raises(UsageError, match="--label-column: cifar10-binary files have no columns with names"):
         find(tmp_path / "c.bin", label_column="x")
+
+
+def test_the_usual_names_are_read_and_documented(tmp_path: Path) -> None:
+    """Each name alone, in the words of the README."""
+    text = (ROOT / "pipeline/input/README.md").read_text()
+    for image in IMAGE_COLUMNS:
+        found = find(write(tmp_path / f"image-{image}.parquet", **{image: RAW, "label": [1] * 5}), shape=SHAPE)
+        assert np.array_equal(images_of(found), PLANAR)
+    for label in LABEL_COLUMNS[:-1]:
+        found = find(write(tmp_path / f"label-{label}.parquet", **{"image": RAW, label: [3, 1, 4, 1, 5]}), shape=SHAPE)
+        assert labels_of(found) == [3, 1, 4, 1, 5]
+    for names in (IMAGE_COLUMNS, LABEL_COLUMNS[:-1], IMAGE_FEATURES, LABEL_FEATURES):
+        assert f"`{'`, `'.join(names[:-1])}` or `{names[-1]}`" in " ".join(text.split())
 
 
 NESTED = pa.list_(pa.list_(pa.list_(pa.uint8())))
