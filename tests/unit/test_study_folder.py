@@ -11,6 +11,7 @@ from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import ledger_of, make_plan, make_records, normal
 from trainer.study.plan.study_plan import StudyPlan
 from trainer.study.report.write import write_report
+from trainer.study.run import runner
 from trainer.study.run.folder import claim_folder, refuse_other_plan
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
@@ -152,3 +153,13 @@ def test_every_report_names_a_test_that_was_changed_later(tmp_path: Path) -> Non
         ]
     assert told(make_plan()) == []
     assert len(told(make_plan(margin=0.02, baseline="stratified"))) == 2
+
+
+def test_runs_of_edited_code_load_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork executes the code that was loaded before, and the record has the digest of the files."""
+    for name in ("run_forked", "run_child"):
+        monkeypatch.setattr(runner, name, lambda *_, name=name, **__: (0, name))
+    study = runner.Runner(make_plan(), tmp_path, 1, print)
+    assert study.execute({}, tmp_path / "log") == (0, "run_forked")
+    monkeypatch.setattr(runner, "code_digest", lambda: "another")
+    assert study.execute({}, tmp_path / "log") == (0, "run_child")

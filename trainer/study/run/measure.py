@@ -133,14 +133,14 @@ def environment(case: Case) -> dict[str, Any]:
         "torch": version("torch"),
         "numpy": version("numpy"),
         "sharding": version(DISTRIBUTION),
-        "code": _code_digest(),
+        "code": code_digest(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "device": pick_device(case.config.processes.device, 0).type,
     }
 
 
-def _code_digest() -> str:
+def code_digest() -> str:
     """Return a digest of the trainer's and the pipeline's modules, without the study, the benchmark and the reports."""
     import pipeline
     import trainer
@@ -166,18 +166,20 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def main() -> int:
-    """Do the parent's task: plan, run, shards, folder, and the file for the line. Returns the exit code."""
-    task = task_of_parent()
+def main(task: dict[str, Any]) -> None:
+    """Do a task of the parent: plan, run, shards, folder, and the file for the line. Raises JobError in one line."""
     run = Run(Cell(*task["cell"]), task["seed"])
     try:
         record = measure(plan_of(task["plan"]), run, task["shards"], Path(task["folder"]))
     except JobError as error:
-        print(" ".join(str(error).split()))  # its parent reads the last line
-        return error.exit_code
+        error.args = (" ".join(str(error).split()),)  # the parent reads the last line
+        raise
     write_durably(Path(task["record"]), dumps(record))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        main(task_of_parent())
+    except JobError as failure:
+        print(failure)
+        sys.exit(failure.exit_code)

@@ -18,8 +18,9 @@ from pipeline.core.provenance import provenance
 from trainer.report.terminal import percent
 from trainer.study.plan.cases import SHARDS_KEY, open_ready
 from trainer.study.plan.study_plan import Run, StudyPlan
-from trainer.study.run.children import Child, run_child
+from trainer.study.run.children import StudyProcess, run_child, run_forked
 from trainer.study.run.ledger import LEDGER, Contents, Record, StudyLedger
+from trainer.study.run.measure import code_digest
 from trainer.study.run.progress import RunProgress, cost_class, duration, fraction_of_run, progress_line, remaining_s
 from trainer.study.run.sets import SETS, SetKey, Sets, identity_of
 
@@ -54,9 +55,10 @@ class Runner:
         self.contents = Contents(self.ledger.records_of_plan(plan), self.sets.owner)
         self.run_seconds: dict[str, list[float]] = {}  # seconds of the runs of this start, by cost class
         self.start_times: dict[Run, float] = {}  # start times of running runs
-        self.children: set[Child] = set()
+        self.children: set[StudyProcess] = set()
         self.failures: dict[Run, JobError] = {}
         self.stopped = False
+        self.code = code_digest()  # of the modules that the processes of this study load
 
     def run(self, runs: Sequence[Run]) -> None:
         """Do the given runs that are not in the ledger, in their order.
@@ -173,13 +175,7 @@ class Runner:
         task = {"plan": plan, "cell": run.cell, "seed": run.seed, "shards": self.sets.uri(self.sets.key(run))}
         task |= {"folder": str(folder), "record": str(record)}
         for _ in range(TRIES):
-            code, output = run_child(
-                "trainer.study.run.measure",
-                task,
-                env=self._environment(),
-                started=self._register_child,
-                on_end=self.children.discard,
-            )
+            code, output = self.execute(task, folder.with_name(f"{folder.name}.log"))
             if code == 0:
                 result: Record = json.loads(record.read_bytes())
                 record.unlink()
@@ -194,13 +190,21 @@ class Runner:
                 )
         raise JobError(f"{run}: its process was killed {TRIES} times; fewer --jobs need less memory")
 
-    def _environment(self) -> Mapping[str, str]:
-        """Return the environment of a run's process.
+    def execute(self, task: Mapping[str, object], log: Path) -> tuple[int, str]:
+        """Do the task of one run in a process, and return its exit code and its last line.
 
-        In virtual time a run uses one thread, so that the cores do several runs."""
-        return os.environ if self.plan.backend == "processes" else os.environ | {"OMP_NUM_THREADS": "1"}
+        In virtual time a run uses one thread, so that the cores do several runs. Its process is a fork, unless the code
+        was edited since this one began: the record has the digest of the code that the run executes."""
+        module = "trainer.study.run.measure"
+        if self.plan.backend == "processes":
+            return run_child(module, task, started=self._register_child, on_end=self.children.discard)
+        one_thread = {"OMP_NUM_THREADS": "1"}
+        if code_digest() != self.code:
+            env = os.environ | one_thread
+            return run_child(module, task, env=env, started=self._register_child, on_end=self.children.discard)
+        return run_forked(module, task, log, env=one_thread, started=self._register_child, on_end=self.children.discard)
 
-    def _register_child(self, child: Child) -> None:
+    def _register_child(self, child: StudyProcess) -> None:
         """Register a process, and kill it if the study was stopped while it started."""
         self.children.add(child)
         if self.stopped:  # while this thread started it
