@@ -6,8 +6,8 @@ and it leaves nothing behind, even when the test process is killed. spark_submit
 `python -m tests.clusters hdfs up|down|status` keeps one HDFS for a developer. Its ports are fixed, and its files
 survive down and up.
 
-The modules, each of which imports only from those before it: machine, artifacts, environments, settings, processes,
-interpreter, servers; then hdfs, standalone, yarn, s3, kafka and submit; then command and fixtures.
+The modules, each of which imports only from those before it: machine, artifacts, settings, processes, interpreter,
+servers; then hdfs, standalone, yarn, archives, environments, s3, kafka and submit; then command and fixtures.
 """
 
 from tests.clusters.hdfs import Hdfs

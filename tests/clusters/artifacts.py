@@ -44,6 +44,7 @@ ICEBERG = ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", "1.12.0", "46
 # The ResourceManager signs its proxy's certificates with these. The minicluster jar lacks them.
 BOUNCY_CASTLE = {"bcprov-jdk18on": "8 MB", "bcpkix-jdk18on": "1 MB", "bcutil-jdk18on": "1 MB"}
 BOUNCY_CASTLE_VERSION = "1.78.1"
+WEBAPPS = "webapps/"
 
 # ----------------------------------------------------------------------------------------------------
 # Installed: pyspark and java
@@ -178,12 +179,33 @@ def unpack_webapps(jar: Path) -> Path:
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=jar.parent) as scratch:
             with zipfile.ZipFile(jar) as archive:
-                webapps = [name for name in archive.namelist() if name.startswith("webapps/")]
+                webapps = [name for name in archive.namelist() if name.startswith(WEBAPPS)]
                 archive.extractall(f"{scratch}/web", webapps)
             # The rename fails when another process has put the same files there first.
             with contextlib.suppress(OSError):
                 os.rename(f"{scratch}/web", folder)
     return folder
+
+
+def classes_of(jar: Path) -> Path:
+    """Return a jar with all but the webapps/ of this one, uncompressed. It is made on first use.
+
+    The folder of unpack_webapps() then counts behind it on a class path: a JVM refuses a class archive where a folder comes
+    before a jar."""
+    classes = jar.with_suffix(".classes.jar")
+    if not classes.exists():
+        with tempfile.TemporaryDirectory(dir=jar.parent) as scratch:
+            with zipfile.ZipFile(jar) as whole, zipfile.ZipFile(f"{scratch}/jar", "w") as part:
+                for entry in whole.infolist():
+                    if not entry.filename.startswith(WEBAPPS):
+                        part.writestr(zipfile.ZipInfo(entry.filename, entry.date_time), whole.read(entry))
+            os.replace(f"{scratch}/jar", classes)
+    return classes
+
+
+def class_archive_of(main: str) -> Path:
+    """Return the place of the archive of the classes that a Hadoop server loads. main: the server's class."""
+    return cache_folder() / "hadoop" / f"{main.rpartition('.')[2]}.jsa"
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -196,7 +218,7 @@ def hadoop_classpath() -> list[Path]:
     server = fetch_jar(*MINICLUSTER, hadoop_version(jars), "56 MB", cache_folder() / "hadoop")
     patterns = ("hadoop-client-api-*", "hadoop-client-runtime-*", "*slf4j*", "log4j*")
     libraries = sorted(jar for pattern in patterns for jar in jars.glob(f"{pattern}.jar"))
-    return [unpack_webapps(server), server, *libraries]
+    return [unpack_webapps(server), classes_of(server), *libraries]
 
 
 def minikdc_classpath() -> list[Path]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.core.errors import JobError
+from tests.clusters.archives import make_archives
 from tests.clusters.artifacts import (
     find_java,
     java_home,
@@ -31,6 +32,7 @@ from tests.clusters.artifacts import (
     yarn_classpath,
 )
 from tests.clusters.machine import HOST, ROOT, cache_folder, locked
+from tests.clusters.settings import QUICK_START
 
 # Variables of the tests' own environment, which a command of another one must not inherit.
 OWN = ("PYTHON", "PYSPARK_", "SPARK_", "VIRTUAL_ENV")
@@ -172,7 +174,8 @@ class Wheel:
 
     def run(self, *command: object, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run a program of the environment."""
-        settings = {"JAVA_HOME": str(java_home(find_java())), "SPARK_LOCAL_IP": HOST, **(env or {})}
+        java = {"JAVA_HOME": str(java_home(find_java())), "JDK_JAVA_OPTIONS": " ".join(QUICK_START)}
+        settings = {**java, "SPARK_LOCAL_IP": HOST, **(env or {})}
         return run_program(self.venv, *command, cwd=self.folder, env={**foreign_environment(), **settings})
 
 
@@ -278,6 +281,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         servers = (("hadoop", yarn_classpath()), ("kafka", kafka), ("kdc", minikdc_classpath()), ("lake", lake_jars()))
         for name, jars in servers:
             print(f"{name}: {len(jars)} jars", flush=True)
+        print(f"class archives of Hadoop's servers: {len(make_archives())}", flush=True)
     except JobError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

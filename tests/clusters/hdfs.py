@@ -27,6 +27,8 @@ from tests.clusters.servers import (
 )
 from tests.clusters.settings import core_settings, datanode_settings, hdfs_settings, write_conf
 
+NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
+DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
 TRIES = 3  # to start, where a DataNode's port is taken
 
 
@@ -86,12 +88,13 @@ class Hdfs(Cluster):
             settings |= self._kdc.hdfs_settings()
             core |= self._kdc.core_settings()
         write_conf(self.conf_dir, {"core-site.xml": core, "hdfs-site.xml": settings})
-        base = hadoop_command(java, self.folder, hadoop_classpath(), [self._kdc.java_option] if self._kdc else [])
-        namenode = [*base, "org.apache.hadoop.hdfs.server.namenode.NameNode"]
+        options = [self._kdc.java_option] if self._kdc else []
+        namenode, datanode = (
+            hadoop_command(java, self.folder, hadoop_classpath(), main, options) for main in (NAMENODE, DATANODE)
+        )
         env = server_environment(java)
         if not (self.folder / "name" / "current").exists():
             self._format(namenode, env)
-        datanode = [*base, "org.apache.hadoop.hdfs.server.datanode.DataNode"]
         self.servers = [self._server("namenode", namenode, env)]
         for i, ports in enumerate(self._datanode_ports):
             flags = [f"-D{k}={v}" for k, v in datanode_settings(self.folder, i, ports).items()]

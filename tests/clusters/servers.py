@@ -20,7 +20,7 @@ from typing import Any, Self
 import psutil
 
 from pipeline.core.errors import JobError
-from tests.clusters.artifacts import java_home, spark_home
+from tests.clusters.artifacts import class_archive_of, java_home, spark_home
 from tests.clusters.machine import HOST
 from tests.clusters.processes import end_tree, watcher
 from tests.clusters.settings import QUICK_START, write_logging
@@ -119,24 +119,30 @@ def jmx_bean(port: int, name: str) -> dict[str, Any]:
 
 
 def hadoop_command(
-    java: Path, folder: Path, classpath: Sequence[Path], options: Sequence[str] = ()
+    java: Path, folder: Path, classpath: Sequence[Path], main: str, options: Sequence[str] = ()
 ) -> list[str | Path]:
-    """The command line of a Hadoop server up to its class.
+    """The command line of a Hadoop server or client up to its class, with its class archive if there is one.
 
-    The server reads its settings from folder/conf and puts temporary files into folder/tmp.
+    It reads its settings from folder/conf and puts temporary files into folder/tmp.
 
     Args:
         java: the java program.
         folder: of the cluster.
-        classpath: of the server.
+        classpath: jars and folders.
+        main: the class.
         options: further options of the JVM.
     """
     scratch = folder / "tmp"
     # Servers of an earlier start that were killed leave files there.
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    path = os.pathsep.join(map(str, [folder / "conf", write_logging(folder), *classpath]))
-    return [java, "-Xmx256m", *QUICK_START, *options, f"-Djava.io.tmpdir={scratch}", "-cp", path]
+    archive = class_archive_of(main)
+    quiet = ("-Xlog:disable", "-Xlog:all=error:stderr")  # about an archive of another Java
+    archived = [f"-XX:SharedArchiveFile={archive}", *quiet] if archive.exists() else []
+    # Folders come last, and links are followed: a JVM refuses an archive where the class path begins with other names.
+    jars = sorted((path.resolve() for path in classpath), key=Path.is_dir)
+    path = os.pathsep.join(map(str, [*jars, folder / "conf", write_logging(folder)]))
+    return [java, "-Xmx256m", *QUICK_START, *archived, *options, f"-Djava.io.tmpdir={scratch}", "-cp", path, main]
 
 
 def server_environment(java: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from pipeline.core.storage.hdfs import LOGIN_ADVICE
 from tests.clusters import QUICK_START, ROOT, Hdfs, Yarn, spark_submit
 from tests.clusters.kerberos import REALM, USER, Kdc
+from tests.clusters.settings import class_archive
 from tests.support.commands import BATCH, JOBS, plan_batch, read_batch
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -36,7 +38,7 @@ class SecuredCluster:
         return {
             **self.kdc.environment(cache),
             **conf,
-            "SPARK_SUBMIT_OPTS": " ".join([*QUICK_START, self.kdc.java_option]),
+            "SPARK_SUBMIT_OPTS": shlex.join([*QUICK_START, *class_archive(), self.kdc.java_option]),
         }
 
     def command(self, *arguments: object, cache: Path | None = None) -> subprocess.CompletedProcess[str]:

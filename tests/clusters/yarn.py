@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.clusters.artifacts import find_java, yarn_classpath
@@ -20,6 +21,10 @@ from tests.clusters.servers import (
     wait_until,
 )
 from tests.clusters.settings import YARN_ADDRESSES, write_conf, yarn_settings
+
+RESOURCEMANAGER = "org.apache.hadoop.yarn.server.resourcemanager.ResourceManager"
+NODEMANAGER = "org.apache.hadoop.yarn.server.nodemanager.NodeManager"
+CLIENT = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
 
 
 class Yarn(SparkCluster):
@@ -45,15 +50,17 @@ class Yarn(SparkCluster):
         for name in ("core-site.xml", "hdfs-site.xml"):
             shutil.copy(self.hdfs.conf_dir / name, self.conf_dir / name)
         env = {**server_environment(java), "HADOOP_CONF_DIR": str(self.conf_dir)}
-        base = hadoop_command(java, self.folder, yarn_classpath(), [self._kdc.java_option] if self._kdc else [])
-        package, logs = "org.apache.hadoop.yarn.server", self.folder / "logs"
+        options = [self._kdc.java_option] if self._kdc else []
         self.servers = [
-            Server("resourcemanager", [*base, f"{package}.resourcemanager.ResourceManager"], logs / "rm.log", env),
-            Server("nodemanager", [*base, f"{package}.nodemanager.NodeManager"], logs / "nm.log", env),
+            self._server(name, hadoop_command(java, self.folder, yarn_classpath(), main, options), env)
+            for name, main in (("resourcemanager", RESOURCEMANAGER), ("nodemanager", NODEMANAGER))
         ]
         for server in self.servers:
             server.start()
         wait_until(lambda: self.active_nodes() == 1, "an active NodeManager", self.servers, START_TIMEOUT)
+
+    def _server(self, name: str, command: Sequence[str | Path], env: Mapping[str, str]) -> Server:
+        return Server(name, command, self.folder / "logs" / f"{name}.log", env)
 
     def active_nodes(self) -> int:
         """How many NodeManagers the ResourceManager counts as active; -1 while it is down."""
@@ -64,8 +71,8 @@ class Yarn(SparkCluster):
     def kill_application(self) -> None:
         """``yarn application -kill`` of the latest one."""
         found = max((self.folder / "containers").glob("application_*"), key=lambda path: path.stat().st_mtime)
-        base = hadoop_command(find_java(), self.folder, yarn_classpath())
-        command = [*base, "org.apache.hadoop.yarn.client.cli.ApplicationCLI", "application", "-kill", found.name]
+        base = hadoop_command(find_java(), self.folder, yarn_classpath(), CLIENT)
+        command = [*base, "application", "-kill", found.name]
         env = {**server_environment(find_java()), "HADOOP_CONF_DIR": str(self.conf_dir)}
         subprocess.run(list(map(str, command)), env=env, check=True, capture_output=True)
 
