@@ -22,7 +22,7 @@ import pytest
 
 from pipeline.core.shardset.manifest import read_committed
 from pipeline.datasets.synthetic import SampleSpec, files_of
-from tests.clusters import ROOT, Hdfs, end_tree
+from tests.clusters import QUICK_START, ROOT, Hdfs, end_tree
 from tests.clusters.environments import AIRFLOW
 from tests.support.places import STORE, put
 from tests.support.trainer_runs import until
@@ -130,6 +130,7 @@ class Installation:
         settings = {"AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__CORE__DAGS_FOLDER": str(self.file.parent)}
         connection = {"AIRFLOW_CONN_SPARK_DEFAULT": '{"conn_type": "spark", "host": "local[2]"}'}
         here = {"AIRFLOW_HOME": str(self.home), "PATH": os.pathsep.join(path), "SPARK_LOCAL_IP": "127.0.0.1"}
+        here |= {"JDK_JAVA_OPTIONS": " ".join(QUICK_START)}
         return {**kept, **settings, **connection, **here}
 
 
