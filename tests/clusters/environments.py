@@ -203,8 +203,9 @@ def install_wheel(folder: Path) -> Wheel:
     wheel = Wheel(folder / "venv", folder / "work")
     python = wheel.venv / "bin" / "python"
     uv = shutil.which("uv")  # as conf/setup.sh does
-    venv.create(wheel.venv, symlinks=True, with_pip=not uv)
-    install: list[str | Path] = [uv, "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install"]
+    venv.create(wheel.venv, symlinks=True, with_pip=False)
+    own_pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "install"]
+    install: list[str | Path] = [uv, "pip", "install", "--python", python] if uv else own_pip
     subprocess.run([*install, "--quiet", "--no-deps", "--no-index", wheel.file], check=True)
     wheel.folder.mkdir()
     # A folder that a .pth line names is searched, but its own .pth files are not run.
