@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.made_up_study import ledger_of, make_plan, make_records, norm
 from trainer.study.plan.study_plan import StudyPlan
 from trainer.study.report.write import write_report
 from trainer.study.run import runner
+from trainer.study.run.children import run_child
 from trainer.study.run.folder import claim_folder, refuse_other_plan
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
@@ -163,3 +165,12 @@ def test_runs_of_edited_code_load_it_again(tmp_path: Path, monkeypatch: pytest.M
     assert study.execute({}, tmp_path / "log") == (0, "run_forked")
     monkeypatch.setattr(runner, "code_digest", lambda: "another")
     assert study.execute({}, tmp_path / "log") == (0, "run_child")
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_tells_of_a_failure_in_a_line() -> None:
+    plan = make_plan()
+    task = {"plan": asdict(plan) | {"workers": 0}, "cell": next(iter(plan.runs())).cell, "seed": 0}
+    code, line = run_child("trainer.study.run.measure", task | dict.fromkeys(("shards", "folder", "record"), "none"))
+    assert code == UsageError.exit_code
+    assert "workers" in line
