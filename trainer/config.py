@@ -22,6 +22,7 @@ from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.exchange.strategy_switch import StrategySwitch
+from trainer.gossip.options import GossipOptions
 from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
@@ -39,7 +40,7 @@ DROPS = ", ".join(f"{name} at epochs {' and '.join(map(str, at))}" for name, at 
 
 
 @dataclass(frozen=True)
-class Data(RepartitionOptions):
+class Data(RepartitionOptions, GossipOptions):
     """The training data, and how mini-batches are drawn from it.
 
     batch_size is the global mini-batch B. Each of n workers draws B/n examples per step, rounded as worker_batch says,
@@ -102,6 +103,20 @@ class Data(RepartitionOptions):
             self._check_mix()
         if self.repartition != "fixed":
             self._check_repartition()
+        if self.gossip:
+            self._check_gossip()
+
+    def _check_gossip(self) -> None:
+        """Raise UsageError for options that exclude an exchange of examples."""
+        for is_given, flag in (
+            (self.repartition != "fixed", f"--repartition {self.repartition}"),
+            (self.follow, "--follow"),
+            (bool(self.mix), "--mix"),
+        ):
+            if is_given:
+                raise UsageError(
+                    f"--gossip {self.gossip} exchanges examples of fixed shards of one set: leave out {flag}"
+                )
 
     def _check_repartition(self) -> None:
         """Raise UsageError for options that exclude a repartition."""
@@ -384,6 +399,21 @@ class Config:
 
         if self.data.repartition != "fixed":
             self._check_repartition()
+        if self.data.gossip:
+            self._check_gossip()
+
+    def _check_gossip(self) -> None:
+        """Raise UsageError for exchanges and samplers whose workers cannot exchange examples."""
+        if not isinstance(self.exchange, ParameterServer):
+            raise UsageError(
+                f"--gossip {self.data.gossip} sends examples through parameter servers, which --exchange"
+                f" {self.exchange.name} lacks: leave out one of them"
+            )
+        if self.table_sampler:
+            raise UsageError(
+                f"--gossip {self.data.gossip} mixes examples of other workers in, which the loss table of --sampling"
+                f" {self.sampler.name} does not count: leave out one of them"
+            )
 
     def _check_repartition(self) -> None:
         """Raise UsageError for protocols and exchanges whose workers do not make every step together."""
@@ -395,6 +425,11 @@ class Config:
                 f"--repartition {self.data.repartition} divides the rows for a step that all workers make together, which"
                 f" {other} lacks: give --protocol bsp or --exchange all-reduce"
             )
+
+    @property
+    def reads_losses(self) -> bool:
+        """Whether workers select examples for others by the losses of their rows."""
+        return bool(self.data.gossip) and self.data.selector != "random"
 
     @property
     def loss_statistics(self) -> LossStatistics | None:

@@ -198,6 +198,8 @@ def smallest_pass(config: Config, num_workers: int, ratios: Ratios = ()) -> int:
     if not config.sampler.fixed_size:
         return 1
     share = min(config.worker_batches(num_workers, ratios))
+    # A pool may have the examples of a single worker.
+    share = min(share, config.data.gossip or share)
     return max(1, share // max(stage.protocol.parts_of_a_step() for stage in config.stage_configs()))
 
 

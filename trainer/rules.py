@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 
@@ -111,6 +112,7 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
         dict(state.memory) if state.stage == stage.number else {},
         state.passes,
         dict(state.epoch_sums),
+        deepcopy(state.gossip),
     )
     steps = config.steps_per_worker(facts.rows)
     steps_per_epoch = config.steps_per_epoch(facts.rows)

@@ -36,6 +36,8 @@ class Purpose(IntEnum):
     SIMILARITY_WIDTH = 20  # the rows of all classes whose mean distance is the width of similarities
     REPARTITION = 21  # the random deal of all rows in epoch ``number``
     REMAINDER = 22  # who draws which of the rows that pass ``number`` lacks when cohort ``worker`` begins
+    GOSSIP_SELECTION = 23  # which examples a worker gives to others, at the end of its epoch ``number``
+    GOSSIP_ORDER = 24  # the order of other workers' examples in a worker's pool
     EVALUATION = 40  # the augmentation of evaluation images at version ``number``; worker 1: dropout there
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 

@@ -25,8 +25,8 @@ PIPELINE = (
     "runs", "stream",
 )  # fmt: skip
 TRAINER = (
-    "run_files", "protocols", "exchange", "coordination", "models", "sampling", "config", "stages", "plan", "watchdog",
-    "data",
+    "run_files", "protocols", "exchange", "coordination", "models", "sampling", "gossip", "config", "stages", "plan",
+    "watchdog", "data",
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker",
     "evaluation", "options", "regroup", "launch",
     "cluster", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "export", "api", "simulate",

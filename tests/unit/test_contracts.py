@@ -191,10 +191,8 @@ def test_a_key_of_a_later_version_costs_no_event() -> None:
 def test_an_event_that_lacks_a_key_is_refused(kind: str) -> None:
     """A reader leaves such a line out, as one that a full disk cut off."""
     needed = {item.name: item.type for item in fields(KINDS[kind]) if item.default is item.default_factory}
-    values = {
-        name: {"int": 1, "bool": True, "str": "x", "str | None": "x", "list[Any]": []}.get(str(hint), 0.5)
-        for name, hint in needed.items()
-    }
+    samples = {"int": 1, "bool": True, "str": "x", "str | None": "x", "list[Any]": [], "dict[str, list[int]]": {}}
+    values = {name: samples.get(str(hint), 0.5) for name, hint in needed.items()}
     assert event_from_json({"event": kind, **values}).kind == kind
     for name in values:
         rest = {key: value for key, value in values.items() if key != name}

@@ -37,6 +37,7 @@ class RunState:
         epoch_sums: state of trainer.coordination.epoch_sums.
         parts: sizes in bytes of the files beside the slices that a complete checkpoint has, by name.
         stage: number of the stage that made the checkpoint, from 0. Its momentum is by the rule of that stage.
+        gossip: state of trainer.gossip.rounds.
     """
 
     version: int
@@ -57,6 +58,7 @@ class RunState:
     epoch_sums: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
     stage: int = 0
+    gossip: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:

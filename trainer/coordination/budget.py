@@ -20,6 +20,7 @@ class Position:
         memory: state of the protocol, in plain JSON.
         passes: state of trainer.coordination.passes.
         epoch_sums: state of trainer.coordination.epoch_sums.
+        gossip: state of trainer.gossip.rounds.
     """
 
     version: int = 0
@@ -29,6 +30,7 @@ class Position:
     memory: dict[str, Any] = field(default_factory=dict)
     passes: dict[str, Any] = field(default_factory=dict)
     epoch_sums: dict[str, Any] = field(default_factory=dict)
+    gossip: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from trainer.data.augment import Floats, augment, normalise
 from trainer.data.deal import dealt_sizes
 from trainer.data.example_table import values_of
 from trainer.data.follow import Following
+from trainer.data.gossip import GossipSampler
 from trainer.data.holdout import trained_places
 from trainer.data.mixture import sources_of
 from trainer.data.repartition import partition_sampler
@@ -85,6 +86,11 @@ class Batches:
         rng = generator(self.seed, Purpose.AUGMENTATION, self.worker, clock) if self.augment else None
         return MiniBatch(make_batch(draw, self.mean, rng), draw, time.perf_counter() - start)
 
+    @property
+    def gossip(self) -> GossipSampler | None:
+        """The sampler of a worker that exchanges examples with others; None for other workers."""
+        return self.sampler if isinstance(self.sampler, GossipSampler) else None
+
     def ends_of_passes(self, first: int, end: int) -> int:
         """Return the number of passes over the worker's rows that end in mini-batches ``first`` to ``end`` - 1."""
         return sum(self.sampler.draw(clock).passes or 0 for clock in range(first, end))
@@ -123,7 +129,10 @@ def build_sampler(
         sources = sources_of(rows.ids if places is None else rows.ids[places])
         return FixedSampler(rows, mixture_stream(parse_mix(config.data.mix), population, sources), places)
     if not isinstance(config.sampler, TableSampler):
-        return FixedSampler(rows, config.sampler.stream(population), places)
+        own = FixedSampler(rows, config.sampler.stream(population), places)
+        if not config.data.gossip:
+            return own
+        return GossipSampler(own, rows, config, worker, batch_size, population.epoch_steps)
     # The entry of a row does not depend on the rows that are held out, which other workers do not know.
     first = sum(dealt_sizes(shards, num_workers)[:worker])
     population = replace(population, numbers=first + (np.arange(len(rows)) if places is None else places))

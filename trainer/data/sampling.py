@@ -30,6 +30,7 @@ class Draw(NamedTuple):
         next_pass_rows: number of places after the last of these ends, which belong to the next pass.
         weights: factors of the rows' losses, float32 [B]; None for the factor 1.
         keys: entries of the rows in the sampler's loss table, int64 [B]; None without a table.
+        is_foreign: whether they are other workers' rows, which count neither in passes nor in the example ledger.
     """
 
     rows: Rows
@@ -38,6 +39,7 @@ class Draw(NamedTuple):
     next_pass_rows: int = 0
     weights: Floats | None = None
     keys: Ints | None = None
+    is_foreign: bool = False
 
     def seen(self) -> RowSums | None:
         """Return the hash sums of the mini-batch. O(B). None if rows are not hashed, or passes are not known."""
@@ -48,7 +50,7 @@ class Draw(NamedTuple):
 
     def row_losses(self, outcomes: tuple[Floats, Hits] | None) -> RowLosses | None:
         """Return the losses of the mini-batch with the ids of its rows. outcomes: loss and hit of each; None for none."""
-        return RowLosses(self.rows.ids[self.places], *outcomes) if outcomes else None
+        return RowLosses(self.rows.ids[self.places], *outcomes) if outcomes and not self.is_foreign else None
 
 
 class RowSampler(Protocol):

@@ -14,6 +14,7 @@ from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table
+from trainer.data.gossip import check_gossip
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.network import build_network
 from trainer.data.repartition import partition_plan
@@ -83,6 +84,11 @@ def check_normalisation(
     # Hence the factor 2 below: two examples have a variance even with one value per channel.
     parts = config.protocol.parts_of_a_step()
     batch_name = "micro-batch" if parts > 1 else "mini-batch"
+    if 0 < config.data.gossip < 2 * parts:
+        raise UsageError(
+            f"--model {config.model.name} has BatchNorm, which cannot normalise the {examples} example that a {batch_name}"
+            f" of --gossip {config.data.gossip} may have: give --gossip {2 * parts} or more, or {instead}"
+        )
     raise UsageError(
         f"--model {config.model.name} has BatchNorm, which cannot normalise the {examples} example of a worker's smallest"
         f" {batch_name}: give --batch-size {2 * parts * workers} or more, or {instead}"
@@ -109,6 +115,7 @@ def check_sampler(config: Config, shards: Shards, num_workers: int, *, targets: 
     """
     if config.data.repartition != "fixed":
         partition_plan(config, shards, num_workers)
+    check_gossip(config, shards, num_workers)
     config.sampler.check(has_classes=shards.has_labels and not targets, has_neighbourhoods=shards.has_neighbourhoods)
     check_table(config.sampler)
 

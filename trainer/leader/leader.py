@@ -23,6 +23,7 @@ from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import WorkerPhase
 from trainer.coordination.orders import Order, Snapshot, StepMeasurements
 from trainer.exchange.strategy_switch import StrategySwitch
+from trainer.gossip.rounds import Examples, GossipRounds, Pool
 from trainer.home.folders import Folders
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.durable_log import secure_log
@@ -66,12 +67,14 @@ class Training:
         convergence: the test by which --tolerance ends the run.
         journal: writes the events and pushes of this generation to the log.
         snapshots: the checkpoints that are being written.
+        gossip: the rounds in which workers exchange examples; None if they do not.
     """
 
     coordinator: Coordinator
     convergence: Convergence
     journal: Journal
     snapshots: Snapshots
+    gossip: GossipRounds | None = None
 
     def has_whole_checkpoint(self) -> bool:
         """Return whether the checkpoint of the present version is complete."""
@@ -89,6 +92,7 @@ class Leader:
         read: returns the parameters of this server's slice.
         microseconds: a clock that is later than at any earlier start, for the numbers of generations.
         work: completes checkpoints and deletes old ones in the background (default: at once, in the caller's thread).
+        send_pool: send_pool(worker, session, pool) sends a worker the examples of others, before its next parameters.
 
     Attributes:
         module: the module of this leader's servers; None if it leads all stages, as in virtual time.
@@ -107,6 +111,7 @@ class Leader:
         read: Read,
         microseconds: Callable[[], int] = lambda: time.time_ns() // 1000,
         work: CallQueue | None = None,
+        send_pool: Callable[[int, int, Pool], None] = lambda worker, session, pool: None,
     ) -> None:
         self.config = config
         self.facts = facts
@@ -117,6 +122,7 @@ class Leader:
         self.send_load = send_load
         self.read = read
         self.microseconds = microseconds
+        self.send_pool = send_pool
         self.work = work or AtOnce()
         self.module: str | None = None
         self.has_handed_over = False
@@ -224,7 +230,11 @@ class Leader:
             classifies=facts.classifies,
             ledger=self.ledger,
         )
-        self.training = Training(coordinator, convergence, journal, self._snapshots(journal))
+        gossip = GossipRounds(coordinator.budget.position.gossip) if config.data.gossip else None
+        self.training = Training(coordinator, convergence, journal, self._snapshots(journal), gossip)
+        # The log may have it as of a version that is void now.
+        if gossip and gossip.number:
+            self._log_round(self.training, gossip)
         self._snapshot_at = now
         if len(self.stages) > 1 and (state.stage != self.stage.number or not state.version):
             self._log_stage(state)
@@ -376,6 +386,22 @@ class Leader:
         self._advance(self.training, now)
         return True
 
+    def offered(self, worker: int, session: int, epoch: int, now: float, examples: Examples) -> None:
+        """Note that a worker gives examples to all others; ignored for an earlier session.
+
+        Args:
+            worker: its number.
+            session: number of the worker's session, which grows with every join.
+            epoch: the worker's epoch by whose losses they were selected.
+            now: time of the message (seconds).
+            examples: what it gives.
+        """
+        training = self.training
+        if not training or not training.gossip or session != training.coordinator.members[worker].session:
+            return
+        if len(examples.ids) and training.gossip.add(worker, epoch, examples):
+            self._advance(training, now)
+
     def alive(self, worker: int, session: int, now: float) -> bool:
         """Note a heartbeat and return whether the session is a member; True while no checkpoint is loaded."""
         return not self.training or self.training.coordinator.alive(worker, session, now)
@@ -496,6 +522,7 @@ class Leader:
         coordinator = training.coordinator
         journal = training.journal
         snapshots = training.snapshots
+        self._complete_round(training)
         if snapshots.is_full:
             return
         for order, snapshot in coordinator.advance(now):
@@ -504,6 +531,9 @@ class Leader:
                 state = self._state(snapshot, journal.seconds(now))
                 snapshots.begin(order.sequence, state, now, is_needed=state.final or coordinator.has_ended_stage)
             journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before the checkpoint can be complete
+            # Before the order, which sends the parameters of the steps that use them.
+            if training.gossip:
+                self._send_pools(training, training.gossip, order)
             self.send_order(list(self.followers.values()), order)
             # An order has a learning rate if it makes an update, and --tolerance is tested after updates alone.
             if order.learning_rate is not None and training.convergence.is_reached(
@@ -512,6 +542,40 @@ class Leader:
                 self._converged(training, now)
             if snapshots.is_full:
                 return
+
+    def _complete_round(self, training: Training) -> None:
+        """Complete the round of examples if all workers that take part have given theirs.
+
+        A worker that was lost or has done its last step is not waited for. Under a protocol of which failures change no
+        bit it is, as its gradients are."""
+        gossip = training.gossip
+        if not gossip or not gossip.contributors:
+            return
+        coordinator = training.coordinator
+        away = [WorkerPhase.FINISHED] + ([] if coordinator.protocol.reproducible else [WorkerPhase.ABSENT])
+        in_phase = coordinator.membership.in_phase
+        # The counts come first: most gradients find the round far from complete.
+        if gossip.contributors < coordinator.num_workers - sum(in_phase[phase] for phase in away):
+            return
+        if gossip.complete({member.index for member in coordinator.members if member.phase not in away}):
+            self._log_round(training, gossip)
+
+    def _log_round(self, training: Training, gossip: GossipRounds) -> None:
+        """Log the ids of the last complete round. After a roll-back to this version, the line is void."""
+        version = training.coordinator.version + 1
+        log_event(self.log, "gossip", version=version, round=gossip.number, ids=gossip.ids)
+
+    def _send_pools(self, training: Training, gossip: GossipRounds, order: Order) -> None:
+        """Send and log the examples of others that workers use from the steps of an order on."""
+        for worker, session, clock in order.unblocked:
+            pool = gossip.next_pool(worker, session, clock)
+            if pool is None:
+                continue
+            # An empty pool too, because the worker may still have one of a version that is void.
+            self.send_pool(worker, session, pool)
+            if pool.round:
+                place = {"version": training.coordinator.version + 1, "worker": worker, "round": pool.round}
+                log_event(self.log, "pool", **place, clock=pool.clock, first=pool.first)
 
     def _converged(self, training: Training, now: float) -> None:
         """End the run because its parameters hardly change any more, and log that."""

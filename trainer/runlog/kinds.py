@@ -217,6 +217,42 @@ class LinkEvent(LogEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GossipEvent(LogEvent):
+    """A round in which workers exchange examples is complete, or known again after a roll-back.
+
+    Attributes:
+        version: of the first update that its examples can be in.
+        round: its number, from 1.
+        ids: by worker, the ids of its examples.
+    """
+
+    kind: str = field(default="gossip", init=False)
+    version: int = field()
+    round: int
+    ids: dict[str, list[int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolEvent(LogEvent):
+    """A worker gets the examples of all others.
+
+    Attributes:
+        version: of the first update that they can be in.
+        worker: its number.
+        round: number of their round.
+        clock: its first step with them.
+        first: its first step with examples of any round.
+    """
+
+    kind: str = field(default="pool", init=False)
+    version: int = field()
+    worker: int
+    round: int
+    clock: int
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class PassEvent(LogEvent):
     """All workers have ended passes over their rows.
 
@@ -405,6 +441,8 @@ _TYPED: tuple[Kind, ...] = (
     ConsensusEvent,
     NewcomerEvent,
     LinkEvent,
+    GossipEvent,
+    PoolEvent,
     PassEvent,
     EvaluationEvent,
     HoldoutEvent,

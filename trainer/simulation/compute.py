@@ -9,12 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.ratios import Ratios
 from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.coordination.orders import RowLosses, StepMeasurements
 from trainer.coordination.passes import RowSums
+from trainer.data.gossip import GivenExamples, find_rows, rows_of_pool
+from trainer.data.shards import Rows
+from trainer.gossip.rounds import Pool
 
 Floats = npt.NDArray[np.float32]
 
@@ -75,6 +79,19 @@ class Compute:
     def seen(self, worker: int, clock: int) -> RowSums | None:
         """Return the rows of a mini-batch that was not computed, or None if there are no rows."""
         return None
+
+    def selection(self, worker: int, clock: int) -> GivenExamples | None:
+        """Return the examples that a worker gives to others before a step; None before most steps."""
+        return None
+
+    def adopt(self, worker: int, pool: Pool) -> None:
+        """Have a worker use the examples of others from its next step on. No-op without rows."""
+
+    def keep_pools(self) -> None:
+        """Keep the examples of others for all steps, not only for the newest ones: steps may come in any order."""
+
+    def restart(self, worker: int) -> None:
+        """Forget what a worker's process had in memory. No-op if that does not change what it computes."""
 
 
 class NoCompute(Compute):
@@ -172,7 +189,30 @@ class RealCompute(Compute):
         outcome = self.model_step(batch, step_seed(self.config.run.seed, worker, clock), draw=draw)
         assert outcome, "nobody cancels it"
         row_losses = draw.row_losses(self.model_step.row_outcomes)
+        if (gossip := self.batches[worker].gossip) and self.model_step.outcomes:
+            gossip.note(draw, self.model_step.outcomes[0])
         return MiniBatchResult(self.pushed.copy(), len(batch.labels), *outcome, draw.seen(), row_losses)
+
+    def selection(self, worker: int, clock: int) -> GivenExamples | None:
+        gossip = self.batches[worker].gossip
+        return gossip.selection(clock) if gossip else None
+
+    def adopt(self, worker: int, pool: Pool) -> None:
+        gossip = self.batches[worker].gossip
+        assert gossip, "only workers that exchange examples get any"
+        gossip.adopt(pool.clock, pool.first, rows_of_pool(pool, self._find_rows))
+
+    def keep_pools(self) -> None:
+        for batches in self.batches:
+            if batches.gossip:
+                batches.gossip.spans = None
+
+    def restart(self, worker: int) -> None:
+        if gossip := self.batches[worker].gossip:
+            gossip.forget_losses()
+
+    def _find_rows(self, ids: Ints) -> Rows:
+        return find_rows([batches.gossip.rows for batches in self.batches if batches.gossip], ids)
 
     def seen(self, worker: int, clock: int) -> RowSums | None:
         sampler = self.batches[worker].sampler

@@ -15,6 +15,7 @@ import numpy as np
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import Order, StepMeasurements
+from trainer.data.gossip import GivenExamples
 from trainer.home.folders import Folders
 from trainer.leader.leader import Follower, Leader
 from trainer.run_files import METRICS, PUSHES
@@ -44,6 +45,7 @@ class Kind(IntEnum):
     DIE = 4
     CRASH = 5  # of a server
     RECOVER = 6
+    OFFER = 7  # a worker's examples for others have reached server 0
 
 
 @dataclass(order=True, slots=True)
@@ -77,6 +79,7 @@ class VirtualWorker:
         step_start: start of the current step.
         ends: end of the current step.
         back_at: end of the latest scripted absence.
+        offer: the examples that it has given last, with the session in which it did.
     """
 
     parts: list[Floats]
@@ -86,6 +89,7 @@ class VirtualWorker:
     step_start: float = 0.0
     ends: float = 0.0
     back_at: float = 0.0
+    offer: tuple[int, GivenExamples] | None = None
 
 
 class Engine:
@@ -142,6 +146,7 @@ class Engine:
             self._send_load,
             self.servers[0].parameters,
             lambda: generation,
+            send_pool=lambda worker, _, pool: compute.adopt(worker, pool),
         )
 
     def run(self) -> None:
@@ -203,6 +208,8 @@ class Engine:
             self._die(worker, event.away_s)
         elif event.kind is Kind.JOIN:
             self._join(worker)
+        elif event.kind is Kind.OFFER:
+            self._offer(worker)
         elif event.attempt != self.workers[worker].attempt or self.down:
             return  # the step was cancelled, or the worker or servers died meanwhile
         elif event.kind is Kind.FINISH and self.network:
@@ -250,9 +257,17 @@ class Engine:
         measured = StepMeasurements(0, 0.0, 0, self.now - virtual.step_start, seen=row_sums)
         self.leader.gave_up(worker, virtual.session, virtual.turn.clock, self.now, measured)
 
+    def _offer(self, worker: int) -> None:
+        """Deliver the examples that a worker gives to others, which the leader ignores if the worker was lost meanwhile."""
+        offer = self.workers[worker].offer
+        if offer and not self.down:
+            session, (epoch, examples) = offer
+            self.leader.offered(worker, session, epoch, self.now, examples)
+
     def _die(self, worker: int, away_s: float) -> None:
         """Let a worker die and restart after ``away_s`` virtual seconds. Its current step is lost."""
         self.workers[worker].attempt += 1  # voids the step that the worker was computing
+        self.compute.restart(worker)
         self.workers[worker].back_at = max(self.workers[worker].back_at, self.now + away_s)
         if not self.down:
             self.leader.lost(worker, self.now)
@@ -324,6 +339,11 @@ class Engine:
         virtual.attempt += 1
         virtual.step_start = self.network.reply(self.now) if self.network else self.now
         virtual.ends = virtual.step_start + self.step_times.seconds(turn.worker, turn.clock)
+        # The step begins with the selection of examples for others, whose message takes as long as others.
+        if gift := self.compute.selection(turn.worker, turn.clock):
+            virtual.offer = virtual.session, gift
+            latency_s = self.network.latency_s if self.network else 0.0
+            self._schedule(virtual.step_start + latency_s, turn.worker, Kind.OFFER)
         self._schedule(virtual.ends, turn.worker, Kind.FINISH)
 
     def _cancel(self, virtual: VirtualWorker, worker: int) -> None:

@@ -17,11 +17,12 @@ from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.exchange.neighbours import NeighbourExchange
+from trainer.gossip.rounds import EMPTY, Pool
 from trainer.home.place import Place
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
-from trainer.runlog.kinds import LogEvent, StageEvent, StartEvent
+from trainer.runlog.kinds import GossipEvent, LogEvent, PoolEvent, StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
@@ -62,7 +63,8 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     DataError if the folder has no such run, UsageError if the run followed a stream, or used an exchange or a collective
     that a replay cannot compute."""
     config, compute_name, num_workers, rows, configs_by_version = _read_run(run)
-    switches = stage_begins(surviving_events(iter_events(run / METRICS)))
+    live = surviving_events(iter_events(run / METRICS))
+    switches = stage_begins(live)
 
     def build(start: Config) -> tuple[RunFacts, Compute]:
         """Return the facts and the computation of the workers that a start had."""
@@ -70,6 +72,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
         # All else as the last start has it, such as the address of a set that was moved.
         own = replace(config, data=replace(config.data, batch_size=start.data.batch_size), cohorts=start.cohorts)
         compute = COMPUTES[compute_name](RunContext.from_config(own, run), workers)
+        adopt_pools(compute, live)
         return facts_of(compute, workers, rows), compute
 
     version = newest(run / CHECKPOINTS)
@@ -126,6 +129,24 @@ def configurations(events: Iterable[LogEvent]) -> list[tuple[int, Config]]:
 def stage_begins(live: Iterable[LogEvent]) -> dict[int, int]:
     """Return the number of each stage by the version with which it begins. live: the events that count."""
     return {event.version: event.stage for event in live if isinstance(event, StageEvent)}
+
+
+def adopt_pools(compute: Compute, live: Iterable[LogEvent]) -> None:
+    """Have workers use the examples of others from the steps on from which they did. live: the events that count.
+
+    Raises DataError for a pool of a round that the log lacks."""
+    compute.keep_pools()
+    ids_by_round: dict[int, dict[str, list[int]]] = {}
+    for event in live:
+        # A round that is repeated after a roll-back may have other examples, for the pools that follow it.
+        if isinstance(event, GossipEvent):
+            ids_by_round[event.round] = event.ids
+        elif isinstance(event, PoolEvent):
+            if event.round not in ids_by_round:
+                raise DataError(f"the log lacks round {event.round} of the examples that worker {event.worker} used")
+            others = [ids for worker, ids in ids_by_round[event.round].items() if worker != str(event.worker)]
+            examples = EMPTY._replace(ids=np.concatenate(others).astype(np.int64))
+            compute.adopt(event.worker, Pool(event.round, event.clock, event.first, examples))
 
 
 def _config_of(start: StartEvent) -> Config:

@@ -79,6 +79,10 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         raise UsageError(
             f"--example-ledger keeps losses of rows, --compute {simulated.compute} has none: use --compute real"
         )
+    if config.data.gossip and simulated.compute != "real":
+        raise UsageError(
+            f"--gossip {config.data.gossip} exchanges rows, --compute {simulated.compute} has none: use --compute real"
+        )
     if config.data.repartition != "fixed" and simulated.compute != "real":
         raise UsageError(
             f"--repartition {config.data.repartition} divides rows, --compute {simulated.compute} has none: use --compute"

@@ -66,8 +66,9 @@ class Step:
         num_workers: workers of the run.
 
     Attributes:
-        row_outcomes: loss and hit of each example of the last mini-batch, float32 [B] and bool [B], if the run keeps
+        outcomes: loss and hit of each example of the last mini-batch, float32 [B] and bool [B]; None if nobody needs
             them.
+        row_outcomes: the same, if the run keeps them in its example ledger.
     """
 
     def __init__(
@@ -93,10 +94,11 @@ class Step:
         self.values = self.copies.values if self.copies else self.pulled
         self.gradients = self.copies.gradients if self.copies else self.pushed
         self.flat.attach(self.values, self.gradients[: self.flat.buffers_begin])
+        self.outcomes: tuple[np.ndarray, np.ndarray] | None = None
         self.row_outcomes: tuple[np.ndarray, np.ndarray] | None = None
         self._outcomes: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the micro-batches so far
         self._table = self.flat.slot(TABLE)  # of the sampler
-        self._keeps_outcomes = config.run.example_ledger or self._table is not None
+        self._keeps_outcomes = config.run.example_ledger or config.reads_losses or self._table is not None
         # Servers divide the sum of pushed changes by the number of workers. Neighbours merge no statistics.
         has_servers = not isinstance(config.exchange, NeighbourExchange)
         self._merged_shares = num_workers if self.pushes_changes and has_servers else 1
@@ -137,7 +139,7 @@ class Step:
         self._outcomes = []
         weights = torch.from_numpy(draw.weights) if draw and draw.weights is not None else None
         outcome = self._backward(batch, poll_cancelled, weights) if len(batch.labels) else (0.0, 0)
-        outcomes = _joined(self._outcomes) if self._keeps_outcomes else None
+        outcomes = self.outcomes = _joined(self._outcomes) if self._keeps_outcomes else None
         self.row_outcomes = outcomes if self.config.run.example_ledger else None
         if outcome and outcomes and draw and draw.keys is not None:
             self._learn_table(draw.keys, *outcomes)

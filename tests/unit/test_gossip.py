@@ -1,0 +1,425 @@
+"""The exchange of examples: selectors by oracles, the weaving, rounds under losses, and runs in virtual time."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import UsageError
+from tests.support.configs import make_config
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.virtual_runs import QUIET, RESUME, final
+from trainer import Result
+from trainer.checkpoints.prune import WAITING, prune
+from trainer.checkpoints.read import versions
+from trainer.checkpoints.state import folder_of
+from trainer.data.gossip import GossipSampler, rows_of_pool
+from trainer.data.sampling import FixedSampler
+from trainer.data.shards import Rows
+from trainer.gossip import SELECTORS
+from trainer.gossip.losses import RecordedLosses, draw_by_weight
+from trainer.gossip.rounds import Examples, GossipRounds, Pool
+from trainer.gossip.self_paced import spl_weights
+from trainer.gossip.weave import WovenStep, selection_epoch, woven_step
+from trainer.runlog.kinds import GossipEvent, PoolEvent
+from trainer.runlog.read import read_events, surviving_events
+from trainer.sampling.base import Population
+from trainer.sampling.shuffle import ShuffleSampler
+from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.failures import parse_failures
+from trainer.simulation.profiles import parse_profile
+from trainer.simulation.replay import replay
+from trainer.transport.examples import pack_examples, unpack_examples
+from trainer.transport.messages import MalformedMessageError
+
+NAN = float("nan")
+SCHEDULE: dict[str, Any] = {"profile": parse_profile("lognormal:0.5")}
+
+
+def losses_of(values: list[float]) -> RecordedLosses:
+    """Losses of rows that were visited once, or never if NaN."""
+    losses = RecordedLosses(len(values))
+    rows = np.flatnonzero(~np.isnan(values))
+    losses.note(rows, np.array(values)[rows])
+    return losses
+
+
+# --- selectors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@given(
+    visits=st.lists(st.lists(st.tuples(st.integers(0, 4), st.floats(0, 10, width=32)), max_size=6), max_size=6),
+    size=st.integers(1, 5),
+)
+def test_recorded_losses_have_the_moments_of_all_visits(visits: list[list[tuple[int, float]]], size: int) -> None:
+    """A row may be in one mini-batch several times. Selectors return distinct rows whatever the losses are."""
+    losses = RecordedLosses(5)
+    for batch in visits:
+        losses.note(np.array([row for row, _ in batch], np.int64), np.array([loss for _, loss in batch], np.float32))
+    history = {row: [loss for batch in visits for each, loss in batch if each == row] for row in range(5)}
+    for row, values in history.items():
+        assert losses.counts[row] == len(values)
+        np.testing.assert_equal(losses.last[row], values[-1] if values else NAN)
+        assert losses.variances()[row] == pytest.approx(np.var(values) if values else 0, abs=1e-9)
+    for select in SELECTORS.values():
+        rows = select(losses, size, 3, np.random.default_rng(0))
+        assert len(set(rows.tolist())) == size
+        assert set(rows.tolist()) <= set(range(5))
+
+
+@given(values=st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, NAN]), min_size=1, max_size=8), data=st.data())
+def test_hem_takes_the_greatest_losses_and_unseen_rows_last(values: list[float], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(values)))
+    rows = SELECTORS["hem"](losses_of(values), size, 0, np.random.default_rng(0)).tolist()
+    expected = sorted(range(len(values)), key=lambda row: (np.isnan(values[row]), -np.nan_to_num(values[row]), row))
+    assert rows == expected[:size]
+
+
+def test_draws_by_weight_follow_their_probabilities() -> None:
+    """Against all ordered draws without replacement; a weight of 0 comes last, at random."""
+    weights = np.array([1.0, 2.0, 0.0, 5.0, 0.0])
+    expected: Counter[frozenset[int]] = Counter()
+    for order in permutations((0, 1, 3), 2):
+        first = weights[order[0]] / 8
+        expected[frozenset(order)] += first * weights[order[1]] / (8 - weights[order[0]])  # type: ignore[assignment]
+    rng = np.random.default_rng(5)
+    draws = [draw_by_weight(weights, 4, rng) for _ in range(4000)]
+    counts = Counter(frozenset(draw[:2].tolist()) for draw in draws)
+    assert counts.keys() == expected.keys()
+    for pair, probability in expected.items():
+        assert counts[pair] / 4000 == pytest.approx(
+            probability, abs=4 * (probability * (1 - probability) / 4000) ** 0.5
+        )
+    assert all(set(draw[:3].tolist()) == {0, 1, 3} for draw in draws)
+    assert Counter(draw[3] for draw in draws)[2] == pytest.approx(2000, abs=130)
+
+
+def test_spl_weighs_rows_below_a_threshold_that_grows() -> None:
+    last = np.array([0.0, 0.05, 0.0999, 0.1, 0.11, 0.14, NAN])
+    assert spl_weights(last, 0)[1:].tolist() == [0.05, 0.0999, 0, 0, 0, 0]
+    assert spl_weights(last, 0)[0] > 0, "an eligible row without loss comes before others"
+    assert np.flatnonzero(spl_weights(last, 1)).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(spl_weights(last, 2)).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["spl", "ab", "active-bias"])
+def test_too_few_rows_with_a_weight_are_all_taken(name: str) -> None:
+    """The rest is random; without any, all are."""
+    losses = losses_of([5.0, 0.03, 5.0, 0.02, NAN, 5.0])
+    losses.note(np.array([1, 3]), np.array([0.01, 0.07]))
+    rng = np.random.default_rng(2)
+    draws = [set(SELECTORS[name](losses, 4, 0, rng).tolist()) for _ in range(200)]
+    assert all({1, 3} < draw for draw in draws)
+    assert set().union(*draws) == set(range(6))
+    blank = [SELECTORS[name](RecordedLosses(6), 2, 0, rng).tolist() for _ in range(600)]
+    assert min(Counter(row for draw in blank for row in draw).values()) > 150
+
+
+@pytest.mark.parametrize(
+    ("name", "ratio"), [("ab", 4.0), ("active-bias", ((4 + 16 / 2) ** 0.5) / ((1 + 1 / 2) ** 0.5)), ("random", 1.0)]
+)
+def test_ab_weighs_rows_by_the_variance_of_their_losses(name: str, ratio: float) -> None:
+    """Two rows with variances 4 and 1 over two visits: how often the first is drawn before the second."""
+    losses = RecordedLosses(2)
+    losses.note(np.array([0, 1]), np.array([0.0, 0.0]))
+    losses.note(np.array([0, 1]), np.array([4.0, 2.0]))
+    rng = np.random.default_rng(3)
+    first = Counter(int(SELECTORS[name](losses, 1, 0, rng)[0]) for _ in range(4000))
+    share = ratio / (1 + ratio)
+    assert first[0] / 4000 == pytest.approx(share, abs=4 * (share * (1 - share) / 4000) ** 0.5)
+
+
+# --- weaving and rounds ---------------------------------------------------------------------------------------------
+
+
+@given(first=st.none() | st.integers(0, 12), every=st.integers(1, 5), epoch_steps=st.integers(1, 4))
+def test_a_foreign_mini_batch_follows_every_f_own_ones(first: int | None, every: int, epoch_steps: int) -> None:
+    """Against a loop that counts; every own mini-batch has its turn, and every epoch one selection."""
+    own = foreign = row = 0
+    epochs: dict[str, list[int]] = {"end": [], "start": []}
+    for clock in range(60):
+        step = woven_step(clock, first, every)
+        if first is not None and clock >= first and row == every:
+            assert step == WovenStep(True, foreign)
+            foreign, row = foreign + 1, 0
+        else:
+            assert step == WovenStep(False, own)
+            own += 1
+            row += first is not None and clock >= first
+        for signal, of_signal in epochs.items():
+            epoch = selection_epoch(step, epoch_steps, signal)  # type: ignore[arg-type]
+            of_signal += [] if epoch is None else [epoch]
+    assert epochs["start"] == list(range(-(-own // epoch_steps)))
+    assert epochs["end"] == epochs["start"][:-1]
+
+
+def examples_of(worker: int, number: int, size: int = 2) -> Examples:
+    ids = 1000 * worker + 10 * number + np.arange(size)
+    return Examples(ids, ids % 7, (ids % 256).astype(np.uint8)[:, None, None, None])
+
+
+@given(
+    actions=st.lists(
+        st.tuples(st.sampled_from(["add", "lose", "back", "step", "resume"]), st.integers(0, 3)), max_size=60
+    )
+)
+def test_rounds_keep_their_invariants(actions: list[tuple[str, int]]) -> None:
+    """Whatever workers do: whole pools of others alone, in order, and one exchange per worker and epoch."""
+    rounds = GossipRounds({})
+    members = {0, 1, 2, 3}
+    epochs = [0] * 4
+    sessions = [0] * 4
+    clocks = [0] * 4
+    waiting: dict[int, Examples] = {}  # of the open round, by an own count
+    last: dict[int, Examples] = {}
+    number = 0
+    adopted: dict[int, Pool] = {}
+    for action, worker in actions:
+        if action == "add" and worker in members:
+            given_now = examples_of(worker, epochs[worker])
+            assert rounds.add(worker, epochs[worker], given_now) == (worker not in waiting)
+            assert not rounds.add(worker, epochs[worker], given_now), "the same epoch again"
+            waiting.setdefault(worker, given_now)
+            epochs[worker] += 1
+        elif action == "lose":
+            members.discard(worker)
+        elif action == "back":
+            members.add(worker)
+            sessions[worker] += 1
+        elif action == "step" and worker in members:
+            clocks[worker] += 1
+            pool = rounds.next_pool(worker, sessions[worker], clocks[worker])
+            if pool:
+                adopted[worker] = pool
+            current = adopted[worker]
+            assert current.round == number, "the newest complete round, or none"
+            others = [examples for other, examples in sorted(last.items()) if other != worker]
+            assert current.examples.ids.tolist() == [i for examples in others for i in examples.ids.tolist()]
+            if current.examples.has_content and others:
+                np.testing.assert_array_equal(current.examples.images_KCHW.ravel(), current.examples.ids % 256)
+            assert rounds.next_pool(worker, sessions[worker], clocks[worker] + 1) is None
+        elif action == "resume":  # from a checkpoint, which has JSON
+            rounds = GossipRounds(json.loads(json.dumps(rounds.memory)))
+            waiting = {}
+            epochs = [int(rounds.memory["epochs"].get(str(worker), -1)) + 1 for worker in range(4)]
+            sessions = [session + 1 for session in sessions]
+            adopted = {}
+        is_due = len(waiting) >= 2 and members <= waiting.keys()
+        assert rounds.complete(members) == is_due
+        if is_due:
+            last = dict(waiting)
+            waiting = {}
+            number += 1
+        for each in members - adopted.keys():
+            adopted[each] = rounds.next_pool(each, sessions[each], clocks[each] + 1) or adopted[each]
+
+
+def sampler_of(rows: int, batch: int, every: int, size: int) -> GossipSampler:
+    own = Rows(np.zeros((rows, 1, 1, 1), np.uint8), np.zeros(rows, np.int64), np.arange(rows))
+    population = Population(own.labels, None, None, batch, batch / rows, max(1, rows // batch), seed=3, worker=0)
+    config = make_config(gossip=size, gossip_every=every, seed=3)
+    stream = ShuffleSampler().stream(population)
+    return GossipSampler(FixedSampler(own, stream), own, config, 0, batch, population.epoch_steps)
+
+
+@pytest.mark.slow
+@given(
+    batch=st.integers(1, 5),
+    every=st.integers(1, 3),
+    adoptions=st.lists(st.integers(1, 20), max_size=4),
+    others=st.integers(1, 4),
+    size=st.integers(1, 3),
+)
+def test_pools_leave_the_own_passes_as_they_are(
+    batch: int, every: int, adoptions: list[int], others: int, size: int
+) -> None:
+    """Own rows come in the order of a run without pools; a pool is read in whole rounds, K or more rows at a time."""
+    sampler = sampler_of(10, batch, every, size)
+    plain = sampler_of(10, batch, every, size)
+    clocks = np.cumsum(adoptions).tolist()
+    own = 0
+    rest: Counter[int] = Counter()
+    for clock in range(80):
+        if clock in clocks:
+            examples = [examples_of(worker, clocks.index(clock), size) for worker in range(1, others + 1)]
+            whole = Examples(*(np.concatenate(part) for part in zip(*examples, strict=True)))
+            sampler.adopt(clock, clocks[0], rows_of_pool(Pool(1, clock, clocks[0], whole), lambda ids: None))  # type: ignore
+            rest = Counter()
+        draw = sampler.draw(clock)
+        ids = draw.rows.ids[draw.places]
+        if not draw.is_foreign:
+            np.testing.assert_array_equal(ids, plain.draw(own).rows.ids[plain.draw(own).places])
+            own += 1
+            continue
+        assert len(ids) >= min(size, batch), "BatchNorm needs more than one"
+        assert draw.seen() is None
+        rest.update(ids.tolist())
+        assert set(rest) <= set(whole.ids.tolist())
+        assert max(rest.values()) - min(rest[i] for i in whole.ids.tolist()) <= 1
+        np.testing.assert_array_equal(draw.rows.images_NCHW[draw.places].ravel(), ids % 256)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_examples_cross_the_wire_whole(dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3, 2, 4, 5)).astype(dtype)
+    labels = np.array([1, 2, 3], np.int64 if dtype is np.uint8 else np.float32)
+    examples = Examples(np.array([5, 1 << 50, 7]), labels, images)
+    body = pack_examples(examples)
+    for before, after in zip(examples, unpack_examples(memoryview(body)), strict=True):
+        assert before.dtype == after.dtype
+        np.testing.assert_array_equal(before, after)
+    without = Examples(examples.ids, np.empty(0, np.int64), np.empty((0, 0, 0, 0), np.uint8))
+    assert not unpack_examples(pack_examples(without)).has_content
+    for end in (0, 10, len(body) - 1):
+        with pytest.raises(MalformedMessageError):
+            unpack_examples(body[:end])
+    with pytest.raises(MalformedMessageError):
+        unpack_examples(b"\xff\xff\xff\xff" + body[4:])
+
+
+# --- runs in virtual time -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workers = [rows_of(20, seed=worker, first_id=20 * worker) for worker in range(3)]
+    return write_shards(tmp_path_factory.mktemp("set") / "shards", workers, EVAL_ROWS)
+
+
+def run(shards: Path | str, output: Path, options: Any = QUIET, simulated: Any = None, **values: Any) -> Result:
+    settings: dict[str, Any] = {"batch_size": 12, "steps": 40, "model": "logistic", "gossip": 3, "gossip_every": 2}
+    machines = SimulationSettings(**(SCHEDULE if simulated is None else simulated))
+    return simulate(make_config(shards, output, **(settings | values)), machines, options)
+
+
+def events_of(result: Result, kind: Any) -> list[Any]:
+    return [
+        event for event in surviving_events(read_events(result.output / "metrics.jsonl")) if isinstance(event, kind)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"protocol": "bsp", "selector": "spl", "gossip_signal": "start"},
+        {"protocol": "asp", "selector": "ab", "servers": 2},
+        {"protocol": "k-bsp", "selector": "hem", "cancel": "preempt", "k": 2},
+        {"protocol": "ssp", "selector": "active-bias", "sampling": "bernoulli"},
+    ],
+    ids=lambda values: values["protocol"],
+)
+def test_a_run_with_failures_is_replayed(values: dict[str, Any], shards: Path, tmp_path: Path) -> None:
+    """The same command gives the same bits too; a worker dies, then the servers."""
+    machines = SCHEDULE | {"latency_ms": 5.0, "failures": parse_failures("worker:1@1+0.7,server@2+0.5")}
+    first = run(shards, tmp_path / "a", simulated=machines, checkpoint_every_s=0.5, **values)
+    assert replay(first.output).is_equal
+    second = run(shards, tmp_path / "b", simulated=machines, checkpoint_every_s=0.5, **values)
+    assert final(first).tobytes() == final(second).tobytes()
+    pools = events_of(first, PoolEvent)
+    assert len({pool.round for pool in pools}) > 3
+    plain = {key: value for key, value in values.items() if key not in ("selector", "gossip_signal")}
+    without = run(shards, tmp_path / "c", simulated=machines, gossip=0, gossip_every=4, **plain)
+    assert final(first).tobytes() != final(without).tobytes()
+
+
+@pytest.mark.slow
+def test_training_waits_for_no_exchange(shards: Path, tmp_path: Path) -> None:
+    """The pushes of a run are those of one without exchange, at the same times, also with a worker that never returns."""
+    machines = SCHEDULE | {"failures": parse_failures("worker:2@1.5+1000"), "latency_ms": 2.0}
+    columns = ["version", "worker", "clock", "seconds"]
+    values: dict[str, Any] = {"simulated": machines, "protocol": "asp"}
+    given_to_others = run(shards, tmp_path / "a", **values)
+    alone = run(shards, tmp_path / "b", gossip=0, gossip_every=4, **values)
+    pd.testing.assert_frame_equal(given_to_others.pushes()[columns], alone.pushes()[columns])
+    rounds = events_of(given_to_others, GossipEvent)
+    assert [len(event.ids) for event in rounds[:2]] == [3, 3]
+    assert [len(event.ids) for event in rounds[-2:]] == [2, 2], "survivors exchange without the worker that is away"
+
+
+@pytest.mark.slow
+def test_pools_have_the_size_and_the_rows_of_others(shards: Path, tmp_path: Path) -> None:
+    """(T - 1) K rows, none of them own; a round per epoch; the ledger and the passes have own rows alone."""
+    result = run(shards, tmp_path / "run", protocol="bsp", example_ledger=True, steps=60)
+    rounds = {event.round: event.ids for event in events_of(result, GossipEvent)}
+    for ids in rounds.values():
+        assert list(ids) == ["0", "1", "2"]
+        for worker, own in ids.items():
+            assert len(set(own)) == 3
+            assert all(20 * int(worker) <= number < 20 * int(worker) + 20 for number in own)
+    pools = events_of(result, PoolEvent)
+    # 5 own mini-batches are a pass, and a pool comes a step after its end. Then two of three mini-batches are own ones.
+    own_clocks = [clock for clock in range(60) if clock < 6 or (clock - 6) % 3 < 2]
+    assert [pool.clock for pool in pools if pool.worker == 0] == [clock + 1 for clock in own_clocks[5::5]]
+    assert {pool.first for pool in pools} == {6}
+    ledger = pd.concat(pd.read_parquet(path) for path in sorted((result.output / "examples").glob("*.parquet")))
+    assert len(ledger) == 3 * 4 * len(own_clocks)
+    assert np.ptp(np.bincount(ledger.id, minlength=60)) <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("selector", ["random", "hem"])
+def test_a_run_resumes_in_any_round(
+    selector: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By random selection with the bits of the whole run; by losses, which a new process lacks, it is replayed."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    values: dict[str, Any] = {"protocol": "bsp", "selector": selector, "steps": 30}
+    whole = run(shards, tmp_path / "whole", **values)
+    stored = versions(tmp_path / "whole" / "checkpoints")
+    for middle in stored[1:-1:2]:
+        shutil.copytree(tmp_path / "whole", tmp_path / str(middle))
+        (tmp_path / str(middle) / "result.json").unlink()
+        for later in stored:
+            if later > middle:
+                shutil.rmtree(folder_of(tmp_path / str(middle) / "checkpoints", later))
+        resumed = run(shards, tmp_path / str(middle), RESUME, **values)
+        if selector == "random":
+            assert final(resumed).tobytes() == final(whole).tobytes(), middle
+        assert replay(resumed.output).is_equal
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        (
+            {"exchange": "all-reduce"},
+            "--gossip 3 sends examples through parameter servers, which --exchange all-reduce",
+        ),
+        ({"exchange": "strategy-switch"}, "which --exchange strategy-switch lacks: leave out one of them"),
+        ({"sampling": "recency"}, "which the loss table of --sampling recency does not count"),
+        ({"follow": True}, "exchanges examples of fixed shards of one set: leave out --follow"),
+        ({"protocol": "bsp", "repartition": "random"}, "of fixed shards of one set: leave out --repartition random"),
+        ({"gossip": 0, "selector": "ab"}, "--selector is for runs whose workers exchange examples: give --gossip K"),
+        ({"selector": "easy"}, "--selector must be random or hem or spl or ab or active-bias, got 'easy'"),
+    ],
+)
+def test_options_that_exclude_an_exchange(values: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        make_config(**{"gossip": 3, **values})
+    assert line in str(raised.value)
+
+
+@pytest.mark.slow
+def test_sets_that_cannot_exchange_are_refused(shards: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--gossip 21 exceeds the 20 rows of a worker: give at most 20"):
+        run(shards, tmp_path / "many", gossip=21)
+    with pytest.raises(UsageError, match="--gossip 3 exchanges examples among workers, and the run has one"):
+        run(shards, tmp_path / "one", simulated={"workers": 1})
+    with pytest.raises(UsageError, match="the 1 example that a mini-batch of --gossip 1 may have: give --gossip 2"):
+        run(shards, tmp_path / "norm", gossip=1, model="cnn")
+    with pytest.raises(UsageError, match="--gossip 3 exchanges rows, --compute quadratic has none"):
+        run("", tmp_path / "toy", simulated={"compute": "quadratic", "workers": 3})
+    assert not list(tmp_path.iterdir())

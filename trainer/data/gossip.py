@@ -1,0 +1,194 @@
+"""The mini-batches of a worker that exchanges examples: its own, and one of its pool after every F of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.core.arrays import Ints
+from pipeline.core.errors import DataError, UsageError
+from pipeline.core.seeds import Purpose, generator
+from trainer.config import Config
+from trainer.data.augment import Floats
+from trainer.data.deal import dealt_sizes
+from trainer.data.sampling import Draw, RowSampler
+from trainer.data.shards import Rows, Shards, load_worker
+from trainer.gossip import SELECTORS
+from trainer.gossip.losses import RecordedLosses
+from trainer.gossip.rounds import Examples, Pool
+from trainer.gossip.weave import WovenStep, selection_epoch, woven_step
+
+ReadRows = Callable[[Ints], Rows]  # returns the rows with some ids, in their order
+
+
+class PoolSpan(NamedTuple):
+    """A pool and the steps that use it.
+
+    Attributes:
+        clock: the first of them. They end before the next pool's first one.
+        first: the worker's first step with any pool.
+        read: returns its rows, in the order of the pool.
+    """
+
+    clock: int
+    first: int
+    read: Callable[[], Rows]
+
+
+class GivenExamples(NamedTuple):
+    """The examples that a worker gives to others. epoch: see ``selection_epoch``."""
+
+    epoch: int
+    examples: Examples
+
+
+class GossipSampler:
+    """Draws a worker's own mini-batches and, between them, mini-batches of its pool.
+
+    Its thread may draw while another thread adopts a pool: a draw uses the pools before or after it. The owner must then
+    drop what was drawn ahead.
+
+    Args:
+        own: draws from the worker's rows.
+        rows: the worker's rows.
+        config: the run.
+        worker: number of the worker.
+        batch_size: of the worker.
+        epoch_steps: own mini-batches per epoch.
+        spans: pools to keep, the newest ones; None keeps all, as a replay needs them.
+
+    Attributes:
+        losses: of the worker's rows in its own mini-batches.
+    """
+
+    reads_table = False
+
+    def __init__(
+        self,
+        own: RowSampler,
+        rows: Rows,
+        config: Config,
+        worker: int,
+        batch_size: int,
+        epoch_steps: int,
+        *,
+        spans: int | None = 2,
+    ) -> None:
+        self.own = own
+        self.rows = rows
+        self.options = config.data
+        self.seed = config.run.seed
+        self.worker = worker
+        self.batch_size = batch_size
+        self.epoch_steps = epoch_steps
+        self.spans = spans
+        self.losses = RecordedLosses(len(rows))
+        self._pools: tuple[PoolSpan, ...] = ()  # by their first steps
+        self._read = lru_cache(maxsize=2)(lambda span: span.read())
+        self._order = lru_cache(maxsize=2)(partial(_pool_order, self.seed, worker))
+
+    def draw(self, clock: int, table: Floats | None = None) -> Draw:
+        span, step = self._woven(clock)
+        if not step.is_foreign:
+            return self.own.draw(step.number)
+        assert span is not None, "a worker without a pool draws its own rows"
+        rows = self._read(span)
+        # The first of its steps has the beginning of the order; after the end it begins again.
+        number = step.number - (span.clock - span.first) // (self.options.gossip_every + 1)
+        # BatchNorm cannot normalise a rest of one example: a rest of fewer than K belongs to the mini-batch before.
+        least = min(self.options.gossip, self.batch_size)
+        batches = max(1, -(-(len(rows) - least + 1) // self.batch_size))
+        batch = number % batches
+        end = len(rows) if batch == batches - 1 else (batch + 1) * self.batch_size
+        return Draw(rows, self._order(len(rows))[batch * self.batch_size : end], is_foreign=True)
+
+    def adopt(self, clock: int, first: int, read: Callable[[], Rows] | None) -> None:
+        """Use a pool from a step on, instead of all pools of this and later steps. read: see PoolSpan; None for no pool."""
+        spans = tuple(span for span in self._pools if span.clock < clock)
+        if read is not None:
+            spans = (*spans, PoolSpan(clock, first, read))
+        self._pools = spans if self.spans is None else spans[-self.spans :]
+
+    def note(self, draw: Draw, losses: Floats) -> None:
+        """Record the losses of an own mini-batch; foreign ones do not count. losses: float32 [B]."""
+        if not draw.is_foreign:
+            places = np.arange(len(self.rows))[draw.places] if isinstance(draw.places, slice) else draw.places
+            self.losses.note(places, losses)
+
+    def forget_losses(self) -> None:
+        """Begin without any losses, as a new process of the worker does."""
+        self.losses = RecordedLosses(len(self.rows))
+
+    def selection(self, clock: int) -> GivenExamples | None:
+        """Return the examples that the worker gives to others before a step; None before most steps."""
+        options = self.options
+        epoch = selection_epoch(self._woven(clock)[1], self.epoch_steps, options.gossip_signal)
+        if epoch is None:
+            return None
+        rng = generator(self.seed, Purpose.GOSSIP_SELECTION, self.worker, epoch)
+        selected = self.rows.select(SELECTORS[options.selector](self.losses, options.gossip, epoch, rng))
+        return GivenExamples(epoch, Examples(selected.ids, selected.labels, selected.images_NCHW))
+
+    def _woven(self, clock: int) -> tuple[PoolSpan | None, WovenStep]:
+        """Return the pool of a step, None if it has none, and its mini-batch."""
+        pools = self._pools
+        span = next((span for span in reversed(pools) if span.clock <= clock), None)
+        # Of a step before the pools that are still in memory only its kind is asked.
+        first = span.first if span else (pools[0].first if pools else None)
+        return span, woven_step(clock, first, self.options.gossip_every)
+
+
+def _pool_order(seed: int, worker: int, size: int) -> Ints:
+    order: Ints = generator(seed, Purpose.GOSSIP_ORDER, worker).permutation(size)
+    return order
+
+
+def rows_of_pool(pool: Pool, read_rows: ReadRows) -> Callable[[], Rows] | None:
+    """Return a function that returns the rows of a pool; None for a pool without examples.
+
+    read_rows: reads them by their ids if the pool has no content."""
+    if not pool.round:
+        return None
+    examples = pool.examples
+    if not examples.has_content:
+        return lambda: read_rows(examples.ids)
+    rows = Rows(examples.images_KCHW, examples.labels, examples.ids)
+    return lambda: rows
+
+
+def find_rows(parts: list[Rows], ids: Ints) -> Rows:
+    """Return the rows with some ids, in their order. Raises DataError if one is missing."""
+    rows = Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("images_NCHW", "labels", "ids")))
+    order = np.argsort(rows.ids, kind="stable")
+    places = order[np.searchsorted(rows.ids, ids, sorter=order).clip(max=len(rows) - 1)]
+    is_missing = rows.ids[places] != ids
+    if is_missing.any():
+        raise DataError(f"the shard set has no row {ids[is_missing][0]}, which workers had exchanged: it has changed")
+    return rows.select(places)
+
+
+def read_rows(shards: Shards, ids: Ints, *, targets: bool) -> Rows:
+    """Read the rows with some ids from a set, one shard in memory at a time. Raises DataError if one is missing.
+
+    targets: read real targets instead of labels."""
+    parts = []
+    for shard in range(shards.num_workers):
+        rows = load_worker(shards, shard, targets=targets)
+        parts.append(rows.select(np.flatnonzero(np.isin(rows.ids, ids))))
+    return find_rows(parts, ids)
+
+
+def check_gossip(config: Config, shards: Shards, num_workers: int) -> None:
+    """Raise UsageError if the workers of a run cannot exchange as many examples as it says."""
+    if not config.data.gossip:
+        return
+    if num_workers < 2:
+        raise UsageError(
+            f"--gossip {config.data.gossip} exchanges examples among workers, and the run has one: leave it out"
+        )
+    least = min(dealt_sizes(shards, num_workers))
+    if config.data.gossip > least:
+        raise UsageError(f"--gossip {config.data.gossip} exceeds the {least} rows of a worker: give at most {least}")

@@ -1,0 +1,143 @@
+"""The rounds of an exchange of examples, as server 0 keeps them.
+
+A round begins empty. Every worker adds its examples once, at a selection of its own. When all workers that take part have
+added theirs, the round is complete: its examples are the pools of all workers, each without its own, from their next steps
+on. A selection of a worker whose examples are in the round already is dropped. Nobody waits: until a round is complete,
+workers train with the pools of the one before.
+
+The state is plain JSON and a part of every checkpoint. It names examples by their ids, because the set has their content."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.core.arrays import Ints
+
+
+class Examples(NamedTuple):
+    """Examples that workers exchange.
+
+    Attributes:
+        ids: int64 [K].
+        labels: int64 [K], or targets in float32; empty if only the ids are known here, as after a resume.
+        images_KCHW: uint8, or real-valued features in float32; empty as ``labels``.
+    """
+
+    ids: Ints
+    labels: npt.NDArray[np.int64 | np.float32]
+    images_KCHW: npt.NDArray[np.uint8 | np.float32]
+
+    @property
+    def has_content(self) -> bool:
+        return len(self.labels) == len(self.ids)
+
+
+class Pool(NamedTuple):
+    """The examples of other workers, as one worker gets them.
+
+    Attributes:
+        round: number of their round, from 1; 0 for no examples.
+        clock: the worker's first step with this pool.
+        first: the worker's first step with any pool; mini-batches are woven from it on.
+        examples: of all others, in the order of workers.
+    """
+
+    round: int
+    clock: int
+    first: int
+    examples: Examples
+
+
+EMPTY = Examples(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 0, 0, 0), np.uint8))
+
+
+class GossipRounds:
+    """The rounds of a run, and what each worker has of them.
+
+    Args:
+        memory: the state, which is changed in place.
+
+    Attributes:
+        number: of the last complete round, 0 before the first.
+    """
+
+    def __init__(self, memory: dict[str, Any]) -> None:
+        self.memory = memory
+        if not memory:
+            memory.update(round=0, ids={}, first={}, epochs={})
+        # After a resume only the ids of the last round are known.
+        self._complete = {int(worker): _ids_alone(ids) for worker, ids in memory["ids"].items()}
+        self._open: dict[int, tuple[int, Examples]] = {}  # epoch and examples, of the round that is not complete
+        self._receipts: dict[int, tuple[int, int]] = {}  # the session and round of each worker's pool
+
+    @property
+    def number(self) -> int:
+        number: int = self.memory["round"]
+        return number
+
+    @property
+    def contributors(self) -> int:
+        """The number of workers whose examples are in the round that is not complete."""
+        return len(self._open)
+
+    def add(self, worker: int, epoch: int, examples: Examples) -> bool:
+        """Add a worker's examples to the round that is not complete, and return whether they count.
+
+        They do not if the worker has examples in it, or had some of this epoch in an earlier one. epoch: its own."""
+        if worker in self._open or epoch <= self.memory["epochs"].get(str(worker), -1):
+            return False
+        self._open[worker] = epoch, examples
+        return True
+
+    @property
+    def ids(self) -> dict[str, list[int]]:
+        """The ids of the last complete round by worker."""
+        ids: dict[str, list[int]] = self.memory["ids"]
+        return ids
+
+    def complete(self, members: Set[int]) -> bool:
+        """Complete the round if all members have added theirs. Returns whether it is complete now.
+
+        The examples of a worker that is no member any more are used too. A round to which a single worker has added
+        would be a pool for nobody else, and waits. members: workers that take part."""
+        if len(self._open) < 2 or not members <= self._open.keys():
+            return False
+        self._complete = {worker: self._open[worker][1] for worker in sorted(self._open)}
+        self.memory["round"] += 1
+        self.memory["ids"] = {str(worker): examples.ids.tolist() for worker, examples in self._complete.items()}
+        self.memory["epochs"] |= {str(worker): epoch for worker, (epoch, _) in self._open.items()}
+        self._open = {}
+        return True
+
+    def next_pool(self, worker: int, session: int, clock: int) -> Pool | None:
+        """Return the pool that a worker must get before a step; None if it has the newest.
+
+        A new session gets its pool again, or is told that it has none. clock: of the step."""
+        if self._receipts.get(worker) == (session, self.number):
+            return None
+        self._receipts[worker] = session, self.number
+        parts = [examples for other, examples in self._complete.items() if other != worker]
+        if not parts:
+            return Pool(0, clock, clock, EMPTY)
+        # After a roll-back a worker may repeat steps that it had made without a pool.
+        first = min(self.memory["first"].get(str(worker), clock), clock)
+        self.memory["first"][str(worker)] = first
+        return Pool(self.number, clock, first, join_examples(parts))
+
+
+def join_examples(parts: list[Examples]) -> Examples:
+    """Return examples of several workers together; their ids alone if the content of some is not known."""
+    ids = np.concatenate([part.ids for part in parts])
+    if not all(part.has_content for part in parts):
+        return _ids_alone(ids)
+    return Examples(
+        ids, np.concatenate([part.labels for part in parts]), np.concatenate([part.images_KCHW for part in parts])
+    )
+
+
+def _ids_alone(ids: Any) -> Examples:
+    return EMPTY._replace(ids=np.asarray(ids, np.int64))
