@@ -51,6 +51,8 @@ from trainer.transport.messages import (
     EndReply,
     Execute,
     GiveUp,
+    GossipOffer,
+    GossipPool,
     GradientPiece,
     GradientReceipt,
     Heartbeat,
@@ -155,6 +157,8 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     RoundGrant: (39, "qqqq"),
     NeighbourModel: (40, "qqq"),
     ReplicaCopy: (41, "qqqq"),
+    GossipOffer: (42, "qqq"),
+    GossipPool: (43, "qqqqq"),
 }
 # Of a mini-batch of one row that is not hashed, and whose loss is not kept.
 REPORT = struct.pack("<iidddQQii", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1, -1)

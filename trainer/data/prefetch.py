@@ -36,6 +36,14 @@ class Prefetch(Generic[T]):
                 self._ahead[number] = self._thread.submit(self.make, number)
         return self._ahead.pop(clock).result()
 
+    def drop_ahead(self) -> None:
+        """Drop all items that were made ahead, because ``make`` returns others now.
+
+        An item in the making is finished and dropped too."""
+        for future in self._ahead.values():
+            future.cancel()
+        self._ahead.clear()
+
     def close(self) -> None:
         """End the thread. An item in the making is finished and dropped."""
         self._ahead.clear()

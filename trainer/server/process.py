@@ -14,11 +14,13 @@ import zmq
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.orders import Order, StepMeasurements
+from trainer.gossip.rounds import Pool
 from trainer.leader.background import Background
 from trainer.leader.leader import Follower, Leader
 from trainer.server.endpoint import Endpoint
 from trainer.server.slice_server import SliceServer
 from trainer.transport.agreement import Agreement
+from trainer.transport.examples import most_examples_bytes, pack_examples, unpack_examples
 from trainer.transport.messages import (
     AskStatus,
     ChangeStage,
@@ -26,6 +28,8 @@ from trainer.transport.messages import (
     EndReply,
     Execute,
     GiveUp,
+    GossipOffer,
+    GossipPool,
     GradientReceipt,
     Heartbeat,
     Hello,
@@ -84,8 +88,9 @@ class Server:
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         begin, end = slice_bounds(facts.elements, config.processes.servers)[index]
-        # The slice in float32, or the report of a step.
+        # The slice in float32, the report of a step, or the examples of a worker.
         body_bytes = max(4 * (end - begin), most_report_bytes(config.reported_rows(facts.rows)))
+        body_bytes = max(body_bytes, most_examples_bytes(config.data.gossip))
         self.socket = serve(self.context, endpoint.address, endpoint.secret, body_bytes, endpoint.listener)
         self.to_leader = connect(self.context, endpoint.addresses[0], endpoint.secret) if index else None
         self.background = Background()
@@ -108,6 +113,7 @@ class Server:
             self.send_load,
             self.slice_server.parameters,
             work=self.background,
+            send_pool=self._send_pool,
         )
         # Of a run whose next stage has other servers, these take over.
         leader.module = __name__
@@ -157,6 +163,13 @@ class Server:
             for follower in followers:
                 self.send(follower.identity, message, body)
         self.slice_server.execute(order)
+
+    def _send_pool(self, worker: int, session: int, pool: Pool) -> None:
+        """Send a worker the examples of others; dropped if it has joined again meanwhile, and gets them then."""
+        peer = self.slice_server.peers.get(worker)
+        if peer and peer.session == session:
+            message = GossipPool(worker, session, pool.round, pool.clock, pool.first)
+            self.send(peer.identity, message, pack_examples(pool.examples))
 
     def send_load(self, followers: Sequence[Follower], generation: int, version: int, stage: int) -> None:
         """Have the given followers and this server load a checkpoint, and start a generation with it."""
@@ -308,6 +321,9 @@ class Server:
                 worker = self._worker(message.worker)
                 if not leader.gave_up(worker, message.session, message.clock, now, unpack_report(body)):
                     self.send(identity, Rejoin(worker, message.session), None)
+            case GossipOffer():
+                worker = self._worker(message.worker)
+                leader.offered(worker, message.session, message.epoch, now, unpack_examples(body))
             case AskStatus():
                 self.send(identity, StatusReply(), pack_json(self._status(leader, now).to_json()))
             case WorkerLoss():

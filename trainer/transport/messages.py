@@ -457,6 +457,34 @@ class ChangeStage(NamedTuple):
     stage: int
 
 
+class GossipOffer(NamedTuple):
+    """A worker's examples for all others. To server 0. Body: the examples.
+
+    Attributes:
+        epoch: the worker's epoch by whose losses they were selected.
+    """
+
+    worker: int
+    session: int
+    epoch: int
+
+
+class GossipPool(NamedTuple):
+    """The examples of all other workers, before the parameters of the step that uses them. From server 0. Body: examples.
+
+    Attributes:
+        round: number of their round; 0 for none.
+        clock: that step.
+        first: the worker's first step with examples of others.
+    """
+
+    worker: int
+    session: int
+    round: int
+    clock: int
+    first: int
+
+
 Message = (
     Join
     | Push
@@ -500,6 +528,8 @@ Message = (
     | RoundGrant
     | NeighbourModel
     | ReplicaCopy
+    | GossipOffer
+    | GossipPool
 )
 TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy, StoreEntry, ReplicaCopy)
 KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place

@@ -11,6 +11,7 @@ from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches, MiniBatch
 from trainer.watchdog import kick
 from trainer.worker.clients.base import Client, MustRejoin, Turn
+from trainer.worker.gossip import WorkerGossip
 from trainer.worker.step import Step, step_seed
 
 
@@ -46,6 +47,7 @@ def train(
     seed: int,
     worker: int,
     ends_of_passes: Callable[[int, int], int] = lambda first, end: 0,
+    gossip: WorkerGossip | None = None,
 ) -> None:
     """Compute gradients until the client has no more turns.
 
@@ -56,11 +58,14 @@ def train(
         seed: of the run, for dropout.
         worker: number of the worker.
         ends_of_passes: see Batches; for mini-batches that the worker has missed (default: none are).
+        gossip: exchanges examples with other workers (default: no exchange).
     """
     turn = client.join()
     while turn:
         kick()
         start = time.monotonic()
+        if gossip:
+            gossip.begin(turn)
         batch, draw, read_s = mini_batches.get(turn.clock)
         outcome = step(batch, step_seed(seed, worker, turn.clock), partial(client.poll_cancelled, turn), draw)
         seconds = time.monotonic() - start
@@ -68,6 +73,8 @@ def train(
         # Later passes would seem to lack rows if the log did not know of the ends that this worker missed.
         if rows and turn.missed_from is not None:
             rows = rows.with_missed(ends_of_passes(turn.missed_from, turn.clock))
+        if outcome and gossip:
+            gossip.end(draw, step.outcomes)
         if outcome:
             row_losses = draw.row_losses(step.row_outcomes)
             report = StepMeasurements(len(batch.labels), *outcome, seconds, read_s, rows, row_losses)

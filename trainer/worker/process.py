@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from trainer.config import Config, RunFacts
 from trainer.data.batches import Batches, build_batches
 from trainer.data.cohorts import build_cohort_batches
+from trainer.data.gossip import read_rows
 from trainer.data.network import build_network
 from trainer.data.prefetch import Prefetch
 from trainer.data.repartition import all_rows
@@ -22,7 +24,9 @@ from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
 from trainer.transport.sockets import Secret
 from trainer.worker.clients.base import Client, StageSwitch
+from trainer.worker.clients.servers import ServerClient
 from trainer.worker.follow import follow
+from trainer.worker.gossip import WorkerGossip
 from trainer.worker.loop import MiniBatchSource, TableBatches, train
 from trainer.worker.step import Step
 
@@ -68,7 +72,12 @@ def main(
             network = network if number == 0 else build_network(config, shards)
             step = Step(stage, network, client.pulled, client.pushed, device, facts.num_workers)
             source = TableBatches(batches, step) if batches.sampler.reads_table else mini_batches
-            number = _train_stage(client, source, step, config.run.seed, worker, batches.ends_of_passes)
+            gossip = None
+            if batches.gossip:
+                assert isinstance(client, ServerClient), "the configuration refuses other exchanges"
+                read = partial(read_rows, shards, targets=network.targets)
+                gossip = WorkerGossip(batches.gossip, client, mini_batches.drop_ahead, read)
+            number = _train_stage(client, source, step, config.run.seed, worker, batches.ends_of_passes, gossip)
 
 
 def _train_stage(
@@ -78,12 +87,13 @@ def _train_stage(
     seed: int,
     worker: int,
     ends_of_passes: Callable[[int, int], int],
+    gossip: WorkerGossip | None,
 ) -> int | None:
     """Train until the client has no more turns, and close it. Returns the number of the next stage, None at the end.
 
     See ``train`` for the arguments."""
     try:
-        train(client, mini_batches, step, seed, worker, ends_of_passes)
+        train(client, mini_batches, step, seed, worker, ends_of_passes, gossip)
     except StageSwitch as change:
         return change.stage
     finally:

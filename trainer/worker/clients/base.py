@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from pipeline.core.errors import JobError
 from trainer.coordination.orders import StepMeasurements
+from trainer.gossip.rounds import Pool
 
 Vector = npt.NDArray[np.float32]
 
@@ -38,13 +39,17 @@ class StageSwitch(Exception):
 class Turn:
     """The next step: mini-batch ``clock``, with the parameters of ``version``, which are in the client's ``pulled``.
 
-    missed_from: the first mini-batch that this worker has missed, of those before ``clock``; None if it has missed none.
+    Attributes:
+        missed_from: the first mini-batch that this worker has missed, of those before ``clock``; None if it has missed
+            none.
+        pool: examples of other workers, to be used from this step on; None to keep those that it has.
     """
 
     clock: int
     version: int
     generation: int
     missed_from: int | None = None
+    pool: Pool | None = field(default=None, compare=False)
 
 
 class Client(Protocol):

@@ -12,12 +12,16 @@ import zmq
 from pipeline.core.errors import JobError
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.orders import StepMeasurements
+from trainer.gossip.rounds import Examples, Pool
 from trainer.home.folders import Folders
 from trainer.transport.agreement import Agreement
+from trainer.transport.examples import pack_examples, unpack_examples
 from trainer.transport.messages import (
     Cancel,
     ChangeStage,
     GiveUp,
+    GossipOffer,
+    GossipPool,
     Heartbeat,
     Join,
     MalformedMessageError,
@@ -89,6 +93,7 @@ class ServerClient:
         self.session = 0
         self.in_memory = [False] * len(addresses)
         self._takes_part = False
+        self._pool: Pool | None = None  # the examples of others, until the parameters of their step are here
         self._outdated = threading.Event()
         self._closing = threading.Event()
         # Last, because the thread reads the fields above.
@@ -104,6 +109,7 @@ class ServerClient:
             self._takes_part = False
             self._outdated.clear()
             self.in_memory = [False] * len(self.sockets)
+            self._pool = None
             try:
                 turn = self._wait(self._send_join)
             except MustRejoin:
@@ -126,6 +132,12 @@ class ServerClient:
             if not is_sent:
                 raise MustRejoin
         return self._wait(None)
+
+    def offer_examples(self, epoch: int, examples: Examples) -> None:
+        """Send examples for all other workers to server 0, without waiting; a refused message is as good as lost.
+
+        epoch: of this worker, by whose losses they were selected."""
+        offer(self.sockets[0], pack(GossipOffer(self.worker, self.session, epoch)), pack_examples(examples))
 
     def poll_cancelled(self, turn: Turn) -> bool:
         """Return whether server 0 has cancelled the step of this turn, or ended the worker's session.
@@ -207,6 +219,8 @@ class ServerClient:
                 if not message.in_memory:
                     self._copy(index, body.buffer)
                 return message
+            case GossipPool(session=self.session):
+                self._pool = Pool(message.round, message.clock, message.first, unpack_examples(body.buffer))
             case Stop(session=self.session):
                 return message
             case ChangeStage():
@@ -227,7 +241,9 @@ class ServerClient:
             raise MustRejoin  # the servers rolled back between two answers
         if any(isinstance(answer, Stop) for answer in answers):
             return None
-        return Turn(*turns.pop())
+        pool = self._pool
+        self._pool = None
+        return Turn(*turns.pop(), pool=pool)
 
     def _beat(self, secret: Secret) -> None:
         """Send heartbeats from a separate thread, because a step may take longer than the servers' timeout.
