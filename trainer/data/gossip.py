@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -121,6 +121,15 @@ class GossipSampler:
     def forget_losses(self) -> None:
         """Begin without any losses, as a new process of the worker does."""
         self.losses = RecordedLosses(len(self.rows))
+
+    def restore_losses(self, history: Iterable[tuple[Ints, Floats]]) -> None:
+        """Replace all losses by those of a ledger. history: ids and losses of any rows, in the order of their visits."""
+        self.forget_losses()
+        order = np.argsort(self.rows.ids, kind="stable")
+        for ids, losses in history:
+            places = order[np.searchsorted(self.rows.ids, ids, sorter=order).clip(max=len(order) - 1)]
+            is_own = self.rows.ids[places] == ids
+            self.losses.note(places[is_own], losses[is_own])
 
     def selection(self, clock: int) -> GivenExamples | None:
         """Return the examples that the worker gives to others before a step; None before most steps."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import re
 import threading
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,6 +27,9 @@ from trainer.run_files import EXAMPLES
 SCHEMA = pa.schema([("id", pa.int64()), ("epoch", pa.int32()), ("loss", pa.float32()), ("correct", pa.bool_())])
 _NAME = re.compile(r"(\d{8,})-\d+\.parquet")
 _DRAFT = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]+\.tmp")  # see write_durably
+
+
+IdLosses: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 
 class LedgerEntry(NamedTuple):
@@ -99,6 +103,23 @@ def to_parquet(entries: Iterable[LedgerEntry]) -> bytes:
     pq.write_table(pa.table([ids, epochs, losses, hits], schema=SCHEMA), sink, use_dictionary=["epoch"])
     content: bytes = sink.getvalue().to_pybytes()
     return content
+
+
+def recorded_losses(home: Place, version: int) -> Iterator[IdLosses]:
+    """Yield the ids and losses of the examples of a run up to a version, file by file, in the order of the log.
+
+    Nothing without a ledger. Raises OSError.
+
+    Args:
+        home: the run's folder.
+        version: of the checkpoint from which the run continues; a file of a later version may be void.
+    """
+    folder = home / EXAMPLES
+    names = [match for entry in entries(folder) if (match := _NAME.fullmatch(entry.name))]
+    for match in sorted(names, key=lambda match: int(match[1])):
+        if int(match[1]) <= version:
+            table = pq.read_table(pa.BufferReader((folder / match[0]).read_bytes()), columns=["id", "loss"])
+            yield table["id"].to_numpy(), table["loss"].to_numpy()
 
 
 def begin_ledger(config: Config, home: Place, generation: int, version: int) -> ExampleLedger | None:

@@ -90,6 +90,9 @@ class Compute:
     def keep_pools(self) -> None:
         """Keep the examples of others for all steps, not only for the newest ones: steps may come in any order."""
 
+    def restore_losses(self, history: Sequence[tuple[Ints, Floats]]) -> None:
+        """Have all workers select examples by the losses of a ledger. No-op without rows. history: ids and losses."""
+
     def restart(self, worker: int) -> None:
         """Forget what a worker's process had in memory. No-op if that does not change what it computes."""
 
@@ -206,6 +209,11 @@ class RealCompute(Compute):
         for batches in self.batches:
             if batches.gossip:
                 batches.gossip.spans = None
+
+    def restore_losses(self, history: Sequence[tuple[Ints, Floats]]) -> None:
+        for batches in self.batches:
+            if batches.gossip:
+                batches.gossip.restore_losses(history)
 
     def restart(self, worker: int) -> None:
         if gossip := self.batches[worker].gossip:

@@ -20,6 +20,7 @@ from trainer.home.folders import Folders
 from trainer.leader.leader import Follower, Leader
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.events import log_event
+from trainer.runlog.example_ledger import recorded_losses
 from trainer.runlog.read import iter_events, read_pushes
 from trainer.server.slice_server import SliceServer
 from trainer.simulation.compute import Compute, Floats
@@ -311,6 +312,9 @@ class Engine:
             self.network = _network(self.leader.stage.config, self.facts, self.simulated)
         for server in self.servers:
             server.load(generation, version, stage)
+        # As the workers do when they join the generation.
+        if self.config.reads_losses and self.config.run.example_ledger:
+            self.compute.restore_losses(list(recorded_losses(self.folders.home, version)))
         for index in reversed(range(len(self.servers))):
             self.leader.loaded(index, generation, self.now)
 

@@ -22,6 +22,7 @@ from trainer.home.folders import Folders
 from trainer.models.build import NetworkAndTask
 from trainer.models.devices import pick_device
 from trainer.runlog.events import log_event
+from trainer.runlog.example_ledger import recorded_losses
 from trainer.transport.sockets import Secret
 from trainer.worker.clients.base import Client, StageSwitch
 from trainer.worker.clients.servers import ServerClient
@@ -76,7 +77,9 @@ def main(
             if batches.gossip:
                 assert isinstance(client, ServerClient), "the configuration refuses other exchanges"
                 read = partial(read_rows, shards, targets=network.targets)
-                gossip = WorkerGossip(batches.gossip, client, mini_batches.drop_ahead, read)
+                keeps_losses = config.reads_losses and config.run.example_ledger
+                losses = partial(recorded_losses, folders.home) if keeps_losses else None
+                gossip = WorkerGossip(batches.gossip, client, mini_batches.drop_ahead, read, losses)
             number = _train_stage(client, source, step, config.run.seed, worker, batches.ends_of_passes, gossip)
 
 
