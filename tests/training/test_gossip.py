@@ -20,7 +20,7 @@ from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.replay import replay
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
-GOSSIP = ("--gossip", 5, "--gossip-every", 2, "--selector", "ab")
+GOSSIP = ("--gossip", 5, "--gossip-every", 2)
 
 
 @pytest.fixture
@@ -32,13 +32,32 @@ def runs() -> Iterator[list[Training]]:
         run.end()
 
 
+def virtual_end(shards: Path, output: Path, **values: Any) -> np.ndarray:
+    """Return the parameters where the same bsp run ends in virtual time."""
+    common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "learning_rate": 0.02, "threads": 1}
+    config = make_config(shards, output, gossip=5, gossip_every=2, protocol="bsp", **common, **values)
+    return final(simulate(config, SimulationSettings(), QUIET))
+
+
 @pytest.mark.full
 def test_real_processes_have_the_bits_of_virtual_time(shards: Path, tmp_path: Path) -> None:
-    real = train_here(shards, tmp_path / "real", *COMMON, *GOSSIP, "--steps", 90, "--protocol", "bsp", "--servers", 2)
-    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "learning_rate": 0.02, "threads": 1, "servers": 2}
-    values |= {"gossip": 5, "gossip_every": 2, "selector": "ab", "steps": 90, "protocol": "bsp"}
-    virtual = simulate(make_config(shards, tmp_path / "virtual", **values), SimulationSettings(), QUIET)
-    np.testing.assert_array_equal(real.vector(), final(virtual))
+    """Resumed too: the ids of the pool are in the checkpoint, and the losses in the ledger."""
+    own = ("--protocol", "bsp", "--servers", 2, "--selector", "ab", "--example-ledger", "--recipe", "constant")
+    train_here(shards, tmp_path / "real", *COMMON, *GOSSIP, *own, "--steps", 47)
+    real = train_here(shards, tmp_path / "real", *COMMON, *GOSSIP, *own, "--steps", 90, "--resume")
+    values: dict[str, Any] = {"steps": 90, "servers": 2, "selector": "ab", "recipe": "constant", "example_ledger": True}
+    np.testing.assert_array_equal(real.vector(), virtual_end(shards, tmp_path / "virtual", **values))
+
+
+@pytest.mark.full
+def test_a_killed_bsp_run_has_its_bits(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
+    run = Training(shards, tmp_path / "run", *COMMON, *GOSSIP, "--protocol", "bsp", "--steps", 600)
+    runs.append(run)
+    for updates, victim in ((150, "worker-1"), (300, "server-0"), (450, "worker-2")):
+        run.wait_for_updates(updates)
+        run.send(victim)
+    assert run.wait() == 0, run.said()
+    np.testing.assert_array_equal(run.vector(), virtual_end(shards, tmp_path / "virtual", steps=600))
 
 
 @pytest.mark.full
@@ -46,8 +65,8 @@ def test_real_processes_have_the_bits_of_virtual_time(shards: Path, tmp_path: Pa
 def test_a_killed_run_ends_and_is_replayed(
     protocol: str, victim: str, shards: Path, tmp_path: Path, runs: list[Training]
 ) -> None:
-    """Interrupted and resumed too: its pools are read again by their ids."""
-    settings = (*COMMON, *GOSSIP, "--protocol", protocol, "--checkpoint-every-s", 0.5, "--start-wait-s", 5)
+    """Resumed too: its pools are read again by their ids."""
+    settings = (*COMMON, *GOSSIP, "--selector", "ab", "--protocol", protocol, "--checkpoint-every-s", 0.5)
     run = Training(shards, tmp_path / "run", *settings, "--steps", 600)
     runs.append(run)
     run.wait_for_updates(300)

@@ -68,7 +68,7 @@ class GossipRounds:
     def __init__(self, memory: dict[str, Any]) -> None:
         self.memory = memory
         if not memory:
-            memory.update(round=0, ids={}, first={}, epochs={})
+            memory.update(round=0, ids={}, first={}, begins={}, epochs={})
         # After a resume only the ids of the last round are known.
         self._complete = {int(worker): _ids_alone(ids) for worker, ids in memory["ids"].items()}
         self._open: dict[int, tuple[int, Examples]] = {}  # epoch and examples, of the round that is not complete
@@ -116,17 +116,22 @@ class GossipRounds:
     def next_pool(self, worker: int, session: int, clock: int) -> Pool | None:
         """Return the pool that a worker must get before a step; None if it has the newest.
 
-        A new session gets its pool again, or is told that it has none. clock: of the step."""
+        A new session gets its pool again, as of the step at which the worker had it first, or is told that it has none.
+
+        clock: of the step."""
         if self._receipts.get(worker) == (session, self.number):
             return None
         self._receipts[worker] = session, self.number
         parts = [examples for other, examples in self._complete.items() if other != worker]
         if not parts:
             return Pool(0, clock, clock, EMPTY)
-        # After a roll-back a worker may repeat steps that it had made without a pool.
+        # After a roll-back a worker may repeat steps that it had made without a pool, or with the one before.
         first = min(self.memory["first"].get(str(worker), clock), clock)
         self.memory["first"][str(worker)] = first
-        return Pool(self.number, clock, first, join_examples(parts))
+        number, begin = self.memory["begins"].get(str(worker), (0, clock))
+        begin = min(begin, clock) if number == self.number else clock
+        self.memory["begins"][str(worker)] = [self.number, begin]
+        return Pool(self.number, begin, first, join_examples(parts))
 
 
 def join_examples(parts: list[Examples]) -> Examples:

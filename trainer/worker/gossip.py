@@ -56,7 +56,7 @@ class WorkerGossip:
             self.sampler.restore_losses(self.read_losses(turn.version))
         self._generation = turn.generation
         if turn.pool:
-            self.sampler.adopt(turn.clock, turn.pool.first, rows_of_pool(turn.pool, self.read_rows))
+            self.sampler.adopt(turn.pool.clock, turn.pool.first, rows_of_pool(turn.pool, self.read_rows))
             self.drop_ahead()
         if gift := self.sampler.selection(turn.clock):
             self.link.offer_examples(gift.epoch, gift.examples)
