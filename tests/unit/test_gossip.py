@@ -41,6 +41,8 @@ from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 from trainer.transport.examples import pack_examples, unpack_examples
 from trainer.transport.messages import MalformedMessageError
+from trainer.worker.clients.base import Turn
+from trainer.worker.gossip import WorkerGossip
 
 NAN = float("nan")
 SCHEDULE: dict[str, Any] = {"profile": parse_profile("lognormal:0.5")}
@@ -272,6 +274,44 @@ def test_pools_leave_the_own_passes_as_they_are(
         assert set(rest) <= set(whole.ids.tolist())
         assert max(rest.values()) - min(rest[i] for i in whole.ids.tolist()) <= 1
         np.testing.assert_array_equal(draw.rows.images_NCHW[draw.places].ravel(), ids % 256)
+
+
+class RecordedLink:
+    def __init__(self) -> None:
+        self.offers: list[tuple[int, Examples]] = []
+
+    def offer_examples(self, epoch: int, examples: Examples) -> None:
+        self.offers.append((epoch, examples))
+
+
+def test_a_worker_gives_and_adopts_examples_between_steps() -> None:
+    """It drops what was made ahead, and a new generation brings the losses of the ledger."""
+    sampler = sampler_of(10, 5, 1, 2)
+    link = RecordedLink()
+    drops: list[int] = []
+    history = [(np.array([3, 99]), np.array([0.5, 7.0], np.float32)), (np.array([3]), np.array([1.5], np.float32))]
+    gossip = WorkerGossip(
+        sampler, link, lambda: drops.append(clock), lambda ids: own_rows(ids), lambda version: history[: 1 + version]
+    )
+    foreign = Pool(1, 3, 3, Examples(np.array([50, 51]), np.zeros(0, np.int64), np.zeros((0, 0, 0, 0), np.uint8)))
+    for clock in range(8):
+        generation = 1 + (clock >= 6)
+        gossip.begin(Turn(clock, version=int(clock >= 6), generation=generation, pool=foreign if clock == 3 else None))
+        draw = sampler.draw(clock)
+        assert draw.is_foreign == (clock in (4, 6))
+        assert draw.rows.ids[draw.places].min() >= (50 if draw.is_foreign else 0)
+        if clock == 0:
+            assert sampler.losses.counts.tolist() == [0, 0, 0, 1] + [0] * 6, "rows of others are left out"
+        gossip.end(draw, (np.full(len(draw.rows.ids[draw.places]), 2.0, np.float32), np.zeros(5, np.bool_)))
+    assert drops == [3]
+    # Own mini-batches 2 and 4 begin passes: the steps 2 and 5.
+    assert [epoch for epoch, _ in link.offers] == [0, 1]
+    assert all(len(examples.ids) == 2 for _, examples in link.offers)
+    assert sampler.losses.counts.sum() == 2 + 5, "the ledger, and the own step of the second generation"
+
+
+def own_rows(ids: Any) -> Rows:
+    return Rows(np.zeros((len(ids), 1, 1, 1), np.uint8), np.zeros(len(ids), np.int64), ids)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
