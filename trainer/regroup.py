@@ -292,6 +292,7 @@ def obstacle(config: Config) -> str | None:
     causes = (
         (config.sampler.name != ShuffleSampler.name, f"--sampling {config.sampler.name} has no passes to divide anew"),
         (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides the rows by itself"),
+        (bool(config.data.gossip), "--gossip exchanges examples between fixed shards"),
         (bool(config.data.mix), "--mix has no passes over one set to divide anew"),
         (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
         (isinstance(config.exchange, NeighbourExchange), f"--exchange {name} keeps a model per worker"),

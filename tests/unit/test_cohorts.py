@@ -569,6 +569,7 @@ def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path)
 def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"sampling": "representative"}, "--sampling representative has no passes"),
+        ({"gossip": 2}, "--gossip exchanges examples"),
         ({"exchange": "d-psgd"}, "--exchange d-psgd keeps a model per worker"),
         ({"exchange": "sync-switch"}, "--exchange sync-switch plans its switch"),
         ({"tolerance": 1e-9}, "--tolerance compares"),
