@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from pipeline.core.command_line import seed as seed_number
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import build, fits
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
+from pipeline.core.sizes import parse_size
 from pipeline.core.specs import Spec, default_member, from_json, option
 from trainer.coordination.cohorts import SINGLE, Cohorts
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead, nesterov
@@ -230,6 +232,23 @@ class Processes(Spec):
         "CPU threads per worker; 0 divides this host's cores among its workers",
         least=0,
         may_change=True,
+        advanced=True,
+    )
+    row_storage: Literal["auto", "memory", "mapped"] = option(
+        "auto",
+        "where workers keep the images of their rows: in their memory, or in memory-mapped files that all workers of a"
+        " host share; auto: mapped if the rows of a worker need more than half of --worker-memory",
+        may_change=True,
+        advanced=True,
+    )
+    worker_memory: int | None = option(
+        None,
+        "memory per worker, such as 512M or 2Gi, by which --row-storage auto decides",
+        metavar="SIZE",
+        least=1,
+        parse=partial(parse_size, flag="--worker-memory"),
+        may_change=True,
+        shown="the memory of this host or container divided by its workers",
         advanced=True,
     )
     same_host: Literal["memory", "socket"] = option(

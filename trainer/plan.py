@@ -208,9 +208,11 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def describe(plan: RunPlan) -> str:
-    """Return the plan as a short table, which is printed before the run."""
-    return two_column_table(describe_plan(plan))
+def describe(plan: RunPlan, storage: str = "") -> str:
+    """Return the plan as a short table, which is printed before the run.
+
+    storage: where workers keep their rows, in words; "" to leave that out."""
+    return two_column_table(describe_plan(plan) + ([("rows", storage)] if storage else []))
 
 
 def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from pipeline.core import command_line
 from pipeline.core.command_line import image_shape
 from pipeline.core.errors import UsageError
 from pipeline.core.reporting.tables import table, two_column_table
+from pipeline.core.sizes import bytes_in_words
 from pipeline.runs.plan import CostEstimate, PhaseCost, Shape, plan, warnings
 from pipeline.strategies import STRATEGIES
 from pipeline.strategies.hash import FUNCTIONS, Hash
@@ -107,15 +108,6 @@ def gigabytes(text: str) -> float:
     if not 0 < value < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of gigabytes, such as 2")
     return value
-
-
-def bytes_in_words(size: float) -> str:
-    """Return a number of bytes as text with a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
 
 
 def duration(seconds: float) -> str:

@@ -354,7 +354,7 @@ def read_set(folder: Path) -> tuple[str, ...]:
     loaded = [load_worker(shards, worker) for worker in range(shards.num_workers)] + [load_eval(shards)]
     for part in loaded:
         assert part is None or part.images_NCHW.shape == (len(part), *shards.shape)
-    return rows, *(digest(part.images_NCHW, part.labels, part.ids) for part in loaded if part)
+    return rows, *(digest(np.asarray(part.images_NCHW), part.labels, part.ids) for part in loaded if part)
 
 
 def seal(folder: Path) -> None:

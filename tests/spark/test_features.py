@@ -38,7 +38,7 @@ def test_features_and_targets_arrive_at_the_workers_as_they_were(made: dict[str,
     seen = []
     for worker in range(3):
         rows, answered = load_worker(shards, worker), load_worker(shards, worker, targets=True)
-        np.testing.assert_array_equal(rows.images_NCHW[:, :, 0, 0], made["features"][rows.ids])
+        np.testing.assert_array_equal(np.asarray(rows.images_NCHW)[:, :, 0, 0], made["features"][rows.ids])
         np.testing.assert_array_equal(rows.labels, rows.ids % 3)
         np.testing.assert_array_equal(answered.labels, made["targets"][rows.ids])
         seen += rows.ids.tolist()
@@ -54,7 +54,7 @@ def test_resharding_keeps_them(made: dict[str, Any], tmp_path: Path) -> None:
     shards = open_shards(str(tmp_path / "two"), num_workers=2)
     for worker in range(2):
         rows = load_worker(shards, worker, targets=True)
-        np.testing.assert_array_equal(rows.images_NCHW[:, :, 0, 0], made["features"][rows.ids])
+        np.testing.assert_array_equal(np.asarray(rows.images_NCHW)[:, :, 0, 0], made["features"][rows.ids])
         np.testing.assert_array_equal(rows.labels, made["targets"][rows.ids])
 
 

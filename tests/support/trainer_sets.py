@@ -71,7 +71,7 @@ EVAL_ROWS = rows_of(60, 1, 1000)
 
 
 def write_rows(folder: Path, path: str, rows: Rows) -> dict[str, Any]:
-    images = pa.array([image.tobytes() for image in rows.images_NCHW], pa.binary())
+    images = pa.array([image.tobytes() for image in np.asarray(rows.images_NCHW)], pa.binary())
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table({"id": rows.ids, "label": rows.labels, "image": images}), folder / path)
     data = (folder / path).read_bytes()

@@ -114,6 +114,30 @@ def test_kills_lose_no_example_and_repeat_none(shards: Path, tmp_path: Path, run
     assert_ledger_fits_log(read(tmp_path / "run"), RunFolder(tmp_path / "run").pushes())
 
 
+def test_a_killed_run_with_mapped_rows_has_its_bits(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
+    """A worker, then every process, whose files the resumed run uses again; at the end they are gone."""
+    common = (*COMMON, "--protocol", "bsp", "--row-storage", "mapped", "--checkpoint-every-s", 0.5)
+    run = Training(shards, tmp_path / "run", *common, "--steps", 600)
+    runs.append(run)
+    run.wait_for_updates(50)
+    run.send("worker-1")
+    run.wait_for_updates(run.updates() + 50)
+    run.end()
+    (folder,) = (tmp_path / "run" / "rows").iterdir()
+    files = {path: path.stat().st_ino for path in folder.iterdir()}
+    assert len(files) == 4, "three shards and the evaluation rows"
+    resumed = Training(shards, tmp_path / "run", *common, "--steps", 600, "--resume")
+    runs.append(resumed)
+    until(lambda: resumed.process.poll() is not None or resumed.pid("worker-2"), "the resumed run has workers")
+    assert resumed.process.poll() is not None or {path: path.stat().st_ino for path in folder.iterdir()} == files
+    assert resumed.wait() == 0, resumed.said()
+    assert not (tmp_path / "run" / "rows").exists()
+    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "learning_rate": 0.02, "threads": 1, "steps": 600}
+    config = make_config(shards, tmp_path / "virtual", protocol="bsp", row_storage="memory", **values)
+    virtual = final(simulate(config, SimulationSettings(), QUIET))
+    np.testing.assert_array_equal(RunFolder(tmp_path / "run").vector(), virtual)
+
+
 @pytest.mark.parametrize("place", ["file", "hdfs", "s3"], indirect=True)
 def test_a_ledger_is_on_every_store(place: str, shards: Path, runs: list[Training]) -> None:
     run = Training(shards, place, *COMMON, "--protocol", "bsp", "--epochs", 2, "--example-ledger")  # type: ignore[arg-type]

@@ -178,7 +178,7 @@ def test_all_offsets_and_both_directions_are_equally_likely() -> None:
 
 
 def test_normalised_images_are_pixels_less_the_mean_on_a_scale_of_one() -> None:
-    images = make(20).images_NCHW
+    images = np.asarray(make(20).images_NCHW)
     found = normalise(images, MEAN)
     expected = (images.astype(np.float64) - MEAN[None, :, None, None]) / 255
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
@@ -219,7 +219,7 @@ def test_workers_and_seeds_augment_differently(other: dict[str, Any]) -> None:
 
 def test_real_features_pass_unaugmented() -> None:
     pixels = make(9, (1, 1, 28))
-    rows = Rows(pixels.images_NCHW.astype(np.float32), pixels.labels, pixels.ids)
+    rows = Rows(np.asarray(pixels.images_NCHW, np.float32), pixels.labels, pixels.ids)
     draw = shuffled(rows, 20, seed=0, worker=0).draw(3)
     images = make_batch(draw, np.array([100], np.float32), np.random.default_rng(0)).images_BCHW
     assert images.shape == (20, 1, 1, 28)

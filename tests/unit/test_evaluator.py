@@ -328,13 +328,13 @@ def test_a_sample_reads_only_the_files_that_it_takes_rows_of(tmp_path: Path, mon
         manifest["workers"][worker]["files"] = files
     (root / "manifest.json").write_text(json.dumps(manifest))
     read: list[str] = []
-    load = recalibration.load_files
+    pick = recalibration.pick_rows
 
-    def watched(shards: Any, files: Any, **more: Any) -> Rows:
-        read.extend(file.path for file in files)
-        return load(shards, files, **more)
+    def watched(shards: Any, file: Any, *more: Any, **named: Any) -> Rows:
+        read.append(file.path)
+        return pick(shards, file, *more, **named)
 
-    monkeypatch.setattr(recalibration, "load_files", watched)
+    monkeypatch.setattr(recalibration, "pick_rows", watched)
     sample = sample_rows(open_shards(str(root)), 4, seed=3)
     assert len(set(read)) == len(read) <= 4
     for found, expected in zip(astuple(sample), astuple(sample_rows(whole, 4, seed=3)), strict=True):

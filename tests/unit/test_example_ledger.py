@@ -105,7 +105,8 @@ def test_a_loss_is_that_of_its_image_at_the_parameters(shards: Path, tmp_path: P
     network = build(make_config(model="logistic").model, opened.inputs, 0)
     images: dict[int, tuple[np.ndarray, int]] = {}
     for part in (load_worker(opened, worker) for worker in range(3)):
-        images |= dict(zip(part.ids.tolist(), zip(part.images_NCHW, part.labels.tolist(), strict=True), strict=True))
+        pairs = zip(np.asarray(part.images_NCHW), part.labels.tolist(), strict=True)
+        images |= dict(zip(part.ids.tolist(), pairs, strict=True))
     for row in read(tmp_path / "run").itertuples():
         image, label = images[int(row.id)]
         outputs = network.model(torch.from_numpy(normalise(image[None], opened.mean)))

@@ -160,7 +160,7 @@ def test_the_losses_are_those_of_the_model_without_l2(tmp_path: Path) -> None:
     done = by_rule(sets, tmp_path / "run", weight_decay=0.1, switch_threshold=1e-9)
     assert len(done.stages) == 1
     rows = load_held_out(open_shards(str(sets)), config_for(sets))
-    images = rows.images_NCHW.astype(np.float64)
+    images = np.asarray(rows.images_NCHW, np.float64)
     mean = open_shards(str(sets)).mean
     inputs = ((images - mean[None, :, None, None]) / 255).reshape(len(rows), -1)
     weights = {array.ndim: array.astype(np.float64) for array in done.weights().values()}

@@ -49,7 +49,7 @@ def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    images = EVAL_ROWS.images_NCHW.reshape(len(EVAL_ROWS), -1)
+    images = np.asarray(EVAL_ROWS.images_NCHW).reshape(len(EVAL_ROWS), -1)
     folder = tmp_path_factory.mktemp("in") / "cifar"
     return write_binary(folder, EVAL_ROWS.labels.astype(np.uint8), images, files=2)
 
@@ -188,7 +188,7 @@ def test_a_wrong_model_or_input_is_one_line(
     (tmp_path / "other.safetensors").write_bytes(whole.replace(b"resnet20", b"resnet32"))
     with pytest.raises(DataError, match=r"is of another network: .* has no counterpart"):
         load(tmp_path / "other.safetensors")
-    images = EVAL_ROWS.images_NCHW[:, :, :4].reshape(len(EVAL_ROWS), -1)
+    images = np.asarray(EVAL_ROWS.images_NCHW)[:, :, :4].reshape(len(EVAL_ROWS), -1)
     low = write_binary(tmp_path / "low", EVAL_ROWS.labels.astype(np.uint8), images)
     narrow = {**FAST, "image_shape": (SHAPE[0], 4, SHAPE[2])}
     with pytest.raises(UsageError, match="the model takes images of 3x"):

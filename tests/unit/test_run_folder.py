@@ -125,7 +125,8 @@ def test_where_and_on_how_many_servers_a_run_goes_on_is_free(finished: Path) -> 
 def test_overwrite_deletes_what_a_run_writes_and_nothing_else(finished: Path) -> None:
     fill(finished, "logs/server-0.log", "tensorboard/events.out.tfevents.1.host.2.0", ".best.safetensors.0a1b2c3d.tmp",
          "report.html.tmp", ".result.json.tmp", "checkpoints/.void/state.json", "checkpoints/generations.json",
-         "checkpoints/.generations.json.0a1b2c3d.tmp")  # fmt: skip
+         "checkpoints/.generations.json.0a1b2c3d.tmp", "rows/a-host.local/0a1b-0-hashes.rows",
+         "rows/a-host.local/2c3d-0.rows.draft")  # fmt: skip
     assert start(finished, asking(seed=7), overwrite=True) is Start.NEW
     assert sorted(path.name for path in finished.iterdir()) == [".lock", "config.json"]
     assert json.loads((finished / "config.json").read_text())["config"]["run"]["seed"] == 7

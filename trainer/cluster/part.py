@@ -23,12 +23,12 @@ from trainer.cluster.launcher import LaunchArguments, PartExecution, visible
 from trainer.cluster.rendezvous import CHANGE, CHECKPOINT, DONE, GO, LEAVE, Answer, AttemptLostError, Line
 from trainer.config import RunFacts
 from trainer.context import RunContext
-from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder, working
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.overseer import Wanted
 from trainer.launch.processes import FORK_SERVER
+from trainer.launch.row_storage import host_reads, row_storage
 from trainer.launch.run import check, prepare, supervise
 from trainer.launch.supervisor import RunInterruptedError, Supervisor
 from trainer.options import Options
@@ -139,16 +139,17 @@ class _Host:
             # The first addresses, or new ones after a server has moved; the supervisor with the old ones has ended.
             if answer.wanted == GO and answer.facts and answer.edition > self.edition:
                 self.edition = answer.edition
-                if self._go(context.home, answer, answer.facts) and self.part.leads:
+                if self._go(context, answer, answer.facts) and self.part.leads:
                     return
             time.sleep(POLL_S)
 
-    def _go(self, home: Place, answer: Answer, facts: dict[str, Any]) -> bool:
+    def _go(self, context: RunContext, answer: Answer, facts: dict[str, Any]) -> bool:
         """Train with an address table, and return as ``_supervise``. Raises JobError.
 
         After False, the next answer of the rendezvous says what to do.
 
-        home: the run's folder; answer: the answer with the table; facts: the facts of the run."""
+        context: the run; answer: the answer with the table; facts: the facts of the run."""
+        home = context.home
         if isinstance(home, Path) and not (home / CONFIG).exists():
             raise UsageError(
                 f"--output {home} is not a folder that {platform.node()} shares with the host that started the run: give"
@@ -156,37 +157,43 @@ class _Host:
             )
         scratch = Path(self.slot.scratch) if self.slot.scratch else None
         with working(home, leads=self.part.leads, scratch=scratch) as work:
-            return self._supervise(answer, RunFacts.from_json(facts), work)
+            return self._supervise(context, answer, RunFacts.from_json(facts), work)
 
-    def _supervise(self, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
+    def _supervise(self, context: RunContext, answer: Answer, facts: RunFacts, work: WorkFolder) -> bool:
         """Start and watch this host's processes; on the leading host, write the first checkpoint before.
 
         Returns True once the run is over for this host, and False if the processes were ended earlier, because a
         server has moved, the command has changed, or a later start leads the run. Raises JobError.
 
-        answer: the answer with the address table; facts: the facts of the run; work: this host's work folder."""
+        context: the run; answer: the answer with the address table; facts: the facts of the run; work: this host's work
+        folder."""
         check_limit(self.part.roles, self.config.processes.servers, facts.num_workers)
         # ``check`` only read the folder. Now that all parts are here, the first checkpoint may be written.
         if self.part.leads:
             prepare(self.config, work.folders, computes=True, write=True)
-        supervisor = Supervisor(
-            self.config,
-            facts,
-            self.options,
-            answer.addresses,
-            self.secret,
-            work,
-            self.part.roles,
-            listeners=self.listeners,
-            overseer=_Caller(self.line, answer.edition),
-        )
-        try:
-            supervise(supervisor)
-        # AttemptLostError is a SupersededError too, but with it the whole attempt ends, not only this supervisor.
-        except AttemptLostError:
-            raise
-        except SupersededError:
-            return False
+        reads = host_reads(self.config, facts, context.shards, self.part.roles)
+        with row_storage(self.config, context.shards, reads, work) as storage:
+            supervisor = Supervisor(
+                self.config,
+                facts,
+                self.options,
+                answer.addresses,
+                self.secret,
+                work,
+                self.part.roles,
+                listeners=self.listeners,
+                overseer=_Caller(self.line, answer.edition),
+            )
+            # A line per host would hide other messages, where nothing is special.
+            if storage and (self.part.leads or work.folders.rows):
+                self.line.say(f"rows {storage}")
+            try:
+                supervise(supervisor)
+            # AttemptLostError is a SupersededError too, but with it the whole attempt ends, not only this supervisor.
+            except AttemptLostError:
+                raise
+            except SupersededError:
+                return False
         return True
 
 

@@ -14,7 +14,7 @@ from trainer.data.augment import Floats
 from trainer.data.batches import Batches
 from trainer.data.cohort_passes import present_passes
 from trainer.data.sampling import Draw
-from trainer.data.shards import Rows, Shards, load_worker
+from trainer.data.shards import Rows, Shards, join_rows, load_worker
 from trainer.sampling.remainder import WorkerPasses
 
 
@@ -74,7 +74,7 @@ def build_cohort_batches(
 def load_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> list[Rows]:
     """Read the rows with some numbers over all shards, for each of some workers.
 
-    Keeps these rows and one whole shard in memory.
+    Keeps these rows and one whole shard in memory, unless rows are mapped.
 
     Args:
         shards: the set.
@@ -83,6 +83,8 @@ def load_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> l
     Raises:
         DataError, OSError: a file is damaged or cannot be read.
     """
+    if shards.mapped:
+        return _view_numbers(shards, numbers, targets=targets)
     results: list[Rows | None] = [None for _ in numbers]
     first = 0
     for shard in range(shards.num_workers):
@@ -98,6 +100,12 @@ def load_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> l
             del rows  # before the next shard is read, which takes as much memory
         first = end
     return [result for result in results if result is not None]
+
+
+def _view_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> list[Rows]:
+    """Return ``load_numbers`` of a set whose rows are mapped: views of all shards together."""
+    rows = join_rows([load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)])
+    return [rows.view(own) for own in numbers]
 
 
 def _empty(rows: Rows, count: int) -> Rows:

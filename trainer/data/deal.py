@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
-from trainer.data.shards import Rows, Shards, load_worker
+from trainer.data.shards import Rows, Shards, join_rows, load_worker
 
 
 def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Rows]:
@@ -27,12 +27,12 @@ def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Row
     rows_by_shard = [load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)]
     # With fewer workers than shards, whole shards are joined, otherwise each shard is shared by some workers.
     if num_workers < len(rows_by_shard):
-        return [_concatenate(rows_by_shard[worker::num_workers]) for worker in range(num_workers)]
+        return [join_rows(rows_by_shard[worker::num_workers]) for worker in range(num_workers)]
     rows_by_worker = []
     for worker in range(num_workers):
         turn, shard = divmod(worker, len(rows_by_shard))
         sharers = len(range(shard, num_workers, len(rows_by_shard)))
-        rows_by_worker.append(_part(rows_by_shard[shard], slice(turn, None, sharers)))
+        rows_by_worker.append(rows_by_shard[shard].view(slice(turn, None, sharers)))
         if not len(rows_by_worker[-1]):
             raise _empty_worker(num_workers, worker, shard, len(rows_by_shard[shard]), sharers)
     return rows_by_worker
@@ -90,12 +90,3 @@ def _empty_worker(num_workers: int, worker: int, shard: int, rows: int, sharers:
         f"--workers {num_workers}: worker {worker} would have no rows, shard {shard} has {rows} for {sharers} workers;"
         " give fewer"
     )
-
-
-def _part(rows: Rows, span: slice) -> Rows:
-    return Rows(rows.images_NCHW[span], rows.labels[span], rows.ids[span], rows.hashes[span], rows.neighbourhoods[span])
-
-
-def _concatenate(parts: list[Rows]) -> Rows:
-    fields = ("images_NCHW", "labels", "ids", "hashes", "neighbourhoods")
-    return Rows(*(np.concatenate([getattr(part, field) for part in parts]) for field in fields))

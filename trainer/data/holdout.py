@@ -13,7 +13,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.hashing import is_drawn
 from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
-from trainer.data.shards import Rows, Shards, load_files
+from trainer.data.shards import Rows, Shards, join_rows, pick_rows
 from trainer.stages import holdout_share
 
 PARTS = 1 << 32  # a share is rounded to a multiple of 1 / PARTS
@@ -22,6 +22,11 @@ PARTS = 1 << 32  # a share is rounded to a multiple of 1 / PARTS
 def is_held_out(ids: Ints, config: Config) -> npt.NDArray[np.bool_]:
     """Return whether each row is held out of the training: bool [ids]."""
     return is_drawn(ids, PARTS, round(holdout_share(config) * PARTS), word(config.run.seed, Purpose.HOLDOUT))
+
+
+def held_out_places(ids: Ints, config: Config) -> Ints:
+    """Return the positions of the rows that are held out of the training, int64."""
+    return np.flatnonzero(is_held_out(ids, config))
 
 
 def trained_places(ids: Ints, config: Config, worker: int) -> Ints | None:
@@ -40,18 +45,19 @@ def trained_places(ids: Ints, config: Config, worker: int) -> Ints | None:
 
 
 def load_held_out(shards: Shards, config: Config, *, targets: bool = False) -> Rows:
-    """Return the distinct rows that are held out. Reads all shards, one file at a time. Raises DataError and OSError.
+    """Return the distinct rows that are held out. Reads all shards, block by block. Raises DataError and OSError.
 
     targets: read real targets instead of labels."""
     parts = []
     for worker in range(shards.num_workers):
         for file in shards.worker_files(worker):
-            rows = load_files(shards, [file], targets=targets, with_hashes=False)
-            parts.append(rows.select(np.flatnonzero(is_held_out(rows.ids, config))))
-    ids = np.concatenate([part.ids for part in parts])
-    _, first = np.unique(ids, return_index=True)  # copies of a row may be in several shards
-    images = np.concatenate([part.images_NCHW for part in parts])
-    return Rows(images, np.concatenate([part.labels for part in parts]), ids).select(first)
+            if file.rows:
+                parts.append(
+                    pick_rows(shards, file, lambda rows, _: held_out_places(rows.ids, config), targets=targets)
+                )
+    rows = join_rows(parts)
+    _, first = np.unique(rows.ids, return_index=True)  # copies of a row may be in several shards
+    return rows.select(first)
 
 
 def trained_fingerprint(shards: Shards, config: Config) -> int | None:

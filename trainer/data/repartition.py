@@ -48,10 +48,12 @@ class PartitionSampler:
 
 
 def all_rows(shards: Shards, *, targets: bool = False) -> Rows:
-    """Return the rows of all shards of a set, each once. Needs twice their memory while it copies. Raises as ``deal``."""
+    """Return the rows of all shards of a set, each once. Raises as ``deal``.
+
+    Needs twice their memory while it copies, unless images are mapped."""
     rows = deal(shards, 1, targets=targets)[0]
     firsts = np.unique(rows.ids, return_index=True)[1]
-    return rows if len(firsts) == len(rows) else rows.select(np.sort(firsts))
+    return rows if len(firsts) == len(rows) else rows.view(np.sort(firsts))
 
 
 def partition_plan(config: Config, shards: Shards, num_workers: int) -> PartitionPlan:

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.core.arrays import Ints
+from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.hashing import row_hashes
 from pipeline.core.shardset.contract import ShardFile
@@ -40,8 +44,9 @@ from pipeline.core.shardset.schema import (
 from pipeline.core.shardset.versions import NAME
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from pipeline.core.storage.store import Store, configured_store
-from pipeline.core.storage.uri import split_uri
+from pipeline.core.storage.uri import is_remote, split_uri
 from trainer.config import SEPARATOR, Data
+from trainer.data.mapped_images import Images, MappedImages, Pixels, join_images
 from trainer.models.base import ModelInput
 from trainer.watchdog import kick
 
@@ -55,23 +60,25 @@ TABLE = (
     "copy",
     "neighbourhood",
 )  # columns that a file may have beside the image
+BLOCK_BYTES = 1 << 20  # of images that are decoded at a time into mapped files
+PIECE_BYTES = 4 << 20  # of a file that is downloaded or whose digest is computed piece by piece
 SET_BITS = 40  # the ids of set k of a mixture begin at k * 2^40
 OnLoaded = Callable[[int, int], None]  # (rows loaded, total rows), called after each file
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows in memory. Copies made by sharding are ordinary rows, except that their hash is 0.
+    """Rows that are loaded. Copies made by sharding are ordinary rows, except that their hash is 0.
 
     Attributes:
-        images_NCHW: uint8, or real-valued features in float32.
+        images_NCHW: uint8, or real-valued features in float32; perhaps in memory-mapped files.
         labels: int64 [N], or targets in float32.
         ids: int64 [N].
         hashes: uint64 [N], the hashes that the manifest's fingerprint sums up; empty if not computed.
         neighbourhoods: int32 [N], groups of similar rows; empty if the set has none, or they are not read.
     """
 
-    images_NCHW: npt.NDArray[np.uint8 | np.float32]
+    images_NCHW: Images
     labels: npt.NDArray[np.int64 | np.float32]
     ids: npt.NDArray[np.int64]
     hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -84,10 +91,27 @@ class Rows:
         """Return a copy of the rows at some places, without hashes."""
         return Rows(self.images_NCHW[places], self.labels[places], self.ids[places])
 
+    def view(self, places: Ints | slice) -> Rows:
+        """Return the rows at some places with all their columns. Images in memory-mapped files stay there."""
+        images = self.images_NCHW
+        columns = (getattr(self, name) for name in COLUMNS)
+        return Rows(
+            images.view(places) if isinstance(images, MappedImages) else images[places],
+            *(column[places] if len(column) else column for column in columns),
+        )
+
     def followed_by(self, others: Rows) -> Rows:
         """Return these rows, followed by others. Needs twice the memory of both while it copies."""
-        names = [item.name for item in fields(Rows)]
-        return Rows(*(np.concatenate([getattr(self, name), getattr(others, name)]) for name in names))
+        return join_rows([self, others])
+
+
+COLUMNS = tuple(item.name for item in fields(Rows) if item.name != "images_NCHW")
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of some parts, one after the other. Needs twice the memory of all while it copies."""
+    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS)
+    return Rows(join_images([part.images_NCHW for part in parts]), *columns)
 
 
 @dataclass(frozen=True)
@@ -95,11 +119,14 @@ class Shards(ShardSet):
     """A committed set as the trainer reads it, or a mixture of several.
 
     Attributes:
+        mapped: local folder in which this process and others of its host share decoded rows in memory-mapped files; None
+            to load rows into memory.
         sets: the sets of a mixture, in whose manifest all files of a worker are listed by their whole addresses; empty for
             a set.
     """
 
     sets: tuple[Shards, ...] = ()
+    mapped: Path | None = None
 
     def address(self, file: ShardFile) -> str:
         """Return the URI of a file."""
@@ -340,7 +367,7 @@ def _resharding_advice(shards: Shards, workers: int | None) -> str:
 def _load(
     shards: Shards, files: list[ShardFile], on_loaded: OnLoaded | None, targets: bool, *, with_hashes: bool = False
 ) -> Rows:
-    """Read and check files into one allocation. Raises DataError and OSError.
+    """Read and check files into one allocation, or map them. Raises DataError and OSError.
 
     Args:
         shards: the set.
@@ -350,32 +377,73 @@ def _load(
         with_hashes: compute the hashes of the rows, 0 for copies, and read their neighbourhoods.
     """
     total = sum(file.rows for file in files)
-    dtype = shards.layout.dtype
-    labels: npt.NDArray[Any] = np.empty(total, np.float32 if targets else np.int64)
-    images: npt.NDArray[Any] = np.empty((total, *shards.shape), dtype)
+    if shards.mapped and total:
+        from trainer.data.row_files import map_rows  # imports this module
+
+        rows = map_rows(shards, files, targets=targets, with_hashes=with_hashes)
+        if on_loaded:
+            on_loaded(total, total)
+        return rows
     # Allocated once at full size: joining parts at the end would need the memory twice.
-    hashes = np.zeros(total if with_hashes else 0, np.uint64)
-    neighbourhoods = np.zeros(total if with_hashes and shards.has_neighbourhoods else 0, np.int32)
-    rows = Rows(images, labels, np.empty(total, np.int64), hashes, neighbourhoods)
+    images: Pixels = np.empty((total, *shards.shape), shards.layout.dtype)
+    dtypes = column_types(shards, targets=targets, with_hashes=with_hashes)
+    rows = Rows(images, **{name: np.empty(total, dtype) for name, dtype in dtypes.items()})
     at = 0
     for file in files:
-        for columns, data in row_groups(shards, file, TABLE if with_hashes else ("id", "label", TARGET_COLUMN)):
-            kick()  # the watchdog: a large shard takes long to load
-            ids = columns["id"] + shards.first_id(file)
-            part = slice(at, at + len(ids))
-            rows.ids[part] = ids
-            rows.labels[part] = columns[TARGET_COLUMN if targets else "label"]
-            rows.images_NCHW[part] = data.view(dtype).reshape(-1, *shards.shape)
-            if with_hashes:
-                rows.hashes[part] = np.where(columns.get("copy", 0) == 0, row_hashes_of(columns, data), 0)
-            if len(neighbourhoods) and "neighbourhood" not in columns:
-                raise DataError(f"{shards.uri}/{file.path} has no column neighbourhood, as the set's other files")
-            if len(neighbourhoods):
-                neighbourhoods[part] = columns["neighbourhood"]
-            at += len(ids)
+        for block in row_blocks(shards, file, targets=targets, with_hashes=with_hashes):
+            part = slice(at, at + len(block))
+            images[part] = block.images_NCHW
+            for name in dtypes:
+                getattr(rows, name)[part] = getattr(block, name)
+            at += len(block)
         if on_loaded:
             on_loaded(at, total)
     return rows
+
+
+def column_types(shards: Shards, *, targets: bool, with_hashes: bool) -> dict[str, npt.DTypeLike]:
+    """Return the type of each column of ``Rows`` beside the images, by name; absent ones are left out."""
+    types: dict[str, npt.DTypeLike] = {"labels": np.float32 if targets else np.int64, "ids": np.int64}
+    if with_hashes:
+        types["hashes"] = np.uint64
+    if with_hashes and shards.has_neighbourhoods:
+        types["neighbourhoods"] = np.int32
+    return types
+
+
+def row_blocks(shards: Shards, file: ShardFile, *, targets: bool, with_hashes: bool) -> Iterator[Rows]:
+    """Yield the rows of a file in blocks: its row groups or, for mapped rows, at most BLOCK_BYTES of images.
+
+    See ``_load`` for the arguments and errors."""
+    types = column_types(shards, targets=targets, with_hashes=with_hashes)
+    for columns, data in row_groups(shards, file, TABLE if with_hashes else ("id", "label", TARGET_COLUMN)):
+        kick()  # the watchdog: a large shard takes long to load
+        block = {"labels": columns[TARGET_COLUMN if targets else "label"], "ids": columns["id"] + shards.first_id(file)}
+        if "hashes" in types:
+            block["hashes"] = np.where(columns.get("copy", 0) == 0, row_hashes_of(columns, data), 0)
+        if "neighbourhoods" in types:
+            if "neighbourhood" not in columns:
+                raise DataError(f"{shards.uri}/{file.path} has no column neighbourhood, as the set's other files")
+            block["neighbourhoods"] = columns["neighbourhood"]
+        images = data.view(shards.layout.dtype).reshape(-1, *shards.shape)
+        yield Rows(images, **{name: block[name].astype(dtype, copy=False) for name, dtype in types.items()})
+
+
+def pick_rows(shards: Shards, file: ShardFile, choose: Callable[[Rows, int], Ints], *, targets: bool) -> Rows:
+    """Return a copy of some rows of a file, without hashes. Keeps one block of others in memory.
+
+    Args:
+        shards: the set.
+        file: the file.
+        choose: returns the places of the chosen rows in a block, from the block and the number of its first row.
+        targets: read real targets instead of labels.
+    """
+    parts = []
+    first = 0
+    for block in row_blocks(shards, file, targets=targets, with_hashes=False):
+        parts.append(block.select(choose(block, first)))
+        first += len(block)
+    return join_rows(parts)
 
 
 def row_hashes_of(columns: dict[str, Any], images: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
@@ -387,11 +455,12 @@ def row_groups(
 ) -> Iterator[tuple[dict[str, Any], npt.NDArray[np.uint8]]]:
     """Yield (existing columns of ``names``, images as uint8 [rows, bytes]) of each row group of a file.
 
-    The number of rows is checked against the manifest. Raises DataError for a damaged file."""
+    If the set's rows are mapped, the file is never in memory as a whole, and row groups are divided into blocks. The
+    number of rows is checked against the manifest. Raises DataError for a damaged file."""
     uri = shards.address(file)
-    data = _verified_bytes(shards, file)
-    with broken_is_data_error(uri):
-        parquet = pq.ParquetFile(pa.BufferReader(data))
+    with _verified(shards, file) as source, broken_is_data_error(uri):
+        # Pre-buffered, whole columns of a row group would be in memory at once.
+        parquet = pq.ParquetFile(source, pre_buffer=not shards.mapped)
         schema = parquet.schema_arrow
         layout = shards.layout
         shape = declared_shape(schema, "image") or shards.shape
@@ -404,8 +473,8 @@ def row_groups(
                 " rerun the job that made it"
             )
         first = 0
-        for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group, columns=[name for name in (*names, "image") if name in schema.names])
+        most = max(1, BLOCK_BYTES // layout.record_bytes) if shards.mapped else None
+        for table in _tables(parquet, [name for name in (*names, "image") if name in schema.names], most):
             _check_columns(table, shards, uri)
             columns = {name: table.column(name).to_numpy() for name in table.column_names if name != "image"}
             if not shards.has_labels:
@@ -413,6 +482,17 @@ def row_groups(
             _check_labels(columns["label"], shards.num_classes, uri, first)
             yield columns, raw_images(table.column("image"), layout.record_bytes, uri, first)
             first += len(columns["label"])
+
+
+def _tables(parquet: pq.ParquetFile, names: Sequence[str], most: int | None) -> Iterator[pa.Table]:
+    """Yield columns of each row group or, unless ``most`` is None, of at most ``most`` rows at a time."""
+    if most is None:
+        for group in range(parquet.num_row_groups):
+            yield parquet.read_row_group(group, columns=names)
+        return
+    for batch in parquet.iter_batches(most, columns=names, use_threads=False):
+        pa.default_memory_pool().release_unused()  # of the pages before, which Arrow would keep for reuse
+        yield pa.Table.from_batches([batch])
 
 
 def _check_columns(table: pa.Table, shards: Shards, uri: str) -> None:
@@ -429,23 +509,59 @@ def _check_columns(table: pa.Table, shards: Shards, uri: str) -> None:
             raise DataError(f"{uri}: column {name} holds {kind}: it is damaged; rerun the job of its set")
 
 
-def _verified_bytes(shards: Shards, file: ShardFile) -> bytes:
-    """Return the content of a file. Raises DataError if it is missing or its digest differs from the manifest's."""
+@contextmanager
+def _verified(shards: Shards, file: ShardFile) -> Iterator[Any]:
+    """Yield a readable source of a file's content: its bytes or, if the set's rows are mapped, a mapped local file.
+
+    Raises DataError if the file is missing or its digest differs from the manifest's."""
     uri = shards.address(file)
+    with ExitStack() as stack:
+        with _missing_is_data_error(uri):
+            if not shards.mapped:
+                data = with_retries(shards.store.read_range)(uri, 0, file.bytes)
+                source = pa.BufferReader(data)
+            elif is_remote(uri):
+                source = stack.enter_context(_download(shards, file))
+            else:
+                source = stack.enter_context(pa.memory_map(uri))
+        sha256 = hashlib.sha256()
+        while piece := source.read_buffer(PIECE_BYTES):
+            kick()
+            sha256.update(piece)
+        # Before anything is parsed, because a damaged Parquet file can do harm.
+        digest = sha256.hexdigest()
+        if digest != file.sha256:
+            raise DataError(
+                f"{uri} has sha256 {digest[:12]}, not {file.sha256[:12]}: it is damaged; rerun the job of its set"
+            )
+        source.seek(0)
+        yield source
+
+
+def _download(shards: Shards, file: ShardFile) -> Any:
+    """Return a mapped local copy of a remote file, which the system deletes once it is closed."""
+    assert shards.mapped
+    shards.mapped.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=shards.mapped) as copy, path_in_errors(copy.name):
+        for offset in range(0, file.bytes, PIECE_BYTES):
+            kick()
+            length = min(PIECE_BYTES, file.bytes - offset)
+            copy.write(with_retries(shards.store.read_range)(shards.address(file), offset, length))
+        copy.flush()
+        return pa.memory_map(copy.name)
+
+
+@contextmanager
+def _missing_is_data_error(uri: str) -> Iterator[None]:
+    """Raise DataError if a file is missing or permanently unreadable."""
     try:
         with unreadable_is_data_error(uri):
-            data = with_retries(shards.store.read_range)(uri, 0, file.bytes)
+            yield
     except FileNotFoundError:
         # The manifest lists the file, so it existed when the run opened the set.
         raise DataError(
             f"{uri} no longer exists: the set was replaced or damaged since the start; start again"
         ) from None
-    digest = hashlib.sha256(data).hexdigest()
-    if digest != file.sha256:
-        raise DataError(
-            f"{uri} has sha256 {digest[:12]}, not {file.sha256[:12]}: it is damaged; rerun the job of its set"
-        )
-    return data
 
 
 def _check_labels(labels: npt.NDArray[Any], num_classes: int, uri: str, first: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -27,7 +28,7 @@ class ShardDataset(Dataset[tuple[Any, Any]]):
         self.rows = rows
         self.classes = classes
         self.transform = transform
-        self._images = torch.from_numpy(rows.images_NCHW)
+        self._images = torch.from_numpy(np.asarray(rows.images_NCHW))
         self._labels = torch.from_numpy(rows.labels)
 
     def __len__(self) -> int:

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -77,7 +78,7 @@ def main(config: Config, folders: Folders, *, stop: threading.Event | None = Non
     Returns earlier if ``stop`` is set and all present checkpoints are done. Failed writes are retried. Raises DataError
     or OSError if the shards, and DataError if the final checkpoint cannot be read."""
     stop = stop or threading.Event()
-    evaluator = Evaluator(config, open_pinned(config.data), folders)
+    evaluator = Evaluator(config, replace(open_pinned(config.data), mapped=folders.rows), folders)
     while True:
         kick()
         news = _news(folders)

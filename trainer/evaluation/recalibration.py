@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.ratios import largest_remainder
 from trainer.config import slice_bounds
 from trainer.data.augment import normalise
 from trainer.data.batches import Batch
-from trainer.data.shards import Rows, Shards, load_files
+from trainer.data.shards import Rows, Shards, join_rows, pick_rows
 
 
 @contextmanager
@@ -64,8 +66,8 @@ def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False)
     """Return up to ``count`` distinct training rows, divided among workers by the set's ratios (default: equally).
 
     The rows and their order are functions of the seed. The order is random, because in the order of the data set a
-    batch may contain a single class, with different statistics. Reads the files that hold such rows, one in memory at a
-    time. Raises DataError and OSError.
+    batch may contain a single class, with different statistics. Reads the files that hold such rows, block by block.
+    Raises DataError and OSError.
 
     Args:
         shards: the shard set.
@@ -77,11 +79,9 @@ def sample_rows(shards: Shards, count: int, seed: int, *, targets: bool = False)
     if shards.ratios:
         shares = largest_remainder(np.array([count]), shards.ratios)[0].tolist()
     parts = [part for worker, share in enumerate(shares) for part in _draw_rows(shards, worker, share, seed, targets)]
-    ids = np.concatenate([part.ids for part in parts])
-    _, first = np.unique(ids, return_index=True)  # a row that is in several shards may be drawn more than once
-    first = generator(seed, Purpose.SAMPLE_ORDER).permutation(first)
-    images = np.concatenate([part.images_NCHW for part in parts])
-    return Rows(images[first], np.concatenate([part.labels for part in parts])[first], ids[first])
+    rows = join_rows(parts)
+    _, first = np.unique(rows.ids, return_index=True)  # a row that is in several shards may be drawn more than once
+    return rows.select(generator(seed, Purpose.SAMPLE_ORDER).permutation(first))
 
 
 def _draw_rows(shards: Shards, worker: int, count: int, seed: int, targets: bool) -> Iterator[Rows]:
@@ -93,5 +93,9 @@ def _draw_rows(shards: Shards, worker: int, count: int, seed: int, targets: bool
         rows_of_file = row_numbers[(row_numbers >= first) & (row_numbers < first + file.rows)] - first
         first += file.rows
         if len(rows_of_file):
-            rows = load_files(shards, [file], targets=targets, with_hashes=False)
-            yield rows.select(rows_of_file)
+            yield pick_rows(shards, file, partial(_places_in_block, rows_of_file), targets=targets)
+
+
+def _places_in_block(numbers: Ints, rows: Rows, first: int) -> Ints:
+    """Return the places of the rows with some numbers in a block of a file. first: number of the block's first row."""
+    return numbers[(numbers >= first) & (numbers < first + len(rows))] - first

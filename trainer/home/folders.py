@@ -18,6 +18,7 @@ class Folders:
         work: this host's local folder, to which events, pushes and logs are appended; the home itself if that is local.
         source: prefix of this host's segments in the home: the number of its start on the leading host, "host-..." on
             others, empty if the home is local.
+        rows: folder of this host for memory-mapped rows; None to load rows into memory.
         begins: (log file, first byte that this start appended), for files that already had bytes of earlier starts.
     """
 
@@ -25,6 +26,7 @@ class Folders:
     work: Path
     source: str = ""
     begins: tuple[tuple[str, int], ...] = ()
+    rows: Path | None = None
 
     @classmethod
     def from_home(cls, home: Path) -> Folders:

@@ -22,6 +22,7 @@ from trainer.launch.overseer import Terminal
 from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, ProcessKilledError
 from trainer.launch.processes import context as start_method
 from trainer.launch.restarts import Restarts, pause_s
+from trainer.launch.row_storage import host_reads, row_storage
 from trainer.launch.supervisor import LEADER, POLL_S, RunInterruptedError, Supervisor
 from trainer.launch.workers_request import Requests
 from trainer.options import Options
@@ -59,13 +60,15 @@ def run(context: RunContext, options: Options, work: WorkFolder, requests: Reque
     addresses = options.addresses or local_addresses(secrets.token_hex(8), servers)
     overseer = Terminal(quiet=options.quiet or options.silent, is_to_change=requests.is_waiting)
     secret = _secret(config, options)
-    supervisor = Supervisor(config, facts, options, addresses, secret, work, roles, overseer=overseer)
-    if not (options.quiet or options.silent):
-        print(describe(supervisor.plan), flush=True)
-    if config.processes.encryption == "off" and not options.silent:
-        print(IN_CLEAR, file=sys.stderr, flush=True)
-    with interruptible(supervisor):
-        return supervise(supervisor)
+    reads = host_reads(config, facts, context.shards, roles)
+    with row_storage(config, context.shards, reads, work, is_to_change=requests.is_waiting) as storage:
+        supervisor = Supervisor(config, facts, options, addresses, secret, work, roles, overseer=overseer)
+        if not (options.quiet or options.silent):
+            print(describe(supervisor.plan, storage), flush=True)
+        if config.processes.encryption == "off" and not options.silent:
+            print(IN_CLEAR, file=sys.stderr, flush=True)
+        with interruptible(supervisor):
+            return supervise(supervisor)
 
 
 def supervise(supervisor: Supervisor) -> Result | None:

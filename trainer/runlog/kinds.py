@@ -88,8 +88,9 @@ class LoadedEvent(LogEvent):
 
     Attributes:
         worker: its number.
-        rows, bytes: number of the rows, and their size in memory.
+        rows, bytes: number of the rows, and the size of their images.
         load_s: seconds.
+        mapped: whether the images are in memory-mapped files instead of its memory.
     """
 
     kind: str = field(default="loaded", init=False)
@@ -97,6 +98,7 @@ class LoadedEvent(LogEvent):
     rows: int | None = None
     bytes: int = 0
     load_s: float = 0.0
+    mapped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

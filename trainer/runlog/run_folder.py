@@ -41,6 +41,7 @@ from trainer.run_files import (
     PUSHES,
     REPORT,
     RESULT,
+    ROWS,
     SEGMENTS,
     TENSORBOARD,
     WORKERS,
@@ -54,10 +55,11 @@ _DRAFT = rf"\.?{_FILE}(\.[0-9a-f]{{8}})?\.tmp"
 _HISTORY = "|".join(map(re.escape, (GENERATIONS, SWITCH)))
 _HISTORY = rf"(({_HISTORY})|\.({_HISTORY})\.[0-9a-f]{{8}}\.tmp)"
 _LOG = rf"{LOGS}/[\w.-]+\.(log|tmp)"
+_ROWS = rf"{ROWS}/[\w.-]+/[\w.-]+"  # left by a start that was killed
 _HELD = rf"{re.escape(LOCK)}|{re.escape(LEASE)}/[\w.-]+"
 # All files that a run writes; --overwrite deletes no others.
 OWNED = re.compile(
-    rf"{_FILE}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
+    rf"{_FILE}|{_DRAFT}|{_LOG}|{_HELD}|{_ROWS}|{CHECKPOINTS}/(\d{{8,}}|\.void)/[\w.-]+"
     rf"|{EXAMPLES}/(\d{{8,}}-\d+\.parquet|\.[\w.-]+\.tmp)"
     rf"|{FOLLOWED}/(worker-\d+-\d+\.json|\.[\w.-]+\.tmp)"
     rf"|{CHECKPOINTS}/{_HISTORY}|{TENSORBOARD}/\.?events\.out\.tfevents\.[\w.-]+"
@@ -65,7 +67,7 @@ OWNED = re.compile(
 )
 # Files of a start that failed before its first update, or of another host that began earlier: nothing of value.
 EARLY = re.compile(
-    rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{_HELD}|{CHECKPOINTS}/0{{8}}/[\w.-]+|{SEGMENTS}/(\d+\.(begun|settled)|host-.*)"
+    rf"{re.escape(CONFIG)}|{_DRAFT}|{_LOG}|{_HELD}|{_ROWS}|{CHECKPOINTS}/0{{8}}/[\w.-]+|{SEGMENTS}/(\d+\.(begun|settled)|host-.*)"
 )
 
 

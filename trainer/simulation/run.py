@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import check_evaluation, check_normalisation, check_sampler, ensure_checkpoint
+from trainer.launch.row_storage import RowReads, row_storage
 from trainer.launch.supervisor import RunInterruptedError
 from trainer.leader.peer_checkpoints import describe_memory
 from trainer.models.devices import pick_device
@@ -99,10 +102,29 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
         if start is Start.FINISHED:
             return read_result(output)
-        compute = COMPUTES[simulated.compute](context, num_workers)
-        facts = facts_of(compute, num_workers, rows)
-        ensure_checkpoint(config, facts, compute.start(), output)
-        return _run(context, facts, simulated, compute, options, Folders.from_home(output))
+        with _stored(context, simulated, output) as (stored, storage):
+            compute = COMPUTES[simulated.compute](stored, num_workers)
+            facts = facts_of(compute, num_workers, rows)
+            ensure_checkpoint(config, facts, compute.start(), output)
+            return _run(stored, facts, simulated, compute, options, storage)
+
+
+@contextmanager
+def _stored(context: RunContext, simulated: SimulationSettings, output: Path) -> Iterator[tuple[RunContext, str]]:
+    """Yield the context of a run with its rows in memory or mapped, and the choice as a line; "" without rows.
+
+    Raises JobError if the disk has no room for mapped rows."""
+    if simulated.compute != "real":
+        yield context, ""
+        return
+    shards = context.shards
+    work = WorkFolder(Folders.from_home(output))
+    # This process has the rows of all virtual workers, and evaluates.
+    targets = build_network(context.config, shards).targets
+    reads = RowReads([shards.files()], shards.eval_files(), targets)
+    with row_storage(context.config, shards, reads, work) as storage:
+        newest = partial(replace, context.newest(), mapped=work.folders.rows)
+        yield replace(context, newest=newest), storage
 
 
 def _with_saved_workers(simulated: SimulationSettings, context: RunContext, options: Options) -> SimulationSettings:
@@ -172,7 +194,7 @@ def _run(
     simulated: SimulationSettings,
     compute: Compute,
     options: Options,
-    folders: Folders,
+    storage: str,
 ) -> Result:
     """Simulate a run in its prepared folder and return its result. Raises as ``run``.
 
@@ -184,13 +206,15 @@ def _run(
         simulated: the virtual cluster.
         compute: computes the gradients.
         options: how this host takes part.
-        folders: the run's folders.
+        storage: where the rows are, in words.
     """
     config = context.config
+    assert isinstance(context.home, Path), "resolve_output refuses other places"
+    folders = Folders.from_home(context.home)
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
     if not (options.quiet or options.silent):
         displayed = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
-        print(describe(displayed), flush=True)
+        print(describe(displayed, storage), flush=True)
         if planned.has_own_models:
             print(f"  {'memory':<15}{describe_memory(facts)}", flush=True)
     evaluator = _evaluator(context, folders) if simulated.compute == "real" else None  # toy losses have no model

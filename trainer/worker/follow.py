@@ -133,7 +133,7 @@ class GrowingRows:
         own_stream = self.shards.manifest.stream
         stored_stream = shards.manifest.stream if shards else None
         if shards and stored_stream and own_stream and stored_stream.query == own_stream.query:
-            self.newest = Shards(shards.store, shards.uri, shards.manifest)
+            self.newest = Shards(shards.store, shards.uri, shards.manifest, mapped=self.shards.mapped)
 
 
 def last_generation(shards: Shards) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ from trainer.config import Config, RunFacts
 from trainer.data.batches import Batches, build_batches
 from trainer.data.cohorts import build_cohort_batches
 from trainer.data.gossip import read_rows
+from trainer.data.mapped_images import MappedImages
 from trainer.data.network import build_network
 from trainer.data.prefetch import Prefetch
 from trainer.data.repartition import all_rows
@@ -54,7 +56,8 @@ def main(
         folders: the run's folders on this host.
     """
     torch.set_num_threads(threads)
-    shards = open_pinned(config.data, num_workers=None if config.cohorts.entries else facts.num_workers)
+    num_shards = None if config.cohorts.entries else facts.num_workers
+    shards = replace(open_pinned(config.data, num_workers=num_shards), mapped=folders.rows)
     network = build_network(config, shards)
     batches = _batches(config, facts, shards, worker, network, folders)
     device = pick_device(config.processes.device, place)
@@ -140,4 +143,6 @@ def _batches(
 
 def _log_loaded(work: Path, worker: int, rows: Rows, start: float) -> None:
     seconds = time.monotonic() - start
-    log_event(work, "loaded", worker=worker, rows=len(rows), bytes=rows.images_NCHW.nbytes, load_s=seconds)
+    images = rows.images_NCHW
+    mapped = isinstance(images, MappedImages)
+    log_event(work, "loaded", worker=worker, rows=len(rows), bytes=images.nbytes, load_s=seconds, mapped=mapped)

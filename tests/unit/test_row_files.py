@@ -1,0 +1,475 @@
+"""Memory-mapped rows, beside the same rows in memory: columns, mini-batches, whole runs, and makers that are killed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.core.errors import DataError, JobError
+from tests.clusters.machine import ROOT
+from tests.support.configs import make_config
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_rows, write_shards
+from tests.support.virtual_runs import QUIET, final
+from trainer.config import RunFacts
+from trainer.data import row_files
+from trainer.data import shards as shards_module
+from trainer.data.batches import build_batches
+from trainer.data.cohorts import load_numbers
+from trainer.data.deal import deal
+from trainer.data.mapped_images import MappedImages, join_images
+from trainer.data.mixture import open_mixture
+from trainer.data.network import TABLE, build_network
+from trainer.data.repartition import all_rows
+from trainer.data.shards import COLUMNS, Rows, Shards, join_rows, load_eval, load_files, load_worker, open_shards
+from trainer.home.folders import Folders
+from trainer.home.work import WorkFolder
+from trainer.launch import row_storage as storage_module
+from trainer.launch.memory import usable_memory
+from trainer.launch.row_storage import host_reads, row_storage
+from trainer.options import Role, all_roles
+from trainer.sampling import SAMPLERS
+from trainer.simulate import SimulationSettings, simulate
+
+SIZES = (48, 40, 45)
+ROLES = all_roles(1, 3)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three unequal shards; the first has two files, and copies of rows of the third."""
+    parts = [rows_of(size, number, 100 * number) for number, size in enumerate(SIZES)]
+    root = write_shards(tmp_path_factory.mktemp("set"), parts, EVAL_ROWS)
+    manifest = json.loads((root / "manifest.json").read_text())
+    copies = parts[2].select(np.arange(7))
+    manifest["workers"][0]["files"].append(write_rows(root, "worker=000/more.parquet", copies))
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    return root
+
+
+def mapped(root: Path, folder: Path) -> Shards:
+    return replace(open_shards(str(root)), mapped=folder)
+
+
+def assert_equal(rows: Rows, expected: Rows) -> None:
+    np.testing.assert_array_equal(np.asarray(rows.images_NCHW), np.asarray(expected.images_NCHW))
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(rows, name), getattr(expected, name), strict=True)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------
+
+
+def test_mapped_rows_are_the_rows_in_memory(shards: Path, tmp_path: Path) -> None:
+    """By worker, of all shards each once, dealt to fewer and to more workers, by numbers, and for the evaluation."""
+    in_memory, on_disk = open_shards(str(shards)), mapped(shards, tmp_path)
+    for worker in range(3):
+        rows = load_worker(on_disk, worker)
+        assert isinstance(rows.images_NCHW, MappedImages)
+        assert_equal(rows, load_worker(in_memory, worker))
+    assert_equal(all_rows(on_disk), all_rows(in_memory))
+    assert len(all_rows(on_disk)) == sum(SIZES) < sum(map(len, deal(on_disk, 3)))
+    for workers in (1, 2, 5):
+        for rows, expected in zip(deal(on_disk, workers), deal(in_memory, workers), strict=True):
+            assert isinstance(rows.images_NCHW, MappedImages)
+            assert_equal(rows, expected)
+    numbers = [np.array([0, 3, 54, 60, 139]), np.arange(50, 130, 7)]
+    for rows, expected in zip(
+        *(load_numbers(each, numbers, targets=False) for each in (on_disk, in_memory)), strict=True
+    ):
+        assert isinstance(rows.images_NCHW, MappedImages)
+        assert_equal(rows, expected)
+    evaluated, expected_evaluated = load_eval(on_disk), load_eval(in_memory)
+    assert evaluated
+    assert expected_evaluated
+    assert_equal(evaluated, expected_evaluated)
+
+
+def test_rows_that_a_stream_appends_follow_in_the_file(shards: Path, tmp_path: Path) -> None:
+    in_memory, on_disk = open_shards(str(shards)), mapped(shards, tmp_path)
+    first, second = (load_files(on_disk, on_disk.worker_files(worker)) for worker in (1, 2))
+    expected = join_rows([load_worker(in_memory, worker) for worker in (1, 2)])
+    assert_equal(first.followed_by(second), expected)
+
+
+def test_files_of_equal_sets_in_a_mixture_have_their_own_ids(shards: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(shards, tmp_path / "other")
+    sets = [str(shards), str(other)]
+    rows = load_worker(replace(open_mixture(sets), mapped=tmp_path / "rows"), 1)
+    assert_equal(rows, load_worker(open_mixture(sets), 1))
+    assert len(np.unique(rows.ids)) == 2 * SIZES[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_mapped_images_select_like_an_array(seed: int) -> None:
+    """Views of views, slices with steps, joined parts: beside numpy's own."""
+    rng = np.random.default_rng(seed)
+    parts = [rng.integers(0, 256, (size, 1, 2, 2), dtype=np.uint8) for size in rng.integers(1, 9, 4)]
+    images: Any = MappedImages(parts)
+    expected = np.concatenate(parts)
+    for _ in range(4):
+        places = rng.integers(0, len(expected), rng.integers(1, 30))
+        np.testing.assert_array_equal(images[places], expected[places])
+        begin, end = sorted(rng.integers(0, len(expected) + 1, 2).tolist())
+        cut = slice(begin, end, int(rng.integers(1, 4)))
+        np.testing.assert_array_equal(images[cut], expected[cut])
+        assert images.shape == expected.shape
+        assert images.nbytes == expected.nbytes
+        images, expected = images.view(places), expected[places]
+        if rng.integers(2):
+            images, expected = join_images([images, MappedImages(parts)]), np.concatenate([expected, *parts])
+    for outside in (-1, len(expected)):
+        with pytest.raises(IndexError):
+            images[np.array([outside])]
+
+
+# --- mini-batches and runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Weights and losses of all rows."""
+    rng = np.random.default_rng(5)
+    columns = {"id": np.arange(300), "weight": rng.uniform(0, 2, 300), "loss": rng.uniform(0, 3, 300)}
+    path = tmp_path_factory.mktemp("table") / "table.parquet"
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", [*SAMPLERS, "random", "importance"])
+def test_mini_batches_have_the_same_bits(name: str, shards: Path, table: str, tmp_path: Path) -> None:
+    """Of every sampler and repartition: tensors, ids, hash sums and entries of the loss table."""
+    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "epochs": 9}
+    if name in SAMPLERS:
+        values |= {"sampling": name} | ({"example_table": table} if SAMPLERS[name].column else {})
+    else:
+        about = {"warmup_epochs": 2, "ignore_epochs": 0, "interval": 2} if name == "importance" else {}
+        values |= {"repartition": name, "protocol": "bsp"} | about
+    config = make_config(shards, **values)
+    sets = [open_shards(str(shards)), mapped(shards, tmp_path)]
+    buffers = dict(build_network(config, sets[0]).model.named_buffers())
+    losses = (
+        np.random.default_rng(1).uniform(0, 3, buffers[TABLE].shape).astype(np.float32) if TABLE in buffers else None
+    )
+    for worker in range(3):
+        loaded = [all_rows(each) if name not in SAMPLERS else load_worker(each, worker) for each in sets]
+        makers = [build_batches(config, each, rows, worker, 3) for each, rows in zip(sets, loaded, strict=True)]
+        for clock in (0, 1, 7, 30):
+            (images, labels), draw, _ = makers[0].make(clock, losses)
+            (other_images, other_labels), other, _ = makers[1].make(clock, losses)
+            assert images.equal(other_images)
+            assert labels.equal(other_labels)
+            assert draw.seen() == other.seen()
+            np.testing.assert_array_equal(draw.rows.ids[draw.places], other.rows.ids[other.places])
+            np.testing.assert_array_equal(draw.keys, other.keys)
+
+
+@pytest.mark.parametrize(
+    "values", [{"protocol": "asp"}, {"protocol": "bsp", "repartition": "random"}], ids=["asp", "repartition"]
+)
+def test_a_run_has_the_same_bits_and_leaves_no_files(values: dict[str, Any], shards: Path, tmp_path: Path) -> None:
+    """In virtual time. The second run chooses mapped rows itself, because a worker's memory is small."""
+    runs = []
+    for storage in ({"row_storage": "memory"}, {"worker_memory": 50_000}, {"row_storage": "mapped"}):
+        output = tmp_path / "-".join(storage)
+        config = make_config(shards, output, model="logistic", batch_size=24, steps=25, **storage, **values)
+        runs.append(simulate(config, SimulationSettings(workers=2), QUIET))
+        assert not (output / "rows").exists()
+    models = [(run.output / "model.safetensors").read_bytes() for run in runs]
+    assert models[0] == models[1] == models[2]
+    assert final(runs[0]).tobytes() == final(runs[1]).tobytes()
+
+
+# --- makers ---------------------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_make_each_file_once(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads stand for processes: a lock belongs to an open file."""
+    written: list[str] = []
+    write = row_files._write
+
+    def counted(shards: Shards, target: row_files.RowFile, draft: Any) -> None:
+        written.append(target.file.path)
+        write(shards, target, draft)
+
+    monkeypatch.setattr(row_files, "_write", counted)
+    monkeypatch.setattr(row_files, "LOOK_S", 0.001)
+    rows: list[Rows] = []
+    threads = [
+        threading.Thread(target=lambda: rows.append(all_rows(mapped(shards, tmp_path / "rows")))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(written) == len(set(written)) == 4
+    assert all(path.suffix == ".rows" for path in (tmp_path / "rows").iterdir())
+    for each in rows:
+        assert_equal(each, all_rows(open_shards(str(shards))))
+
+
+def test_a_file_that_a_killed_process_began_is_made_anew(shards: Path, tmp_path: Path) -> None:
+    on_disk = mapped(shards, tmp_path / "rows")
+    expected = load_worker(open_shards(str(shards)), 0)
+    load_worker(on_disk, 0)
+    complete = sorted((tmp_path / "rows").iterdir())
+    contents = [path.read_bytes() for path in complete]
+    for path in complete:
+        path.rename(path.with_name(path.name + row_files.DRAFT))
+        path.with_name(path.name + row_files.DRAFT).write_bytes(b"torn" * 5000)
+    assert_equal(load_worker(on_disk, 0), expected)
+    assert [path.read_bytes() for path in complete] == contents
+    # A file that was cut off from outside would kill whoever reads it.
+    os.truncate(complete[0], 100)
+    assert_equal(load_worker(on_disk, 0), expected)
+    assert sorted((tmp_path / "rows").iterdir()) == complete
+
+
+def test_a_process_waits_for_the_maker_of_a_file(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The maker gives up, as if it had been killed: then the waiting process makes the file."""
+    on_disk = mapped(shards, tmp_path)
+    (file,) = on_disk.worker_files(1)
+    target = row_files.row_file(on_disk, file, tmp_path, targets=False, with_hashes=True)
+    waits = []
+    with open(target.path.with_name(target.path.name + row_files.DRAFT), "wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+
+        def sleep(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 3:
+                fcntl.flock(other, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(time, "sleep", sleep)
+        rows = load_worker(on_disk, 1)
+    assert len(waits) == 3
+    assert_equal(rows, load_worker(open_shards(str(shards)), 1))
+
+
+@pytest.mark.parametrize("fault", ["full disk", "damaged shard"])
+def test_a_file_that_cannot_be_made_leaves_nothing(
+    fault: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = shutil.copytree(shards, tmp_path / "set")
+    expected: tuple[type[Exception], str] = (OSError, "No space left on device.*rows.draft")
+    if fault == "full disk":
+
+        def fail(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "posix_fallocate", fail)
+    else:
+        path = root / "worker=001/part.parquet"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        expected = DataError, "it is damaged; rerun the job of its set"
+    with pytest.raises(expected[0], match=expected[1]):
+        load_worker(mapped(root, tmp_path / "rows"), 1)
+    assert not list((tmp_path / "rows").iterdir())
+
+
+class RemoteStore:
+    """A store whose bucket is a local folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.longest = 0
+
+    def read_range(self, uri: str, offset: int, length: int) -> bytes:
+        self.longest = max(self.longest, length)
+        with open(self.root / uri.removeprefix("s3://bucket/"), "rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+
+def test_a_remote_file_is_downloaded_piece_by_piece(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy is gone afterwards, also of a damaged file."""
+    root = shutil.copytree(shards, tmp_path / "set")
+    monkeypatch.setattr(shards_module, "PIECE_BYTES", 1000)
+    store: Any = RemoteStore(root)
+    remote = replace(mapped(root, tmp_path / "rows"), store=store, uri="s3://bucket")
+    assert_equal(load_worker(remote, 0), load_worker(open_shards(str(shards)), 0))
+    assert store.longest == 1000
+    (root / "worker=001/part.parquet").write_bytes(bytes(remote.worker_files(1)[0].bytes))
+    with pytest.raises(DataError, match=r"s3://bucket/worker=001/part.parquet has sha256 .* it is damaged"):
+        load_worker(remote, 1)
+    assert all(path.suffix == ".rows" for path in (tmp_path / "rows").iterdir())
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------------
+
+LIMIT = 24 << 20
+PROGRAM = """
+import re, resource, sys
+from dataclasses import replace
+from pathlib import Path
+import numpy as np
+from tests.support.draws import shuffled
+from trainer.data import row_files, shards as module
+from trainer.data.shards import load_worker, open_shards
+
+def anonymous():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+peak = 0
+def look(*_):
+    global peak
+    peak = max(peak, anonymous())
+
+def watched(write):
+    def watched_write(*args):
+        look()
+        write(*args)
+    return watched_write
+
+module.kick = look
+row_files._write_at = watched(row_files._write_at)
+small, large, folder = sys.argv[1:]
+load_worker(replace(open_shards(small), mapped=Path(folder)), 0)  # loads libraries
+before = anonymous()
+opened = open_shards(large)
+rows = load_worker(replace(opened, mapped=Path(folder)) if folder else opened, 0)
+sampler = shuffled(rows, 64, seed=0, worker=0)
+total = 0
+for clock in range(len(rows) // 64):
+    draw = sampler.draw(clock)
+    total += int(rows.images_NCHW[draw.places].sum())
+    look()
+print(peak - before, total)
+"""
+
+
+@pytest.mark.slow
+def test_a_shard_of_ten_limits_needs_less_than_one(tmp_path: Path) -> None:
+    """In one row group, decoded and drawn once, while the process's anonymous memory is watched."""
+    shape = (3, 32, 32)
+    count = 10 * LIMIT // int(np.prod(shape))
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+    expected = int(data.sum(dtype=np.int64))
+    small = write_shards(tmp_path / "small", [rows_of(100, 1)], None)
+    large = write_shards(tmp_path / "large", [rows_of(1, 1)], None)
+    manifest = json.loads((large / "manifest.json").read_text())
+    rows = Rows(data, rng.integers(0, 4, count), np.arange(count))
+    manifest["workers"][0]["files"] = [write_rows(large, "worker=000/part.parquet", rows)]
+    manifest |= {"rows": count}
+    manifest["image"]["shape"] = list(shape)
+    (large / "manifest.json").write_text(json.dumps(manifest))
+    del rows, data
+    assert pq.ParquetFile(large / "worker=000/part.parquet").num_row_groups == 1
+    command = [sys.executable, "-c", PROGRAM, str(small), str(large), str(tmp_path / "rows")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    grown, total = map(int, done.stdout.split())
+    assert total == expected, "every row was drawn once"
+    assert 0 < grown < LIMIT
+
+
+class Disk(NamedTuple):
+    free: int
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> WorkFolder:
+    return WorkFolder(Folders.from_home(tmp_path))
+
+
+def test_rows_are_mapped_if_they_exceed_half_a_workers_memory(shards: Path, work: WorkFolder) -> None:
+    opened = open_shards(str(shards))
+    facts = RunFacts(3, opened.rows, 10, 0)
+    # The first worker has the most rows.
+    files = [file.bytes for file in opened.worker_files(0)]
+    config = make_config(shards, worker_memory=1 << 30)
+    needed = storage_module.row_needs(config, opened, host_reads(config, facts, opened, ROLES), work.folders.work)
+    assert 55 * 192 + max(files) < needed.worker_bytes < 55 * 192 + max(files) + 30_000
+    for limit, choice in ((2 * needed.worker_bytes, "in memory"), (2 * needed.worker_bytes - 1, "memory-mapped in ")):
+        config = make_config(shards, worker_memory=limit)
+        with row_storage(config, opened, host_reads(config, facts, opened, ROLES), work) as line:
+            assert line.startswith(choice)
+            assert (work.folders.rows is not None) == (choice != "in memory")
+        assert work.folders.rows is None
+
+
+def test_a_host_needs_the_files_of_its_roles(shards: Path) -> None:
+    opened = open_shards(str(shards))
+    facts = RunFacts(3, opened.rows, 10, 0)
+    reads = host_reads(make_config(shards), facts, opened, [Role("server", 0), Role("worker", 1)])
+    assert reads.loaded == [opened.worker_files(1)]
+    assert not reads.evaluated
+    repartitioned = make_config(shards, protocol="bsp", repartition="random")
+    reads = host_reads(repartitioned, facts, opened, [Role("worker", 1), Role("evaluator")])
+    assert reads.loaded == [opened.files()]
+    assert reads.evaluated == opened.eval_files()
+
+
+def test_too_little_space_is_said_before_the_start(
+    shards: Path, work: WorkFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of a killed start count as written, and files of a run that has ended are deleted."""
+    opened = open_shards(str(shards))
+    facts = RunFacts(3, opened.rows, 10, 0)
+    config = make_config(shards, row_storage="mapped")
+    reads = host_reads(config, facts, opened, ROLES)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(100))
+    with (
+        pytest.raises(
+            JobError, match=r"need \d+ kB in .*, which has 100 B free: make room, or give --row-storage memory"
+        ),
+        row_storage(config, opened, reads, work),
+    ):
+        pass
+    folder = work.folders.work / "rows" / storage_module.host_name()
+    for worker in range(3):
+        load_worker(replace(opened, mapped=folder), worker)
+    load_eval(replace(opened, mapped=folder))
+    with row_storage(config, opened, reads, work) as line:
+        assert re.search(r": 0 B to write, 100 B free; in memory: \d+ kB of the", line)
+        assert len(list(folder.iterdir())) == 5
+    assert not (work.folders.work / "rows").exists()
+
+
+def test_files_stay_for_a_run_that_continues_with_other_workers(shards: Path, work: WorkFolder) -> None:
+    opened = open_shards(str(shards))
+    config = make_config(shards, row_storage="mapped")
+    reads = host_reads(config, RunFacts(3, opened.rows, 10, 0), opened, ROLES)
+    for is_to_change in (True, False):
+        with row_storage(config, opened, reads, work, is_to_change=partial(bool, is_to_change)):
+            load_worker(replace(opened, mapped=work.folders.rows), 0)
+        assert (work.folders.work / "rows").exists() == is_to_change
+
+
+def test_memory_is_the_least_limit_of_the_control_groups(tmp_path: Path) -> None:
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert usable_memory(tmp_path) == host
+
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    write("proc/self/cgroup", "0::/pod/box\n")
+    write("sys/fs/cgroup/pod/box/memory.max", "max\n")
+    assert usable_memory(tmp_path) == host
+    write("sys/fs/cgroup/pod/memory.max", "70000\n")
+    assert usable_memory(tmp_path) == 70000
+    write("sys/fs/cgroup/memory.max", "60000\n")
+    assert usable_memory(tmp_path) == 60000
+    # Version 1, and a path of the host that does not exist in the container.
+    write("proc/self/cgroup", "5:cpu:/a\n3:memory,other:/docker/1f\n")
+    write("sys/fs/cgroup/memory/memory.limit_in_bytes", "50000\n")
+    assert usable_memory(tmp_path) == 50000

@@ -1,0 +1,93 @@
+"""Images in memory-mapped files: read from the disk, or from the system's cache of it, when they are selected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.core.arrays import Ints
+
+Pixels: TypeAlias = npt.NDArray[np.uint8 | np.float32]
+
+
+class MappedImages:
+    """Images of some files as one array, of which no row is in this process's memory until it is selected.
+
+    Attributes:
+        shape: [N, C, H, W].
+        dtype: uint8 or float32.
+        nbytes: size of all N images, in bytes.
+
+    Args:
+        parts: mapped images of each file, [rows, C, H, W], at least one file.
+        places: positions of the N images among the rows of all files, int64; None for all rows in order.
+    """
+
+    def __init__(self, parts: Sequence[Pixels], places: Ints | None = None) -> None:
+        self.parts = tuple(parts)
+        self.places = places
+        self._ends = np.cumsum([len(part) for part in self.parts])
+        count = int(self._ends[-1]) if places is None else len(places)
+        self._count = count
+        self.shape = (count, *self.parts[0].shape[1:])
+        self.dtype = self.parts[0].dtype
+        self.nbytes = count * self.parts[0].itemsize * math.prod(self.shape[1:])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, places: Ints | slice) -> Pixels:
+        """Return a copy of the images at some places, in memory. O(places)."""
+        numbers = self._numbers(places)
+        if len(self.parts) == 1:
+            return self.parts[0][numbers]
+        images: Pixels = np.empty((len(numbers), *self.shape[1:]), self.dtype)
+        files = np.searchsorted(self._ends, numbers, side="right")
+        for file in np.unique(files).tolist():
+            is_here = files == file
+            part = self.parts[file]
+            images[is_here] = part[numbers[is_here] - (self._ends[file] - len(part))]
+        return images
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Return a copy of all images, in memory, for functions of numpy."""
+        return self[:].astype(dtype or self.dtype, copy=False)
+
+    def view(self, places: Ints | slice) -> MappedImages:
+        """Return the images at some places, which stay in the files."""
+        return MappedImages(self.parts, self._numbers(places))
+
+    def followed_by(self, others: MappedImages) -> MappedImages:
+        """Return these images, followed by others, which all stay in the files."""
+        parts = (*self.parts, *others.parts)
+        if self.places is None and others.places is None:
+            return MappedImages(parts)
+        second = others._numbers(slice(None)) + int(self._ends[-1])
+        return MappedImages(parts, np.concatenate([self._numbers(slice(None)), second]))
+
+    def _numbers(self, places: Ints | slice) -> Ints:
+        """Return the positions of the images at some places among the rows of all files, int64."""
+        if isinstance(places, slice):
+            places = np.arange(len(self))[places]
+        # A negative position would be another file's row.
+        elif len(places) and (int(places.min()) < 0 or int(places.max()) >= len(self)):
+            raise IndexError(f"places {places.min()} to {places.max()} of {len(self)} images")
+        return places if self.places is None else self.places[places]
+
+
+Images: TypeAlias = Pixels | MappedImages
+
+
+def join_images(parts: Sequence[Images]) -> Images:
+    """Return the images of some parts, one after the other: in memory, unless the first part is mapped, as all are."""
+    first = parts[0]
+    if not isinstance(first, MappedImages):
+        return np.concatenate(parts)
+    for part in parts[1:]:
+        assert isinstance(part, MappedImages), "rows of one run are stored alike"
+        first = first.followed_by(part)
+    return first

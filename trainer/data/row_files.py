@@ -1,0 +1,226 @@
+"""Decoded rows in memory-mapped files, which all processes of a host share, so that shards may exceed their memory.
+
+FOLDER/8c1f..-0-hashes.rows has the rows of one shard file: columns one after the other, each from a multiple of ALIGNMENT
+on. The name contains the digest of the shard file. The first process that needs a file makes it under a temporary name,
+on which it holds a lock, and renames it when it is complete. Others make other files meanwhile, or wait. A process that is
+killed loses its lock, and the next one begins the file anew."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.core.atomic import path_in_errors, sync
+from pipeline.core.shardset.contract import ShardFile
+from trainer.data.mapped_images import MappedImages
+from trainer.data.shards import COLUMNS, Rows, Shards, column_types, row_blocks
+from trainer.watchdog import kick
+
+IMAGES = "images_NCHW"
+ALIGNMENT = 4096
+LOOK_S = 0.1
+FLUSH_BYTES = 256 << 20
+DRAFT = ".draft"
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file of decoded rows.
+
+    Attributes:
+        file: the shard file with these rows.
+        path: the decoded file.
+        targets: whether labels are real targets.
+        types: type of each column by its name in ``Rows``, images last.
+        shapes: shape of one row of each column.
+    """
+
+    file: ShardFile
+    path: Path
+    targets: bool
+    types: dict[str, np.dtype[Any]]
+    shapes: dict[str, tuple[int, ...]]
+
+    def offsets(self) -> dict[str, int]:
+        """Return the first byte of each column."""
+        offsets = {}
+        end = 0
+        for name in self.types:
+            offsets[name] = -(-end // ALIGNMENT) * ALIGNMENT
+            end = offsets[name] + self.file.rows * self.row_bytes(name)
+        return offsets
+
+    def row_bytes(self, name: str) -> int:
+        """Return the size of a row of a column."""
+        return self.types[name].itemsize * int(np.prod(self.shapes[name], dtype=np.int64))
+
+    @property
+    def bytes(self) -> int:
+        """The size of the decoded file."""
+        return self.offsets()[IMAGES] + self.file.rows * self.row_bytes(IMAGES)
+
+    def is_made(self) -> bool:
+        """Return whether the file is complete. One of another size was damaged from outside, and is made anew."""
+        try:
+            return self.path.stat().st_size == self.bytes
+        except FileNotFoundError:
+            return False
+
+    def read(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the columns by name, mapped and read-only. Raises OSError, FileNotFoundError if the file is not there."""
+        with open(self.path, "rb") as source:
+            data = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
+        return {
+            name: np.frombuffer(data, dtype, self.file.rows * self.row_bytes(name) // dtype.itemsize, offset).reshape(
+                self.file.rows, *self.shapes[name]
+            )
+            for (name, dtype), offset in zip(self.types.items(), self.offsets().values(), strict=True)
+        }
+
+
+def row_file(shards: Shards, file: ShardFile, folder: Path, *, targets: bool, with_hashes: bool) -> RowFile:
+    """Return the decoded file of a shard file, whether it is made or not. See ``map_rows`` for the arguments."""
+    types = {
+        name: np.dtype(dtype) for name, dtype in column_types(shards, targets=targets, with_hashes=with_hashes).items()
+    }
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(types, ())
+    # The content depends on the number of the set in a mixture, too, because it is a part of the ids.
+    words = [file.sha256, f"{shards.first_id(file):x}", *["targets"] * targets, *["hashes"] * with_hashes]
+    types[IMAGES] = np.dtype(shards.layout.dtype)
+    shapes[IMAGES] = shards.shape
+    return RowFile(file, folder / f"{'-'.join(words)}.rows", targets, types, shapes)
+
+
+def map_rows(shards: Shards, files: Sequence[ShardFile], *, targets: bool, with_hashes: bool) -> Rows:
+    """Return the rows of some files with images in memory-mapped files, which are made if they do not exist.
+
+    Args:
+        shards: the set, with a folder for mapped rows.
+        files: the files, in the order of the result, with at least one row.
+        targets: read real targets instead of labels.
+        with_hashes: compute the hashes of the rows, and read their neighbourhoods.
+    Raises:
+        DataError: a file differs from the manifest.
+        OSError: a file cannot be read or written.
+    """
+    assert shards.mapped
+    rows = [
+        row_file(shards, file, shards.mapped, targets=targets, with_hashes=with_hashes) for file in files if file.rows
+    ]
+    columns = [each.read() for each in make_all(shards, rows)]
+    # The columns beside the images are copied, because samplers search and sort them as a whole.
+    small = {name: np.concatenate([part[name] for part in columns]) for name in COLUMNS if name in columns[0]}
+    return Rows(MappedImages([part[IMAGES] for part in columns]), **small)
+
+
+def make_all(shards: Shards, files: Sequence[RowFile]) -> Sequence[RowFile]:
+    """Make the decoded files that do not exist, or wait while other processes make them, and return all.
+
+    Raises as ``map_rows``."""
+    missing = [each for each in files if not each.is_made()]
+    while missing:
+        unmade = [each for each in missing if not _make(shards, each)]
+        is_stuck = len(unmade) == len(missing)
+        missing = unmade
+        # Only files that others make are left.
+        if missing and is_stuck:
+            kick()
+            time.sleep(LOOK_S)
+    return files
+
+
+def _make(shards: Shards, target: RowFile) -> bool:
+    """Make a decoded file unless another process does, and return whether it is complete. Raises as ``map_rows``."""
+    with _draft(target) as draft:
+        if draft is None:
+            return target.is_made()
+        _write(shards, target, draft)
+        # Before the rename: after a crash of the system, a resumed run uses every file with a final name.
+        draft.flush()
+        os.fsync(draft.fileno())
+        with suppress(FileNotFoundError):  # the end of another host's part has removed the folder: make it again
+            os.rename(_draft_path(target), target.path)
+            sync(target.path.parent)
+    return target.is_made()
+
+
+@contextmanager
+def _draft(target: RowFile) -> Iterator[BinaryIO | None]:
+    """Yield an empty file with the temporary name of a decoded file, locked; None if another process has the lock.
+
+    An error removes it. The kernel releases the lock when the process ends, however it does."""
+    path = _draft_path(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as draft, path_in_errors(path):
+        try:
+            fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        # Between the opening and the lock, another process may have completed the file or given it up.
+        if not _is_at(draft, path):
+            yield None
+            return
+        try:
+            if target.is_made():
+                path.unlink()
+                yield None
+                return
+            draft.truncate(0)
+            yield draft
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Return whether a path still names an open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _draft_path(target: RowFile) -> Path:
+    return target.path.with_name(target.path.name + DRAFT)
+
+
+def _write(shards: Shards, target: RowFile, draft: BinaryIO) -> None:
+    """Write the rows of a shard file into an empty file, block by block."""
+    # Fails at once if there is no room, and not after minutes.
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(draft.fileno(), 0, target.bytes)
+    else:
+        os.truncate(draft.fileno(), target.bytes)
+    offsets = target.offsets()
+    at = 0
+    unflushed = 0
+    for block in row_blocks(shards, target.file, targets=target.targets, with_hashes="hashes" in target.types):
+        for name in target.types:
+            column = np.ascontiguousarray(getattr(block, name))
+            _write_at(draft, column, offsets[name] + at * target.row_bytes(name))
+        at += len(block)
+        unflushed += block.images_NCHW.nbytes
+        # A flush of a large file at the end would take longer than the watchdog allows.
+        if unflushed > FLUSH_BYTES:
+            os.fsync(draft.fileno())
+            unflushed = 0
+
+
+def _write_at(file: BinaryIO, data: npt.NDArray[Any], offset: int) -> None:
+    """Write an array at an offset of a file. The system may take a part of it at a time."""
+    view = data.reshape(-1).view(np.uint8).data
+    while len(view):
+        count = os.pwrite(file.fileno(), view, offset)
+        view = view[count:]
+        offset += count
