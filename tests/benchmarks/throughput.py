@@ -59,14 +59,14 @@ class Training:
         return self.batch if self.per_worker else self.batch // workers
 
 
-def ours(shards: Path, training: Training, workers: int) -> tuple[float, int]:
+def ours(shards: Path, training: Training, workers: int, *more: object) -> tuple[float, int]:
     """Images a second of a run as users start it, ASP in shared memory; and the numbers of a push."""
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         output = Path(scratch) / "run"
         batch = training.batch * workers if training.per_worker else training.batch
         flags = ["--shards", shards, "--output", output, "--model", training.model, "--steps", training.steps]
         flags += ["--batch-size", batch, "--device", training.device, "--learning-rate", RATE]
-        flags += ["--quiet", "--no-report"]
+        flags += ["--quiet", "--no-report", *more]
         _run([sys.executable, "-m", "trainer", *flags])
         version = newest(output / CHECKPOINTS)
         assert version is not None, "a finished run has its final checkpoint"

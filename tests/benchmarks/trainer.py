@@ -1,6 +1,6 @@
 """``make bench-trainer``: what the trainer costs beside the least that anything could cost, in the same run.
 
-    python -m tests.benchmarks.trainer [--quick] [--part transport|throughput|memory|coordinator|virtual] [--model NAME]
+    python -m tests.benchmarks.trainer [--quick] [--part transport|throughput|memory|coordinator|virtual|rows] [--model NAME]
                                   [--shards DIR]
 
 transport   CPU time of a push-pull round trip by sockets and by shared memory, beside raw TCP, torch RPC and a lock
@@ -8,6 +8,7 @@ throughput  images a second of training with N workers, beside one plain torch p
 memory      what all processes of a run hold, shared pages counted once, beside Pythons that import torch
 coordinator its CPU time an event, by protocol, for 16 to 10,000 workers
 virtual     images a second of a run in virtual time, beside a plain torch loop; 10,000 virtual workers
+rows        images a second with memory-mapped rows, beside rows in memory
 
 Without --shards the project's sample is generated and dealt out round robin for every number of workers; a set that is
 given is measured with the workers it has. Contenders alternate, and medians of ratios are printed: on a noisy machine
@@ -21,11 +22,12 @@ from pathlib import Path
 
 from tests.benchmarks import coordination as bench_coordination
 from tests.benchmarks import memory as bench_memory
+from tests.benchmarks import row_storage as bench_rows
 from tests.benchmarks import throughput as bench_throughput
 from tests.benchmarks import transport as bench_transport
 from tests.benchmarks.machine import print_machine
 
-PARTS = ("transport", "throughput", "memory", "coordinator", "virtual")
+PARTS = ("transport", "throughput", "memory", "coordinator", "virtual", "rows")
 WORKERS = (1, 2, 4, 12)
 MODELS = ("resnet20", "cnn")
 COPIED = 1 << 24  # numbers in the copy that gives memcpy's rate: 64 MiB, larger than a cache
@@ -42,8 +44,8 @@ def main(argv: list[str] | None = None) -> None:
         bench_transport.run(cases, repeat, 0.5 if args.quick else args.seconds)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         sets, workers = _sets(args, Path(scratch), steps)
+        models = args.model or (MODELS[1:] if args.quick else MODELS)
         if "throughput" in parts:
-            models = args.model or (MODELS[1:] if args.quick else MODELS)
             bench_throughput.run(sets, workers, models, repeat, steps, copy_gb_s())
         if "memory" in parts:
             bench_memory.run(sets(workers[-1]), MODELS[0], workers[-1], bench_throughput.BATCH)
@@ -51,6 +53,8 @@ def main(argv: list[str] | None = None) -> None:
             bench_coordination.coordinator_alone(*(((16, 140), 1000) if args.quick else ()))
         if "virtual" in parts:
             bench_coordination.virtual_time(sets(workers[-1]), 12 * steps, repeat, large=not args.quick)
+        if "rows" in parts:
+            bench_rows.run(sets, [n for n in workers if n <= bench_throughput.GOAL_WORKERS], models, repeat, steps)
 
 
 def build_parser() -> argparse.ArgumentParser:
