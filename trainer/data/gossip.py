@@ -15,7 +15,7 @@ from trainer.config import Config
 from trainer.data.augment import Floats
 from trainer.data.deal import dealt_sizes
 from trainer.data.sampling import Draw, RowSampler
-from trainer.data.shards import Rows, Shards, load_worker
+from trainer.data.shards import Rows, Shards, join_rows, load_worker
 from trainer.gossip import SELECTORS
 from trainer.gossip.losses import RecordedLosses
 from trainer.gossip.rounds import Examples, Pool
@@ -139,7 +139,7 @@ class GossipSampler:
             return None
         rng = generator(self.seed, Purpose.GOSSIP_SELECTION, self.worker, epoch)
         selected = self.rows.select(SELECTORS[options.selector](self.losses, options.gossip, epoch, rng))
-        return GivenExamples(epoch, Examples(selected.ids, selected.labels, selected.images_NCHW))
+        return GivenExamples(epoch, Examples(selected.ids, selected.labels, np.asarray(selected.images_NCHW)))
 
     def _woven(self, clock: int) -> tuple[PoolSpan | None, WovenStep]:
         """Return the pool of a step, None if it has none, and its mini-batch."""
@@ -168,26 +168,21 @@ def rows_of_pool(pool: Pool, read_rows: ReadRows) -> Callable[[], Rows] | None:
     return lambda: rows
 
 
-def find_rows(parts: list[Rows], ids: Ints) -> Rows:
+def find_rows(parts: Iterable[Rows], ids: Ints) -> Rows:
     """Return the rows with some ids, in their order. Raises DataError if one is missing."""
-    rows = Rows(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("images_NCHW", "labels", "ids")))
+    rows = join_rows([part.select(np.flatnonzero(np.isin(part.ids, ids))) for part in parts])
+    missing = np.setdiff1d(ids, rows.ids)
+    if len(missing):
+        raise DataError(f"the shard set has no row {missing[0]}, which workers had exchanged: it has changed")
     order = np.argsort(rows.ids, kind="stable")
-    places = order[np.searchsorted(rows.ids, ids, sorter=order).clip(max=len(rows) - 1)]
-    is_missing = rows.ids[places] != ids
-    if is_missing.any():
-        raise DataError(f"the shard set has no row {ids[is_missing][0]}, which workers had exchanged: it has changed")
-    return rows.select(places)
+    return rows.select(order[np.searchsorted(rows.ids, ids, sorter=order)])
 
 
 def read_rows(shards: Shards, ids: Ints, *, targets: bool) -> Rows:
     """Read the rows with some ids from a set, one shard in memory at a time. Raises DataError if one is missing.
 
     targets: read real targets instead of labels."""
-    parts = []
-    for shard in range(shards.num_workers):
-        rows = load_worker(shards, shard, targets=targets)
-        parts.append(rows.select(np.flatnonzero(np.isin(rows.ids, ids))))
-    return find_rows(parts, ids)
+    return find_rows((load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)), ids)
 
 
 def check_gossip(config: Config, shards: Shards, num_workers: int) -> None:
