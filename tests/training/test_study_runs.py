@@ -292,6 +292,28 @@ def test_a_study_on_real_processes_has_the_same_accuracies(shards: Path, tmp_pat
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("backend", ["virtual", "processes"])
+def test_a_sampler_an_exchange_and_a_repartition_are_variants(shards: Path, tmp_path: Path, backend: str) -> None:
+    """The second start has one variant more, and repeats no run."""
+    plan = Path(write_plan(tmp_path, shards, seeds=1, backend=backend))
+    first = plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"').replace("steps = 40", "epochs = 1")
+    first = first.replace(f'[shardings.two]\nshards = "{shards}"\n', "")
+    first += '[variants.shuffle]\n[variants.representative]\nsampling = "representative"\n'
+    plan.write_text('compare = "variant"' + first)
+    command = [str(plan), "--output", str(tmp_path / "study"), "--quiet"]
+    assert main(command) == 0
+    earlier = (tmp_path / "study" / "ledger.jsonl").read_bytes()
+    more = '[variants.matcha]\nexchange = "matcha"\n[variants.random]\nrepartition = "random"\n'
+    plan.write_text(plan.read_text() + more)
+    assert main(command) == 0
+    assert (tmp_path / "study" / "ledger.jsonl").read_bytes().startswith(earlier)
+    records = lines(tmp_path / "study")
+    names = ["shuffle", "representative", "matcha", "random"]
+    assert sorted(records) == sorted(f"small/one/logistic/asp/{name}/0" for name in names)
+    assert len({record["parameters"] for record in records.values()}) == 4
+
+
+@pytest.mark.full
 def test_sets_are_made_once_and_go_when_their_runs_are_done(tmp_path: Path) -> None:
     """From raw images, through a derived data set and Spark, to the report."""
     data = tmp_path / "data"

@@ -9,8 +9,9 @@ import pytest
 
 from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import make_plan, make_records, normal
+from trainer.study.check import RESULTS
 from trainer.study.plan.study_plan import Run, StudyPlan
-from trainer.study.run.ledger import Contents, StudyLedger, dumps, environments, run_of
+from trainer.study.run.ledger import Contents, StudyLedger, dumps, environments, parse, run_of
 from trainer.study.run.runner import batches
 from trainer.study.run.sets import SetKey
 
@@ -19,7 +20,7 @@ DRAW = normal({"random": 0.01, "stratified": 0.01})
 
 def contents_of(ledger: StudyLedger) -> Contents:
     """As a study has it whose shards all change with the seed."""
-    return Contents(ledger.records.values(), lambda run: ("given", run.seed))
+    return Contents(ledger.records.values(), lambda run: ("given", str(run.seed)))
 
 
 def merge(mine: StudyLedger, other: StudyLedger, plan: StudyPlan) -> int:
@@ -38,6 +39,20 @@ def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     assert StudyLedger(tmp_path / "l").records == written.records
     plan = make_plan(seeds=3)
     assert [str(run_of(record)) for record in written.records_of_plan(plan)] == [str(run) for run in plan.runs()]
+
+
+def test_a_line_from_before_there_were_variants_has_none() -> None:
+    line = next((RESULTS / "sharding-long" / "ledger.jsonl").open("rb"))
+    run = run_of(parse(line))
+    assert (run.cell.protocol, run.cell.variant, run.seed) == ("asp", "", 0)
+    assert str(run) == "cifar10-16x16/random/cnn/asp/0"
+
+
+def test_a_run_of_a_variant_is_read_back(tmp_path: Path) -> None:
+    plan = make_plan(seeds=2, variants={"few": {"workers": 2}, "many": {"workers": 8}})
+    for record in make_records(plan, DRAW):
+        StudyLedger(tmp_path / "l").append(record)
+    assert [run_of(record) for record in StudyLedger(tmp_path / "l").records_of_plan(plan)] == list(plan.runs())
 
 
 @pytest.mark.parametrize("cut", [1, 5, 200])
@@ -158,16 +173,16 @@ def test_rows_in_another_order_may_have_another_fingerprint(tmp_path: Path) -> N
     records = make_records(make_plan(), DRAW)
     for record in records:
         record["data"] = {"train": f"of {run_of(record).cell.sharding}", "eval": "e"}
-    Contents(records, lambda run: (run.cell.sharding, run.seed))
+    Contents(records, lambda run: (run.cell.sharding, str(run.seed)))
     with pytest.raises(DataError, match="training images"):
-        Contents(records, lambda run: ("given", run.seed))
+        Contents(records, lambda run: ("given", str(run.seed)))
 
 
 def test_shards_that_no_seed_changes_are_the_same_in_every_run() -> None:
     """A ready set that was changed for another, or one that was made again otherwise."""
     records = make_records(make_plan(), DRAW)
     with pytest.raises(DataError, match=r"has other shards than made-up/random/cnn/asp/0 \(random-1 and random-0\)"):
-        Contents(records, lambda run: ("ready", None))
+        Contents(records, lambda run: ("ready", "None"))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +241,7 @@ def test_runs_go_in_their_order_some_sets_at_a_time() -> None:
     runs = list(make_plan(seeds=5).runs())
 
     def key(run: Run) -> SetKey:
-        return SetKey("made-up", run.cell.sharding, run.seed if run.cell.sharding == "random" else None)
+        return SetKey("made-up", run.cell.sharding, run.seed if run.cell.sharding == "random" else None, 12)
 
     parts = list(batches(runs, key, 3))
     assert [run for part in parts for run in part] == runs

@@ -14,7 +14,7 @@ from trainer.exchange.sync_switch import SyncSwitch
 from trainer.study.__main__ import find_plan, main, plan_names, share, share_of_runs
 from trainer.study.plan.cases import case_of, check_plan, essentials
 from trainer.study.plan.study_plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
-from trainer.study.run.sets import SetKey
+from trainer.study.run.sets import SetKey, Sets
 
 PLAN = """
 seeds = {seeds}
@@ -119,6 +119,54 @@ def test_what_decides_the_training_holds_defaults_and_no_seeds() -> None:
     assert not {"--seed", "--model-seed", "--output", "--shards"} & set(found)
 
 
+def test_a_variant_overrides_all_other_tables() -> None:
+    variants = {"plain": {}, "few": {"workers": 4, "epochs": 2, "protocol": "bsp", "profile": "one-slow:2"}}
+    plan = make_plan(variants=variants, virtual={"profile": "homogeneous"}, compare="variant", seeds=1)
+    assert [str(run) for run in plan.runs()][:2] == ["made-up/random/cnn/asp/plain/0", "made-up/random/cnn/asp/few/0"]
+    plain, few = (case_of(plan, Run(cell, 1), "s", Path("o")) for cell in plan.cells()[:2])
+    assert (plain.config.run.epochs, plain.config.protocol.name) == (3, "asp")
+    assert (few.config.run.epochs, few.config.protocol.name) == (2, "bsp")
+    assert [case.simulated.to_json()["profile"] for case in (plain, few) if case.simulated] == [
+        "homogeneous",
+        "one-slow:2",
+    ]
+    assert [plan.workers_of(cell) for cell in plan.cells()[:2]] == [12, 4]
+    assert (plan.baseline, list(plan.members)) == ("plain", ["plain", "few"])
+
+
+@pytest.mark.parametrize("backend", ["virtual", "processes"])
+def test_a_variant_is_any_sampler_exchange_or_repartition(backend: str) -> None:
+    variants: dict[str, dict[str, Any]] = {
+        "representative": {"sampling": "representative"},
+        "matcha": {"exchange": "matcha", "topology": "ring"},
+        "switch": {"exchange": "sync-switch", "fraction": 0.25},
+        "reduced": {"exchange": "all-reduce"},
+        "importance": {"repartition": "importance", "protocol": "bsp", "warmup_epochs": 1, "ignore_epochs": 0},
+    }
+    plan = make_plan(variants=variants, backend=backend, compare="variant")
+    configs = {cell.variant: case_of(plan, Run(cell, 1), "s", Path("o")).config.to_json() for cell in plan.cells()}
+    assert configs["representative"]["sampler"]["name"] == "representative"
+    exchanges = {name: config["exchange"]["name"] for name, config in configs.items()}
+    assert (exchanges["matcha"], exchanges["switch"], exchanges["reduced"]) == ("matcha", "sync-switch", "all-reduce")
+    assert exchanges["representative"] == "parameter-server"
+    assert configs["importance"]["data"]["repartition"] == "importance"
+
+
+def test_shards_of_other_numbers_of_workers_are_other_sets(tmp_path: Path) -> None:
+    variants = {name: {"workers": workers} for name, workers in (("a", 2), ("b", 3), ("c", 2))}
+    shardings = {"random": {"strategy": "random"}, "blocks": {"strategy": "round_robin", "order": "class-blocks"}}
+    sets = Sets(make_plan(variants=variants, shardings=shardings), tmp_path)
+    runs = [Run(Cell("made-up", "blocks", "cnn", "asp", name), 0) for name in variants]
+    keys = [sets.key(run) for run in runs]
+    assert keys[0] == keys[2] != keys[1]
+    tasks = [sets._task(key) for key in keys[:2]]
+    assert ["--workers=2" in tasks[0]["shard"], "--workers=3" in tasks[1]["shard"]] == [True, True]
+    assert [task["derive"]["derivation"]["workers"] for task in tasks] == [2, 3]
+    assert tasks[0]["derive"]["target"] != tasks[1]["derive"]["target"]
+    # The order of the rows depends on the workers, and so do the fingerprints of the training images.
+    assert sets.owner(runs[0]) == sets.owner(runs[2]) != sets.owner(runs[1])
+
+
 def test_keys_are_flags() -> None:
     keys = {"batch_size": 12, "norm": "group", "augment": False, "start": True, "learning_rate": 1e-05}
     flags = {"--batch-size", "--norm", "--augment", "--start", "--learning-rate", "--help", "--help-all"}
@@ -171,7 +219,13 @@ BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"more": "vary = []"}, "vary names nothing: every seed would be the same run"),
     ({"more": 'vary = "model"'}, "vary = 'model' is not a list of texts"),
     ({"more": 'baseline = "nobody"'}, "baseline must be one of random, other, got 'nobody'"),
-    ({"more": 'compare = "datasets"'}, "compare must be one of sharding, protocol, model, got 'datasets'"),
+    ({"more": 'compare = "datasets"'}, "compare must be one of sharding, protocol, model, variant, got 'datasets'"),
+    ({"more": 'compare = "variant"'}, 'compare = "variant" needs tables [variants.NAME]; there are none'),
+    ({"more": "[variants.few]\nworkers = 0"}, "[variants.few]: workers must be a whole number of at least 1, got 0"),
+    (
+        {"more": "[variants.few]\nworkers = 2.5"},
+        "[variants.few]: workers must be a whole number of at least 1, got 2.5",
+    ),
     ({"more": "margin = 2"}, "margin must be an accuracy more than 0 and below 1, got 2"),
     ({"more": 'beside = "../x"'}, "beside must be the name of a study's folder next to this one's, got '../x'"),
     ({"more": "beside = 2"}, "beside = 2 is not a text"),
@@ -221,6 +275,10 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"protocols": {"p": {"protocol": "later"}}}, "argument --protocol: invalid choice: 'later'"),
     ({"protocols": {"p": {"protocol": "asp", "speed": 1}}}, "speed = 1: there is no such flag"),
     ({"training": {"epochs": 1, "outp": "/x"}}, "outp = '/x': there is no such flag"),
+    ({"variants": {"v": {"seed": 3}}}, "[variants.v]: seed is set by the study"),
+    ({"variants": {"v": {"pace": 3}}}, "made-up/random/cnn/asp/v: pace = 3: there is no such flag"),
+    ({"variants": {"v": {"workers": 401, "batch_size": 500}}}, "workers = 401 is more than the 400 rows"),
+    ({"variants": {"v": {"workers": 200}}}, "made-up/random/cnn/asp/v: --batch-size 128 is the mini-batch of all 200"),
     ({"training": {"epochs": 1, "help": True}}, "help = True: there is no such flag"),
     ({"shardings": {"x": {"strategy": "random", "config": "y"}}}, "config = 'y': there is no such flag"),
     ({"workers": 401}, "workers = 401 is more than the 400 rows"),
@@ -306,7 +364,7 @@ def test_a_command_line_that_asks_for_nothing_sensible_is_refused(tmp_path: Path
 def test_names_of_sets_and_runs_never_meet() -> None:
     """Whatever the parts are called: what joins them is in no name."""
     keys = {
-        str(SetKey(dataset, sharding, seed))
+        str(SetKey(dataset, sharding, seed, 12))
         for dataset in ("s", "s-x")
         for sharding in ("x-random", "random")
         for seed in (0, None)

@@ -256,7 +256,7 @@ def _settings(plan: StudyPlan) -> dict[str, dict[str, Cell]]:
     """Return the cells by the setting's name and the member's name, in the plan's order."""
     cells_by_setting: dict[str, dict[str, Cell]] = {}
     for cell in plan.cells():
-        rest = [name for axis, name in zip(Cell._fields, cell, strict=True) if axis != plan.compare]
+        rest = [name for axis, name in zip(Cell._fields, cell, strict=True) if name and axis != plan.compare]
         cells_by_setting.setdefault(", ".join(rest), {})[getattr(cell, plan.compare)] = cell
     return cells_by_setting
 

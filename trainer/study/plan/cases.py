@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -15,13 +15,14 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import from_flags
 from trainer import simulate
 from trainer.config import Config
+from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser as build_trainer_parser
 from trainer.flags import config_of
 from trainer.models.own import OwnModel, is_reference
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.simulation.options import SimulationSettings
-from trainer.study.plan.study_plan import TABLES, Cell, Run, StudyPlan, argv_of, drop_places
+from trainer.study.plan.study_plan import TABLES, WORKERS, Cell, Run, StudyPlan, argv_of, drop_places
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards
@@ -33,7 +34,8 @@ FILLED = {
     "shardings": ("input", "eval_input", "output", "workers", "seed", "overwrite"),
     "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "replay", "compare", *HOST),
 }
-FILLED |= {"models": FILLED["training"], "protocols": FILLED["training"], "virtual": (*FILLED["training"], "workers")}
+FILLED |= {table: FILLED["training"] for table in ("models", "protocols", "variants")}
+FILLED |= {"virtual": (*FILLED["training"], "workers")}
 # keys of [shardings.NAME] that are not flags of its command
 SHARDS_KEY = "shards"
 ORDER = "order"
@@ -61,17 +63,28 @@ def case_of(plan: StudyPlan, run: Run, shards: str, output: Path) -> Case:
     cell = run.cell
     parser = build_trainer_parser() if plan.backend == "processes" else simulate.parser()
     flags = parser.actions_by_flag()
-    own = [plan.training, plan.models[cell.model], plan.protocols[cell.protocol], plan.virtual]
-    argv = [flag for keys in own for flag in argv_of(keys, flags)]
+    argv = argv_of(keys_of_cell(plan, cell), flags)
     argv += [f"--shards={shards}", f"--output={output}", f"--seed={plan.seed_of('order', run)}"]
     argv += [f"--model-seed={plan.seed_of('model', run)}"]
     if plan.backend == "processes":
         return Case(config_of(command_line.parse(parser, argv)), None)
     argv += [f"--schedule-seed={plan.seed_of('schedule', run)}"]
     # One thread per run in virtual time, because a study has one run per core.
-    argv += [] if any("threads" in keys for keys in own) else ["--threads=1"]
+    argv += [] if any(flag.startswith("--threads=") for flag in argv) else ["--threads=1"]
     args = command_line.parse(parser, argv)
     return Case(config_of(args), from_flags(SimulationSettings, args))
+
+
+def keys_of_cell(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
+    """Return the flags of a cell's runs. A later table overrides an earlier one, and the variant overrides all."""
+    tables = [plan.training, plan.models[cell.model], plan.protocols[cell.protocol], plan.virtual]
+    keys = {key: value for table in tables for key, value in table.items()}
+    variant = {key: value for key, value in plan.variants.get(cell.variant, {}).items() if key != WORKERS}
+    exchange = EXCHANGES.get(str(variant.get("exchange")))
+    # An exchange with an order of its own takes the place of the protocol, which its command line refuses.
+    if exchange and (exchange.protocol or exchange().stages()):
+        keys.pop("protocol", None)
+    return keys | variant
 
 
 def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
@@ -114,14 +127,16 @@ def _file_of(value: Any) -> Path | None:
     return next((path for path in map(Path, filter(None, places)) if path.is_file()), None)
 
 
-def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation: str, output: Path) -> list[str]:
+def sharding_args(
+    keys: Mapping[str, Any], workers: int, seed: int, source: str, evaluation: str, output: Path
+) -> list[str]:
     """Return the arguments of ``python -m pipeline shard`` that make a set.
 
     Raises UsageError for keys that are not flags.
 
     Args:
-        plan: the plan of the study.
-        name: of the way of sharding.
+        keys: of the way of sharding in the plan.
+        workers: number of shards.
         seed: of the strategy.
         source: the training rows.
         evaluation: the evaluation rows.
@@ -129,8 +144,8 @@ def sharding_args(plan: StudyPlan, name: str, seed: int, source: str, evaluation
     """
     from pipeline.runs.command import shard_parser
 
-    own = {key: value for key, value in plan.shardings[name].items() if key != ORDER}
-    places = [f"--input={source}", f"--eval-input={evaluation}", f"--output={output}", f"--workers={plan.workers}"]
+    own = {key: value for key, value in keys.items() if key != ORDER}
+    places = [f"--input={source}", f"--eval-input={evaluation}", f"--output={output}", f"--workers={workers}"]
     return [*argv_of(own, shard_parser().actions_by_flag()), *places, f"--seed={seed}", "--quiet"]
 
 
@@ -157,8 +172,9 @@ def open_ready(plan: StudyPlan, name: str) -> Shards:
     from trainer.data.shards import open_shards
 
     shards = open_shards(str(plan.shardings[name][SHARDS_KEY]))
-    if shards.num_workers != plan.workers:
-        raise UsageError(f"{shards.uri} is a set for {shards.num_workers} workers, the plan has {plan.workers}")
+    for workers in workers_of_sharding(plan, name):
+        if shards.num_workers != workers:
+            raise UsageError(f"{shards.uri} is a set for {shards.num_workers} workers, the plan has {workers}")
     if not shards.has_labels:
         raise UsageError(f"{shards.uri} has no labels: a study compares accuracies, which are of classes")
     if not shards.manifest.evaluation:
@@ -166,14 +182,24 @@ def open_ready(plan: StudyPlan, name: str) -> Shards:
     return shards
 
 
-def derivation(plan: StudyPlan, name: str, order: str) -> Any:
+def workers_of_sharding(plan: StudyPlan, name: str) -> list[int]:
+    """Return the numbers of workers of the cells that have a way of sharding, ascending."""
+    return sorted({plan.workers_of(cell) for cell in plan.cells() if cell.sharding == name})
+
+
+def derivation(plan: StudyPlan, name: str, order: str, workers: int) -> Any:
     """Return the changes to a data set before it is sharded. Raises UsageError for invalid keys.
 
-    order: the order of the rows, "given" or "class-blocks"."""
+    Args:
+        plan: the plan of the study.
+        name: of the data set.
+        order: of the rows, "given" or "class-blocks".
+        workers: for whom the rows are ordered.
+    """
     from pipeline.datasets.derive import Derivation, parser
 
     keys = {key: value for key, value in plan.datasets[name].items() if key not in ("input", "eval_input")}
-    blocks = [f"--order={order}", f"--workers={plan.workers}"] if order != "given" else []
+    blocks = [f"--order={order}", f"--workers={workers}"] if order != "given" else []
     flags = parser()
     argv = [*argv_of(keys, flags.actions_by_flag()), "--input=-", "--to=-", *blocks]
     return from_flags(Derivation, command_line.parse(flags, argv))
@@ -190,6 +216,7 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
 
     keys = plan.datasets[name]
     used = {cell.sharding for cell in plan.cells() if cell.dataset == name}
+    most = max((plan.workers_of(cell) for cell in plan.cells() if cell.dataset == name), default=plan.workers)
     if used and all(SHARDS_KEY in plan.shardings[sharding] for sharding in used):
         return
     if "input" not in keys:
@@ -206,13 +233,13 @@ def _check_dataset(plan: StudyPlan, name: str) -> None:
     if not train.layout.labelled:
         raise UsageError(f"{train.uri} has no labels: a study compares accuracies, which are of classes")
     rows = train.rows
-    for order_derivation in (derivation(plan, name, order) for order in sorted(orders)):
+    for order_derivation in (derivation(plan, name, order, most) for order in sorted(orders)):
         if order_derivation != Derivation():
             check_derivation(order_derivation, train)
             # A derivation may keep fewer rows than there are.
             rows = min(order_derivation.rows or rows, rows)
-    if plan.workers > rows:
-        raise UsageError(f"workers = {plan.workers} is more than the {rows} rows")
+    if most > rows:
+        raise UsageError(f"workers = {most} is more than the {rows} rows")
 
 
 def _check_sharding(plan: StudyPlan, name: str) -> None:
@@ -241,8 +268,10 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
     order = keys.get(ORDER, "given")
     if order not in ("given", "class-blocks"):
         raise UsageError(f"order must be given or class-blocks, got {order!r}")
-    if read_request(_shard_flags(plan, name)).read_options.unlabelled:
-        raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
+    # Flags such as ratios fit some numbers of workers only.
+    for workers in workers_of_sharding(plan, name) or [plan.workers]:
+        if read_request(_shard_flags(plan, name, workers)).read_options.unlabelled:
+            raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
     _check_varies(plan, uses_seed=strategy_of(plan, name).uses_seed())
 
 
@@ -258,13 +287,14 @@ def strategy_of(plan: StudyPlan, name: str) -> Any:
     """Return the strategy of a way of sharding. Raises UsageError."""
     from pipeline.runs.command import strategy_of_flags
 
-    return strategy_of_flags(_shard_flags(plan, name))
+    return strategy_of_flags(_shard_flags(plan, name, plan.workers))
 
 
-def _shard_flags(plan: StudyPlan, name: str) -> Namespace:
+def _shard_flags(plan: StudyPlan, name: str, workers: int) -> Namespace:
     from pipeline.runs.command import shard_parser
 
-    return command_line.parse(shard_parser(), sharding_args(plan, name, 0, "train", "test", Path("shards")))
+    argv = sharding_args(plan.shardings[name], workers, 0, "train", "test", Path("shards"))
+    return command_line.parse(shard_parser(), argv)
 
 
 def _check_cell(plan: StudyPlan, cell: Cell) -> None:
@@ -275,9 +305,10 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
         raise UsageError("a study trains on its shards: leave out compute and workers")
     if isinstance(case.config.model, OwnModel):
         case.config.model.function()  # imports the user's module; raises UsageError if it or the function is missing
-    check_shares(case.config, plan.workers)
+    workers = plan.workers_of(cell)
+    check_shares(case.config, workers)
     if case.simulated:
-        case.simulated.check(plan.workers)
+        case.simulated.check(workers)
 
 
 def _check_at(place: str, check: Callable[..., None], *arguments: Any) -> None:

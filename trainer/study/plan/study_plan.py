@@ -19,12 +19,20 @@
     [protocols.asp]
     protocol = "asp"
 
+    [variants.four-workers]
+    workers = 4
+
+    [variants.slow-matcha]
+    exchange = "matcha"
+    profile = "one-slow:4"
+
     [training]
     epochs = 5
 
 The keys of a table are the long flags of its command, with underscores, as in conf/*.toml: ``python -m pipeline
 derive`` (datasets), ``python -m pipeline shard`` (shardings), ``python -m trainer`` (models, protocols and training)
-and ``python -m trainer.simulate`` (virtual)."""
+and ``python -m trainer.simulate`` (virtual). ``variants`` may be left out. A variant takes the flags of training and, in
+virtual time, of the simulation, which override those of all other tables, and ``workers``, which overrides the plan's."""
 
 from __future__ import annotations
 
@@ -40,10 +48,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pipeline.core.errors import UsageError
 
-Axis = Literal["sharding", "protocol", "model"]
+Axis = Literal["sharding", "protocol", "model", "variant"]
 Source = Literal["model", "order", "sharding", "schedule"]
 SOURCES: tuple[str, ...] = get_args(Source)
-TABLES = ("datasets", "shardings", "models", "protocols")
+TABLES = ("datasets", "shardings", "models", "protocols", "variants")
+OPTIONAL = "variants"  # a plan without this table has cells without a variant, whose names have four parts
+WORKERS = "workers"  # the key of a variant that is not a flag: shards are made for this number
 LONGEST = 200  # characters of a cell's name, since file names have at most 255
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,59}", re.ASCII)
 KEY = re.compile(r"[a-z][a-z0-9_]*")
@@ -53,15 +63,16 @@ Table = Mapping[str, Any]
 
 
 class Cell(NamedTuple):
-    """A combination that is trained with every seed."""
+    """A combination that is trained with every seed. variant: empty if the plan has none."""
 
     dataset: str
     sharding: str
     model: str
     protocol: str
+    variant: str = ""
 
     def __str__(self) -> str:
-        return "/".join(self)
+        return "/".join(filter(None, self))
 
 
 class Run(NamedTuple):
@@ -81,8 +92,9 @@ class StudyPlan:
     Attributes:
         title: of the report.
         datasets, shardings, models, protocols: flags by the names of data sets, ways of sharding, models and protocols.
+        variants: flags of training, and numbers of workers, by the names of variants; empty for none.
         seeds: every cell is run once with each.
-        workers: of every run.
+        workers: of every run whose variant has no number of its own.
         backend: "virtual" simulates the cluster in virtual time, "processes" runs real processes.
         vary: the sources of randomness that differ between seeds; all others have seed 0 in every run.
         compare: the axis whose members are compared.
@@ -101,6 +113,7 @@ class StudyPlan:
     models: Mapping[str, Table]
     protocols: Mapping[str, Table]
     seeds: tuple[int, ...]
+    variants: Mapping[str, Table] = field(default_factory=dict)
     workers: int = 12
     backend: Literal["virtual", "processes"] = "virtual"
     vary: tuple[str, ...] = SOURCES
@@ -121,8 +134,14 @@ class StudyPlan:
             raise UsageError("seeds must be at least 1, got 0")
         if self.workers < 1:
             raise UsageError(f"workers must be at least 1, got {self.workers}")
+        for name, keys in self.variants.items():
+            workers = keys.get(WORKERS, 1)
+            if type(workers) is not int or workers < 1:
+                raise UsageError(f"[variants.{name}]: workers must be a whole number of at least 1, got {workers!r}")
         _one_of("backend", self.backend, ("virtual", "processes"))
         _one_of("compare", self.compare, get_args(Axis))
+        if not self.members:
+            raise UsageError(f'compare = "{self.compare}" needs tables [{self.compare}s.NAME]; there are none')
         for source in self.vary:
             _one_of("vary", source, SOURCES)
         if not self.vary:
@@ -137,7 +156,7 @@ class StudyPlan:
             raise UsageError(f"beside must be the name of a study's folder next to this one's, got {self.beside!r}")
         for pattern in self.skip:
             if not any(fnmatchcase(str(cell), pattern) for cell in replace(self, skip=()).cells()):
-                raise UsageError(f"skip: no cell is named {pattern}; cells are DATASET/SHARDING/MODEL/PROTOCOL")
+                raise UsageError(f"skip: no cell is named {pattern}; cells are {self._form_of_cells()}")
         if not self.cells():
             raise UsageError("skip leaves nothing to train")
         if not any(getattr(cell, self.compare) == self.baseline for cell in self.cells()):
@@ -157,8 +176,13 @@ class StudyPlan:
 
     def cells(self) -> list[Cell]:
         """Return every combination that is not skipped, in the order of the file."""
-        every = (Cell(*names) for names in product(self.datasets, self.shardings, self.models, self.protocols))
+        axes = (self.datasets, self.shardings, self.models, self.protocols, self.variants or ("",))
+        every = (Cell(*names) for names in product(*axes))
         return [cell for cell in every if not any(fnmatchcase(str(cell), pattern) for pattern in self.skip)]
+
+    def workers_of(self, cell: Cell) -> int:
+        """Return the number of workers of a cell's runs: its variant's, or the plan's."""
+        return int(self.variants.get(cell.variant, {}).get(WORKERS, self.workers))
 
     def runs(self) -> Iterator[Run]:
         """Return all runs, seed by seed, so that all cells of an unfinished study have about equally many runs."""
@@ -173,8 +197,13 @@ class StudyPlan:
 
         Seeds, paths of data, title, skipped cells, and the choice of comparisons and tests are not part of it."""
         tables = {table: {name: drop_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES}
+        if not self.variants:  # as plans were before there were variants
+            del tables[OPTIONAL]
         scalars = {"workers": self.workers, "backend": self.backend, "vary": sorted(self.vary)}
         return tables | scalars | {"training": dict(self.training), "virtual": dict(self.virtual)}
+
+    def _form_of_cells(self) -> str:
+        return "/".join(axis.upper() for axis in Cell._fields[: len(Cell._fields) - (not self.variants)])
 
     def tests(self) -> dict[str, Any]:
         """Return the choices that should be made before the results are known."""
@@ -210,7 +239,8 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
     _check_type(values, "target", float, "an accuracy such as 0.4")
     # Zero is reported as an invalid number of seeds, not as a missing key.
     vary = _texts(values, "vary", SOURCES)
-    missing = next((key for key in (*TABLES, "seeds") if not values.get(key) and values.get(key) != 0), None)
+    required = [key for key in (*TABLES, "seeds") if key != OPTIONAL]
+    missing = next((key for key in required if not values.get(key) and values.get(key) != 0), None)
     if missing:
         example = "seeds = 19" if missing == "seeds" else f"[{missing}.NAME]"
         raise UsageError(f"{missing} is missing: a plan needs {example}")

@@ -13,7 +13,7 @@ from trainer.study.plan.study_plan import TABLES, StudyPlan
 from trainer.study.report import figures
 from trainer.study.report.findings import findings
 from trainer.study.report.tables import makers, setting_tables, to_csv, to_latex, to_markdown
-from trainer.study.report.words import hours
+from trainer.study.report.words import hours, list_in_words
 from trainer.study.run.folder import tests_begun
 from trainer.study.run.ledger import Record, StudyLedger, read_beside
 
@@ -71,7 +71,9 @@ def render(plan: StudyPlan, analysis: Analysis, records: Sequence[Record]) -> st
 def describe_plan(plan: StudyPlan) -> dict[str, str]:
     """Return the settings of a plan by name, as text."""
     backend = "a simulated cluster in virtual time" if plan.backend == "virtual" else "real processes"
-    rows = {"runs": f"{len(plan.seeds)} seeds of {len(plan.cells())} combinations on {plan.workers} workers, {backend}"}
+    numbers = sorted({plan.workers_of(cell) for cell in plan.cells()})
+    workers = list_in_words([str(number) for number in numbers])
+    rows = {"runs": f"{len(plan.seeds)} seeds of {len(plan.cells())} combinations on {workers} workers, {backend}"}
     rows["varies with the seed"] = ", ".join(plan.vary)
     rows["compared"] = f"{plan.compare}, with {plan.baseline} as the baseline"
     for table in TABLES:

@@ -107,10 +107,10 @@ class StudyLedger:
 class Contents:
     """The data and shards of a study's runs, by name: equal names must mean equal data.
 
-    owner: owner(run) returns (rows, seed). rows names the order of the rows that are sharded, or the ready set; seed is
-    the seed of the shards, None if they do not depend on it."""
+    owner: owner(run) returns (rows, shards). rows names the order of the rows that are sharded, or the ready set; shards
+    distinguishes the sets of one way of sharding by the seed, if they depend on it, and by the number of workers."""
 
-    def __init__(self, records: Iterable[Record], owner: Callable[[Run], tuple[str, int | None]]) -> None:
+    def __init__(self, records: Iterable[Record], owner: Callable[[Run], tuple[str, str]]) -> None:
         self.owner = owner
         self.first_values: dict[tuple[str, ...], tuple[str, str]] = {}
         for record in records:
@@ -119,13 +119,13 @@ class Contents:
     def add(self, record: Record) -> None:
         """Add a run. Raises DataError if its data or shards differ from earlier runs under the same name."""
         run = run_of(record)
-        rows, seed = self.owner(run)
+        rows, shards = self.owner(run)
         dataset = run.cell.dataset
         # The fingerprint of the training images depends on the order of the rows.
         for kind, key, value in (
             ("evaluation images", ("eval", dataset), record["data"]["eval"]),
             ("training images", ("train", dataset, rows), record["data"]["train"]),
-            ("shards", ("shards", dataset, run.cell.sharding, str(seed)), record["shards"]),
+            ("shards", ("shards", dataset, run.cell.sharding, shards), record["shards"]),
         ):
             before, first = self.first_values.setdefault(key, (value, str(run)))
             if before != value:

@@ -21,7 +21,7 @@ class RunProgress(NamedTuple):
 
 def cost_class(run: Run) -> str:
     """Return the name of a class of runs that take about equally long."""
-    return f"{run.cell.dataset}/{run.cell.model}"
+    return "/".join(filter(None, (run.cell.dataset, run.cell.model, run.cell.variant)))
 
 
 def fraction_of_run(folder: Path) -> float:

@@ -30,11 +30,11 @@ class SetKey(NamedTuple):
     dataset: str
     sharding: str
     seed: int | None
+    workers: int
 
     def __str__(self) -> str:
-        return ",".join(
-            [self.dataset, self.sharding, "all" if self.seed is None else str(self.seed)]
-        )  # no name contains a comma
+        seed = "all" if self.seed is None else str(self.seed)
+        return ",".join([self.dataset, self.sharding, seed, str(self.workers)])  # no name contains a comma
 
 
 class Sets:
@@ -52,7 +52,7 @@ class Sets:
     def key(self, run: Run) -> SetKey:
         """Return the key of the shard set on which a run trains."""
         seed = self.plan.seed_of("sharding", run) if self.uses_seed[run.cell.sharding] else None
-        return SetKey(run.cell.dataset, run.cell.sharding, seed)
+        return SetKey(run.cell.dataset, run.cell.sharding, seed, self.plan.workers_of(run.cell))
 
     def uri(self, key: SetKey) -> str:
         """Return the URI of a ready set, or the folder of a set that the study makes."""
@@ -82,11 +82,13 @@ class Sets:
             raise kinds.get(code, JobError)(f"the shard sets could not be made: {output or 'failed without a message'}")
         self.made_keys |= set(tasks)
 
-    def owner(self, run: Run) -> tuple[str, int | None]:
-        """Return the order of a run's rows, or the name of its ready set, and the seed of its shards."""
+    def owner(self, run: Run) -> tuple[str, str]:
+        """Return the order of a run's rows, or the name of its ready set, and the seed and number of its shards."""
         keys = self.plan.shardings[run.cell.sharding]
-        rows = f"ready {run.cell.sharding}" if SHARDS_KEY in keys else str(keys.get(ORDER, "given"))
-        return rows, self.key(run).seed
+        key = self.key(run)
+        if SHARDS_KEY in keys:
+            return f"ready {run.cell.sharding}", str((key.seed, key.workers))
+        return order_text(str(keys.get(ORDER, "given")), key.workers), str((key.seed, key.workers))
 
     def drop(self, key: SetKey) -> None:
         """Delete a set that no run needs any more. Ready sets stay."""
@@ -110,13 +112,19 @@ class Sets:
         # Any key besides the two paths changes the data. The folder is named by data set and order only, so that all
         # shardings and seeds share it.
         if len(dataset) > len({"input", "eval_input"} & set(dataset)) or order != "given":
-            folder = self.root / DATASETS / (key.dataset + f",{order}" * (order != "given"))
+            folder = self.root / DATASETS / (key.dataset + f",{order_text(order, key.workers)}" * (order != "given"))
             places = {"source": source, "evaluation": dataset.get("eval_input"), "target": str(folder)}
-            derived = places | {"derivation": derivation(self.plan, key.dataset, order).params()}
+            derived = places | {"derivation": derivation(self.plan, key.dataset, order, key.workers).params()}
             source = evaluation = str(folder)
         seed = 0 if key.seed is None else key.seed
         output = self.root / SETS / str(key)
-        return {"derive": derived, "shard": sharding_args(self.plan, key.sharding, seed, source, evaluation, output)}
+        keys = self.plan.shardings[key.sharding]
+        return {"derive": derived, "shard": sharding_args(keys, key.workers, seed, source, evaluation, output)}
+
+
+def order_text(order: str, workers: int) -> str:
+    """Return the name of an order of rows, without characters that HDFS refuses. Only "given" suits all workers."""
+    return order if order == "given" else f"{order.replace(':', '-')},{workers}"
 
 
 def _delete(folder: Path) -> None:
