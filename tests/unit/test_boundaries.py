@@ -35,7 +35,7 @@ TRAINER = (
 STUDY = ("plan", "run", "analysis", "report", "check")
 # Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.
 ENTERS = {
-    "study": {"runs", "datasets", "spark"},
+    "study": {"clustering", "runs", "datasets", "spark"},
     "spark_job": {"spark"},
     "tables": {"input"},
     "embed": {"input"},

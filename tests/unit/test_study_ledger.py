@@ -89,6 +89,11 @@ DAMAGES: list[dict[str, object]] = [
     {"failed": "it diverged"},
     {"final_accuracy": None},
     {"final_accuracy": 1.5},
+    {"predictions": "not packed"},
+    {"predictions": 3},
+    {"class_accuracy": ["x"]},
+    {"neighbourhoods": {"rows": [1], "accuracy": []}},
+    {"curve": {"epoch": [1], "accuracy": [0.5], "sent_bytes": []}},
 ]
 
 

@@ -86,7 +86,7 @@ def measure(label: str, config: Config, result: Result) -> Measurements:
         refused=result.rejected,
         staleness_mean=result.staleness["mean"],
         staleness_max=result.staleness["max"],
-        sent_bytes=_sent_bytes(config, result, events, pushes["version"].to_numpy()),
+        sent_bytes=sent_bytes(config, result, events, pushes["version"].to_numpy()),
         total_s=result.seconds,
         final_loss=float(loss[-1]) if result.final_loss is None and len(loss) else result.final_loss,
         final_accuracy=result.final_accuracy,
@@ -98,7 +98,9 @@ def measure(label: str, config: Config, result: Result) -> Measurements:
     )
 
 
-def _sent_bytes(config: Config, result: Result, events: Sequence[LogEvent], versions: Ints) -> int | None:
+def sent_bytes(
+    config: Config, result: Result, events: Sequence[LogEvent], versions: Ints, until: int | None = None
+) -> int | None:
     """Return the bytes that all processes have sent for the gradients of a run, headers apart; None without checkpoints.
 
     Args:
@@ -106,6 +108,8 @@ def _sent_bytes(config: Config, result: Result, events: Sequence[LogEvent], vers
         result: its result.
         events: its events that count.
         versions: of every push that counts, refused ones included.
+        until: the version up to which bytes are counted; None for the end. Workers with models of their own report their
+            bytes at the ends of epochs only: None is returned for another version.
     """
     root = result.output / CHECKPOINTS
     version = newest(root)
@@ -114,7 +118,11 @@ def _sent_bytes(config: Config, result: Result, events: Sequence[LogEvent], vers
     state = read_state(root, version)
     times = PeerTimes.from_state(state)
     if times.begun:  # workers with models of their own, whose links the engine counts
-        return times.sent_bytes
+        if until is None:
+            return times.sent_bytes
+        reports = {event.version: event.sent_bytes for event in events if isinstance(event, ConsensusEvent)}
+        return reports.get(until)
+    versions = versions if until is None else versions[versions <= until]
     stages = [event for event in events if isinstance(event, StageEvent)]
     cohorts = config.cohorts.entries or (Cohort(result.num_workers),)
     exchanges = [EXCHANGES[event.exchange]() for event in stages] or [config.exchange for _ in cohorts]

@@ -14,14 +14,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pipeline.core.arrays import Ints
 from trainer.study.analysis import statistics
+from trainer.study.analysis.churn import Churn, churn_of
 from trainer.study.analysis.statistics import LEVEL, Comparison, Floats, MeasureSummary, compare, summarise
 from trainer.study.analysis.twins import Twins, twins_of
 from trainer.study.plan.study_plan import Cell, StudyPlan
 from trainer.study.run.ledger import Record, environments, run_of
+from trainer.study.run.predictions import unpack
 
 PRIMARY = "final_accuracy"  # the measure of a study's main tests; every other measure is a family of its own
-MEASURES = ("final_accuracy", "best_accuracy", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
+MEASURES = (
+    "final_accuracy", "best_accuracy", "final_loss", "train_accuracy", "train_loss", "running_train_accuracy",
+    "running_train_loss", "worst_class_accuracy", "worst_neighbourhood_accuracy", "seconds", "sent_bytes",
+)  # fmt: skip
 QUALITIES = ("mmd_ratio", "chi_square")
 FEWEST = 3  # runs of a member from which deviations from its mean are meaningful
 FACTS = ("mmd_ratio", "mean_ratio", "chi_square", "cramers_v", "copies", "sparse", "size_ratio", "seconds")
@@ -64,6 +70,7 @@ class ComparisonSide:
         staleness: mean over runs.
         seconds: mean training time of a run, virtual seconds in virtual time.
         wall_s: mean wall-clock time of a run.
+        churn: share of images on which the models of two seeds disagree; None if the ledger has no predictions.
         repeats: runs that ended bit-identical to a run with another seed.
         curve_adjusted_p: p-value of curve_ratio, after Holm.
     """
@@ -80,6 +87,7 @@ class ComparisonSide:
     staleness: float
     seconds: float
     wall_s: float
+    churn: Churn | None = None
     repeats: int = 0  # runs that ended with the bits of another seed's
     curve_adjusted_p: float = math.nan
 
@@ -292,6 +300,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         staleness=_mean([record["staleness"]["mean"] for record in whole.values()]),
         seconds=_mean([record["seconds"] for record in whole.values()]),
         wall_s=_mean([record["wall_s"] for record in records]),
+        churn=churn_of(_predictions(whole), _predictions(against) if against else None),
         repeats=len(whole) - len({record["parameters"] for record in whole.values()}),
     )
 
@@ -299,6 +308,12 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
 def _whole(records: Sequence[Record]) -> dict[int, Record]:
     """Return the runs that ended with a model, by seed."""
     return {run_of(record).seed: record for record in records if record["failed"] is None}
+
+
+def _predictions(records: Mapping[int, Record]) -> dict[int, Ints]:
+    """Return the predictions [N] of runs by seed. Ledgers of earlier versions have none."""
+    packed = {seed: record["predictions"] for seed, record in records.items() if "predictions" in record}
+    return {seed: unpack(text) for seed, text in packed.items()}
 
 
 def _values(records: Any, key: str) -> list[float]:
@@ -341,7 +356,10 @@ def _adjust_p_values(settings: list[StudySetting]) -> list[StudySetting]:
         for (setting, name, old), *ps in zip(having, spreads, means, equal, strict=True):
             new = replace(old, adjusted_spread_p=ps[0], adjusted_difference_p=ps[1], adjusted_equivalence_p=ps[2])
             setting.members[name].comparisons[key] = new
-    # Whole curves are one more family.
+    # Churn and whole curves are families of their own.
+    churning = [(s, n, churn) for s, n in members if (churn := s.members[n].churn) and not math.isnan(churn.p)]
+    for (setting, name, churn), p in zip(churning, statistics.adjust([each.p for *_, each in churning]), strict=True):
+        setting.members[name] = replace(setting.members[name], churn=replace(churn, adjusted_p=p))
     with_curves = [(s, n) for s, n in members if not math.isnan(s.members[n].curve_p)]
     for (setting, name), p in zip(
         with_curves, statistics.adjust([s.members[n].curve_p for s, n in with_curves]), strict=True

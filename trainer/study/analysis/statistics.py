@@ -36,6 +36,9 @@ PERMUTATIONS = 4000  # of runs within their groups
 LARGEST_RATIO = 64.0
 NOTHING = 1e-12  # accuracies and losses that differ by less are equal
 FEWEST_RESAMPLED = 8  # pairs of seeds; with fewer, bootstrap intervals are much too short
+FEWEST_SEEDS = 3  # of a comparison: the distances of two values from their median are always equal
+SKEWED = 1.0  # skewness beyond which tests for normal values find differences too often in small studies
+FLIPS = 9999  # random changes of signs; fewer than 14 values have fewer than that, which are all tried
 MANY = 200  # values from which the F distribution is as good as simulation, which would need much memory
 
 
@@ -44,6 +47,9 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+NO_INTERVAL = Interval(math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,9 @@ class Comparison:
         difference_p: p-value of equal means, by the same test.
         equivalence_p: p-value of means that differ by the margin or more (TOST).
         correlation: between the pairs; if it is positive, pairing by seed makes the tests more powerful.
+        skewness: of the side whose values are more skewed.
+        flipped_spread_p: p-value of equal distances from the medians, by exchanges of the two distances of a seed.
+        flipped_difference_p: p-value of equal means, by exchanges of the two values of a seed.
         adjusted_spread_p: spread_p after Holm's adjustment over its family; NaN before.
         adjusted_difference_p: difference_p, likewise.
         adjusted_equivalence_p: equivalence_p, likewise.
@@ -106,6 +115,9 @@ class Comparison:
     difference_p: float
     equivalence_p: float
     correlation: float
+    skewness: float
+    flipped_spread_p: float
+    flipped_difference_p: float
     adjusted_spread_p: float = math.nan
     adjusted_difference_p: float = math.nan
     adjusted_equivalence_p: float = math.nan
@@ -125,14 +137,34 @@ def summarise(values: Sequence[float]) -> MeasureSummary:
     n = len(x)
     mean = float(x.mean())
     if n < 2:
-        nothing = Interval(math.nan, math.nan)
-        return MeasureSummary(n, mean, nothing, math.nan, nothing, math.nan, mean, mean)
+        return MeasureSummary(n, mean, NO_INTERVAL, math.nan, NO_INTERVAL, math.nan, mean, mean)
     sd = _sd(x)
-    half = float(stats.t.ppf(1 - LEVEL / 2, n - 1)) * sd / math.sqrt(n)
     low, high = stats.chi2.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1)
     sd_interval = Interval(sd * math.sqrt((n - 1) / low), sd * math.sqrt((n - 1) / high))
-    interval = Interval(mean - half, mean + half)
-    return MeasureSummary(n, mean, interval, sd, sd_interval, sd**2, float(x.min()), float(x.max()))
+    return MeasureSummary(n, mean, mean_interval(x), sd, sd_interval, sd**2, float(x.min()), float(x.max()))
+
+
+def mean_interval(x: Floats) -> Interval:
+    """Return the 95 % interval of the mean of two or more values by the t distribution."""
+    mean = float(x.mean())
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(x) - 1)) * _sd(x) / math.sqrt(len(x))
+    return Interval(mean - half, mean + half)
+
+
+def sign_flip_p(x: Floats) -> float:
+    """Return the p-value of values that are symmetric about 0: the share of changes of their signs with as large a sum.
+
+    Valid for any distribution, skewed ones included. 1 if all values are 0."""
+    if not np.abs(x).max(initial=0) > NOTHING:
+        return 1.0
+    rng = np.random.default_rng(len(x))
+    result = stats.permutation_test((x,), np.mean, permutation_type="samples", n_resamples=FLIPS, rng=rng)
+    return float(result.pvalue)
+
+
+def skewness(x: Floats) -> float:
+    """Return the sample skewness, 0 for equal values and for fewer than three."""
+    return float(stats.skew(x, bias=False)) if len(x) > 2 and _sd(x) else 0.0
 
 
 def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -> Comparison | None:
@@ -147,8 +179,9 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
     b = np.asarray(member, float)
     n = len(a)
     # Two values have equal distances from their median, so that the Brown-Forsythe statistic is undefined.
-    if n < 3:
+    if n < FEWEST_SEEDS:
         return None
+    distances = [np.abs(x - np.median(x)) for x in (a, b)]
     ratio = sd_ratio(a, b)
     interval, difference_p = paired_t_test(b, a)
     return Comparison(
@@ -165,6 +198,9 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         equivalence_p=equivalence_p(b, a, margin),
         # Undefined if either side has equal values for all seeds.
         correlation=float(np.corrcoef(a, b)[0, 1]) if _sd(a) and _sd(b) else math.nan,
+        skewness=max(map(skewness, (a, b)), key=abs),
+        flipped_spread_p=sign_flip_p(distances[0] - distances[1]),
+        flipped_difference_p=sign_flip_p(b - a),
     )
 
 

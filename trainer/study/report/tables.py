@@ -23,7 +23,12 @@ NAMES = {
     "final_loss": "final loss",
     "train_accuracy": "accuracy, training rows",
     "train_loss": "loss, training rows",
+    "running_train_accuracy": "accuracy as it was trained, last epoch",
     "running_train_loss": "loss as it was trained, last epoch",
+    "worst_class_accuracy": "accuracy of the worst class",
+    "worst_neighbourhood_accuracy": "accuracy of the worst neighbourhood",
+    "seconds": "training time, s",
+    "sent_bytes": "bytes sent",
 }
 VALUES = ("runs", "mean", "95 %", "sd", "variance", "least", "most")
 TESTS = (
@@ -31,13 +36,14 @@ TESTS = (
     "p of equivalence, adjusted", "correlation of pairs",
 )  # fmt: skip
 PRINTED = ("final_accuracy", "best_accuracy", "final_loss")
+EXTRA = tuple(key for key in NAMES if key not in PRINTED)
 COLUMNS = (
     "setting", "member", "measure", "runs", "diverged", "mean", "mean_low", "mean_high", "sd", "sd_low", "sd_high",
     "variance", "least", "most", "pairs", "sd_ratio", "sd_ratio_f_low", "sd_ratio_f_high", "sd_ratio_bootstrap_low",
     "sd_ratio_bootstrap_high", "spread_p", "brown_forsythe_p", "adjusted_spread_p",
     "difference", "difference_low", "difference_high",
     "difference_p", "adjusted_difference_p", "equivalence_p", "adjusted_equivalence_p",
-    "correlation",
+    "correlation", "skewness", "flipped_spread_p", "flipped_difference_p",
 )  # fmt: skip
 
 
@@ -60,7 +66,13 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     A study that compares ways of sharding also has tables on the evenness of the shards."""
     measured = [key for key in PRINTED if any(key in m.summaries for m in setting.members.values())]
     result = [table for key in measured for table in _measure(analysis, setting, key)]
-    result += [_curve(analysis, setting), *_times(analysis, setting), _work(setting)]
+    result += [
+        *_extra_measures(setting),
+        *_images(analysis, setting),
+        _curve(analysis, setting),
+        *_times(analysis, setting),
+        _work(setting),
+    ]
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
         result += [_quality(setting), *_evenness_correlations(analysis, setting)]
@@ -95,6 +107,52 @@ def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]
         header = (analysis.compared, "pairs", f"mean - mean of {base}", "95 %", f"sd of {base} / sd", *TESTS)
         tables.append(Table(f"{name} compared with {base}: {setting.name}", header, comparison_rows))
     return tables
+
+
+def _extra_measures(setting: StudySetting) -> list[Table]:
+    """Return the table of all further measures: training, the worst class and neighbourhood, time and bytes.
+
+    Every cell is a mean and a standard deviation over runs. Their tests are in results.csv, since they are exploratory."""
+    keys = [key for key in EXTRA if any(key in m.summaries for m in setting.members.values())]
+    rows = []
+    for member in setting.members.values():
+        summaries = [member.summaries.get(key) for key in keys]
+        if any(summaries):
+            rows.append((member.name, *("-" if s is None else f"{s.mean:.4g} ({_short(s.sd)})" for s in summaries)))
+    caption = f"Training, worst groups and cost, mean (sd): {setting.name}"
+    return [Table(caption, ("", *(NAMES[key] for key in keys)), rows)] if rows else []
+
+
+def _images(analysis: Analysis, setting: StudySetting) -> list[Table]:
+    """Return the table of churn and of the classes that are worst on average; none for ledgers without predictions."""
+    rows = []
+    for member in setting.members.values():
+        if member.churn:
+            c = member.churn
+            ends = (
+                "-" if math.isnan(c.interval.low) else "{:.2f} to {:.2f}".format(*(POINTS * end for end in c.interval))
+            )
+            difference = "-" if math.isnan(c.difference) else f"{POINTS * c.difference:+.2f}"
+            ps = (p_value(c.p), p_value(c.adjusted_p))
+            rows.append((member.name, str(c.runs), f"{POINTS * c.share:.2f}", ends, difference, *ps, _worst(member)))
+    base = analysis.baseline
+    header = (
+        "", "runs", "churn, %", "95 %", f"churn - churn of {base}, points", "p", "p, adjusted", "worst class: accuracy",
+    )  # fmt: skip
+    caption = f"Churn, the share of evaluation images on which two seeds' models disagree: {setting.name}"
+    return [Table(caption, header, rows)] if rows else []
+
+
+def _worst(member: ComparisonSide) -> str:
+    """Return the class with the lowest mean accuracy over runs, and this accuracy."""
+    tables = [record["class_accuracy"] for record in member.records if record.get("class_accuracy")]
+    means = {
+        number: sum(values) / len(values)
+        for number, values in enumerate(zip(*tables, strict=True))
+        if None not in values
+    }
+    worst = min(means, key=lambda number: means[number], default=None)
+    return "-" if worst is None else f"{worst}: {means[worst]:.4f}"
 
 
 def _curve(analysis: Analysis, setting: StudySetting) -> Table:
@@ -312,7 +370,7 @@ def _numbers(member: ComparisonSide, key: str) -> list[str]:
     s = member.summaries[key]
     c = member.comparisons[key]
     values: list[float] = [s.mean, *s.mean_interval, s.sd, *s.sd_interval, s.variance, s.least, s.most]
-    comparison_values: list[float] = [math.nan] * 16
+    comparison_values: list[float] = [math.nan] * 19
     if c:
         # The margin of equivalence is a difference of accuracies, not of losses.
         equivalence = [c.equivalence_p, c.adjusted_equivalence_p] if "accuracy" in key else [math.nan] * 2
@@ -320,7 +378,7 @@ def _numbers(member: ComparisonSide, key: str) -> list[str]:
             c.sd_ratio, *c.sd_ratio_f, *c.sd_ratio_bootstrap, c.spread_p, c.brown_forsythe_p,
             c.adjusted_spread_p, c.difference,
             *c.difference_interval, c.difference_p, c.adjusted_difference_p, *equivalence,
-            c.correlation,
+            c.correlation, c.skewness, c.flipped_spread_p, c.flipped_difference_p,
         ]  # fmt: skip
     cells = ["" if math.isnan(value) else f"{value:.6g}" for value in [*values, *comparison_values]]
     return [str(s.n), str(member.diverged), *cells[:9], str(c.n) if c else "", *cells[9:]]

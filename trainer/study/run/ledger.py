@@ -14,6 +14,7 @@ from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import fits
 from trainer.study.plan.study_plan import Cell, Run, StudyPlan
+from trainer.study.run.predictions import unpack
 
 Record = dict[str, Any]  # a line, as trainer.study.run.measure writes it
 LEDGER = "ledger.jsonl"
@@ -22,7 +23,10 @@ SIDES = ("train", "eval")
 MADE = {"time", "command", "host"}  # keys of the origin of a run
 COUNTS = 5  # numbers about the rows of a class in a shard: minimum, quartiles, maximum
 TOTALS = ("seconds", "updates", "rejected", "restarts")
-SCORES = ("best_accuracy", "best_epoch", "final_loss", "train_accuracy", "train_loss", "running_train_loss")
+SCORES = (
+    "best_accuracy", "best_epoch", "final_loss", "train_accuracy", "train_loss", "running_train_accuracy",
+    "running_train_loss", "worst_class_accuracy", "worst_neighbourhood_accuracy", "sent_bytes",
+)  # fmt: skip
 # Keys that must be equal if a run was made twice; times and machines may differ.
 PROMISED = ("seeds", "shards")
 OUTCOME = (*PROMISED, "parameters", "failed", "final_accuracy")
@@ -169,6 +173,7 @@ def parse(line: bytes) -> Record:
     provenance = record.get("made")  # ledgers of earlier versions lack it
     _check(provenance is None or (fits(provenance, dict[str, str]) and provenance.keys() >= MADE))
     _check(_numbers([record["wall_s"]]) and (record["cpu_s"] is None or _numbers([record["cpu_s"]])))
+    _check(_fits_images(record))
     accuracy = record["final_accuracy"]
     diverged = record["failed"] is not None
     if accuracy is None:  # real targets have no accuracy at all
@@ -183,6 +188,16 @@ def parse(line: bytes) -> Record:
     return record
 
 
+def _fits_images(record: Record) -> bool:
+    """True if the values about single images, which ledgers of earlier versions lack, have the form that a run writes."""
+    groups = record.get("neighbourhoods", {"rows": [], "accuracy": []})
+    by_class = record.get("class_accuracy") or []
+    scores = [*groups["accuracy"], *(value for value in by_class if value is not None)]
+    if "predictions" in record:  # one per evaluation row, whose number is the first part of their fingerprint
+        _check(str(len(unpack(record["predictions"]))) == record["data"]["eval"].partition("-")[0])
+    return _numbers([*scores, *groups["rows"]]) and len(groups["rows"]) == len(groups["accuracy"])
+
+
 def _is_curve(curve: Any) -> bool:
     """True for None, which stands for no evaluation, and for as many accuracies as epochs.
 
@@ -191,9 +206,10 @@ def _is_curve(curve: Any) -> bool:
         return True
     epochs = curve["epoch"]
     accuracies = curve["accuracy"]
-    seconds = curve.get("seconds", epochs)  # ledgers of earlier versions lack it
+    costs = [curve.get(key, epochs) for key in ("seconds", "sent_bytes")]  # ledgers of earlier versions lack them
     finite = [accuracy for accuracy in accuracies if accuracy is not None]
-    return len(epochs) == len(accuracies) == len(seconds) and _numbers([*epochs, *finite, *seconds])
+    is_rectangular = {len(epochs)} == {len(values) for values in (accuracies, *costs)}
+    return is_rectangular and _numbers([*epochs, *finite, *(value for values in costs for value in values)])
 
 
 def _numbers(values: Iterable[Any]) -> bool:

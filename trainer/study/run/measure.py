@@ -22,6 +22,7 @@ from trainer.study.plan.cases import Case, case_of
 from trainer.study.plan.study_plan import SOURCES, Cell, Run, StudyPlan, plan_of
 from trainer.study.run.children import task_of_parent
 from trainer.study.run.ledger import Record, dumps
+from trainer.study.run.predictions import outcome_by_image
 from trainer.study.run.sets import facts_of, identity_of
 
 DIGITS = 6
@@ -58,7 +59,10 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         "seeds": {source: plan.seed_of(source, run) for source in SOURCES},  # type: ignore[arg-type]
         "failed": failed,
         **_fingerprints_of_set(shards),
-        **(_outcome(result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}),
+        **(
+            _outcome(case, result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}
+        ),
+        **(_outcome_by_image(result, shards, folder.parent) if result else {}),
         "wall_s": round(time.monotonic() - start, 2),
         "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # unknown for other processes
         "environment": made_on,
@@ -90,17 +94,23 @@ def _fingerprints_of_set(uri: str) -> dict[str, Any]:
     return {**identity_of(shards), "sharding": _round_numbers(facts_of(shards.manifest, quality))}
 
 
-def _outcome(result: Result) -> dict[str, Any]:
+def _outcome(case: Case, result: Result) -> dict[str, Any]:
     """Return the results of a run that ended with a model: scores, curve, staleness, work and a digest of the model."""
+    from trainer.comparison.measurements import sent_bytes
     from trainer.runlog.read import evaluations
 
-    evaluated = evaluations(result.events())
+    events = result.events()
+    evaluated = evaluations(events)
+    versions = result.pushes()["version"].to_numpy()
+    traffic = [sent_bytes(case.config, result, events, versions, until=event.version) for event in evaluated]
     # The digest shows runs that end bit-identical, on two hosts or with two seeds.
     weights = sha256(b"".join(array.tobytes() for array in result.weights().values())).hexdigest()[:16]
     figures: dict[str, Any] = {name: getattr(result, name) for name in FIGURES}
     figures |= {
         "learned": result.learned,
-        "curve": {name: [getattr(event, name) for event in evaluated] for name in CURVE},
+        "curve": {name: [getattr(event, name) for event in evaluated] for name in CURVE}
+        | ({} if None in traffic else {"sent_bytes": traffic}),
+        "sent_bytes": sent_bytes(case.config, result, events, versions),
         "parameters": weights,
         "staleness": {"mean": result.staleness["mean"], "max": result.staleness["max"]},
         "seconds": result.seconds,
@@ -110,6 +120,14 @@ def _outcome(result: Result) -> dict[str, Any]:
         "restarts": sum(result.restarts.values()),
     }
     rounded: dict[str, Any] = _round_numbers(figures)
+    return rounded
+
+
+def _outcome_by_image(result: Result, shards: str, cache: Path) -> dict[str, Any]:
+    """Return the packed predictions, and accuracies by class and neighbourhood. cache: see ``outcome_by_image``."""
+    from trainer.data.shards import open_shards
+
+    rounded: dict[str, Any] = _round_numbers(outcome_by_image(result, open_shards(shards), cache))
     return rounded
 
 
