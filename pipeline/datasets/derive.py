@@ -1,4 +1,4 @@
-"""A data set derived from another: fewer rows, smaller images, or rows in an order that round robin deals badly.
+"""A data set derived from another: fewer rows, uneven classes, smaller images, or an order that round robin deals badly.
 
 Studies use it as a cheap version of a data set, and as a control. The copy is Parquet: ``train.parquet`` and, if the
 input has evaluation rows, ``test.parquet``. It needs no Spark, and holds the whole copy in memory to sort it."""
@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pipeline.core import command_line
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import DataError, UsageError
+from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import record_schema
 from pipeline.core.specs import Spec, add_flags, from_flags, option
@@ -46,17 +47,42 @@ class Derivation(Spec):
     labels: Literal["given", "coarse"] = option(
         "given", "labels of the copy: those of the input, or the twenty coarse classes of CIFAR-100"
     )
+    long_tail: float | None = option(
+        None,
+        "make training classes uneven: ratio of the rows of the first class to the rows of the last, between which the"
+        " numbers of rows fall exponentially; each class keeps its first rows",
+        metavar="RATIO",
+        least=1,
+        shown="as in the input",
+    )
     order: Literal["given", "class-blocks"] = option(
         "given",
         "order of training rows; class-blocks sorts and interleaves them so that round robin over --workers gives every"
         " worker a block of classes",
     )
-    workers: int | None = option(None, "number of workers for --order class-blocks", least=1)
+    dirichlet: float | None = option(
+        None,
+        "order training rows so that round robin over --workers gives every worker equally many rows, of classes in"
+        " shares from a Dirichlet distribution with this concentration: 0.1 is very uneven, 100 almost even",
+        metavar="ALPHA",
+        above=0,
+        most=1e6,
+        shown="the order of --order",
+    )
+    seed: int = option(0, "seed of --dirichlet", least=0)
+    workers: int | None = option(None, "number of workers for --order class-blocks or --dirichlet", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.order == "class-blocks") != (self.workers is not None):
-            raise UsageError("--order class-blocks and --workers N need each other: give both or neither")
+        if self.order == "class-blocks" and self.dirichlet is not None:
+            raise UsageError(
+                f"--order class-blocks and --dirichlet {self.dirichlet:g} are two orders: give one of them"
+            )
+        is_ordered = self.order == "class-blocks" or self.dirichlet is not None
+        if is_ordered != (self.workers is not None):
+            raise UsageError(
+                "--workers N and --order class-blocks or --dirichlet ALPHA need each other: give both or neither"
+            )
 
 
 def shrink_images(images: Pixels, shape: tuple[int, int, int], factor: int) -> Pixels:
@@ -79,11 +105,72 @@ def class_blocks(labels: npt.NDArray[np.int32], num_workers: int) -> Ints:
     """Return an order of the rows that gives round robin one block of classes per worker.
 
     Rows w, w + num_workers, w + 2 num_workers, ... of the order are block w of the rows sorted by class."""
-    by_class = np.argsort(labels, kind="stable")
-    places = np.concatenate([np.arange(worker, len(labels), num_workers) for worker in range(num_workers)])
-    order = np.empty(len(labels), np.int64)
-    order[places] = by_class
+    return _interleave(np.argsort(labels, kind="stable"), num_workers)
+
+
+def dirichlet_blocks(labels: npt.NDArray[np.int32], num_workers: int, alpha: float, seed: int) -> Ints:
+    """Return an order of the rows with which round robin gives workers equally many rows of uneven classes.
+
+    As Hsu et al. (2019): each worker draws the shares of its classes from a Dirichlet distribution about the shares of the
+    data set, and then takes rows without replacement. When a class has no rows left, its share goes to the other classes
+    of the worker. Unlike the strategy ``dirichlet``, shards have equal sizes.
+
+    Args:
+        labels: class of each row.
+        num_workers: number of workers.
+        alpha: concentration, times the number of classes.
+        seed: of the draws.
+    """
+    rng = generator(seed, Purpose.SKEW)
+    classes, numbers, remaining = np.unique(labels, return_inverse=True, return_counts=True)
+    sizes = [len(range(worker, len(labels), num_workers)) for worker in range(num_workers)]
+    concentration = alpha * len(classes) * remaining / len(labels)
+    rows_by_class = [np.flatnonzero(numbers == number) for number in range(len(classes))]
+    blocks = []
+    for size in sizes:
+        shares = rng.dirichlet(concentration)
+        taken_rows = np.zeros(len(classes), np.int64)
+        while (missing := size - taken_rows.sum()) > 0:
+            weights = np.where(remaining > taken_rows, shares, 0)
+            # Tiny shares can be rounded to 0: then the rows that are left decide.
+            if not weights.sum() > 0:
+                weights = (remaining - taken_rows).astype(np.float64)
+            draw = rng.multinomial(missing, weights / weights.sum())
+            taken_rows = np.minimum(taken_rows + draw, remaining)
+        blocks += [rows[:count] for rows, count in zip(rows_by_class, taken_rows, strict=True)]
+        rows_by_class = [rows[count:] for rows, count in zip(rows_by_class, taken_rows, strict=True)]
+        remaining = remaining - taken_rows
+    return _interleave(np.concatenate(blocks), num_workers)
+
+
+def _interleave(blocks: Ints, num_workers: int) -> Ints:
+    """Return the order in which round robin over the workers gives each its consecutive part of ``blocks``."""
+    places = np.concatenate([np.arange(worker, len(blocks), num_workers) for worker in range(num_workers)])
+    order = np.empty(len(blocks), np.int64)
+    order[places] = blocks
     return order
+
+
+def long_tail_rows(labels: npt.NDArray[np.int32], ratio: float) -> Ints:
+    """Return the rows of a long-tailed subset (Cao et al. 2019), ascending.
+
+    Of K classes, class k keeps its first n ratio^(-k / (K - 1)) rows, but at least one, if the largest class has n rows."""
+    classes, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    exponents = np.arange(len(classes)) / max(1, len(classes) - 1)
+    targets = np.maximum(np.rint(counts.max(initial=0) * ratio**-exponents), 1)
+    chosen_rows = [np.flatnonzero(numbers == number)[: int(target)] for number, target in enumerate(targets)]
+    return np.sort(np.concatenate(chosen_rows)) if chosen_rows else np.zeros(0, np.int64)
+
+
+def order_of_rows(labels: npt.NDArray[np.int32], derivation: Derivation) -> Ints:
+    """Return the rows of the copy, as positions in the input, in their order."""
+    every = np.arange(len(labels))
+    rows = every if derivation.long_tail is None else long_tail_rows(labels, derivation.long_tail)
+    if derivation.workers is None:
+        return rows
+    if derivation.dirichlet is None:
+        return rows[class_blocks(labels[rows], derivation.workers)]
+    return rows[dirichlet_blocks(labels[rows], derivation.workers, derivation.dirichlet, derivation.seed)]
 
 
 def train_and_test(source: str, evaluation: str | None = None) -> tuple[Dataset, Dataset | None]:
@@ -121,8 +208,7 @@ def derive(source: str, target: Path, derivation: Derivation, evaluation: str | 
         """Write the files of the copy and the record of the derivation into an empty folder."""
         # Only training rows are dropped or reordered, so that evaluation results stay comparable.
         layout, rows = _read(train, min(derivation.rows or train.rows, train.rows), derivation)
-        order = None if derivation.workers is None else class_blocks(rows.labels, derivation.workers)
-        _write(folder / TRAIN, layout, rows, order)
+        _write(folder / TRAIN, layout, rows, order_of_rows(rows.labels, derivation))
         if test:
             _write(folder / TEST, *_read(test, test.rows, derivation))
         (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n")
@@ -156,7 +242,8 @@ def _check_squares(shape: tuple[int, int, int], factor: int) -> None:
 def _refuse_other(target: Path, expected: dict[str, object]) -> bool:
     """Return False if the folder holds the same derivation, complete. Raises UsageError or DataError otherwise."""
     try:
-        record = json.loads((target / RECORD).read_text())
+        # Folders of earlier versions lack the changes that these did not know.
+        record = asdict(Derivation()) | json.loads((target / RECORD).read_text())
     except (OSError, ValueError):
         raise UsageError(f"--to {target} contains other files; choose a folder that does not exist yet") from None
     if record != expected:
@@ -196,17 +283,17 @@ def _read(dataset: Dataset, count: int, derivation: Derivation) -> tuple[Layout,
 def _write(path: Path, layout: Layout, rows: Columns, order: Ints | None = None) -> None:
     """Write the rows as Parquet, with ids 0, 1, ... in the order written.
 
-    order: positions of the rows in that order; default: 0, 1, ..."""
+    order: positions of the rows to write, in that order; default: all, 0, 1, ..."""
     schema = record_schema(layout, neighbourhood=False, copy=False)
-    count = len(rows.labels)
-    whole = Block(np.arange(count), rows)
+    whole = Block(np.arange(len(rows.labels)), rows)
     step = block_rows(layout.record_bytes)
     order = whole.ids if order is None else order
+    count = len(order)
     with pq.ParquetWriter(path, schema, compression="none") as writer:
         for low in range(0, count, step):
             # Its ids are positions in ``rows``; in the new file, an id is the position there.
             batch = record_batch(schema, whole, order[low : low + step])
-            ids = pa.array(whole.ids[low : low + step])
+            ids = pa.array(np.arange(low, min(low + step, count)))
             writer.write_batch(batch.set_column(0, schema.field("id"), ids))
 
 
@@ -220,7 +307,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write a smaller copy of a data set, or a copy in an order that round robin deals badly."""
+    """Write a smaller or long-tailed copy of a data set, or a copy in an order that round robin deals badly."""
 
     def run() -> int:
         args = command_line.parse(parser(), argv)

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from pipeline.__main__ import main as pipeline_main
 from pipeline.core.errors import UsageError
-from pipeline.datasets.derive import Derivation, class_blocks, derive, main, shrink_images, train_and_test
+from pipeline.datasets.derive import (
+    RECORD,
+    Derivation,
+    class_blocks,
+    derive,
+    dirichlet_blocks,
+    long_tail_rows,
+    main,
+    order_of_rows,
+    shrink_images,
+    train_and_test,
+)
 from tests.conftest import make_rows
 
 
@@ -51,6 +65,83 @@ def test_round_robin_deals_class_blocks_as_runs_of_sorted_rows(classes: list[int
     blocks = [order[worker::workers] for worker in range(workers)]
     expected = [row for _, row in sorted(zip(classes, range(len(classes)), strict=True))]
     assert np.concatenate(blocks).tolist() == expected
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=80), st.floats(1, 200))
+def test_a_long_tail_keeps_the_first_rows_of_every_class(classes: list[int], ratio: float) -> None:
+    """Against a loop over the formula of the paper, by hand for the worked example of ten classes below."""
+    rows = long_tail_rows(np.array(classes, np.int32), ratio).tolist()
+    names = sorted(set(classes))
+    largest = max(map(classes.count, names))
+    expected = []
+    for number, name in enumerate(names):
+        target = max(1, round(largest * ratio ** (-number / max(1, len(names) - 1))))
+        expected += [at for at, label in enumerate(classes) if label == name][:target]
+    assert rows == sorted(expected)
+
+
+def test_a_long_tail_of_cifar10_has_the_published_sizes() -> None:
+    """Cao et al. (2019), CIFAR-10-LT with ratio 100: 5,000 rows of the first class, 50 of the last."""
+    labels = np.repeat(np.arange(10, dtype=np.int32), 5000)
+    sizes = np.bincount(labels[long_tail_rows(labels, 100)])
+    assert sizes.tolist() == [5000, 2997, 1797, 1077, 646, 387, 232, 139, 83, 50]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 7), st.floats(0.01, 50))
+def test_dirichlet_blocks_hold_every_row_once(classes: list[int], workers: int, alpha: float) -> None:
+    labels = np.array(classes, np.int32)
+    order = dirichlet_blocks(labels, workers, alpha, seed=1)
+    assert sorted(order) == list(range(len(labels)))
+    assert np.array_equal(order, dirichlet_blocks(labels, workers, alpha, seed=1))
+
+
+def test_a_small_alpha_is_less_even() -> None:
+    """By Cramer's V of classes and workers, averaged over ten seeds: about 0 for a large alpha."""
+    labels = np.random.default_rng(0).integers(0, 10, 3000).astype(np.int32)
+
+    def unevenness(alpha: float) -> float:
+        values = []
+        for seed in range(10):
+            order = dirichlet_blocks(labels, 10, alpha, seed)
+            counts = np.array([np.bincount(labels[order[worker::10]], minlength=10) for worker in range(10)])
+            assert set(counts.sum(axis=1)) == {300}
+            values.append(stats.contingency.association(counts, method="cramer"))
+        return float(np.mean(values))
+
+    assert unevenness(0.1) > 0.6 > 0.4 > unevenness(1) > 0.2 > 0.1 > unevenness(100)
+
+
+def test_a_long_tail_in_dirichlet_order_is_written(source: Path, tmp_path: Path) -> None:
+    derivation = Derivation(long_tail=5, dirichlet=0.2, workers=3)
+    assert derive(str(source), tmp_path / "d", derivation)
+    train, test = train_and_test(str(tmp_path / "d"))
+    block = next(iter(train.read(0, train.rows)))
+    original = next(iter(train_and_test(str(source))[0].read(0, 70)))
+    order = order_of_rows(original.labels, derivation)
+    assert train.rows == len(order) < 70
+    assert np.array_equal(block.labels, original.labels[order])
+    assert np.array_equal(block.images, original.images[order])
+    assert test is not None
+    assert test.rows == 20
+
+
+def test_a_folder_of_an_earlier_version_is_the_same_derivation(source: Path, tmp_path: Path) -> None:
+    derive(str(source), tmp_path / "d", Derivation(shrink=2))
+    record = json.loads((tmp_path / "d" / RECORD).read_text())
+    for key in ("long_tail", "dirichlet", "seed"):
+        del record[key]
+    (tmp_path / "d" / RECORD).write_text(json.dumps(record))
+    assert not derive(str(source), tmp_path / "d", Derivation(shrink=2))
+    with pytest.raises(UsageError, match=r"was derived with long_tail None, not 10\.0"):
+        derive(str(source), tmp_path / "d", Derivation(shrink=2, long_tail=10.0))
+
+
+@pytest.mark.parametrize(
+    "values", [{"dirichlet": 0.3}, {"workers": 3}, {"dirichlet": 1, "order": "class-blocks", "workers": 3}]
+)
+def test_an_order_without_workers_or_with_another_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"need each other|are two orders"):
+        Derivation(**values)
 
 
 def test_a_derived_set_has_the_rows_of_both_sides(source: Path, tmp_path: Path) -> None:

@@ -260,7 +260,14 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"shardings": {"x": {"strategy": "random", "clusters": 3}}}, "--strategy random has no --clusters 3"),
     ({"shardings": {"x": {}}}, "[shardings.x]: the following arguments are required: --strategy"),
     ({"shardings": {"x": {"strategy": "random", "seed": 3}}}, "[shardings.x]: seed is set by the study"),
-    ({"shardings": {"x": {"strategy": "random", "order": "odd"}}}, "order must be given or class-blocks, got 'odd'"),
+    (
+        {"shardings": {"x": {"strategy": "random", "order": "odd"}}},
+        "order must be given, class-blocks or dirichlet:ALPHA, got 'odd'",
+    ),
+    (
+        {"shardings": {"x": {"strategy": "round_robin", "order": "dirichlet:0"}}},
+        "--dirichlet must be a positive number, got 0.0",
+    ),
     ({"training": {"epochs": 0}}, "--epochs must be at least 1, got 0"),
     ({"training": {}}, "give the length of the run"),
     ({"training": {"epochs": 1, "output": "x"}}, "[training]: output is set by the study"),
@@ -308,6 +315,8 @@ def test_a_table_that_no_command_takes_is_one_line(tables: dict[str, Any], said:
         ({"shrink": 7}, "--shrink 7 must divide the images' height and width, 32 and 32"),
         ({"labels": "coarse"}, "--labels coarse: "),
         ({"order": "class-blocks"}, "order is set by the study"),
+        ({"dirichlet": 0.3}, "dirichlet is set by the study"),
+        ({"long_tail": 0.5}, "--long-tail must be at least 1"),
         ({"shrunk": 2}, "shrunk = 2: there is no such flag"),
     ],
 )

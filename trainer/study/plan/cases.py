@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 HOST = tuple(field.name for field in fields(Options))  # flags of a host, not of the run
 # Keys that the study sets itself, by table.
 FILLED = {
-    "datasets": ("to", "workers", "order"),
+    "datasets": ("to", "workers", "order", "dirichlet"),
     "shardings": ("input", "eval_input", "output", "workers", "seed", "overwrite"),
     "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "replay", "compare", *HOST),
 }
@@ -39,6 +39,7 @@ FILLED |= {"virtual": (*FILLED["training"], "workers")}
 # keys of [shardings.NAME] that are not flags of its command
 SHARDS_KEY = "shards"
 ORDER = "order"
+DIRICHLET = "dirichlet"  # the order of rows that has a concentration, as in dirichlet:0.3
 
 
 @dataclass(frozen=True)
@@ -193,13 +194,15 @@ def derivation(plan: StudyPlan, name: str, order: str, workers: int) -> Any:
     Args:
         plan: the plan of the study.
         name: of the data set.
-        order: of the rows, "given" or "class-blocks".
+        order: of the rows, "given", "class-blocks" or "dirichlet:ALPHA".
         workers: for whom the rows are ordered.
     """
     from pipeline.datasets.derive import Derivation, parser
 
     keys = {key: value for key, value in plan.datasets[name].items() if key not in ("input", "eval_input")}
-    blocks = [f"--order={order}", f"--workers={workers}"] if order != "given" else []
+    name_of_order, _, alpha = order.partition(":")
+    how = f"--dirichlet={alpha}" if name_of_order == DIRICHLET else f"--order={order}"
+    blocks = [how, f"--workers={workers}"] if order != "given" else []
     flags = parser()
     argv = [*argv_of(keys, flags.actions_by_flag()), "--input=-", "--to=-", *blocks]
     return from_flags(Derivation, command_line.parse(flags, argv))
@@ -266,8 +269,8 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
         _check_varies(plan, uses_seed=False)
         return
     order = keys.get(ORDER, "given")
-    if order not in ("given", "class-blocks"):
-        raise UsageError(f"order must be given or class-blocks, got {order!r}")
+    if order not in ("given", "class-blocks") and not str(order).startswith(f"{DIRICHLET}:"):
+        raise UsageError(f"order must be given, class-blocks or {DIRICHLET}:ALPHA, got {order!r}")
     # Flags such as ratios fit some numbers of workers only.
     for workers in workers_of_sharding(plan, name) or [plan.workers]:
         if read_request(_shard_flags(plan, name, workers)).read_options.unlabelled:

@@ -32,7 +32,8 @@
 The keys of a table are the long flags of its command, with underscores, as in conf/*.toml: ``python -m pipeline
 derive`` (datasets), ``python -m pipeline shard`` (shardings), ``python -m trainer`` (models, protocols and training)
 and ``python -m trainer.simulate`` (virtual). ``variants`` may be left out. A variant takes the flags of training and, in
-virtual time, of the simulation, which override the flags of all other tables, and ``workers``, which overrides the plan's."""
+virtual time, of the simulation, which override the flags of all other tables, and ``workers``, which overrides the
+plan's."""
 
 from __future__ import annotations
 
