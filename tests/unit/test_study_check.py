@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.core.errors import DataError, UsageError
 from tests.support.tiers import only
-from trainer.study.check import RESULTS, check, main, recompute_files, stored_studies
+from trainer.study.check import RESULTS, check, main, recompute, stored_studies
 
 
 @pytest.mark.parametrize("folder", only(stored_studies()[-1:], stored_studies()), ids=lambda folder: folder.name)
@@ -41,11 +41,11 @@ def test_a_changed_ledger_is_found(copy: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_stored_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="contains no ledger"):
-        recompute_files(tmp_path)
+        recompute(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "ledger.jsonl").write_text("")
     with pytest.raises(UsageError, match="no plan is named mine"):
-        recompute_files(tmp_path / "mine")
+        recompute(tmp_path / "mine")
 
 
 @pytest.mark.slow

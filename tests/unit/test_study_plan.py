@@ -167,6 +167,30 @@ def test_shards_of_other_numbers_of_workers_are_other_sets(tmp_path: Path) -> No
     assert sets.owner(runs[0]) == sets.owner(runs[2]) != sets.owner(runs[1])
 
 
+def test_a_sharding_with_a_seed_has_the_same_shards_in_every_run(tmp_path: Path) -> None:
+    sets = Sets(
+        make_plan(shardings={"fixed": {"strategy": "random", "seed": 3}, "random": {"strategy": "random"}}), tmp_path
+    )
+    fixed, varied = (
+        [sets.key(Run(Cell("made-up", name, "cnn", "asp"), seed)) for seed in (0, 1)] for name in ("fixed", "random")
+    )
+    assert fixed[0] == fixed[1]
+    assert varied[0] != varied[1]
+    assert [flag for flag in sets._task(fixed[0])["shard"] if flag.startswith("--seed")] == ["--seed=3"]
+    assert [flag for flag in sets._task(varied[1])["shard"] if flag.startswith("--seed")] == ["--seed=1"]
+
+
+def test_a_crossed_design_has_every_set_with_every_other_seed() -> None:
+    plan = make_plan(seeds=12, sets=3)
+    cell = plan.cells()[0]
+    pairs = [tuple(plan.seed_of(source, Run(cell, seed)) for source in ("sharding", "order")) for seed in plan.seeds]
+    assert sorted(pairs) == [(number, order) for number in range(3) for order in range(4)]
+    assert "sets" not in make_plan().identity()
+    for values in ({"sets": 1}, {"sets": 3, "vary": ["order"]}, {"sets": 3, "vary": ["sharding"]}):
+        with pytest.raises(UsageError, match=r"sets = \d must be at least 2, and vary must name sharding and another"):
+            make_plan(**values)
+
+
 def test_keys_are_flags() -> None:
     keys = {"batch_size": 12, "norm": "group", "augment": False, "start": True, "learning_rate": 1e-05}
     flags = {"--batch-size", "--norm", "--augment", "--start", "--learning-rate", "--help", "--help-all"}
@@ -259,7 +283,10 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"shardings": {"x": {"strategy": "magic"}}}, "[shardings.x]: argument --strategy: invalid choice: 'magic'"),
     ({"shardings": {"x": {"strategy": "random", "clusters": 3}}}, "--strategy random has no --clusters 3"),
     ({"shardings": {"x": {}}}, "[shardings.x]: the following arguments are required: --strategy"),
-    ({"shardings": {"x": {"strategy": "random", "seed": 3}}}, "[shardings.x]: seed is set by the study"),
+    (
+        {"vary": ["sharding"], "shardings": {"x": {"strategy": "random", "seed": 3}}},
+        "[shardings.x]: its shards are the same",
+    ),
     (
         {"shardings": {"x": {"strategy": "random", "order": "odd"}}},
         "order must be given, class-blocks or dirichlet:ALPHA, got 'odd'",

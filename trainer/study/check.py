@@ -6,6 +6,7 @@ the SHA-256 of every file that the ledger gives. The files themselves are not st
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,11 +16,16 @@ from pipeline.core.command_line import CONF
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.extras import require
 from trainer.study.__main__ import find_plan, plan_names
+from trainer.study.analysis.analyse import PRIMARY, Analysis
+from trainer.study.analysis.ratios import StudyRatio, pool
+from trainer.study.report.tables import Table, to_markdown_table
+from trainer.study.report.words import number, p_value
 from trainer.study.report.write import analysis_of, files_with_numbers
 from trainer.study.run.ledger import LEDGER, Contents, StudyLedger
 from trainer.study.run.sets import Sets
 
 RESULTS = Path(str(CONF)) / "study" / "results"
+POOLED = "pooled.md"  # in the output folder
 DIGESTS = "derived.sha256"  # in the format of sha256sum
 PROG = "python -m trainer.study.check"
 DESCRIPTION = "Recompute the tables of stored studies from their ledgers, and compare them with the published tables."
@@ -30,8 +36,8 @@ def stored_studies() -> list[Path]:
     return sorted(path.parent for path in RESULTS.glob(f"*/{LEDGER}"))
 
 
-def recompute_files(folder: Path) -> dict[str, str]:
-    """Return the files of a stored study, by name, recomputed from its ledger.
+def recompute(folder: Path) -> Analysis:
+    """Return the analysis of a stored study, recomputed from its ledger.
 
     Raises UsageError if the folder belongs to another plan, DataError if its runs have different data."""
     if not (folder / LEDGER).is_file():
@@ -42,7 +48,33 @@ def recompute_files(folder: Path) -> dict[str, str]:
     ledger = StudyLedger(folder / LEDGER)
     analysis = analysis_of(plan, folder, ledger)
     Contents(ledger.records_of_plan(plan), Sets(plan, folder).owner)
-    return files_with_numbers(analysis)
+    return analysis
+
+
+def pooled_ratios(studies: Mapping[str, Analysis]) -> str:
+    """Return a Markdown table with the common ratio of standard deviations of each way of sharding over several studies.
+
+    Studies with another baseline than random, or of another axis, are left out. A study with several settings counts
+    once per setting."""
+    ratios: dict[str, list[StudyRatio]] = {}
+    for name, analysis in studies.items():
+        if (analysis.compared, analysis.baseline) == ("sharding", "random"):
+            for setting in analysis.settings:
+                for member in setting.members.values():
+                    comparison = member.comparisons[PRIMARY]
+                    if comparison and 0 < comparison.sd_ratio < math.inf:
+                        ratios.setdefault(member.name, []).append(StudyRatio(name, comparison.sd_ratio, comparison.n))
+    # Seeds are independent within a study; studies that share seeds differ in models or data.
+    rows = []
+    for member_name, some in ratios.items():
+        pooled = pool(some)
+        ends = f"{number(pooled.interval.low)} to {number(pooled.interval.high)}"
+        ps = (p_value(pooled.p), p_value(pooled.heterogeneity_p))
+        rows.append(
+            (member_name, number(pooled.ratio), ends, *ps, ", ".join(f"{each.study} ({each.n})" for each in some))
+        )
+    header = ("sharding", "sd of random / sd", "95 %", "p", "p of heterogeneity", "studies (pairs)")
+    return to_markdown_table(Table("Ratios of standard deviations, pooled over studies", header, rows))
 
 
 def digests(files: Mapping[str, str]) -> str:
@@ -50,12 +82,16 @@ def digests(files: Mapping[str, str]) -> str:
     return "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items()))
 
 
-def check(folder: Path, output: Path) -> None:
-    """Write a study's files to a folder. Raises DataError for the first file that differs from the published one."""
-    files = recompute_files(folder)
+def check(folder: Path, output: Path) -> Analysis:
+    """Write a study's files to a folder, and return its analysis.
+
+    Raises DataError for the first file that differs from the published one."""
+    analysis = recompute(folder)
+    files = files_with_numbers(analysis)
     output.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         write_durably(output / name, text.encode())
+    # Compared after all files are written, so that a reader of the error finds the new file.
     published = (folder / DIGESTS).read_text().splitlines() if (folder / DIGESTS).is_file() else []
     for line in digests(files).splitlines():
         if line not in published:
@@ -63,6 +99,7 @@ def check(folder: Path, output: Path) -> None:
                 f"{output / line.split()[1]} differs from the published file; if the change is intended, run"
                 f" {PROG} --accept, which renews {folder / DIGESTS}"
             )
+    return analysis
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,13 +120,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     require("study", "checking a study")
     if not (args.folders or stored_studies()):
         print(f"no study is stored in {RESULTS}: nothing to check")
+    studies = {}
     for folder in args.folders or stored_studies():
         if args.accept:
-            write_durably(folder / DIGESTS, digests(recompute_files(folder)).encode())
+            write_durably(folder / DIGESTS, digests(files_with_numbers(recompute(folder))).encode())
         output = args.output / folder.name
         # Also after --accept, since it writes the tables.
-        check(folder, output)
+        studies[folder.name] = check(folder, output)
         print(f"{folder.name}: the published tables agree with the ledger; see {output}/README.md")
+    if len(studies) > 1:
+        write_durably(args.output / POOLED, pooled_ratios(studies).encode())
+        print(f"{args.output / POOLED}: ratios of standard deviations, pooled over the studies")
     return 0
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.core.arrays import Ints
 from trainer.study.analysis import statistics
 from trainer.study.analysis.churn import Churn, churn_of
+from trainer.study.analysis.components import Components, components_of
 from trainer.study.analysis.statistics import LEVEL, Comparison, Floats, MeasureSummary, compare, summarise
 from trainer.study.analysis.twins import Twins, twins_of
 from trainer.study.plan.study_plan import Cell, StudyPlan
@@ -71,6 +72,7 @@ class ComparisonSide:
         seconds: mean training time of a run, virtual seconds in virtual time.
         wall_s: mean wall-clock time of a run.
         churn: share of images on which the models of two seeds disagree; None if the ledger has no predictions.
+        components: of the variance of the final accuracy, in a crossed design; None in any other.
         repeats: runs that ended bit-identical to a run with another seed.
         curve_adjusted_p: p-value of curve_ratio, after Holm.
     """
@@ -88,6 +90,7 @@ class ComparisonSide:
     seconds: float
     wall_s: float
     churn: Churn | None = None
+    components: Components | None = None
     repeats: int = 0  # runs that ended with the bits of another seed's
     curve_adjusted_p: float = math.nan
 
@@ -301,6 +304,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         seconds=_mean([record["seconds"] for record in whole.values()]),
         wall_s=_mean([record["wall_s"] for record in records]),
         churn=churn_of(_predictions(whole), _predictions(against) if against else None),
+        components=components_of(_finals(whole), plan.sets),
         repeats=len(whole) - len({record["parameters"] for record in whole.values()}),
     )
 
@@ -308,6 +312,10 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
 def _whole(records: Sequence[Record]) -> dict[int, Record]:
     """Return the runs that ended with a model, by seed."""
     return {run_of(record).seed: record for record in records if record["failed"] is None}
+
+
+def _finals(records: Mapping[int, Record]) -> dict[int, float]:
+    return {seed: record[PRIMARY] for seed, record in records.items() if record[PRIMARY] is not None}
 
 
 def _predictions(records: Mapping[int, Record]) -> dict[int, Ints]:

@@ -31,7 +31,7 @@ HOST = tuple(field.name for field in fields(Options))  # flags of a host, not of
 # Keys that the study sets itself, by table.
 FILLED = {
     "datasets": ("to", "workers", "order", "dirichlet"),
-    "shardings": ("input", "eval_input", "output", "workers", "seed", "overwrite"),
+    "shardings": ("input", "eval_input", "output", "workers", "overwrite"),
     "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "replay", "compare", *HOST),
 }
 FILLED |= {table: FILLED["training"] for table in ("models", "protocols", "variants")}
@@ -39,6 +39,7 @@ FILLED |= {"virtual": (*FILLED["training"], "workers")}
 # keys of [shardings.NAME] that are not flags of its command
 SHARDS_KEY = "shards"
 ORDER = "order"
+SEED = "seed"
 DIRICHLET = "dirichlet"  # the order of rows that has a concentration, as in dirichlet:0.3
 
 
@@ -147,7 +148,9 @@ def sharding_args(
 
     own = {key: value for key, value in keys.items() if key != ORDER}
     places = [f"--input={source}", f"--eval-input={evaluation}", f"--output={output}", f"--workers={workers}"]
-    return [*argv_of(own, shard_parser().actions_by_flag()), *places, f"--seed={seed}", "--quiet"]
+    # A seed of its own makes the shards of a way of sharding the same for all runs, while everything else varies.
+    places += [] if SEED in own else [f"--seed={seed}"]
+    return [*argv_of(own, shard_parser().actions_by_flag()), *places, "--quiet"]
 
 
 def check_plan(plan: StudyPlan) -> None:
@@ -275,7 +278,7 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
     for workers in workers_of_sharding(plan, name) or [plan.workers]:
         if read_request(_shard_flags(plan, name, workers)).read_options.unlabelled:
             raise UsageError("unlabelled = true: a study compares accuracies, which are of classes")
-    _check_varies(plan, uses_seed=strategy_of(plan, name).uses_seed())
+    _check_varies(plan, uses_seed=strategy_of(plan, name).uses_seed() and SEED not in keys)
 
 
 def _check_varies(plan: StudyPlan, *, uses_seed: bool) -> None:

@@ -97,6 +97,8 @@ class StudyPlan:
         seeds: every cell is run once with each.
         workers: of every run whose variant has no number of its own.
         backend: "virtual" simulates the cluster in virtual time, "processes" runs real processes.
+        sets: number of shard sets that are crossed with all else: run seed r has shards of seed r % sets, and r // sets
+            for the other sources. 0: every seed has shards of its own.
         vary: the sources of randomness that differ between seeds; all others have seed 0 in every run.
         compare: the axis whose members are compared.
         baseline: the member of ``compare`` with which the others are compared; the first one by default.
@@ -116,6 +118,7 @@ class StudyPlan:
     seeds: tuple[int, ...]
     variants: Mapping[str, Table] = field(default_factory=dict)
     workers: int = 12
+    sets: int = 0
     backend: Literal["virtual", "processes"] = "virtual"
     vary: tuple[str, ...] = SOURCES
     compare: Axis = "sharding"
@@ -135,6 +138,8 @@ class StudyPlan:
             raise UsageError("seeds must be at least 1, got 0")
         if self.workers < 1:
             raise UsageError(f"workers must be at least 1, got {self.workers}")
+        if self.sets and (self.sets < 2 or "sharding" not in self.vary or len(self.vary) < 2):
+            raise UsageError(f"sets = {self.sets} must be at least 2, and vary must name sharding and another source")
         for name, keys in self.variants.items():
             workers = keys.get(WORKERS, 1)
             if type(workers) is not int or workers < 1:
@@ -191,16 +196,20 @@ class StudyPlan:
 
     def seed_of(self, source: Source, run: Run) -> int:
         """Return the seed of one source of randomness in a run."""
-        return run.seed if source in self.vary else 0
+        seed = run.seed
+        if self.sets:
+            seed = run.seed % self.sets if source == "sharding" else run.seed // self.sets
+        return seed if source in self.vary else 0
 
     def identity(self) -> dict[str, Any]:
         """Return the part of the plan that must not change within a study's folder, apart from added members.
 
         Seeds, paths of data, title, skipped cells, and the choice of comparisons and tests are not part of it."""
         tables = {table: {name: drop_places(keys) for name, keys in getattr(self, table).items()} for table in TABLES}
+        scalars: dict[str, Any] = {"workers": self.workers, "backend": self.backend, "vary": sorted(self.vary)}
+        scalars |= {"sets": self.sets} if self.sets else {}
         if not self.variants:  # as plans were before there were variants
             del tables[OPTIONAL]
-        scalars = {"workers": self.workers, "backend": self.backend, "vary": sorted(self.vary)}
         return tables | scalars | {"training": dict(self.training), "virtual": dict(self.virtual)}
 
     def _form_of_cells(self) -> str:
@@ -235,7 +244,8 @@ def plan_of(values: Table, *, default_title: str = "") -> StudyPlan:
         _check_table(key, values.get(key, {}), nested=key in TABLES)
     for key in ("title", "backend", "compare", "baseline", "beside"):
         _check_type(values, key, str, "a text")
-    _check_type(values, "workers", int, "a whole number")
+    for key in ("workers", "sets"):
+        _check_type(values, key, int, "a whole number")
     _check_type(values, "margin", float, "a number such as 0.005")
     _check_type(values, "target", float, "an accuracy such as 0.4")
     # Zero is reported as an invalid number of seeds, not as a missing key.

@@ -6,6 +6,7 @@ import math
 
 from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.published import RUNS, published_of
+from trainer.study.analysis.ratios import compare_ratios
 from trainer.study.analysis.statistics import LEVEL, f_interval
 from trainer.study.analysis.twins import ALL, Twins
 from trainer.study.report.words import (
@@ -184,7 +185,7 @@ def _differ(twins: Twins, key: str) -> bool:
 
 
 def published_ratios(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return a sentence with the paper's ratios of standard deviations, and whether their intervals overlap with ours.
+    """Return a sentence with the paper's ratios of standard deviations, and a test of whether they differ from ours.
 
     Empty if the paper has no table of the data set, or if random sharding is not the baseline."""
     printed = published_of(setting.dataset)
@@ -198,11 +199,14 @@ def published_ratios(analysis: Analysis, setting: StudySetting) -> list[str]:
             ratio = printed.rows["random"].accuracy_sd / published.accuracy_sd
             # The paper gives no intervals; these follow from its number of runs.
             worth = f_interval(ratio, RUNS)
-            (low, high) = ours.sd_ratio_f
-            meets = "which overlap" if max(low, worth.low) <= min(high, worth.high) else "which do not overlap"
-            clauses.append(
-                f"{number(ratio)} for {name} ({interval(worth)}), here {number(low)} to {number(high)}, {meets}"
-            )
+            low, high = ours.sd_ratio_f
+            text = f"{number(ratio)} for {name} ({interval(worth)}), here {number(low)} to {number(high)}"
+            if ours.sd_ratio > 0 and math.isfinite(ours.sd_ratio):
+                relative = compare_ratios(ratio, RUNS, ours.sd_ratio, ours.n)
+                text += (
+                    f", {number(relative.value)} times ours ({interval(relative.interval)}, p {p_value(relative.p)})"
+                )
+            clauses.append(text)
     about = (
         f"The paper's ratios of standard deviations, from {RUNS} runs per side of ResNet-56{where(analysis, setting)}"
     )

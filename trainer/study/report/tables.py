@@ -73,6 +73,7 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
         *_times(analysis, setting),
         _work(setting),
     ]
+    result += _components(setting)
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
         result += [_quality(setting), *_evenness_correlations(analysis, setting)]
@@ -107,6 +108,29 @@ def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]
         header = (analysis.compared, "pairs", f"mean - mean of {base}", "95 %", f"sd of {base} / sd", *TESTS)
         tables.append(Table(f"{name} compared with {base}: {setting.name}", header, comparison_rows))
     return tables
+
+
+def _components(setting: StudySetting) -> list[Table]:
+    """Return the table of components of variance, in percentage points; none unless the design is crossed."""
+    rows = []
+    for member in setting.members.values():
+        if c := member.components:
+            # Components are a tenth of the differences of means, so that they need one digit more.
+            ends = f"{POINTS * c.set_interval.low:.3f} to {POINTS * c.set_interval.high:.3f}"
+            sds = (f"{POINTS * c.seed_sd:.3f}", f"{POINTS * c.rest_sd:.3f}")
+            rows.append(
+                (member.name, f"{c.sets} x {c.seeds}", f"{POINTS * c.set_sd:.3f}", ends, p_value(c.set_p), *sds)
+            )
+    header = (
+        "",
+        "sets x seeds",
+        "sd by sets, points",
+        "95 %",
+        "p of no effect of sets",
+        "sd by seeds",
+        "sd of the rest",
+    )
+    return [Table(f"Components of the variance of the final accuracy: {setting.name}", header, rows)] if rows else []
 
 
 def _extra_measures(setting: StudySetting) -> list[Table]:
@@ -388,13 +412,16 @@ def to_markdown(analysis: Analysis) -> str:
     """Return a page of the findings, the tables, and the machines and versions of the runs."""
     lines = [f"# {analysis.title}", ""]
     lines += [f"- {finding.text}" for finding in findings(analysis)]
-    for table in tables(analysis):
-        lines += ["", f"## {table.caption}", ""]
-        lines += [_bar(table.header), _bar(["---", *["---:"] * (len(table.header) - 1)])]
-        lines += [_bar(row) for row in table.rows]
+    lines += [f"\n{to_markdown_table(table)}".removesuffix("\n") for table in tables(analysis)]
     lines += ["", "## Runs and environments", ""]
     lines += [f"- {about} ({runs} runs)" for about, runs in makers(analysis)]
     return "\n".join(lines) + "\n"
+
+
+def to_markdown_table(table: Table) -> str:
+    """Return a table under its caption as a heading."""
+    head = [_bar(table.header), _bar(["---", *["---:"] * (len(table.header) - 1)])]
+    return "\n".join([f"## {table.caption}", "", *head, *map(_bar, table.rows)]) + "\n"
 
 
 def makers(analysis: Analysis) -> list[tuple[str, int]]:

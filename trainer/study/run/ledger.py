@@ -166,7 +166,8 @@ def parse(line: bytes) -> Record:
             raise TypeError(key)
     _check(all(isinstance(record["data"][side], str) for side in SIDES))
     seed = run_of(record).seed
-    _check(all(value in (0, seed) for value in record["seeds"].values()))
+    # A source of randomness that does not vary has seed 0, and one of a crossed design a smaller one than the run.
+    _check(all(type(value) is int and 0 <= value <= seed for value in record["seeds"].values()))
     counts = record["sharding"].get("class_counts", [])
     facts = [value for key, value in record["sharding"].items() if key != "class_counts" and value is not None]
     _check(isinstance(counts, list) and len(counts) in (0, COUNTS) and _numbers([*facts, *counts]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.shardset.contract import Manifest
-from trainer.study.plan.cases import ORDER, SHARDS_KEY, derivation, sharding_args, strategy_of
+from trainer.study.plan.cases import ORDER, SEED, SHARDS_KEY, derivation, sharding_args, strategy_of
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import run_child
 
@@ -45,7 +45,10 @@ class Sets:
         self.root = root
         self.made_keys: set[SetKey] = set()
         self.uses_seed = {
-            name: SHARDS_KEY not in keys and "sharding" in plan.vary and bool(strategy_of(plan, name).uses_seed())
+            name: SHARDS_KEY not in keys
+            and SEED not in keys
+            and "sharding" in plan.vary
+            and bool(strategy_of(plan, name).uses_seed())
             for name, keys in plan.shardings.items()
         }
 

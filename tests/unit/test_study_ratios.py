@@ -1,0 +1,121 @@
+"""Ratios of ratios, pooled ratios and components of variance, recomputed by simulation and by statsmodels."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from statsmodels.formula.api import ols
+from statsmodels.stats.anova import anova_lm
+from statsmodels.stats.meta_analysis import combine_effects
+
+from tests.support.made_up_study import made, make_plan, make_records, normal
+from trainer.study.analysis.analyse import analyse
+from trainer.study.analysis.components import components_of, crossed_components
+from trainer.study.analysis.ratios import StudyRatio, compare_ratios, pool
+from trainer.study.analysis.statistics import sign_flip_p
+from trainer.study.check import pooled_ratios
+from trainer.study.report.tables import tables
+
+
+def simulated_ratios(n: int, studies: int, seed: int) -> np.ndarray:
+    """Ratios of the standard deviations of two samples of n equal normal values."""
+    rng = np.random.default_rng([seed, n])
+    first, second = rng.standard_normal((2, studies, n)).std(axis=2, ddof=1)
+    return np.asarray(first / second)
+
+
+def test_a_ratio_of_ratios_has_the_p_value_of_simulated_studies() -> None:
+    null = np.log(simulated_ratios(5, 200_000, 1) / simulated_ratios(50, 200_000, 2))
+    for ratio in (1.0, 2.0, 3.04):
+        relative = compare_ratios(ratio, 5, 1.0, 50)
+        assert relative.p == pytest.approx(np.mean(np.abs(null) >= math.log(ratio)), abs=0.004)
+    low, high = np.exp(np.quantile(null, [0.025, 0.975]))
+    assert compare_ratios(1.0, 5, 1.0, 50).interval == pytest.approx((low, high), rel=0.03)
+
+
+def test_equal_ratios_do_not_differ_whichever_comes_first() -> None:
+    one, other = compare_ratios(3.0, 5, 1.5, 19), compare_ratios(1.5, 19, 3.0, 5)
+    assert one.p == pytest.approx(other.p, rel=1e-3)
+    assert one.interval == pytest.approx([1 / end for end in reversed(other.interval)], rel=1e-3)
+    assert compare_ratios(1.2, 9, 1.2, 9).p == pytest.approx(1)
+
+
+def test_pooled_ratios_are_those_of_a_fixed_effect_meta_analysis() -> None:
+    """The variance of a logarithm is simulated: it is not the formula of the code."""
+    some = [StudyRatio("a", 0.9, 50), StudyRatio("b", 1.2, 19), StudyRatio("c", 0.72, 12)]
+    variances = [np.var(np.log(simulated_ratios(each.n, 100_000, 3))) for each in some]
+    combined = combine_effects(np.log([each.ratio for each in some]), np.array(variances), method_re="dl")
+    frame = combined.summary_frame()
+    pooled = pool(some)
+    fixed = np.exp(frame.loc["fixed effect", ["eff", "ci_low", "ci_upp"]].to_numpy(float))
+    assert (pooled.ratio, *pooled.interval) == pytest.approx(tuple(fixed), rel=0.01)
+    assert pooled.heterogeneity_p == pytest.approx(combined.test_homogeneity().pvalue, abs=0.01)
+    assert math.isnan(pool(some[:1]).heterogeneity_p)
+
+
+def test_studies_are_pooled_by_way_of_sharding() -> None:
+    first = made(normal({"random": 0.01, "stratified": 0.01}, seed=1), ways=("random", "stratified"))
+    second = made(normal({"random": 0.01, "stratified": 0.01}, seed=2), seeds=9, ways=("random", "stratified"))
+    other = made(normal({"random": 0.01, "stratified": 0.01}), ways=("random", "stratified"), baseline="stratified")
+    text = pooled_ratios({"first": first, "second": second, "other": other})
+    rows = [line for line in text.splitlines() if line.startswith("| stratified")]
+    assert len(rows) == 1
+    assert rows[0].endswith("first (19), second (9) |")
+
+
+def test_components_are_those_of_the_analysis_of_variance() -> None:
+    """Against statsmodels' two-way analysis of variance."""
+    rng = np.random.default_rng(5)
+    table = rng.normal(0, 0.4, (6, 1)) + rng.normal(0, 0.2, (1, 8)) + rng.normal(0, 0.3, (6, 8))
+    frame = pd.DataFrame([(s, o, table[s, o]) for s in range(6) for o in range(8)], columns=["s", "o", "y"])
+    anova = anova_lm(ols("y ~ C(s) + C(o)", frame).fit())
+    squares = anova["sum_sq"] / anova["df"]
+    c = crossed_components(table)
+    assert (c.sets, c.seeds) == (6, 8)
+    assert c.set_p == pytest.approx(anova.loc["C(s)", "PR(>F)"])
+    assert c.rest_sd**2 == pytest.approx(squares["Residual"])
+    assert c.set_sd**2 == pytest.approx((squares["C(s)"] - squares["Residual"]) / 8)
+    assert c.seed_sd**2 == pytest.approx((squares["C(o)"] - squares["Residual"]) / 6)
+
+
+def test_the_interval_of_a_component_covers_it() -> None:
+    """In 95 % of 600 simulated designs, for the ratio of the variances: the rest is known to be 1 there."""
+    rng = np.random.default_rng(6)
+    covered = []
+    for _ in range(600):
+        table = rng.normal(0, 0.5, (8, 1)) + rng.normal(0, 1, (1, 6)) + rng.normal(0, 1, (8, 6))
+        c = crossed_components(table)
+        covered.append(c.set_interval.low <= 0.5 * c.rest_sd <= c.set_interval.high)
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.03)
+
+
+def test_only_complete_seeds_of_a_crossed_design_count() -> None:
+    values = {seed: float(seed % 3) + 0.1 * (seed // 3) ** 2 for seed in range(11)}
+    c = components_of(values, 3)
+    assert c is not None
+    assert (c.sets, c.seeds) == (3, 3)
+    assert components_of({0: 0.1, 1: 0.2}, 2) is None
+    plan = make_plan(seeds=12, sets=3)
+    found = analyse(plan, make_records(plan, normal({"random": 0.01, "stratified": 0.01})))
+    table = next(table for table in tables(found) if table.caption.startswith("Components"))
+    assert [row[1] for row in table.rows] == ["3 x 4", "3 x 4"]
+
+
+def test_signs_are_flipped_in_all_ways() -> None:
+    """All 2^6 changes of signs, one by one."""
+    values = np.array([0.5, 1.0, -0.2, 3.0, 0.1, 0.7])
+    signs = np.array(np.meshgrid(*[[-1, 1]] * 6)).reshape(6, -1)
+    as_much = np.abs(values @ signs) >= values.sum() - 1e-9
+    assert sign_flip_p(values) == pytest.approx(as_much.mean())
+    assert sign_flip_p(np.zeros(4)) == 1.0
+
+
+@pytest.mark.slow
+def test_sign_flips_keep_their_level_for_skewed_pairs() -> None:
+    """Exponential values on both sides: in 5 % of the studies without a difference a test may find one."""
+    rng = np.random.default_rng(7)
+    differences = rng.exponential(size=(400, 9)) - rng.exponential(size=(400, 9))
+    assert np.mean([sign_flip_p(row) < 0.05 for row in differences]) == pytest.approx(0.05, abs=0.035)

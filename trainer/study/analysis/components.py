@@ -1,0 +1,77 @@
+"""Components of variance in a crossed design: every shard set is trained with every seed of all else. Pure.
+
+Where shards and all else change together from seed to seed, nobody can say which of them makes the spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from trainer.study.analysis.statistics import LEVEL, Floats, Interval
+
+
+class Components(NamedTuple):
+    """The standard deviations that shard sets, seeds of all else, and their combination cause.
+
+    Attributes:
+        sets, seeds: numbers of shard sets, and of seeds of all else.
+        set_sd: estimated effect of the set; 0 if sets differ less than chance makes them.
+        set_interval: 95 %, exact for the ratio of its variance to rest_sd squared.
+        set_p: p-value of no effect of the set, by the F test.
+        seed_sd: estimated effect of the other seeds.
+        rest_sd: of the combination, with everything that a repetition of the run would change.
+    """
+
+    sets: int
+    seeds: int
+    set_sd: float
+    set_interval: Interval
+    set_p: float
+    seed_sd: float
+    rest_sd: float
+
+
+def components_of(values: Mapping[int, float], sets: int) -> Components | None:
+    """Return the components of values by run seed; None unless two sets and two seeds have a value in all combinations.
+
+    sets: number of shard sets; run seed r has set r % sets and seed r // sets of all else."""
+    if sets < 2:
+        return None
+    rows = sorted({seed // sets for seed in values})
+    complete = [row for row in rows if all(row * sets + number in values for number in range(sets))]
+    if len(complete) < 2:
+        return None
+    table = np.array([[values[row * sets + number] for row in complete] for number in range(sets)])
+    return crossed_components(table)
+
+
+def crossed_components(table: Floats) -> Components:
+    """Return the components of values [sets, seeds], by the analysis of variance of two crossed random effects."""
+    sets, seeds = table.shape
+    mean = table.mean()
+    set_means = table.mean(axis=1, keepdims=True)
+    seed_means = table.mean(axis=0, keepdims=True)
+    rest = (sets - 1) * (seeds - 1)
+    set_square = seeds * float(((set_means - mean) ** 2).sum()) / (sets - 1)
+    seed_square = sets * float(((seed_means - mean) ** 2).sum()) / (seeds - 1)
+    rest_square = float(((table - set_means - seed_means + mean) ** 2).sum()) / rest
+    ratio = set_square / rest_square if rest_square else math.nan
+    # The ratio of mean squares, over 1 + seeds * (set variance / rest variance), has the F distribution.
+    ends = [
+        (ratio / float(stats.f.ppf(share, sets - 1, rest)) - 1) / seeds * rest_square
+        for share in (1 - LEVEL / 2, LEVEL / 2)
+    ]
+    low, high = (math.sqrt(max(0.0, end)) for end in ends)
+    return Components(
+        sets,
+        seeds,
+        math.sqrt(max(0.0, set_square - rest_square) / seeds),
+        Interval(low, high),
+        float(stats.f.sf(ratio, sets - 1, rest)),
+        math.sqrt(max(0.0, seed_square - rest_square) / sets),
+        math.sqrt(rest_square),
+    )
