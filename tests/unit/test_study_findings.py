@@ -286,6 +286,20 @@ def test_one_very_uneven_member_predicts_no_spread() -> None:
     assert "Evenness of shards by MMD2 is not shown to correlate with" in said(found)
 
 
+def test_skewed_values_are_tested_by_permutations() -> None:
+    """Exponential accuracies, of which one side has three times the spread."""
+    rng = np.random.default_rng(4)
+    drops = {"random": 0.03 * rng.exponential(size=19), "stratified": 0.01 * rng.exponential(size=19)}
+    skewed = made(lambda run: 0.7 - drops[run.cell.sharding][run.seed], seeds=19, ways=("random", "stratified"))
+    comparison = skewed.settings[0].members["stratified"].comparisons["final_accuracy"]
+    assert comparison is not None
+    spread, means = (f"{p:.3f}" for p in (comparison.flipped_spread_p, comparison.flipped_difference_p))
+    assert f"the final accuracies are skewed ({comparison.skewness:+.1f}); by permutations" in said(skewed)
+    assert f"spread p {spread}, means p {means}, not adjusted." in said(skewed)
+    even = made(lambda run: 0.7 + 0.01 * (run.seed % 5), seeds=20, ways=("random", "stratified"))
+    assert "are skewed" not in said(even)
+
+
 @pytest.mark.slow
 def test_one_distant_run_decides_nothing_about_spread() -> None:
     """The test is of mean distances from the median, and the standard deviation is what that one makes it."""
@@ -299,7 +313,8 @@ def test_one_distant_run_decides_nothing_about_spread() -> None:
     assert comparison.adjusted_spread_p < 0.05
     assert "Spread differs from random, but not in one direction: stratified." in said(found)
     assert "teady" not in said(found)
-    (finding,) = [finding for finding in findings(found) if finding.text.startswith("stratified: ")]
+    about = [finding for finding in findings(found) if finding.part == "comparison"]
+    (finding,) = [finding for finding in about if finding.text.startswith("stratified: ")]
     assert "a few runs decide" in finding.text
     assert finding.level == ("worse" if comparison.adjusted_difference_p < 0.05 else "plain")
 

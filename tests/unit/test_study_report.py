@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.made_up_study import (
@@ -80,7 +81,7 @@ def ticks_in_view(axis: Any, low: float, high: float) -> list[tuple[float, str]]
 def test_ticks_of_a_study_s_figures_say_where_they_are(spread: float) -> None:
     """Percentages of 52.5 read 52, and an axis over less than a decade had one tick."""
     analysis = made(normal(dict.fromkeys(WAYS, spread)))
-    for draw in (figures.learning, figures.finals, figures.quality):
+    for draw in (figures.learning, figures.deviations, figures.quality):
         figure = draw(analysis.settings[0])
         assert figure is not None
         figure.draw_without_rendering()
@@ -92,6 +93,54 @@ def test_ticks_of_a_study_s_figures_say_where_they_are(spread: float) -> None:
                 number = text.replace("\u2212", "-")
                 value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
                 assert value == pytest.approx(place, rel=1e-6, abs=1e-9), (draw, place, text)
+
+
+def x_of(line: Any) -> list[float]:
+    return [float(x) for x in line.get_xdata()]
+
+
+def test_the_answer_comes_first(steadier: Analysis) -> None:
+    """The answers, then one table, then all else; every cell of the table is a number of results.csv."""
+    page = to_markdown(steadier)
+    steady, table, notes = (page.index(text) for text in ("Steadier than random", "## In short", "## Caveats"))
+    assert steady < table < notes < page.index("Based on all")
+    rows = {row[0]: row for row in tables(steadier)[0].rows}
+    comparison = steadier.settings[0].members["stratified"].comparisons[PRIMARY]
+    assert comparison is not None
+    assert rows["stratified"][1].startswith(f"{100 * comparison.difference:+.2f} (")
+    assert rows["stratified"][2].startswith(f"{comparison.sd_ratio:.3g} (")
+    assert rows["stratified"][-1].endswith("; spread differs, p < 0.001; 19 pairs")
+    assert rows["round_robin"][-1].startswith("mean differs, p < 0.001; ")
+    assert rows["random"][-1] == "baseline"
+
+
+def test_deviations_do_not_depend_on_the_means(steadier: Analysis) -> None:
+    """round_robin ends ten points below the others, and has the width of random."""
+    figure = figures.deviations(steadier.settings[0])
+    assert figure is not None
+    dots = [x for x in map(x_of, figure.axes[0].lines) if len(x) == 19]
+    assert [abs(np.mean(x)) < 1e-9 for x in dots] == [True] * 3
+    records = steadier.settings[0].members["round_robin"].records
+    assert np.std(dots[2]) == pytest.approx(100 * np.std([record[PRIMARY] for record in records]))
+
+
+def test_a_published_ratio_is_drawn_with_its_interval() -> None:
+    plan = make_plan(("random", "stratified"), seeds=5, datasets={"cifar10-16x16": {"input": "nowhere"}})
+    found = analyse(plan, make_records(plan, normal({"random": 0.01, "stratified": 0.01})))
+    figure = figures.ratios(found.settings[0], "random")
+    assert figure is not None
+    assert pytest.approx([0.981, 9.42], abs=0.005) in [x_of(line) for line in figure.axes[0].lines]
+
+
+def test_accuracy_is_drawn_accuracy_by_cost_and_bytes() -> None:
+    plan = make_plan(("random", "stratified"), seeds=3)
+    records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))
+    assert figures.accuracy_by_cost(analyse(plan, records).settings[0]) is None  # of an older ledger
+    for record in records:
+        record["curve"] |= {"seconds": [1.0, 2.0, 3.0 + record["seeds"]["model"]], "sent_bytes": [1e6, 2e6, 3e6]}
+    figure = figures.accuracy_by_cost(analyse(plan, records).settings[0])
+    assert figure is not None
+    assert [x_of(ax.lines[0]) for ax in figure.axes] == [[1, 2, 4], [1, 2, 3]]
 
 
 def test_the_published_figures_stand_beside_ours() -> None:

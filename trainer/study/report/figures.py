@@ -11,8 +11,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
 from pipeline.core.reporting.plots import ABOVE, GREY, PALETTE, canvas, name_rows
 from trainer.study.analysis.analyse import PRIMARY, ComparisonSide, Curves, StudySetting
-from trainer.study.analysis.published import published_of
-from trainer.study.analysis.statistics import Interval
+from trainer.study.analysis.published import RUNS, published_of
+from trainer.study.analysis.statistics import Interval, f_interval
 from trainer.study.report.words import QUALITIES_IN_FULL
 
 DECADE = 10.0
@@ -95,7 +95,8 @@ def ratios(setting: StudySetting, baseline: str) -> Figure | None:
         published = printed.rows.get(name) if printed and baseline == "random" else None
         if printed and published:
             ratio = printed.rows["random"].accuracy_sd / published.accuracy_sd
-            ax.plot([ratio], [at], "D", color=PALETTE[3], ms=6, label="published, 5 runs")
+            ax.plot(f_interval(ratio, RUNS), [at + 0.26] * 2, color=PALETTE[3], lw=1.2)
+            ax.plot([ratio], [at + 0.26], "D", color=PALETTE[3], ms=5, label=f"published, {RUNS} runs, and 95 %")
     name_rows(ax, [name for name, _ in rows])
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter("{x:g}")
@@ -111,24 +112,55 @@ def ratios(setting: StudySetting, baseline: str) -> Figure | None:
     return figure
 
 
-def finals(setting: StudySetting) -> Figure | None:
-    """Draw the final accuracy of every run, and each member's mean with its 95 % interval; None without accuracies."""
+def deviations(setting: StudySetting) -> Figure | None:
+    """Draw each run's final accuracy minus the mean of its member, in points, and the member's standard deviation.
+
+    Deviations of all members share an axis, however far apart the means are, which stand beside the names. Returns None
+    without accuracies."""
     rows = [(name, m) for name, m in setting.members.items() if PRIMARY in m.summaries]
     if not rows:
         return None
     figure, (ax,) = canvas(0.9 + 0.42 * len(rows))
     rng = np.random.default_rng(0)
+    ax.axvline(0, color=GREY, lw=1, ls="--")
     for at, ((_, member), colour) in enumerate(zip(rows, _colours(len(rows)), strict=True)):
         values = np.array([record[PRIMARY] for record in member.records if record[PRIMARY] is not None])
         # Random vertical offsets keep equal accuracies apart.
-        ax.plot(values, at + 0.25 * (rng.random(len(values)) - 0.5), "o", color=colour, ms=3.5, alpha=0.6, mec="none")
+        heights = at + 0.25 * (rng.random(len(values)) - 0.5)
         summary = member.summaries[PRIMARY]
-        if not math.isnan(summary.mean_interval.low):
-            ax.plot(summary.mean_interval, [at, at], color="black", lw=1.5, zorder=1)
-        ax.plot([summary.mean], [at], "|", color="black", ms=14, mew=2)
+        ax.plot(100 * (values - summary.mean), heights, "o", color=colour, ms=3.5, alpha=0.6, mec="none")
+        if not math.isnan(summary.sd):
+            ax.plot([-100 * summary.sd, 100 * summary.sd], [at, at], "|-", color="black", lw=1.5, ms=10, zorder=1)
+        ax.text(1.01, at, f"{100 * summary.mean:.1f} %", transform=ax.get_yaxis_transform(), va="center", fontsize=8)
     name_rows(ax, [name for name, _ in rows])
-    ax.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-    ax.set_xlabel("final evaluation accuracy: every run, the mean and its 95 % interval")
+    ax.set_xlabel("final accuracy minus the mean on the right, in points: every run, and one standard deviation")
+    return figure
+
+
+def accuracy_by_cost(setting: StudySetting) -> Figure | None:
+    """Draw median accuracy over mean training time and, if it was measured, over bytes sent, a line per member.
+
+    Returns None unless two members were evaluated at two times or more: over epochs, cheap and dear members look alike."""
+    rows = [(name, m, costs) for name, m in setting.members.items() if m.curves and (costs := _costs(m, "seconds"))]
+    rows = [row for row in rows if len(row[2]) > 1]
+    if len(rows) < 2:
+        return None
+    # Ledgers of earlier versions have no bytes, and some exchanges report them at other times.
+    traffic = [_costs(member, "sent_bytes") for _, member, _ in rows]
+    figure, axes = canvas(3.4, columns=2 if all(traffic) else 1, sharey=True)
+    for at, ((name, member, seconds), traffic_bytes) in enumerate(zip(rows, traffic, strict=True)):
+        assert member.curves, "rows have curves"
+        median = np.median(member.curves.accuracy, axis=0)
+        # More members than colours: the others are dashed.
+        look = {"color": PALETTE[at % len(PALETTE)], "ls": ("-", "--", ":")[at // len(PALETTE) % 3]}
+        axes[0].plot(seconds, median, **look, lw=1.6, marker="o", ms=3, label=name)
+        if all(traffic):
+            axes[1].plot(np.array(traffic_bytes) / 1e6, median, **look, lw=1.6, marker="o", ms=3)
+    for ax, label in zip(axes, ("training time in seconds", "MB sent by all processes"), strict=False):
+        ax.set_xlabel(label)
+    axes[0].set_ylabel("evaluation accuracy, median")
+    axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(rows)))
     return figure
 
 
@@ -220,6 +252,14 @@ def staleness(setting: StudySetting) -> Figure | None:
 
 def _colours(count: int) -> Sequence[str]:
     return [PALETTE[at % len(PALETTE)] for at in range(count)]
+
+
+def _costs(member: ComparisonSide, key: str) -> list[float]:
+    """Return the mean cost up to each evaluation over a member's runs; empty if a run lacks it, as in older ledgers."""
+    curves = [record["curve"] for record in member.records if record["failed"] is None]
+    if not curves or any(key not in curve for curve in curves):
+        return []
+    return [sum(values) / len(values) for values in zip(*(curve[key] for curve in curves), strict=True)]
 
 
 def _class_counts(member: ComparisonSide) -> list[float] | None:

@@ -13,7 +13,7 @@ from trainer.study.report import remarks
 from trainer.study.report.words import POINTS, hours, interval, list_in_words, member_in_words, number, p_value
 
 Level = Literal["better", "worse", "plain"]
-Part = Literal["answer", "comparison", "note"]
+Part = Literal["answer", "caveat", "comparison", "note"]
 FEW_SEEDS = 3
 NO_ACCURACY = "real targets have no accuracy; the tables compare their losses"
 
@@ -34,7 +34,7 @@ def findings(analysis: Analysis) -> list[StudyFinding]:
     result = [StudyFinding("plain", text, "answer") for text in _answer(analysis)]
     result += [StudyFinding("plain", text) for text in (_basis(analysis), *remarks.mixed_environments(analysis))]
     result += [StudyFinding("plain", text) for text in remarks.changed_seeds(analysis)]
-    result += [StudyFinding("worse", text, "answer") for text in remarks.changed_tests(analysis)]
+    result += [StudyFinding("worse", text, "caveat") for text in remarks.changed_tests(analysis)]
     for setting in analysis.settings:
         for member in setting.members.values():
             comparison = member.comparisons[PRIMARY]
@@ -49,8 +49,8 @@ def findings(analysis: Analysis) -> list[StudyFinding]:
                         "plain", f"{member_in_words(analysis, setting, member)}: not compared: {why}.", "comparison"
                     )
                 )
-            result += [StudyFinding("worse", text, "answer") for text in remarks.caveats(analysis, setting, member)]
-        more = (remarks.same_shards, remarks.evenness, remarks.twins, remarks.published_ratios)
+            result += [StudyFinding("worse", text, "caveat") for text in remarks.caveats(analysis, setting, member)]
+        more = (remarks.skewed_values, remarks.same_shards, remarks.evenness, remarks.twins, remarks.published_ratios)
         result += [StudyFinding("plain", text) for about in more for text in about(analysis, setting)]
     return result
 

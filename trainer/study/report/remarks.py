@@ -7,7 +7,7 @@ import math
 from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.published import RUNS, published_of
 from trainer.study.analysis.ratios import compare_ratios
-from trainer.study.analysis.statistics import LEVEL, f_interval
+from trainer.study.analysis.statistics import LEVEL, SKEWED, f_interval
 from trainer.study.analysis.twins import ALL, Twins
 from trainer.study.report.words import (
     POINTS,
@@ -114,6 +114,18 @@ def caveats(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -
     if member.repeats:
         text = f"{member.repeats} of its runs ended bit-identical to another seed's run: the seeds do not change them,"
         sentences.append(f"{about}: {text} although tests count them as independent.")
+    return sentences
+
+
+def skewed_values(analysis: Analysis, setting: StudySetting) -> list[str]:
+    """Return remarks on comparisons of skewed values, with p-values that do not assume normal ones."""
+    sentences = []
+    for member in setting.members.values():
+        c = member.comparisons[PRIMARY]
+        if c and abs(c.skewness) > SKEWED:
+            about = f"{member_in_words(analysis, setting, member)}: the final accuracies are skewed ({c.skewness:+.1f})"
+            ps = f"spread p {p_value(c.flipped_spread_p)}, means p {p_value(c.flipped_difference_p)}, not adjusted"
+            sentences.append(f"{about}; by permutations that exchange the two runs of a seed: {ps}.")
     return sentences
 
 

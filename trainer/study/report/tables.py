@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, ComparisonSide, StudySetting, times_to
 from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
-from trainer.study.analysis.statistics import f_interval
+from trainer.study.analysis.statistics import LEVEL, f_interval
 from trainer.study.analysis.twins import ALL
 from trainer.study.report.findings import findings
 from trainer.study.report.words import POINTS, QUALITIES, QUALITIES_IN_FULL, number, p_value
@@ -30,6 +30,7 @@ NAMES = {
     "seconds": "training time, s",
     "sent_bytes": "bytes sent",
 }
+IN_SHORT = "In short"  # the caption of a table that answers the question of the study
 VALUES = ("runs", "mean", "95 %", "sd", "variance", "least", "most")
 TESTS = (
     "95 % (F)", "95 % (bootstrap)", "p of mean", "p of mean, adjusted", "p of spread", "p of spread, adjusted",
@@ -64,8 +65,9 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     """Return all tables of a setting: of measures, whole curves, staleness and time, and of comparisons with others.
 
     A study that compares ways of sharding also has tables on the evenness of the shards."""
+    result = [answer_table(analysis, setting)]
     measured = [key for key in PRINTED if any(key in m.summaries for m in setting.members.values())]
-    result = [table for key in measured for table in _measure(analysis, setting, key)]
+    result += [table for key in measured for table in _measure(analysis, setting, key)]
     result += [
         *_extra_measures(setting),
         *_images(analysis, setting),
@@ -78,6 +80,47 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     if analysis.compared == "sharding":
         result += [_quality(setting), *_evenness_correlations(analysis, setting)]
     return [*result, *_compare_studies(analysis, setting), *_published_tables(analysis, setting)]
+
+
+def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
+    """Return the table for a reader who has a minute: difference of means, ratio of sds, cost and evidence by member.
+
+    Cost is the mean training time and the bytes of a run and, if ways of sharding are compared, the time of sharding."""
+    rows = []
+    for member in setting.members.values():
+        c = member.comparisons.get(PRIMARY)
+        mean = ratio = "-"
+        if c:
+            ends = f"{POINTS * c.difference_interval.low:+.2f} to {POINTS * c.difference_interval.high:+.2f}"
+            mean = f"{POINTS * c.difference:+.2f} ({ends})"
+            ratio = f"{number(c.sd_ratio)} ({_ends(c.sd_ratio_f)})"
+        traffic = member.summaries.get("sent_bytes")
+        costs = [f"{member.seconds:,.1f}", f"{traffic.mean / 1e6:,.1f}" if traffic else "-"]
+        # Shards are made once per seed, before the training.
+        costs += [number(member.quality["seconds"])] if analysis.compared == "sharding" else []
+        rows.append((member.name, mean, ratio, *costs, _evidence(analysis, member)))
+    base = analysis.baseline
+    costs_header = ("training, s", "MB sent", *(["sharding, s"] if analysis.compared == "sharding" else []))
+    header = (
+        analysis.compared, f"mean - mean of {base}, points (95 %)", f"sd of {base} / sd (95 %)", *costs_header, "evidence",
+    )  # fmt: skip
+    return Table(f"{IN_SHORT}, final accuracy: {setting.name}", header, rows)
+
+
+def _evidence(analysis: Analysis, member: ComparisonSide) -> str:
+    """Return in words what the tests of a member show, with its number of pairs."""
+    c = member.comparisons.get(PRIMARY)
+    if c is None:
+        return "baseline" if member.name == analysis.baseline else "not compared"
+    mean = "mean undecided"
+    if c.adjusted_difference_p < LEVEL:
+        mean = f"mean differs, p {p_value(c.adjusted_difference_p)}"
+    elif c.adjusted_equivalence_p < LEVEL:
+        mean = f"mean equal within {POINTS * analysis.margin:g}"
+    spread = (
+        "spread differs, p " + p_value(c.adjusted_spread_p) if c.adjusted_spread_p < LEVEL else "spread: none shown"
+    )
+    return f"{mean}; {spread}; {c.n} pairs"
 
 
 def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]:
@@ -410,9 +453,16 @@ def _numbers(member: ComparisonSide, key: str) -> list[str]:
 
 def to_markdown(analysis: Analysis) -> str:
     """Return a page of the findings, the tables, and the machines and versions of the runs."""
+    every_finding = findings(analysis)
+    every_table = tables(analysis)
+    # A reader who has a minute reads the answers and the tables of the answers.
+    answers = [table for table in every_table if table.caption.startswith(IN_SHORT)]
     lines = [f"# {analysis.title}", ""]
-    lines += [f"- {finding.text}" for finding in findings(analysis)]
-    lines += [f"\n{to_markdown_table(table)}".removesuffix("\n") for table in tables(analysis)]
+    lines += [f"- {finding.text}" for finding in every_finding if finding.part == "answer"]
+    lines += [f"\n{to_markdown_table(table)}".removesuffix("\n") for table in answers]
+    lines += ["", "## Caveats, comparisons and notes", ""]
+    lines += [f"- {finding.text}" for finding in every_finding if finding.part != "answer"]
+    lines += [f"\n{to_markdown_table(table)}".removesuffix("\n") for table in every_table if table not in answers]
     lines += ["", "## Runs and environments", ""]
     lines += [f"- {about} ({runs} runs)" for about, runs in makers(analysis)]
     return "\n".join(lines) + "\n"

@@ -12,7 +12,7 @@ from trainer.study.analysis.analyse import Analysis, StudySetting, analyse, dump
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 from trainer.study.report import figures
 from trainer.study.report.findings import findings
-from trainer.study.report.tables import makers, setting_tables, to_csv, to_latex, to_markdown
+from trainer.study.report.tables import answer_table, makers, setting_tables, to_csv, to_latex, to_markdown
 from trainer.study.report.words import hours, list_in_words
 from trainer.study.run.folder import tests_begun
 from trainer.study.run.ledger import Record, StudyLedger, read_beside
@@ -55,7 +55,8 @@ def render(plan: StudyPlan, analysis: Analysis, records: Sequence[Record]) -> st
         analysis=analysis,
         findings=findings(analysis),
         figures=figures_by_setting,
-        tables={setting.name: setting_tables(analysis, setting) for setting in analysis.settings},
+        answers={setting.name: answer_table(analysis, setting) for setting in analysis.settings},
+        tables={setting.name: setting_tables(analysis, setting)[1:] for setting in analysis.settings},
         makers=makers(analysis),
         settings=describe_plan(plan),
         # Several machines may have run parts of the study: the page describes the one with the most runs.
@@ -107,9 +108,10 @@ def origin_of(records: Sequence[Record]) -> dict[str, str] | None:
 def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]:
     """Draw the figures of a setting, by name. Figures for which there are too few data are left out."""
     figures_and_alts = {
-        "finals": (figures.finals(setting), "The final accuracy of every run"),
+        "deviations": (figures.deviations(setting), "The final accuracy of every run minus the mean of its member"),
         "ratios": (figures.ratios(setting, analysis.baseline), "Ratios of standard deviations with their intervals"),
         "learning": (figures.learning(setting), "Evaluation accuracy over epochs, every run"),
+        "time": (figures.accuracy_by_cost(setting), "Evaluation accuracy over training time and bytes"),
         "spread": (figures.spread_over_epochs(setting), "Standard deviation over seeds at every epoch"),
         "staleness": (figures.staleness(setting), "Staleness and time"),
     }
