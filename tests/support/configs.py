@@ -34,7 +34,7 @@ def make_config(
     chosen_protocol = PROTOCOLS[protocol](**own)
     chosen_exchange = EXCHANGES[exchange](**_take(EXCHANGES[exchange], values))
     chosen_model = model_from_json(
-        {"name": model} | {key: values.pop(key) for key in ("norm", "shortcut", "intercept") if key in values}
+        {"name": model} | {key: values.pop(key) for key in ("norm", "shortcut", "intercept", "stem") if key in values}
     )
     given = {"shards": str(shards), "output": str(output)} | values
     parts = {name: kind(**_take(kind, given)) for name, kind in kinds.items()}

@@ -34,8 +34,8 @@ FILLED = {
     "shardings": ("input", "eval_input", "output", "workers", "overwrite"),
     "training": ("shards", "output", "seed", "model_seed", "schedule_seed", "replay", "compare", *HOST),
 }
-FILLED |= {table: FILLED["training"] for table in ("models", "protocols", "variants")}
-FILLED |= {"virtual": (*FILLED["training"], "workers")}
+FILLED |= {table: FILLED["training"] for table in ("models", "protocols", "virtual")}
+FILLED |= {"variants": tuple(key for key in FILLED["training"] if key != WORKERS)}
 # keys of [shardings.NAME] that are not flags of its command
 SHARDS_KEY = "shards"
 ORDER = "order"

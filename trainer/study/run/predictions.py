@@ -116,7 +116,7 @@ def neighbourhoods_of(rows: Rows, shards: Shards, cache: Path) -> Ints | None:
 
     if rows.images_NCHW.dtype != np.uint8:
         return None
-    images = rows.images_NCHW.astype(np.uint8, copy=False)
+    images = np.asarray(rows.images_NCHW, np.uint8)
     evaluation = shards.manifest.evaluation
     assert evaluation, "every set of a study has evaluation rows"
     path = cache / f"neighbourhoods,{evaluation.input.fingerprint}"
