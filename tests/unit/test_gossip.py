@@ -23,6 +23,7 @@ from trainer import Result
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
+from trainer.data import gossip as gossip_data
 from trainer.data.gossip import GossipSampler, rows_of_pool
 from trainer.data.sampling import FixedSampler
 from trainer.data.shards import Rows
@@ -457,7 +458,14 @@ def test_options_that_exclude_an_exchange(values: dict[str, Any], line: str) -> 
 
 
 @pytest.mark.slow
-def test_sets_that_cannot_exchange_are_refused(shards: Path, tmp_path: Path) -> None:
+def test_large_losses_of_late_epochs_overflow_nothing() -> None:
+    """SPL's threshold grows without end, and a row without any loss has a tiny weight."""
+    weights = spl_weights(np.array([0.0, 1e30, np.nan]), 10_000)
+    assert weights.tolist() == [1e-300, 1e30, 0]
+    assert np.isfinite(np.random.default_rng(0).exponential(size=100_000) / weights[0]).all()
+
+
+def test_sets_that_cannot_exchange_are_refused(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="--gossip 21 exceeds the 20 rows of a worker: give at most 20"):
         run(shards, tmp_path / "many", gossip=21)
     with pytest.raises(UsageError, match="--gossip 3 exchanges examples among workers, and the run has one"):
@@ -466,4 +474,7 @@ def test_sets_that_cannot_exchange_are_refused(shards: Path, tmp_path: Path) -> 
         run(shards, tmp_path / "norm", gossip=1, model="cnn")
     with pytest.raises(UsageError, match="--gossip 3 exchanges rows, --compute quadratic has none"):
         run("", tmp_path / "toy", simulated={"compute": "quadratic", "workers": 3})
+    monkeypatch.setattr(gossip_data, "MOST_EXAMPLE_BYTES", 10)
+    with pytest.raises(UsageError, match="--gossip 3 sends images of at most 10 bytes"):
+        run(shards, tmp_path / "large")
     assert not list(tmp_path.iterdir())

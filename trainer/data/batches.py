@@ -132,7 +132,8 @@ def build_sampler(
         own = FixedSampler(rows, config.sampler.stream(population), places)
         if not config.data.gossip:
             return own
-        return GossipSampler(own, rows, config, worker, batch_size, population.epoch_steps)
+        steps_per_pass = -(-len(population.labels) // batch_size)
+        return GossipSampler(own, rows, config, worker, batch_size, steps_per_pass)
     # The entry of a row does not depend on the rows that are held out, which other workers do not know.
     first = sum(dealt_sizes(shards, num_workers)[:worker])
     population = replace(population, numbers=first + (np.arange(len(rows)) if places is None else places))

@@ -15,10 +15,10 @@ from trainer.config import Config
 from trainer.data.augment import Floats
 from trainer.data.deal import dealt_sizes
 from trainer.data.sampling import Draw, RowSampler
-from trainer.data.shards import Rows, Shards, join_rows, load_worker
+from trainer.data.shards import Rows, Shards, join_rows, pick_rows
 from trainer.gossip import SELECTORS
 from trainer.gossip.losses import RecordedLosses
-from trainer.gossip.rounds import Examples, Pool
+from trainer.gossip.rounds import MOST_EXAMPLE_BYTES, Examples, Pool
 from trainer.gossip.weave import WovenStep, selection_epoch, woven_step
 
 ReadRows = Callable[[Ints], Rows]  # returns the rows with some ids, in their order
@@ -57,7 +57,7 @@ class GossipSampler:
         config: the run.
         worker: number of the worker.
         batch_size: of the worker.
-        epoch_steps: own mini-batches per epoch.
+        epoch_steps: own mini-batches per pass over the worker's rows, rounded up.
         spans: pools to keep, the newest ones; None keeps all, as a replay needs them.
 
     Attributes:
@@ -179,10 +179,14 @@ def find_rows(parts: Iterable[Rows], ids: Ints) -> Rows:
 
 
 def read_rows(shards: Shards, ids: Ints, *, targets: bool) -> Rows:
-    """Read the rows with some ids from a set, one shard in memory at a time. Raises DataError if one is missing.
+    """Read the rows with some ids from a set. Reads every file, block by block. Raises DataError if one is missing.
 
     targets: read real targets instead of labels."""
-    return find_rows((load_worker(shards, shard, targets=targets) for shard in range(shards.num_workers)), ids)
+
+    def choose(block: Rows, first: int) -> Ints:
+        return np.flatnonzero(np.isin(block.ids, ids))
+
+    return find_rows((pick_rows(shards, file, choose, targets=targets) for file in shards.files()), ids)
 
 
 def check_gossip(config: Config, shards: Shards, num_workers: int) -> None:
@@ -192,6 +196,13 @@ def check_gossip(config: Config, shards: Shards, num_workers: int) -> None:
     if num_workers < 2:
         raise UsageError(
             f"--gossip {config.data.gossip} exchanges examples among workers, and the run has one: leave it out"
+        )
+    # The transport would drop a longer message, and no round would ever be complete.
+    image_bytes = shards.layout.record_bytes
+    if image_bytes > MOST_EXAMPLE_BYTES:
+        raise UsageError(
+            f"--gossip {config.data.gossip} sends images of at most {MOST_EXAMPLE_BYTES:,} bytes, and those of {shards.uri}"
+            f" have {image_bytes:,}: leave it out, or make the images smaller (--resize of the sharding jobs)"
         )
     least = min(dealt_sizes(shards, num_workers))
     if config.data.gossip > least:

@@ -17,6 +17,8 @@ import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
 
+MOST_EXAMPLE_BYTES = 4 << 20  # of an image, because messages have a limit: 1024 x 1024 pixels in RGB have 3 MiB
+
 
 class Examples(NamedTuple):
     """Examples that workers exchange.

@@ -9,6 +9,8 @@ from trainer.gossip.losses import RecordedLosses, draw_by_weight
 
 FIRST_THRESHOLD = 0.1
 GROWTH = 1.2  # of the threshold, per epoch
+MOST_GROWTH = 500  # epochs, after which every loss is below the threshold
+LEAST_WEIGHT = 1e-300  # of an eligible row without any loss, so large that no draw by weights overflows
 
 
 def spl(losses: RecordedLosses, size: int, epoch: int, rng: np.random.Generator) -> Ints:
@@ -21,6 +23,6 @@ def spl(losses: RecordedLosses, size: int, epoch: int, rng: np.random.Generator)
 
 def spl_weights(last: Floats, epoch: int) -> Floats:
     """Return the weight of each row: its loss if that is below the threshold, else 0. last: float64 [N], may be NaN."""
-    is_eligible = last < FIRST_THRESHOLD * GROWTH**epoch
+    is_eligible = last < FIRST_THRESHOLD * GROWTH ** min(epoch, MOST_GROWTH)
     # An eligible row without any loss comes before those that are not eligible.
-    return np.where(is_eligible, np.maximum(last, np.finfo(np.float64).tiny), 0.0)
+    return np.where(is_eligible, np.maximum(last, LEAST_WEIGHT), 0.0)

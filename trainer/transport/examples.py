@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from trainer.gossip.rounds import EMPTY, Examples
+from trainer.gossip.rounds import EMPTY, MOST_EXAMPLE_BYTES, Examples
 from trainer.transport.messages import MalformedMessageError
 
-MOST_EXAMPLE_BYTES = 4 << 20  # a limit for messages, beside an image of 1024 x 1024 in RGB
 _HEAD = struct.Struct("<I???III")  # count; has content; has real targets; has real-valued images; C, H, W
 _ID = np.dtype("<i8")
 _LABELS = (np.dtype("<i8"), np.dtype("<f4"))
