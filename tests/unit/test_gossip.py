@@ -220,8 +220,9 @@ def test_rounds_keep_their_invariants(actions: list[tuple[str, int]]) -> None:
             assert rounds.next_pool(worker, sessions[worker], clocks[worker] + 1) is None, "it has the newest"
         elif action == "resume":  # from a checkpoint, which has JSON
             rounds = GossipRounds(json.loads(json.dumps(rounds.memory)))
-            waiting = {}
-            epochs = [int(rounds.memory["epochs"].get(str(worker), -1)) + 1 for worker in range(4)]
+            assert {int(worker): ids for worker, (_, ids) in rounds.memory["open"].items()} == {
+                worker: examples.ids.tolist() for worker, examples in waiting.items()
+            }
             sessions = [session + 1 for session in sessions]
             adopted = {}
         is_due = len(waiting) >= 2 and members <= waiting.keys()

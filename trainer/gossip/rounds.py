@@ -70,10 +70,11 @@ class GossipRounds:
     def __init__(self, memory: dict[str, Any]) -> None:
         self.memory = memory
         if not memory:
-            memory.update(round=0, ids={}, first={}, begins={}, epochs={})
-        # After a resume only the ids of the last round are known.
+            memory.update(round=0, ids={}, first={}, begins={}, epochs={}, open={})
+        # After a resume only the ids of examples are known.
         self._complete = {int(worker): _ids_alone(ids) for worker, ids in memory["ids"].items()}
-        self._open: dict[int, tuple[int, Examples]] = {}  # epoch and examples, of the round that is not complete
+        # Epoch and examples of each worker in the round that is not complete.
+        self._open = {int(worker): (epoch, _ids_alone(ids)) for worker, (epoch, ids) in memory["open"].items()}
         self._receipts: dict[int, tuple[int, int]] = {}  # the session and round of each worker's pool
 
     @property
@@ -93,6 +94,7 @@ class GossipRounds:
         if worker in self._open or epoch <= self.memory["epochs"].get(str(worker), -1):
             return False
         self._open[worker] = epoch, examples
+        self.memory["open"][str(worker)] = [epoch, examples.ids.tolist()]
         return True
 
     @property
@@ -113,6 +115,7 @@ class GossipRounds:
         self.memory["ids"] = {str(worker): examples.ids.tolist() for worker, examples in self._complete.items()}
         self.memory["epochs"] |= {str(worker): epoch for worker, (epoch, _) in self._open.items()}
         self._open = {}
+        self.memory["open"] = {}
         return True
 
     def next_pool(self, worker: int, session: int, clock: int) -> Pool | None:
