@@ -50,6 +50,7 @@ WRITTEN = {
     ),
     "trainer/data/README.md": (
         "build/representative/result.json", "build/curriculum/result.json", "build/mixed/result.json",
+        "build/mapped/result.json", "build/elastic/result.json",
     ),
     "trainer/protocols/README.md": ("build/run-own/result.json",),
     "trainer/exchange/README.md": ("build/graph0.png", "build/switch/result.json", "build/run-switch/result.json"),
