@@ -238,6 +238,9 @@ def test_a_file_that_a_killed_process_began_is_made_anew(shards: Path, tmp_path:
     # A file that was cut off from outside would kill whoever reads it.
     os.truncate(complete[0], 100)
     assert_equal(load_worker(on_disk, 0), expected)
+    # A file has its full size long before its rows are written.
+    complete[0].write_bytes(bytes(len(contents[0])))
+    assert_equal(load_worker(on_disk, 0), expected)
     assert sorted((tmp_path / "rows").iterdir()) == complete
 
 
@@ -258,6 +261,37 @@ def test_a_process_waits_for_the_maker_of_a_file(shards: Path, tmp_path: Path, m
         monkeypatch.setattr(time, "sleep", sleep)
         rows = load_worker(on_disk, 1)
     assert len(waits) == 3
+    assert_equal(rows, load_worker(open_shards(str(shards)), 1))
+
+
+def test_a_maker_leaves_the_file_that_another_began_anew(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody deletes the draft, and another process begins it anew, which has its full size at once."""
+    on_disk = mapped(shards, tmp_path)
+    (file,) = on_disk.worker_files(1)
+    target = row_files.row_file(on_disk, file, tmp_path, targets=False, with_hashes=True)
+    draft_path = target.path.with_name(target.path.name + row_files.DRAFT)
+    others: list[Any] = []
+    write = row_files._write
+
+    def write_slowly(shards: Shards, target: row_files.RowFile, draft: Any) -> None:
+        write(shards, target, draft)
+        if not others:
+            draft_path.unlink()
+            others.append(open(draft_path, "wb"))  # noqa: SIM115
+            fcntl.flock(others[0], fcntl.LOCK_EX)
+            os.truncate(draft_path, target.bytes)
+
+    def sleep(_: float) -> None:
+        assert draft_path.exists()
+        assert not target.path.exists()
+        others[0].close()
+
+    monkeypatch.setattr(row_files, "_write", write_slowly)
+    monkeypatch.setattr(time, "sleep", sleep)
+    rows = load_worker(on_disk, 1)
+    assert others[0].closed
     assert_equal(rows, load_worker(open_shards(str(shards)), 1))
 
 

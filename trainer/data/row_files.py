@@ -1,9 +1,9 @@
 """Decoded rows in memory-mapped files, which all processes of a host share, so that shards may exceed their memory.
 
 FOLDER/8c1f..-0-hashes.rows has the rows of one shard file: columns one after the other, each from a multiple of ALIGNMENT
-on. The name contains the digest of the shard file. The first process that needs a file makes it under a temporary name,
-on which it holds a lock, and renames it when it is complete. Others make other files meanwhile, or wait. A process that is
-killed loses its lock, and the next one begins the file anew."""
+on, and then MARK, which is written last. The name contains the digest of the shard file. The first process that needs a
+file makes it under a temporary name, on which it holds a lock, and renames it when it is complete. Others make other files
+meanwhile, or wait. A process that is killed loses its lock, and the next one begins the file anew."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ ALIGNMENT = 4096
 LOOK_S = 0.1
 FLUSH_BYTES = 256 << 20
 DRAFT = ".draft"
+MARK = b"complete"
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,15 @@ class RowFile:
     @property
     def bytes(self) -> int:
         """The size of the decoded file."""
-        return self.offsets()[IMAGES] + self.file.rows * self.row_bytes(IMAGES)
+        return self.offsets()[IMAGES] + self.file.rows * self.row_bytes(IMAGES) + len(MARK)
 
     def is_made(self) -> bool:
         """Return whether the file is complete. One of another size was damaged from outside, and is made anew."""
         try:
-            return self.path.stat().st_size == self.bytes
+            with open(self.path, "rb") as source:
+                is_whole = os.fstat(source.fileno()).st_size == self.bytes
+                # The size alone says nothing: a file has its full size before its rows are written.
+                return is_whole and os.pread(source.fileno(), len(MARK), self.bytes - len(MARK)) == MARK
         except FileNotFoundError:
             return False
 
@@ -145,12 +149,15 @@ def _make(shards: Shards, target: RowFile) -> bool:
         if draft is None:
             return target.is_made()
         _write(shards, target, draft)
+        _write_at(draft, np.frombuffer(MARK, np.uint8), target.bytes - len(MARK))
         # Before the rename: after a crash of the system, a resumed run uses every file with a final name.
         draft.flush()
         os.fsync(draft.fileno())
-        with suppress(FileNotFoundError):  # the end of another host's part has removed the folder: make it again
-            os.rename(_draft_path(target), target.path)
-            sync(target.path.parent)
+        # The end of another process's run may have removed the folder, and a third process may have begun the file anew.
+        if _is_at(draft, _draft_path(target)):
+            with suppress(FileNotFoundError):
+                os.rename(_draft_path(target), target.path)
+                sync(target.path.parent)
     return target.is_made()
 
 
