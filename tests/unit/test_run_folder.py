@@ -59,9 +59,10 @@ def test_a_start_in_an_absent_or_empty_folder_is_a_new_run(tmp_path: Path, resum
     (tmp_path / "empty").mkdir()
     assert start(tmp_path / "a" / "b", resume=resume) is Start.NEW
     assert start(tmp_path / "empty", resume=resume) is Start.NEW
-    fill(tmp_path / "early", "logs/worker-3.log")  # of a host that was faster
+    early = "logs/worker-3.log", "rows/host-b/8c1f-0-hashes.rows"  # of a host that was faster
+    fill(tmp_path / "early", *early)
     assert start(tmp_path / "early", resume=resume) is Start.NEW
-    assert (tmp_path / "early" / "logs" / "worker-3.log").exists()
+    assert all((tmp_path / "early" / name).exists() for name in early)
 
 
 def test_an_unfinished_run_goes_on_with_resume_and_only_then(unfinished: Path) -> None:

@@ -248,7 +248,8 @@ def settled(
                 requested = replace(requested, threads=saved_record.threads)
             record = check(requested)
             if is_new:
-                _delete(output, names if overwrite else [name for name in names if not name.startswith("logs/")])
+                others = () if overwrite else (f"{LOGS}/", f"{ROWS}/")  # of hosts that began earlier
+                _delete(output, [name for name in names if not name.startswith(others)])
                 if not isinstance(output, Path):
                     segments.void(output)
             elif not isinstance(output, Path):
