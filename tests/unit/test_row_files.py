@@ -139,6 +139,11 @@ def test_mapped_images_select_like_an_array(seed: int) -> None:
             images[np.array([outside])]
 
 
+def test_a_slice_of_images_needs_no_memory_for_all_places() -> None:
+    images = MappedImages([np.broadcast_to(np.uint8(7), (1 << 52, 1, 1, 1))])
+    assert images[-2:].tolist() == images[5:9:2].tolist() == [[[[7]]]] * 2
+
+
 # --- mini-batches and runs ------------------------------------------------------------------------------------------------
 
 
@@ -293,6 +298,44 @@ def test_a_maker_leaves_the_file_that_another_began_anew(
     rows = load_worker(on_disk, 1)
     assert others[0].closed
     assert_equal(rows, load_worker(open_shards(str(shards)), 1))
+
+
+def test_files_that_are_deleted_before_they_are_opened_are_made_again(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the end of another process's run on this host."""
+    make_all = row_files.make_all
+    calls = []
+
+    def make_and_delete(shards: Shards, files: Any) -> None:
+        make_all(shards, files)
+        calls.append(len(files))
+        if len(calls) == 1:
+            shutil.rmtree(tmp_path / "rows")
+
+    monkeypatch.setattr(row_files, "make_all", make_and_delete)
+    assert_equal(load_worker(mapped(shards, tmp_path / "rows"), 0), load_worker(open_shards(str(shards)), 0))
+    assert calls == [2, 2]
+
+
+def test_a_file_is_allocated_piece_by_piece(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watchdog learns of each piece."""
+    events: list[Any] = []
+    allocate = os.posix_fallocate
+
+    def watched(descriptor: int, offset: int, length: int) -> None:
+        events.append((offset, length))
+        allocate(descriptor, offset, length)
+
+    monkeypatch.setattr(row_files, "FLUSH_BYTES", 4000)
+    monkeypatch.setattr(os, "posix_fallocate", watched)
+    monkeypatch.setattr(row_files, "kick", lambda: events.append("kick"))
+    load_worker(mapped(shards, tmp_path), 1)
+    (path,) = tmp_path.iterdir()
+    size = path.stat().st_size
+    pieces = [(begin, min(4000, size - begin)) for begin in range(0, size, 4000)]
+    assert len(pieces) > 2
+    assert events == [event for piece in pieces for event in (piece, "kick")]
 
 
 @pytest.mark.parametrize("fault", ["full disk", "damaged shard"])

@@ -72,7 +72,7 @@ class MappedImages:
     def _numbers(self, places: Ints | slice) -> Ints:
         """Return the positions of the images at some places among the rows of all files, int64."""
         if isinstance(places, slice):
-            places = np.arange(len(self))[places]
+            places = np.arange(*places.indices(len(self)))
         # A negative position would be another file's row.
         elif len(places) and (int(places.min()) < 0 or int(places.max()) >= len(self)):
             raise IndexError(f"places {places.min()} to {places.max()} of {len(self)} images")

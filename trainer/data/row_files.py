@@ -121,16 +121,23 @@ def map_rows(shards: Shards, files: Sequence[ShardFile], *, targets: bool, with_
     rows = [
         row_file(shards, file, shards.mapped, targets=targets, with_hashes=with_hashes) for file in files if file.rows
     ]
-    columns = [each.read() for each in make_all(shards, rows)]
+    columns = _read_all(shards, rows)
     # The columns beside the images are copied, because samplers search and sort them as a whole.
     small = {name: np.concatenate([part[name] for part in columns]) for name in COLUMNS if name in columns[0]}
     return Rows(MappedImages([part[IMAGES] for part in columns]), **small)
 
 
-def make_all(shards: Shards, files: Sequence[RowFile]) -> Sequence[RowFile]:
-    """Make the decoded files that do not exist, or wait while other processes make them, and return all.
+def _read_all(shards: Shards, files: Sequence[RowFile]) -> list[dict[str, npt.NDArray[Any]]]:
+    """Return the columns of decoded files, which are made if they do not exist. Raises as ``map_rows``."""
+    while True:
+        make_all(shards, files)
+        # The end of another process's run may delete them at any time.
+        with suppress(FileNotFoundError):
+            return [each.read() for each in files]
 
-    Raises as ``map_rows``."""
+
+def make_all(shards: Shards, files: Sequence[RowFile]) -> None:
+    """Make the decoded files that do not exist, or wait while other processes make them. Raises as ``map_rows``."""
     missing = [each for each in files if not each.is_made()]
     while missing:
         unmade = [each for each in missing if not _make(shards, each)]
@@ -140,7 +147,6 @@ def make_all(shards: Shards, files: Sequence[RowFile]) -> Sequence[RowFile]:
         if missing and is_stuck:
             kick()
             time.sleep(LOOK_S)
-    return files
 
 
 def _make(shards: Shards, target: RowFile) -> bool:
@@ -206,7 +212,10 @@ def _write(shards: Shards, target: RowFile, draft: BinaryIO) -> None:
     """Write the rows of a shard file into an empty file, block by block."""
     # Fails at once if there is no room, and not after minutes.
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(draft.fileno(), 0, target.bytes)
+        # In pieces, because a file system without this operation writes zeros, which may take minutes.
+        for begin in range(0, target.bytes, FLUSH_BYTES):
+            os.posix_fallocate(draft.fileno(), begin, min(FLUSH_BYTES, target.bytes - begin))
+            kick()
     else:
         os.truncate(draft.fileno(), target.bytes)
     offsets = target.offsets()
