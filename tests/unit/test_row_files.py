@@ -12,8 +12,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from trainer.home.work import WorkFolder
 from trainer.launch import row_storage as storage_module
 from trainer.launch.memory import usable_memory
 from trainer.launch.row_storage import host_reads, row_storage
+from trainer.launch.supervisor import RunInterruptedError
 from trainer.options import Role, all_roles
 from trainer.sampling import SAMPLERS
 from trainer.simulate import SimulationSettings, simulate
@@ -477,7 +478,7 @@ def test_rows_are_mapped_if_they_exceed_half_a_workers_memory(shards: Path, work
     assert 55 * 192 + max(files) < needed.worker_bytes < 55 * 192 + max(files) + 30_000
     for limit, choice in ((2 * needed.worker_bytes, "in memory"), (2 * needed.worker_bytes - 1, "memory-mapped in ")):
         config = make_config(shards, worker_memory=limit)
-        with row_storage(config, opened, host_reads(config, facts, opened, ROLES), work) as line:
+        with row_storage(config, opened, host_reads(config, facts, opened, ROLES), work, leads=True) as line:
             assert line.startswith(choice)
             assert (work.folders.rows is not None) == (choice != "in memory")
         assert work.folders.rows is None
@@ -508,27 +509,55 @@ def test_too_little_space_is_said_before_the_start(
         pytest.raises(
             JobError, match=r"need \d+ kB in .*, which has 100 B free: make room, or give --row-storage memory"
         ),
-        row_storage(config, opened, reads, work),
+        row_storage(config, opened, reads, work, leads=True),
     ):
         pass
     folder = work.folders.work / "rows" / storage_module.host_name()
     for worker in range(3):
         load_worker(replace(opened, mapped=folder), worker)
     load_eval(replace(opened, mapped=folder))
-    with row_storage(config, opened, reads, work) as line:
+    with row_storage(config, opened, reads, work, leads=True) as line:
         assert re.search(r": 0 B to write, 100 B free; in memory: \d+ kB of the", line)
         assert len(list(folder.iterdir())) == 5
     assert not (work.folders.work / "rows").exists()
 
 
-def test_files_stay_for_a_run_that_continues_with_other_workers(shards: Path, work: WorkFolder) -> None:
+@pytest.mark.parametrize(
+    "error", [None, RunInterruptedError(changes=True), RunInterruptedError(), JobError("failed")], ids=repr
+)
+def test_the_end_of_a_run_deletes_files_unless_it_continues(
+    error: JobError | None, shards: Path, work: WorkFolder
+) -> None:
+    """With other workers, at once. Other hosts may train on after an error of the leading host."""
     opened = open_shards(str(shards))
     config = make_config(shards, row_storage="mapped")
     reads = host_reads(config, RunFacts(3, opened.rows, 10, 0), opened, ROLES)
-    for is_to_change in (True, False):
-        with row_storage(config, opened, reads, work, is_to_change=partial(bool, is_to_change)):
-            load_worker(replace(opened, mapped=work.folders.rows), 0)
-        assert (work.folders.work / "rows").exists() == is_to_change
+    own = work.folders.work / "rows" / storage_module.host_name()
+    other = work.folders.work / "rows" / "other"
+    other.mkdir(parents=True)
+    with suppress(JobError), row_storage(config, opened, reads, work, leads=True):
+        load_worker(replace(opened, mapped=work.folders.rows), 0)
+        assert own.exists()
+        if error:
+            raise error
+    assert own.exists() == getattr(error, "changes", False)
+    assert other.exists() == (error is not None)
+
+
+def test_parts_on_one_machine_have_their_own_files(shards: Path, work: WorkFolder) -> None:
+    """The end of one leaves those of the others."""
+    opened = open_shards(str(shards))
+    config = make_config(shards, row_storage="mapped")
+    reads = host_reads(config, RunFacts(3, opened.rows, 10, 0), opened, ROLES)
+    root = work.folders.work / "rows"
+    with row_storage(config, opened, reads, work, leads=True, part=0):
+        load_worker(replace(opened, mapped=work.folders.rows), 0)
+        files = list(root.rglob("*.rows"))
+        other = WorkFolder(Folders.from_home(work.folders.work))
+        with row_storage(config, opened, reads, other, leads=False, part=1):
+            load_worker(replace(opened, mapped=other.folders.rows), 0)
+            assert len(list(root.rglob("*.rows"))) == 2 * len(files) == 4
+        assert list(root.rglob("*.rows")) == files
 
 
 def test_memory_is_the_least_limit_of_the_control_groups(tmp_path: Path) -> None:

@@ -172,28 +172,29 @@ class _Host:
         if self.part.leads:
             prepare(self.config, work.folders, computes=True, write=True)
         reads = host_reads(self.config, facts, context.shards, self.part.roles)
-        with row_storage(self.config, context.shards, reads, work) as storage:
-            supervisor = Supervisor(
-                self.config,
-                facts,
-                self.options,
-                answer.addresses,
-                self.secret,
-                work,
-                self.part.roles,
-                listeners=self.listeners,
-                overseer=_Caller(self.line, answer.edition),
-            )
-            # A line per host would hide other messages, where nothing is special.
-            if storage and (self.part.leads or work.folders.rows):
-                self.line.say(f"rows {storage}")
-            try:
+        leads, index = self.part.leads, self.part.index
+        try:
+            with row_storage(self.config, context.shards, reads, work, leads=leads, part=index) as storage:
+                supervisor = Supervisor(
+                    self.config,
+                    facts,
+                    self.options,
+                    answer.addresses,
+                    self.secret,
+                    work,
+                    self.part.roles,
+                    listeners=self.listeners,
+                    overseer=_Caller(self.line, answer.edition),
+                )
+                # A line per host would hide other messages, where nothing is special.
+                if storage and (leads or work.folders.rows):
+                    self.line.say(f"rows {storage}")
                 supervise(supervisor)
-            # AttemptLostError is a SupersededError too, but with it the whole attempt ends, not only this supervisor.
-            except AttemptLostError:
-                raise
-            except SupersededError:
-                return False
+        # AttemptLostError is a SupersededError too, but with it the whole attempt ends, not only this supervisor.
+        except AttemptLostError:
+            raise
+        except SupersededError:
+            return False
         return True
 
 

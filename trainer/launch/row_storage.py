@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from pipeline.core.storage.uri import is_remote
 from trainer.config import Config, RunFacts
 from trainer.home.work import WorkFolder
 from trainer.launch.memory import usable_memory
+from trainer.launch.supervisor import RunInterruptedError
 from trainer.options import Role
 from trainer.run_files import ROWS
 
@@ -88,42 +89,56 @@ def row_storage(
     reads: RowReads,
     work: WorkFolder,
     *,
-    is_to_change: Callable[[], bool] = lambda: False,
+    leads: bool,
+    part: int | None = None,
 ) -> Iterator[str]:
     """Choose where the processes of this host keep rows, and yield the choice as a line; "" if they need none.
 
     Until the end, ``work.folders`` has the folder of memory-mapped files, if rows are mapped. Files of a killed start are
-    used again. At the end they are deleted, however the run ends, unless it continues at once with other workers.
+    used again. At the end they are deleted, however the run ends, unless it continues at once with other workers. The end
+    of the leading host deletes other hosts' files too, unless it is an error, after which these hosts may train on.
 
     Args:
         config, shards: the run.
         reads: the rows that processes of this host need.
         work: its work folder.
-        is_to_change: at the end, whether the run continues with other workers (default: it does not).
+        leads: whether server 0 runs on this host.
+        part: number of this host among the parts of a run on a cluster, which may share a machine: each has its own files.
     Raises:
         JobError: the disk has no room for the files.
     """
-    if not reads.loaded and not reads.evaluated:
-        yield ""
-        return
     folders = work.folders
-    folder = folders.work / ROWS / host_name()
+    folder = folders.work / ROWS / (host_name() if part is None else f"{host_name()}-{part}")
+    line = _choose(config, shards, reads, work, folder)
+    stays = not line
+    try:
+        yield line
+        # Also files of hosts that were killed.
+        if leads:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+    except RunInterruptedError as error:
+        stays = error.changes
+        raise
+    finally:
+        work.folders = folders
+        if not stays:
+            remove_rows(folder)
+
+
+def _choose(config: Config, shards: Shards, reads: RowReads, work: WorkFolder, folder: Path) -> str:
+    """Choose as ``row_storage``, and return the choice as a line. folder: for memory-mapped files."""
+    if not reads.loaded and not reads.evaluated:
+        return ""
     needs = row_needs(config, shards, reads, folder)
     is_mapped = config.processes.row_storage == "mapped"
     if config.processes.row_storage == "auto":
         is_mapped = not needs.fit_memory()
-    # Also of a run in memory: a killed start may have left files.
-    try:
-        if is_mapped:
-            _check_room(needs, folder)
-            work.folders = replace(folders, rows=folder)
-        else:
-            remove_rows(folder)
-        yield describe_storage(needs, folder if is_mapped else None)
-    finally:
-        work.folders = folders
-        if not is_to_change():
-            remove_rows(folder)
+    if is_mapped:
+        _check_room(needs, folder)
+        work.folders = replace(work.folders, rows=folder)
+    else:
+        remove_rows(folder)  # of a killed start
+    return describe_storage(needs, folder if is_mapped else None)
 
 
 def describe_storage(needs: RowNeeds, folder: Path | None) -> str:

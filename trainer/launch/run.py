@@ -61,7 +61,7 @@ def run(context: RunContext, options: Options, work: WorkFolder, requests: Reque
     overseer = Terminal(quiet=options.quiet or options.silent, is_to_change=requests.is_waiting)
     secret = _secret(config, options)
     reads = host_reads(config, facts, context.shards, roles)
-    with row_storage(config, context.shards, reads, work, is_to_change=requests.is_waiting) as storage:
+    with row_storage(config, context.shards, reads, work, leads=leads) as storage:
         supervisor = Supervisor(config, facts, options, addresses, secret, work, roles, overseer=overseer)
         if not (options.quiet or options.silent):
             print(describe(supervisor.plan, storage), flush=True)

@@ -122,7 +122,7 @@ def _stored(context: RunContext, simulated: SimulationSettings, output: Path) ->
     # This process has the rows of all virtual workers, and evaluates.
     targets = build_network(context.config, shards).targets
     reads = RowReads([shards.files()], shards.eval_files(), targets)
-    with row_storage(context.config, shards, reads, work) as storage:
+    with row_storage(context.config, shards, reads, work, leads=True) as storage:
         newest = partial(replace, context.newest(), mapped=work.folders.rows)
         yield replace(context, newest=newest), storage
 
