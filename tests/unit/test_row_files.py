@@ -42,7 +42,7 @@ from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch import row_storage as storage_module
 from trainer.launch.memory import usable_memory
-from trainer.launch.row_storage import host_reads, row_storage
+from trainer.launch.row_storage import RowReads, host_reads, row_storage
 from trainer.launch.supervisor import RunInterruptedError
 from trainer.options import Role, all_roles
 from trainer.sampling import SAMPLERS
@@ -482,6 +482,60 @@ def test_rows_are_mapped_if_they_exceed_half_a_workers_memory(shards: Path, work
             assert line.startswith(choice)
             assert (work.folders.rows is not None) == (choice != "in memory")
         assert work.folders.rows is None
+
+
+def test_without_room_for_files_rows_that_fit_the_memory_are_there(
+    shards: Path, work: WorkFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless mapped files are demanded. The line says why."""
+    opened = open_shards(str(shards))
+    facts = RunFacts(3, opened.rows, 10, 0)
+    reads = host_reads(make_config(shards), facts, opened, ROLES)
+    needed = storage_module.row_needs(make_config(shards), opened, reads, work.folders.work).worker_bytes
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(100))
+    with row_storage(make_config(shards, worker_memory=needed), opened, reads, work, leads=True) as line:
+        assert work.folders.rows is None
+        assert re.fullmatch(r"in memory: .* per worker; no room for mapped files: \d+ kB to write, 100 B free", line)
+    for values in ({"worker_memory": needed - 1}, {"worker_memory": needed, "row_storage": "mapped"}):
+        with (
+            pytest.raises(JobError, match="100 B free: make room"),
+            row_storage(make_config(shards, **values), opened, reads, work, leads=True),
+        ):
+            pass
+    with row_storage(
+        make_config(shards, row_storage="memory", worker_memory=1), opened, reads, work, leads=True
+    ) as line:
+        assert line.endswith("per worker")
+
+
+def test_in_virtual_time_one_process_has_all_rows(shards: Path, work: WorkFolder) -> None:
+    opened = open_shards(str(shards))
+    config = make_config(shards)
+    reads = RowReads([opened.files()], opened.eval_files(), targets=False)
+    needs = storage_module.row_needs(config, opened, reads, work.folders.work)
+    virtual = storage_module.row_needs(config, opened, reads._replace(in_virtual_time=True), work.folders.work)
+    (evaluated,) = [
+        row_files.row_file(opened, file, work.folders.work, targets=False, with_hashes=False).bytes
+        for file in opened.eval_files()
+    ]
+    assert virtual.worker_bytes == needs.worker_bytes + evaluated
+    assert needs.memory_in_words().endswith("per worker")
+    assert virtual.memory_in_words().endswith("for all workers")
+
+
+def test_drafts_of_killed_processes_take_no_space(shards: Path, work: WorkFolder) -> None:
+    """One that a process writes stays."""
+    opened = open_shards(str(shards))
+    config = make_config(shards, row_storage="mapped")
+    reads = host_reads(config, RunFacts(3, opened.rows, 10, 0), opened, ROLES)
+    folder = work.folders.work / "rows" / storage_module.host_name()
+    folder.mkdir(parents=True)
+    left, written = folder / f"left{row_files.DRAFT}", folder / f"written{row_files.DRAFT}"
+    left.write_bytes(b"torn")
+    with open(written, "wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with row_storage(config, opened, reads, work, leads=True):
+            assert list(folder.iterdir()) == [written]
 
 
 def test_a_host_needs_the_files_of_its_roles(shards: Path) -> None:

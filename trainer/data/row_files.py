@@ -196,6 +196,16 @@ def _draft(target: RowFile) -> Iterator[BinaryIO | None]:
             raise
 
 
+def remove_drafts(folder: Path) -> None:
+    """Delete the unfinished files of processes that were killed, whose space counts as taken.
+
+    Errors are ignored: the process that makes the file begins it anew."""
+    for path in folder.glob(f"*{DRAFT}"):
+        with suppress(OSError), open(path, "rb") as draft:
+            fcntl.flock(draft, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
 def _is_at(file: BinaryIO, path: Path) -> bool:
     """Return whether a path still names an open file."""
     try:

@@ -37,20 +37,37 @@ class RowNeeds(NamedTuple):
         limit_bytes: memory per worker.
         missing_bytes: space on the disk that the files that do not exist yet take while they are made.
         free_bytes: free space.
+        owner: whose memory it is, in words.
     """
 
     worker_bytes: int
     limit_bytes: int
     missing_bytes: int
     free_bytes: int
+    owner: str = "per worker"
 
     def fit_memory(self) -> bool:
         """Return whether the rows of every worker fit into its memory, beside all else that it needs."""
         return self.worker_bytes <= MEMORY_SHARE * self.limit_bytes
 
+    def fit_disk(self) -> bool:
+        """Return whether the disk has room for the files."""
+        return self.missing_bytes <= self.free_bytes
+
+    def are_mapped(self, choice: str) -> bool:
+        """Return whether rows are mapped. choice: ``--row-storage``."""
+        if choice != "auto":
+            return choice == "mapped"
+        # Without room on the disk, a run that has enough memory should not be refused.
+        return not self.fit_memory() and (self.fit_disk() or self.worker_bytes > self.limit_bytes)
+
     def memory_in_words(self) -> str:
         """Return what the rows of a worker need of its memory."""
-        return f"{bytes_in_words(self.worker_bytes)} of the {bytes_in_words(self.limit_bytes)} per worker"
+        return f"{bytes_in_words(self.worker_bytes)} of the {bytes_in_words(self.limit_bytes)} {self.owner}"
+
+    def disk_in_words(self) -> str:
+        """Return what the files need of the disk."""
+        return f"{bytes_in_words(self.missing_bytes)} to write, {bytes_in_words(self.free_bytes)} free"
 
 
 class RowReads(NamedTuple):
@@ -61,12 +78,14 @@ class RowReads(NamedTuple):
         evaluated: files of evaluation rows.
         targets: whether labels are real targets.
         copies: rows that a process has in memory at a time, in multiples of those that it loads.
+        in_virtual_time: whether one process has the rows of all workers, and the evaluation rows.
     """
 
     loaded: Sequence[Sequence[ShardFile]]
     evaluated: Sequence[ShardFile]
     targets: bool
     copies: float = 1
+    in_virtual_time: bool = False
 
 
 def host_reads(config: Config, facts: RunFacts, shards: Shards, roles: Sequence[Role]) -> RowReads:
@@ -129,26 +148,29 @@ def _choose(config: Config, shards: Shards, reads: RowReads, work: WorkFolder, f
     """Choose as ``row_storage``, and return the choice as a line. folder: for memory-mapped files."""
     if not reads.loaded and not reads.evaluated:
         return ""
+    choice = config.processes.row_storage
+    if choice != "memory":
+        from trainer.data.row_files import remove_drafts  # see ``row_needs``
+
+        remove_drafts(folder)
     needs = row_needs(config, shards, reads, folder)
-    is_mapped = config.processes.row_storage == "mapped"
-    if config.processes.row_storage == "auto":
-        is_mapped = not needs.fit_memory()
+    is_mapped = needs.are_mapped(choice)
     if is_mapped:
         _check_room(needs, folder)
         work.folders = replace(work.folders, rows=folder)
     else:
         remove_rows(folder)  # of a killed start
-    return describe_storage(needs, folder if is_mapped else None)
+    return describe_storage(needs, folder if is_mapped else None, is_by_choice=choice != "auto")
 
 
-def describe_storage(needs: RowNeeds, folder: Path | None) -> str:
-    """Return the line about the storage of rows. folder: of memory-mapped files; None for rows in memory."""
+def describe_storage(needs: RowNeeds, folder: Path | None, *, is_by_choice: bool) -> str:
+    """Return the line about the storage of rows.
+
+    folder: of memory-mapped files; None for rows in memory. is_by_choice: whether the user chose the storage."""
     if folder is None:
-        return f"in memory: {needs.memory_in_words()}"
-    return (
-        f"memory-mapped in {folder}: {bytes_in_words(needs.missing_bytes)} to write, {bytes_in_words(needs.free_bytes)}"
-        f" free; in memory: {needs.memory_in_words()}"
-    )
+        without = "" if is_by_choice or needs.fit_memory() else f"; no room for mapped files: {needs.disk_in_words()}"
+        return f"in memory: {needs.memory_in_words()}{without}"
+    return f"memory-mapped in {folder}: {needs.disk_in_words()}; in memory: {needs.memory_in_words()}"
 
 
 def row_needs(config: Config, shards: Shards, reads: RowReads, folder: Path) -> RowNeeds:
@@ -166,16 +188,19 @@ def row_needs(config: Config, shards: Shards, reads: RowReads, folder: Path) -> 
         int(reads.copies * sum(each.bytes for each in files)) + max(each.file.bytes for each in files)
         for files in loaded
     ]
+    evaluated = decoded(reads.evaluated, with_hashes=False)
     # By path, because processes that read the same file share one copy.
-    every = [each for files in loaded for each in files] + decoded(reads.evaluated, with_hashes=False)
+    every = [each for files in loaded for each in files] + evaluated
     missing = [each for each in {each.path: each for each in every}.values() if not each.is_made()]
     # Each process, and the evaluator, downloads one file at a time and then decodes it.
     downloads = sorted(each.file.bytes for each in missing if is_remote(shards.address(each.file)))
+    beside = sum(each.bytes for each in evaluated) if reads.in_virtual_time else 0
     return RowNeeds(
-        max(worker_bytes, default=0),
+        max(worker_bytes, default=0) + beside,
         config.processes.worker_memory or usable_memory() // max(1, len(loaded)),
         sum(each.bytes for each in missing) + sum(downloads[-len(loaded) - 1 :]),
         _free_bytes(folder),
+        "for all workers" if reads.in_virtual_time else "per worker",
     )
 
 
@@ -195,11 +220,11 @@ def remove_rows(folder: Path) -> None:
 
 def _check_room(needs: RowNeeds, folder: Path) -> None:
     """Raise JobError if the disk has no room for memory-mapped files."""
-    if needs.missing_bytes > needs.free_bytes:
+    if not needs.fit_disk():
         raise JobError(
             f"memory-mapped rows need {bytes_in_words(needs.missing_bytes)} in {folder}, which has"
             f" {bytes_in_words(needs.free_bytes)} free: make room, or give --row-storage memory, which needs"
-            f" {bytes_in_words(needs.worker_bytes)} per worker"
+            f" {bytes_in_words(needs.worker_bytes)} {needs.owner}"
         )
 
 

@@ -121,7 +121,7 @@ def _stored(context: RunContext, simulated: SimulationSettings, output: Path) ->
     work = WorkFolder(Folders.from_home(output))
     # This process has the rows of all virtual workers, and evaluates.
     targets = build_network(context.config, shards).targets
-    reads = RowReads([shards.files()], shards.eval_files(), targets)
+    reads = RowReads([shards.files()], shards.eval_files(), targets, in_virtual_time=True)
     with row_storage(context.config, shards, reads, work, leads=True) as storage:
         newest = partial(replace, context.newest(), mapped=work.folders.rows)
         yield replace(context, newest=newest), storage
