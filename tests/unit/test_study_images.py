@@ -19,7 +19,7 @@ from trainer.data.shards import Rows
 from trainer.study.analysis.analyse import analyse
 from trainer.study.analysis.churn import churn_of, compare_churn, disagreement, jackknife_interval
 from trainer.study.report.tables import tables
-from trainer.study.run.predictions import neighbourhoods_of, pack, unpack, worst_neighbourhood
+from trainer.study.run.predictions import is_other_accuracy, neighbourhoods_of, pack, unpack, worst_neighbourhood
 
 
 @given(st.lists(st.integers(0, 65535), max_size=300))
@@ -98,6 +98,27 @@ def test_a_member_whose_models_change_more_is_found_at_equal_accuracy() -> None:
     table = next(table for table in tables(analysis) if table.caption.startswith("Churn"))
     assert [row[0] for row in table.rows] == ["random", "stratified"]
     assert table.rows[1][-1] == "1: 0.2500"
+
+
+@pytest.mark.parametrize(
+    ("images", "logged", "mode", "expected"),
+    [
+        (10_000, 0.5, "clean", False),
+        (10_000, 0.5021, "clean", True),
+        (10_000, 0.4, "paper", False),  # of changed images, in training mode
+        (100, 0.52, "clean", False),  # two images, which rounding may change
+        (100, 0.53, "clean", True),
+    ],
+)
+def test_other_images_show_in_the_accuracy(images: int, logged: float, mode: str, expected: bool) -> None:
+    assert is_other_accuracy(np.arange(images) % 2 == 0, logged, mode) is expected
+
+
+def test_even_with_many_neighbourhoods_one_is_the_worst() -> None:
+    """None of 300 equal neighbourhoods has half a percent of the rows."""
+    accuracy = np.linspace(0.5, 0.9, 300)
+    assert worst_neighbourhood(np.full(300, 10), accuracy) == 0.5
+    assert worst_neighbourhood(np.array([1] + [10] * 299), accuracy) == accuracy[1]
 
 
 def test_a_tiny_neighbourhood_is_not_the_worst() -> None:

@@ -62,7 +62,7 @@ def measure(plan: StudyPlan, run: Run, shards: str, folder: Path) -> Record:
         **(
             _outcome(case, result) if result else {name: None for name in FIGURES} | {"curve": None, "parameters": None}
         ),
-        **(_outcome_by_image(result, shards, folder.parent) if result else {}),
+        **(_outcome_by_image(case, result, shards, folder.parent) if result else {}),
         "wall_s": round(time.monotonic() - start, 2),
         "cpu_s": round(time.process_time() - cpu, 2) if case.simulated else None,  # unknown for other processes
         "environment": made_on,
@@ -123,11 +123,13 @@ def _outcome(case: Case, result: Result) -> dict[str, Any]:
     return rounded
 
 
-def _outcome_by_image(result: Result, shards: str, cache: Path) -> dict[str, Any]:
+def _outcome_by_image(case: Case, result: Result, shards: str, cache: Path) -> dict[str, Any]:
     """Return the packed predictions, and accuracies by class and neighbourhood. cache: see ``outcome_by_image``."""
     from trainer.data.shards import open_shards
 
-    rounded: dict[str, Any] = _round_numbers(outcome_by_image(result, open_shards(shards), cache))
+    rounded: dict[str, Any] = _round_numbers(
+        outcome_by_image(result, open_shards(shards), cache, case.config.run.evaluation_mode)
+    )
     return rounded
 
 

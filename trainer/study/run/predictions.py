@@ -25,6 +25,8 @@ BATCH = 500  # images per forward pass, as many as in the evaluator's, whose rou
 CLUSTERS_PER_CLASS = 2  # of neighbourhoods, as the presets of distribution_aware have
 SIDE = 8  # pixels of the images of which neighbourhoods are found
 ITERATIONS = 40
+TOLERANCE = 0.002  # by which rounding may change an accuracy; in small sets, by the images below
+CHANGED_IMAGES = 2
 LARGEST = 1 << 24  # bytes of unpacked predictions, so that a damaged line cannot exhaust the memory
 
 
@@ -47,13 +49,16 @@ def unpack(text: str) -> Ints:
     return np.frombuffer(data, f"<u{data[0]}", offset=1).astype(np.int64)
 
 
-def outcome_by_image(result: Result, shards: Shards, cache: Path) -> dict[str, Any]:
+def outcome_by_image(result: Result, shards: Shards, cache: Path, mode: str) -> dict[str, Any]:
     """Return the keys of the ledger about single images, classes and neighbourhoods; empty for real targets.
 
     Args:
         result: of the run, whose folder holds the final model.
         shards: the set on which it was trained.
         cache: folder in which the neighbourhoods of an evaluation set are kept for the study's other runs.
+        mode: the run's --evaluation-mode. The predictions are of clean images with the model's stored statistics.
+
+    Raises DataError if the evaluation images are not the images on which the run logged its accuracy.
     """
     from trainer.data.shards import load_eval
 
@@ -64,8 +69,7 @@ def outcome_by_image(result: Result, shards: Shards, cache: Path) -> dict[str, A
     # Predicted in the order of the files, so that the batches are those of the evaluator.
     predictions = predict_rows(result, rows)[order]
     is_correct = predictions == rows.labels[order]
-    # The accuracy has the evaluator's batches and model, so that another number means other images.
-    if result.final_accuracy is not None and abs(float(is_correct.mean()) - result.final_accuracy) > 0.002:
+    if result.final_accuracy is not None and is_other_accuracy(is_correct, result.final_accuracy, mode):
         raise DataError(
             f"the model in {result.output} is correct on {is_correct.mean():.4f} of the evaluation rows, but the run logged"
             f" {result.final_accuracy:.4f}: the set was changed during the run"
@@ -82,11 +86,21 @@ def outcome_by_image(result: Result, shards: Shards, cache: Path) -> dict[str, A
     return outcome
 
 
-def worst_neighbourhood(sizes: Ints, accuracy: npt.NDArray[np.float64]) -> float:
-    """Return the lowest accuracy of a neighbourhood with at least half a percent of the rows.
+def is_other_accuracy(is_correct: npt.NDArray[np.bool_], logged: float, mode: str) -> bool:
+    """True if the accuracy of the predictions shows that the run logged the accuracy of other images.
 
-    In a smaller one, an accuracy of 0 may be a few hard images."""
-    is_large = sizes * 200 >= sizes.sum()
+    In the mode "clean" the evaluator has the same batches and model. In any other it changes images or statistics, so that
+    its accuracy proves nothing."""
+    differing = round(abs(int(is_correct.sum()) - logged * len(is_correct)))  # images
+    return mode == "clean" and differing > max(TOLERANCE * len(is_correct), CHANGED_IMAGES)
+
+
+def worst_neighbourhood(sizes: Ints, accuracy: npt.NDArray[np.float64]) -> float:
+    """Return the lowest accuracy of a neighbourhood with at least half a percent of the rows, or half the mean size.
+
+    The lower of the two limits counts: with hundreds of neighbourhoods, none may have half a percent. In a smaller
+    one, an accuracy of 0 may be a few hard images."""
+    is_large = sizes >= min(sizes.sum() / 200, sizes.mean() / 2)
     return float(accuracy[is_large & (sizes > 0)].min())
 
 
