@@ -49,6 +49,16 @@ def test_the_folder_of_another_plan_is_refused_with_what_differs(
     assert (tmp_path / "plan.json").read_bytes() == before
 
 
+def test_crossed_sets_are_neither_added_nor_removed(tmp_path: Path) -> None:
+    claim_folder(make_plan(), tmp_path / "plain")
+    with pytest.raises(UsageError, match="is the study of another plan: sets was 0, now 3"):
+        claim_folder(make_plan(sets=3), tmp_path / "plain")
+    claim_folder(make_plan(sets=3), tmp_path / "crossed")
+    claim_folder(make_plan(sets=3), tmp_path / "crossed")
+    with pytest.raises(UsageError, match="is the study of another plan: sets was 3, now 0"):
+        claim_folder(make_plan(), tmp_path / "crossed")
+
+
 def test_a_part_of_a_plan_may_be_merged_and_another_plan_not(tmp_path: Path) -> None:
     claim_folder(make_plan(("random",), seeds=[7]), tmp_path)
     refuse_other_plan(make_plan(("random", "stratified")), tmp_path)

@@ -14,6 +14,7 @@ from trainer.study.plan.cases import SHARDS_KEY, essentials, simulation_of, sour
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 
 PLAN = "plan.json"
+NO_SETS = 0  # StudyPlan.sets of a study whose seeds have shards of their own
 OLDER_WITHOUT = ("strategies", "simulations", "sources")  # parts that older plan.json files lack
 
 
@@ -56,6 +57,9 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
         stored: dict[str, Any] = json.loads(path.read_bytes())
         parts = {"plan": "", "training": ""}  # with the prefix of a difference in the message
         parts |= {part: part for part in OLDER_WITHOUT if part in stored}
+        # A plan without crossed sets lacks the key, so that only a default shows that it was added.
+        stored["plan"].setdefault("sets", NO_SETS)
+        expected["plan"].setdefault("sets", NO_SETS)
         _check_tests(stored.get("tests"))
         if "sources" in stored:  # a file that does not exist here cannot be compared
             stored["sources"] = {key: value for key, value in stored["sources"].items() if key in expected["sources"]}
