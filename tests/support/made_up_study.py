@@ -43,7 +43,7 @@ def make_record(plan: StudyPlan, run: Run, accuracy: float | None) -> Record:
         "seeds": dict.fromkeys(SOURCES, run.seed),
         "failed": None if accuracy is not None else "the run diverged: its loss is no number",
         "data": {"train": "3000-aa", "eval": "1000-bb"},
-        "shards": f"{run.cell.sharding}-{run.seed}",
+        "shards": f"{run.cell.sharding}-{plan.seed_of('sharding', run) if plan.sets else run.seed}",
         "sharding": {
             "rows": 3000, "copies": 0, "sparse": 0, "sparse_rows": 0, "size_ratio": 1.0, "seconds": 1.0,
             "mmd_ratio": quality, "mean_ratio": quality, "chi_square": 99 * quality, "cramers_v": 0.03 * quality,

@@ -94,14 +94,30 @@ def test_the_interval_of_a_component_covers_it() -> None:
 
 def test_only_complete_seeds_of_a_crossed_design_count() -> None:
     values = {seed: float(seed % 3) + 0.1 * (seed // 3) ** 2 for seed in range(11)}
-    c = components_of(values, 3)
+    shards = {seed: f"random-{seed % 3}" for seed in range(11)}
+    c = components_of(values, shards, 3)
     assert c is not None
     assert (c.sets, c.seeds) == (3, 3)
-    assert components_of({0: 0.1, 1: 0.2}, 2) is None
+    assert components_of({0: 0.1, 1: 0.2}, shards, 2) is None
     plan = make_plan(seeds=12, sets=3)
     found = analyse(plan, make_records(plan, normal({"random": 0.01, "stratified": 0.01})))
     table = next(table for table in tables(found) if table.caption.startswith("Components"))
     assert [row[1] for row in table.rows] == ["3 x 4", "3 x 4"]
+
+
+def test_equal_sets_have_no_components() -> None:
+    """All sets equal, or two of three: their mean squares would be rounding."""
+    values = {seed: 0.6 + 0.01 * (seed // 3) for seed in range(12)}
+    assert components_of(values, dict.fromkeys(values, "stratified-0"), 3) is None
+    assert components_of(values, {seed: f"random-{seed % 3 // 2}" for seed in values}, 3) is None
+
+
+def test_values_that_only_rounding_changes_have_no_p_value() -> None:
+    table = np.full((5, 7), 0.1) + np.arange(7) / 10 + np.arange(5)[:, None] / 1000
+    c = crossed_components(table)
+    assert (c.rest_sd, math.isnan(c.set_p), math.isnan(c.set_interval.low)) == (0.0, True, True)
+    assert c.set_sd == pytest.approx(float((np.arange(5) / 1000).std(ddof=1)))
+    assert crossed_components(np.full((5, 7), 0.1))[2] == 0.0
 
 
 def test_signs_are_flipped_in_all_ways() -> None:

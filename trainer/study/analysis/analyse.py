@@ -304,7 +304,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         seconds=_mean([record["seconds"] for record in whole.values()]),
         wall_s=_mean([record["wall_s"] for record in records]),
         churn=churn_of(_predictions(whole), _predictions(against) if against else None),
-        components=components_of(_finals(whole), plan.sets),
+        components=components_of(_finals(whole), {seed: record["shards"] for seed, record in whole.items()}, plan.sets),
         repeats=len(whole) - len({record["parameters"] for record in whole.values()}),
     )
 

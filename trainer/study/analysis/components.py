@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from trainer.study.analysis.statistics import LEVEL, Floats, Interval
+from trainer.study.analysis.statistics import LEVEL, NO_INTERVAL, NOTHING, Floats, Interval
 
 
 class Components(NamedTuple):
@@ -21,7 +21,7 @@ class Components(NamedTuple):
         sets, seeds: numbers of shard sets, and of seeds of all else.
         set_sd: estimated effect of the set; 0 if sets differ less than chance makes them.
         set_interval: 95 %, exact for the ratio of its variance to rest_sd squared.
-        set_p: p-value of no effect of the set, by the F test.
+        set_p: p-value of no effect of the set, by the F test; NaN, as the interval, if the combination causes nothing.
         seed_sd: estimated effect of the other seeds.
         rest_sd: of the combination, with everything that a repetition of the run would change.
     """
@@ -35,11 +35,17 @@ class Components(NamedTuple):
     rest_sd: float
 
 
-def components_of(values: Mapping[int, float], sets: int) -> Components | None:
-    """Return the components of values by run seed; None unless two sets and two seeds have a value in all combinations.
+def components_of(values: Mapping[int, float], shards: Mapping[int, str], sets: int) -> Components | None:
+    """Return the components of values by run seed.
 
-    sets: number of shard sets; run seed r has set r % sets and seed r // sets of all else."""
-    if sets < 2:
+    None unless two sets and two seeds have a value in all combinations, and all sets differ: equal sets have no effect.
+
+    Args:
+        values: by run seed.
+        shards: digests of the shards, by run seed.
+        sets: number of shard sets; run seed r has set r % sets and seed r // sets of all else.
+    """
+    if sets < 2 or len({shards[seed] for seed in values}) < sets:
         return None
     rows = sorted({seed // sets for seed in values})
     complete = [row for row in rows if all(row * sets + number in values for number in range(sets))]
@@ -59,19 +65,20 @@ def crossed_components(table: Floats) -> Components:
     set_square = seeds * float(((set_means - mean) ** 2).sum()) / (sets - 1)
     seed_square = sets * float(((seed_means - mean) ** 2).sum()) / (seeds - 1)
     rest_square = float(((table - set_means - seed_means + mean) ** 2).sum()) / rest
-    ratio = set_square / rest_square if rest_square else math.nan
+    # Smaller mean squares are the rounding of values that do not vary.
+    set_square, seed_square, rest_square = (
+        square if square > NOTHING**2 else 0.0 for square in (set_square, seed_square, rest_square)
+    )
+    set_sd = math.sqrt(max(0.0, set_square - rest_square) / seeds)
+    seed_sd = math.sqrt(max(0.0, seed_square - rest_square) / sets)
+    if not rest_square:
+        return Components(sets, seeds, set_sd, NO_INTERVAL, math.nan, seed_sd, 0.0)
+    ratio = set_square / rest_square
     # The ratio of mean squares, over 1 + seeds * (set variance / rest variance), has the F distribution.
     ends = [
         (ratio / float(stats.f.ppf(share, sets - 1, rest)) - 1) / seeds * rest_square
         for share in (1 - LEVEL / 2, LEVEL / 2)
     ]
     low, high = (math.sqrt(max(0.0, end)) for end in ends)
-    return Components(
-        sets,
-        seeds,
-        math.sqrt(max(0.0, set_square - rest_square) / seeds),
-        Interval(low, high),
-        float(stats.f.sf(ratio, sets - 1, rest)),
-        math.sqrt(max(0.0, seed_square - rest_square) / sets),
-        math.sqrt(rest_square),
-    )
+    p = float(stats.f.sf(ratio, sets - 1, rest))
+    return Components(sets, seeds, set_sd, Interval(low, high), p, seed_sd, math.sqrt(rest_square))

@@ -159,7 +159,7 @@ def _components(setting: StudySetting) -> list[Table]:
     for member in setting.members.values():
         if c := member.components:
             # Components are a tenth of the differences of means, so that they need one digit more.
-            ends = f"{POINTS * c.set_interval.low:.3f} to {POINTS * c.set_interval.high:.3f}"
+            ends = _ends((POINTS * c.set_interval.low, POINTS * c.set_interval.high), "{:.3f}".format)
             sds = (f"{POINTS * c.seed_sd:.3f}", f"{POINTS * c.rest_sd:.3f}")
             rows.append(
                 (member.name, f"{c.sets} x {c.seeds}", f"{POINTS * c.set_sd:.3f}", ends, p_value(c.set_p), *sds)
