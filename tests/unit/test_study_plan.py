@@ -191,6 +191,11 @@ def test_a_crossed_design_has_every_set_with_every_other_seed() -> None:
             make_plan(**values)
 
 
+def test_crossed_runs_are_not_compared_with_another_study() -> None:
+    with pytest.raises(UsageError, match="beside compares independent runs"):
+        make_plan(sets=3, beside="other")
+
+
 def test_keys_are_flags() -> None:
     keys = {"batch_size": 12, "norm": "group", "augment": False, "start": True, "learning_rate": 1e-05}
     flags = {"--batch-size", "--norm", "--augment", "--start", "--learning-rate", "--help", "--help-all"}
@@ -317,6 +322,11 @@ BAD_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"shardings": {"x": {"strategy": "random", "config": "y"}}}, "config = 'y': there is no such flag"),
     ({"workers": 401}, "workers = 401 is more than the 400 rows"),
     ({"vary": ["sharding"]}, "[shardings.stratified]: its shards are the same for every seed"),
+    ({"sets": 4}, "[shardings.stratified]: its shards are the same for every seed, so that there are no sets = 4"),
+    (
+        {"sets": 4, "shardings": {"x": {"strategy": "random", "seed": 1000}}},
+        "[shardings.x]: its shards are the same for every seed, so that there are no sets = 4",
+    ),
     ({"virtual": {"compute": "quadratic"}}, "a study trains on its shards: leave out compute and workers"),
     ({"virtual": {"profile": "slow"}}, "made-up/random/cnn/asp:"),
     ({"virtual": {"failures": "worker:20@1+1"}}, "--failures worker:20@1+1: the run has workers 0..11"),

@@ -11,13 +11,16 @@ from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
 from statsmodels.stats.meta_analysis import combine_effects
 
-from tests.support.made_up_study import made, make_plan, make_records, normal
+from tests.support.made_up_study import made, make_plan, make_records, normal, said
 from trainer.study.analysis.analyse import analyse
 from trainer.study.analysis.components import components_of, crossed_components
 from trainer.study.analysis.ratios import StudyRatio, compare_ratios, pool
 from trainer.study.analysis.statistics import sign_flip_p
 from trainer.study.check import pooled_ratios
+from trainer.study.report.findings import CROSSED
 from trainer.study.report.tables import tables
+from trainer.study.report.write import draw as draw_figures
+from trainer.study.run.predictions import pack
 
 
 def simulated_ratios(n: int, studies: int, seed: int) -> np.ndarray:
@@ -103,6 +106,30 @@ def test_only_complete_seeds_of_a_crossed_design_count() -> None:
     found = analyse(plan, make_records(plan, normal({"random": 0.01, "stratified": 0.01})))
     table = next(table for table in tables(found) if table.caption.startswith("Components"))
     assert [row[1] for row in table.rows] == ["3 x 4", "3 x 4"]
+
+
+def test_runs_of_a_crossed_design_are_not_tested_as_independent() -> None:
+    """The means and spreads of the two members differ widely, and only the components are tested."""
+    ways = ("random", "distribution_aware")
+    plan = make_plan(ways, seeds=12, sets=3)
+    draw = normal({"random": 0.001, "distribution_aware": 0.02}, means={"random": 0.3})
+    rng = np.random.default_rng(0)
+    images = {"predictions": pack(rng.integers(0, 10, 50)), "class_accuracy": [0.5, 0.5]}
+    analysis = analyse(plan, make_records(plan, draw, **images))
+    assert (analysis.family, analysis.qualities, analysis.twins) == (0, [], [])
+    for member in analysis.settings[0].members.values():
+        assert not any(member.comparisons.values())
+        assert (member.churn, math.isnan(member.curve_p)) == (None, True)
+        assert member.components is not None
+        summary = member.summaries["final_accuracy"]
+        assert math.isnan(summary.mean_interval.low)
+        assert math.isnan(summary.sd_interval.low)
+        assert summary.sd > 0
+    text = said(analysis)
+    assert text.count(CROSSED) == 1
+    assert "not compared:" not in text
+    assert "steadier" not in text
+    assert "spread" not in draw_figures(analysis.settings[0], analysis)
 
 
 def test_equal_sets_have_no_components() -> None:

@@ -71,7 +71,8 @@ class ComparisonSide:
         staleness: mean over runs.
         seconds: mean training time of a run, virtual seconds in virtual time.
         wall_s: mean wall-clock time of a run.
-        churn: share of images on which the models of two seeds disagree; None if the ledger has no predictions.
+        churn: share of images on which the models of two seeds disagree; None if the ledger has no predictions, and in a
+            crossed design.
         components: of the variance of the final accuracy, in a crossed design; None in any other.
         repeats: runs that ended bit-identical to a run with another seed.
         curve_adjusted_p: p-value of curve_ratio, after Holm.
@@ -170,6 +171,7 @@ class Analysis:
         beside: name of the study with which equal runs are compared.
         twins: comparisons with the same runs in that study.
         begun: the baseline, the margin and the number of seeds at the start of the study.
+        sets: of a crossed design, whose runs share sets or seeds, so that nothing is compared; 0 for any other design.
     """
 
     title: str
@@ -191,12 +193,15 @@ class Analysis:
     beside: str
     twins: list[Twins]
     begun: dict[str, Any]
+    sets: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return every number of the report, rounded to six digits; null for values that could not be computed."""
         values: dict[str, Any] = _clean(asdict(replace(self, settings=[])))
         if self.target is None:
             del values["target"]
+        if not self.sets:
+            del values["sets"]
         for twins in values["twins"]:
             del twins["made"]  # not numbers, and the ledger has them
         values["settings"] = [
@@ -250,7 +255,9 @@ def analyse(
         family=len(comparisons),
         seeds=seeds,
         smallest_ratio=statistics.smallest_ratio(seeds, LEVEL / max(1, len(comparisons))),
-        qualities=_adjust_quality_p_values([test for setting in adjusted_settings for test in _quality_tests(setting)]),
+        qualities=_adjust_quality_p_values(
+            [test for setting in adjusted_settings if not plan.sets for test in _quality_tests(setting)]
+        ),
         runs=len(records),
         planned=sum(1 for _ in plan.runs()),
         planned_seeds=len(plan.seeds),
@@ -260,6 +267,7 @@ def analyse(
         beside=plan.beside,
         twins=[twins for setting in adjusted_settings for twins in _twins_of(plan, setting, beside)],
         begun=dict(initial_tests or plan.tests()),
+        sets=plan.sets,
     )
 
 
@@ -278,7 +286,9 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
     baseline: the baseline's records in this setting, None if there are none. The baseline is not compared with itself.
     """
     whole = _whole(records)
-    against = _whole(baseline) if baseline is not None and name != plan.baseline else {}
+    # Runs of a crossed design share sets or seeds: with tests and intervals for independent runs, they would prove too much.
+    is_crossed = plan.sets > 0
+    against = _whole(baseline) if baseline is not None and name != plan.baseline and not is_crossed else {}
     # Tests are paired, so both sides need the seeds that ended with a model in both.
     common = [seed for seed in whole if seed in against]
     own_records = [whole[seed] for seed in common]
@@ -294,7 +304,11 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         name=name,
         records=records,
         diverged=len(records) - len(whole),
-        summaries={key: summarise(values) for key in MEASURES if (values := _values(whole.values(), key))},
+        summaries={
+            key: summarise(values, independent=not is_crossed)
+            for key in MEASURES
+            if (values := _values(whole.values(), key))
+        },
         comparisons={key: _compare_pairs(baseline_records, own_records, key, plan.margin) for key in MEASURES},
         curves=curves,
         curve_ratio=curve_ratio,
@@ -303,7 +317,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         staleness=_mean([record["staleness"]["mean"] for record in whole.values()]),
         seconds=_mean([record["seconds"] for record in whole.values()]),
         wall_s=_mean([record["wall_s"] for record in records]),
-        churn=churn_of(_predictions(whole), _predictions(against) if against else None),
+        churn=None if is_crossed else churn_of(_predictions(whole), _predictions(against) if against else None),
         components=components_of(_finals(whole), {seed: record["shards"] for seed, record in whole.items()}, plan.sets),
         repeats=len(whole) - len({record["parameters"] for record in whole.values()}),
     )

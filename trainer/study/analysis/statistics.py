@@ -131,17 +131,23 @@ class Comparison:
         return less if less == (self.sd_ratio > 1) else None
 
 
-def summarise(values: Sequence[float]) -> MeasureSummary:
-    """Return the summary of at least one value. Fields that need two values are NaN for one."""
+def summarise(values: Sequence[float], *, independent: bool = True) -> MeasureSummary:
+    """Return the summary of at least one value. Fields that need two values are NaN for one.
+
+    independent: whether the values are; if not, both intervals are NaN."""
     x = np.asarray(values, float)
     n = len(x)
     mean = float(x.mean())
     if n < 2:
         return MeasureSummary(n, mean, NO_INTERVAL, math.nan, NO_INTERVAL, math.nan, mean, mean)
     sd = _sd(x)
+    least = float(x.min())
+    most = float(x.max())
+    if not independent:
+        return MeasureSummary(n, mean, NO_INTERVAL, sd, NO_INTERVAL, sd**2, least, most)
     low, high = stats.chi2.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1)
     sd_interval = Interval(sd * math.sqrt((n - 1) / low), sd * math.sqrt((n - 1) / high))
-    return MeasureSummary(n, mean, mean_interval(x), sd, sd_interval, sd**2, float(x.min()), float(x.max()))
+    return MeasureSummary(n, mean, mean_interval(x), sd, sd_interval, sd**2, least, most)
 
 
 def mean_interval(x: Floats) -> Interval:

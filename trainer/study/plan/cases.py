@@ -282,9 +282,13 @@ def _check_sharding(plan: StudyPlan, name: str) -> None:
 
 
 def _check_varies(plan: StudyPlan, *, uses_seed: bool) -> None:
-    """Raise UsageError if only shards may differ between seeds, but these shards do not.
+    """Raise UsageError if shards must differ, between seeds or as crossed sets, but these shards do not.
 
     uses_seed: whether the seed changes the shards."""
+    if plan.sets and not uses_seed:
+        raise UsageError(
+            f"its shards are the same for every seed, so that there are no sets = {plan.sets} to be crossed"
+        )
     if not uses_seed and set(plan.vary) == {"sharding"}:
         raise UsageError('its shards are the same for every seed, and vary = ["sharding"] changes nothing else')
 

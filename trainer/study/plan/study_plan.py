@@ -140,6 +140,10 @@ class StudyPlan:
             raise UsageError(f"workers must be at least 1, got {self.workers}")
         if self.sets and (self.sets < 2 or "sharding" not in self.vary or len(self.vary) < 2):
             raise UsageError(f"sets = {self.sets} must be at least 2, and vary must name sharding and another source")
+        if self.sets and self.beside:
+            raise UsageError(
+                "beside compares independent runs, which the runs of a plan with sets are not: leave it out"
+            )
         for name, keys in self.variants.items():
             workers = keys.get(WORKERS, 1)
             if type(workers) is not int or workers < 1:

@@ -15,6 +15,10 @@ from trainer.study.report.words import POINTS, hours, interval, list_in_words, m
 Level = Literal["better", "worse", "plain"]
 Part = Literal["answer", "caveat", "comparison", "note"]
 FEW_SEEDS = 3
+CROSSED = (
+    "Nothing is compared, since runs of a crossed design share shard sets or seeds and are not independent; the tables have"
+    " the components of variance."
+)
 NO_ACCURACY = "real targets have no accuracy; the tables compare their losses"
 
 
@@ -40,7 +44,7 @@ def findings(analysis: Analysis) -> list[StudyFinding]:
             comparison = member.comparisons[PRIMARY]
             if comparison:
                 result.append(_about(analysis, setting, member, comparison))
-            elif member.name != analysis.baseline:
+            elif member.name != analysis.baseline and not analysis.sets:
                 # Members without a comparison are listed with the reason, so that none is silently missing.
                 few = f"fewer than {FEW_SEEDS} seeds in common with {analysis.baseline}"
                 why = NO_ACCURACY if _has_no_accuracy(member) else few
@@ -78,6 +82,8 @@ def _answer(analysis: Analysis) -> list[str]:
     members = [member for setting in analysis.settings for member in setting.members.values()]
     if members and all(map(_has_no_accuracy, members)):
         return [*lines, f"No final accuracies are compared: {NO_ACCURACY}."]
+    if analysis.sets:
+        return [*lines, CROSSED]
     if not comparisons:
         return [*lines, f"No result yet: a comparison needs {FEW_SEEDS} seeds in common with {base}."]
     # A significant difference of spread is called steadier or less steady only if both ratios agree.

@@ -115,6 +115,8 @@ def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]
         "spread": (figures.spread_over_epochs(setting), "Standard deviation over seeds at every epoch"),
         "staleness": (figures.staleness(setting), "Staleness and time"),
     }
+    if analysis.sets:
+        del figures_and_alts["spread"]  # its intervals are for independent runs
     if analysis.compared == "sharding":
         figures_and_alts["classes"] = (figures.class_counts(setting), "Rows of a class in a shard")
         figures_and_alts["quality"] = (figures.quality(setting), "Evenness of shards against distance from the median")
