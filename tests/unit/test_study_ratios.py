@@ -67,6 +67,18 @@ def test_studies_are_pooled_by_way_of_sharding() -> None:
     rows = [line for line in text.splitlines() if line.startswith("| stratified")]
     assert len(rows) == 1
     assert rows[0].endswith("first (19), second (9) |")
+    # Shards alone have another spread, and a single study is not pooled.
+    alone = made(normal({"random": 0.01, "stratified": 0.01}), ways=("random", "stratified"), vary=["sharding"])
+    assert pooled_ratios({"first": first, "alone": alone}).count("| stratified") == 0
+
+
+def test_studies_that_differ_have_no_common_interval() -> None:
+    ways = ("random", "stratified")
+    steadier = made(normal({"random": 0.02, "stratified": 0.005}), ways=ways)
+    wilder = made(normal({"random": 0.005, "stratified": 0.02}), ways=ways)
+    text = pooled_ratios({"steadier": steadier, "wilder": wilder})
+    row = next(line for line in text.splitlines() if line.startswith("| stratified"))
+    assert row.split(" | ")[3:6] == ["-", "-", "< 0.001"]
 
 
 def test_components_are_those_of_the_analysis_of_variance() -> None:

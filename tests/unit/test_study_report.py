@@ -159,6 +159,7 @@ def test_the_published_figures_stand_beside_ours() -> None:
         f" (95 %: 0.981 to 9.42), here {low:.3g} to {high:.3g}, {0.000863 / 0.000284 / ratio.sd_ratio:.3g} times ours (95 %:"
         in said(found)
     )
+    assert "). These p-values are not adjusted for several tests." in said(found)
 
 
 @pytest.mark.parametrize(("dataset", "times"), [("cifar10-16x16", 1), ("cifar100-coarse", 0)])

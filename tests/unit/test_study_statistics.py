@@ -24,6 +24,8 @@ from trainer.study.analysis.statistics import (
     rank_correlation,
     rank_correlation_within,
     sd_ratio,
+    skewness,
+    skewness_p,
     smallest_ratio,
     spread_p,
     summarise,
@@ -225,6 +227,17 @@ def test_more_epochs_of_one_difference_show_it_sooner() -> None:
     """Each epoch's noise is its own, so the mean over epochs tells more than the last of them."""
     a, b = draws(20, 9, 12), 2 * draws(21, 9, 12)
     assert curve_spread(a, b)[1] < curve_spread(a[:, -1:], b[:, -1:])[1]
+
+
+def test_normal_values_are_rarely_called_skewed() -> None:
+    """In at most 5 % of studies. A skewness beyond 1 of either side is no sign of it: 8 values often have it."""
+    pairs = np.random.default_rng(8).standard_normal((500, 2, 8))
+    assert np.mean([skewness_p(a, b) < LEVEL for a, b in pairs]) == pytest.approx(LEVEL, abs=0.03)
+    assert np.mean([max(abs(skewness(a)), abs(skewness(b))) > 1 for a, b in pairs]) > 0.2
+    skewed = np.array([0.0] * 15 + [5.0, 9.0])
+    assert skewness_p(skewed, np.zeros(17)) == pytest.approx(2 * stats.skewtest(skewed).pvalue)
+    assert skewness_p(np.zeros(9), np.zeros(9)) == 1.0
+    assert np.isnan(skewness_p(skewed[-7:], skewed[-7:]))
 
 
 def test_a_correlation_of_what_does_not_vary_is_none() -> None:

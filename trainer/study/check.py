@@ -18,6 +18,7 @@ from pipeline.core.extras import require
 from trainer.study.__main__ import find_plan, plan_names
 from trainer.study.analysis.analyse import PRIMARY, Analysis
 from trainer.study.analysis.ratios import StudyRatio, pool
+from trainer.study.analysis.statistics import LEVEL
 from trainer.study.report.tables import Table, to_markdown_table
 from trainer.study.report.words import number, p_value
 from trainer.study.report.write import analysis_of, files_with_numbers
@@ -25,6 +26,7 @@ from trainer.study.run.ledger import LEDGER, Contents, StudyLedger
 from trainer.study.run.sets import Sets
 
 RESULTS = Path(str(CONF)) / "study" / "results"
+FEWEST_STUDIES = 2  # that are pooled
 POOLED = "pooled.md"  # in the output folder
 DIGESTS = "derived.sha256"  # in the format of sha256sum
 PROG = "python -m trainer.study.check"
@@ -54,26 +56,36 @@ def recompute(folder: Path) -> Analysis:
 def pooled_ratios(studies: Mapping[str, Analysis]) -> str:
     """Return a Markdown table with the common ratio of standard deviations of each way of sharding over several studies.
 
+    Only studies whose seeds change the same things are pooled, since the others measure another standard deviation.
     Studies with another baseline than random, or of another axis, are left out. A study with several settings counts
-    once per setting."""
-    ratios: dict[str, list[StudyRatio]] = {}
+    once per setting. If the ratios of the studies differ significantly, they have no common interval and p-value."""
+    ratios: dict[tuple[str, tuple[str, ...]], list[StudyRatio]] = {}
     for name, analysis in studies.items():
         if (analysis.compared, analysis.baseline) == ("sharding", "random"):
             for setting in analysis.settings:
                 for member in setting.members.values():
                     comparison = member.comparisons[PRIMARY]
                     if comparison and 0 < comparison.sd_ratio < math.inf:
-                        ratios.setdefault(member.name, []).append(StudyRatio(name, comparison.sd_ratio, comparison.n))
-    # Seeds are independent within a study; studies that share seeds differ in models or data.
+                        ratio = StudyRatio(name, comparison.sd_ratio, comparison.n)
+                        ratios.setdefault((member.name, analysis.vary), []).append(ratio)
+    # Studies count as independent. They have seeds in common, and some also data and models, but differ in epochs, norm
+    # or images, so that the correlation of their ratios is not known.
     rows = []
-    for member_name, some in ratios.items():
+    for (member_name, vary), some in ratios.items():
+        if len({each.study for each in some}) < FEWEST_STUDIES:
+            continue
         pooled = pool(some)
-        ends = f"{number(pooled.interval.low)} to {number(pooled.interval.high)}"
-        ps = (p_value(pooled.p), p_value(pooled.heterogeneity_p))
+        ends = p = "-"
+        if not pooled.heterogeneity_p < LEVEL:
+            ends = f"{number(pooled.interval.low)} to {number(pooled.interval.high)}"
+            p = p_value(pooled.p)
+        which = ", ".join(f"{each.study} ({each.n})" for each in some)
         rows.append(
-            (member_name, number(pooled.ratio), ends, *ps, ", ".join(f"{each.study} ({each.n})" for each in some))
+            (member_name, ", ".join(vary), number(pooled.ratio), ends, p, p_value(pooled.heterogeneity_p), which)
         )
-    header = ("sharding", "sd of random / sd", "95 %", "p", "p of heterogeneity", "studies (pairs)")
+    header = (
+        "sharding", "seeds change", "sd of random / sd", "95 %", "p", "p of heterogeneity", "studies (pairs)",
+    )  # fmt: skip
     return to_markdown_table(Table("Ratios of standard deviations, pooled over studies", header, rows))
 
 

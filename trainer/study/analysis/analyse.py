@@ -171,6 +171,7 @@ class Analysis:
         beside: name of the study with which equal runs are compared.
         twins: comparisons with the same runs in that study.
         begun: the baseline, the margin and the number of seeds at the start of the study.
+        vary: the sources of randomness that differ between seeds, in alphabetical order.
         sets: of a crossed design, whose runs share sets or seeds, so that nothing is compared; 0 for any other design.
     """
 
@@ -193,6 +194,7 @@ class Analysis:
     beside: str
     twins: list[Twins]
     begun: dict[str, Any]
+    vary: tuple[str, ...]
     sets: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -267,6 +269,7 @@ def analyse(
         beside=plan.beside,
         twins=[twins for setting in adjusted_settings for twins in _twins_of(plan, setting, beside)],
         begun=dict(initial_tests or plan.tests()),
+        vary=tuple(sorted(plan.vary)),
         sets=plan.sets,
     )
 

@@ -37,7 +37,7 @@ LARGEST_RATIO = 64.0
 NOTHING = 1e-12  # accuracies and losses that differ by less are equal
 FEWEST_RESAMPLED = 8  # pairs of seeds; with fewer, bootstrap intervals are much too short
 FEWEST_SEEDS = 3  # of a comparison: the distances of two values from their median are always equal
-SKEWED = 1.0  # skewness beyond which tests for normal values find differences too often in small studies
+FEWEST_SKEWED = 8  # values of scipy's test of skewness
 FLIPS = 9999  # random changes of signs; fewer than 14 values have fewer than that, which are all tried
 MANY = 200  # values from which the F distribution is as good as simulation, which would need much memory
 
@@ -96,6 +96,7 @@ class Comparison:
         equivalence_p: p-value of means that differ by the margin or more (TOST).
         correlation: between the pairs; if it is positive, pairing by seed makes the tests more powerful.
         skewness: of the side whose values are more skewed.
+        skewness_p: p-value of two sides of normal values, by the skewness of that side; NaN for fewer than 8 pairs.
         flipped_spread_p: p-value of equal distances from the medians, by exchanges of the two distances of a seed.
         flipped_difference_p: p-value of equal means, by exchanges of the two values of a seed.
         adjusted_spread_p: spread_p after Holm's adjustment over its family; NaN before.
@@ -116,6 +117,7 @@ class Comparison:
     equivalence_p: float
     correlation: float
     skewness: float
+    skewness_p: float
     flipped_spread_p: float
     flipped_difference_p: float
     adjusted_spread_p: float = math.nan
@@ -143,6 +145,7 @@ def summarise(values: Sequence[float], *, independent: bool = True) -> MeasureSu
     sd = _sd(x)
     least = float(x.min())
     most = float(x.max())
+    # The distributions of both intervals are of independent values.
     if not independent:
         return MeasureSummary(n, mean, NO_INTERVAL, sd, NO_INTERVAL, sd**2, least, most)
     low, high = stats.chi2.ppf([1 - LEVEL / 2, LEVEL / 2], n - 1)
@@ -171,6 +174,16 @@ def sign_flip_p(x: Floats) -> float:
 def skewness(x: Floats) -> float:
     """Return the sample skewness, 0 for equal values and for fewer than three."""
     return float(stats.skew(x, bias=False)) if len(x) > 2 and _sd(x) else 0.0
+
+
+def skewness_p(a: Floats, b: Floats) -> float:
+    """Return the p-value of two sides of normal values, by the side that is more skewed.
+
+    NaN for fewer than 8 pairs, in which the skewness of normal values is often beyond 1."""
+    if len(a) < FEWEST_SKEWED:
+        return math.nan
+    ps = [float(stats.skewtest(x).pvalue) if _sd(x) else 1.0 for x in (a, b)]
+    return min(1.0, len(ps) * min(ps))
 
 
 def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -> Comparison | None:
@@ -205,6 +218,7 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         # Undefined if either side has equal values for all seeds.
         correlation=float(np.corrcoef(a, b)[0, 1]) if _sd(a) and _sd(b) else math.nan,
         skewness=max(map(skewness, (a, b)), key=abs),
+        skewness_p=skewness_p(a, b),
         flipped_spread_p=sign_flip_p(distances[0] - distances[1]),
         flipped_difference_p=sign_flip_p(b - a),
     )

@@ -7,7 +7,7 @@ import math
 from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.published import RUNS, published_of
 from trainer.study.analysis.ratios import compare_ratios
-from trainer.study.analysis.statistics import LEVEL, SKEWED, f_interval
+from trainer.study.analysis.statistics import LEVEL, f_interval
 from trainer.study.analysis.twins import ALL, Twins
 from trainer.study.report.words import (
     POINTS,
@@ -118,12 +118,13 @@ def caveats(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -
 
 
 def skewed_values(analysis: Analysis, setting: StudySetting) -> list[str]:
-    """Return remarks on comparisons of skewed values, with p-values that do not assume normal ones."""
+    """Return remarks on comparisons of values that are too skewed to be normal, with p-values that do not assume it."""
     sentences = []
     for member in setting.members.values():
         c = member.comparisons[PRIMARY]
-        if c and abs(c.skewness) > SKEWED:
-            about = f"{member_in_words(analysis, setting, member)}: the final accuracies are skewed ({c.skewness:+.1f})"
+        if c and c.skewness_p < LEVEL:
+            skewed = f"skewed ({c.skewness:+.1f}, p {p_value(c.skewness_p)})"
+            about = f"{member_in_words(analysis, setting, member)}: the final accuracies are {skewed}"
             ps = f"spread p {p_value(c.flipped_spread_p)}, means p {p_value(c.flipped_difference_p)}, not adjusted"
             sentences.append(f"{about}; by permutations that exchange the two runs of a seed: {ps}.")
     return sentences
@@ -222,4 +223,4 @@ def published_ratios(analysis: Analysis, setting: StudySetting) -> list[str]:
     about = (
         f"The paper's ratios of standard deviations, from {RUNS} runs per side of ResNet-56{where(analysis, setting)}"
     )
-    return [f"{about}: {'; '.join(clauses)}."] if clauses else []
+    return [f"{about}: {'; '.join(clauses)}. These p-values are not adjusted for several tests."] if clauses else []
