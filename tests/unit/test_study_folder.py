@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.core.errors import DataError, UsageError
 from tests.support.made_up_study import ledger_of, make_plan, make_records, normal
+from trainer.study.plan.cases import sources
 from trainer.study.plan.study_plan import StudyPlan
 from trainer.study.report.write import write_report
 from trainer.study.run import runner
@@ -126,6 +127,21 @@ def test_an_edited_file_of_a_flag_is_another_plan(tmp_path: Path, monkeypatch: p
         claim_folder(plan, tmp_path / "study")
     Path("my_net.py").rename("moved")  # such as on a host that only merges
     refuse_other_plan(plan, tmp_path / "study")
+
+
+def test_an_example_table_of_several_files_is_part_of_a_plan(tmp_path: Path) -> None:
+    ledger = tmp_path / "examples"
+    ledger.mkdir()
+    (ledger / "1.parquet").write_bytes(b"1")
+    plan = make_plan(variants={"hard": {"sampling": "curriculum", "example_table": str(ledger)}})
+    digests = [sources(plan)]
+    (ledger / "notes.txt").write_text("of no run")
+    assert sources(plan) == digests[0]
+    assert list(digests[0]) == ["variants.hard.example_table"]
+    for name, content in (("1.parquet", b"2"), ("2.parquet", b"3")):
+        (ledger / name).write_bytes(content)
+        digests.append(sources(plan))
+    assert len({*map(str, digests)}) == 3
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from tests.support.made_up_study import make_plan
 from trainer.config import Config
 from trainer.exchange.sync_switch import SyncSwitch
 from trainer.study.__main__ import find_plan, main, plan_names, share, share_of_runs
+from trainer.study.plan import cases
 from trainer.study.plan.cases import case_of, check_plan, essentials
 from trainer.study.plan.study_plan import Cell, Run, argv_of, plan_of, read_plan, seeds_of
 from trainer.study.run.sets import SetKey, Sets
@@ -132,6 +133,21 @@ def test_a_variant_overrides_all_other_tables() -> None:
     ]
     assert [plan.workers_of(cell) for cell in plan.cells()[:2]] == [12, 4]
     assert (plan.baseline, list(plan.members)) == ("plain", ["plain", "few"])
+
+
+def test_an_exchange_takes_the_place_of_a_protocol_and_its_flags() -> None:
+    variants = {"matcha": {"exchange": "matcha"}, "plain": {}}
+    plan = make_plan(protocols={"ssp": {"protocol": "ssp", "staleness_bound": 2}}, variants=variants, compare="variant")
+    matcha, plain = (case_of(plan, Run(cell, 1), "s", Path("o")).config.to_json() for cell in plan.cells()[:2])
+    assert matcha["exchange"]["name"] == "matcha"
+    assert plain["protocol"] == {"name": "ssp", "staleness_bound": 2}
+
+
+def test_a_missing_example_table_is_one_line_before_any_run(tmp_path: Path) -> None:
+    variants = {"hard": {"sampling": "curriculum", "example_table": str(tmp_path / "none")}}
+    plan = make_plan(("random",), variants=variants)
+    with pytest.raises(DataError, match=r"--example-table \S+none does not exist"):
+        cases._check_cell(plan, plan.cells()[0])
 
 
 @pytest.mark.parametrize("backend", ["virtual", "processes"])

@@ -21,6 +21,7 @@ from trainer.flags import config_of
 from trainer.models.own import OwnModel, is_reference
 from trainer.options import Options
 from trainer.plan import check_shares
+from trainer.protocols import PROTOCOLS
 from trainer.simulation.options import SimulationSettings
 from trainer.study.plan.study_plan import TABLES, WORKERS, Cell, Run, StudyPlan, argv_of, drop_places
 
@@ -40,6 +41,7 @@ FILLED |= {"variants": tuple(key for key in FILLED["training"] if key != WORKERS
 SHARDS_KEY = "shards"
 ORDER = "order"
 SEED = "seed"
+EXAMPLE_TABLE = "example_table"
 DIRICHLET = "dirichlet"  # the order of rows that has a concentration, as in dirichlet:0.3
 
 
@@ -85,7 +87,12 @@ def keys_of_cell(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
     exchange = EXCHANGES.get(str(variant.get("exchange")))
     # An exchange with an order of its own takes the place of the protocol, which its command line refuses.
     if exchange and (exchange.protocol or exchange().stages()):
-        keys.pop("protocol", None)
+        protocol = PROTOCOLS.get(str(keys.pop("protocol", "")))
+        # Its flags too, such as a staleness bound, unless the exchange has the same.
+        own = {item.name for item in fields(exchange)}
+        for name in [item.name for item in fields(protocol)] if protocol else []:
+            if name not in own:
+                keys.pop(name, None)
     return keys | variant
 
 
@@ -108,6 +115,8 @@ def simulation_of(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
 def sources(plan: StudyPlan) -> dict[str, str]:
     """Return digests of the files that flags name, such as a model's module, by the place of the flag in the plan.
 
+    The digest of a folder, such as an example ledger, is of its Parquet files.
+
     The content of data sets and ready sets is recorded in every line of the ledger instead."""
     digests = {}
     for table in (*TABLES, "training", "virtual"):
@@ -115,9 +124,19 @@ def sources(plan: StudyPlan) -> dict[str, str]:
         for owner, keys in members.items() if table in TABLES else [("", members)]:
             for key, value in drop_places(keys).items():
                 path = _file_of(value)
-                if path:
-                    digests[".".join(filter(None, (table, owner, key)))] = sha256(path.read_bytes()).hexdigest()[:16]
+                content = path.read_bytes() if path else _table_folder(key, value)
+                if content is not None:
+                    digests[".".join(filter(None, (table, owner, key)))] = sha256(content).hexdigest()[:16]
     return digests
+
+
+def _table_folder(key: str, value: Any) -> bytes | None:
+    """Return the names and digests of the files of an example table that is a folder; None for any other value."""
+    folder = Path(str(value))
+    if key != EXAMPLE_TABLE or not folder.is_dir():
+        return None
+    paths = sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
+    return b"".join(path.name.encode() + b"\0" + sha256(path.read_bytes()).digest() for path in paths)
 
 
 def _file_of(value: Any) -> Path | None:
@@ -308,7 +327,11 @@ def _shard_flags(plan: StudyPlan, name: str, workers: int) -> Namespace:
 
 
 def _check_cell(plan: StudyPlan, cell: Cell) -> None:
-    """Raise UsageError if a cell has invalid flags, flags that do not suit the workers, or does not train on shards."""
+    """Raise UsageError if a cell has invalid flags, flags that do not suit the workers, or does not train on shards.
+
+    Raises DataError for an example table that is missing or lacks columns."""
+    from trainer.data.example_table import check_table
+
     # No shard set exists yet. Only the flags are checked, so any seed, shard set and folder stand for those of a run.
     case = case_of(plan, Run(cell, plan.seeds[0]), "shards", Path("run"))
     if case.simulated and (case.simulated.compute != "real" or case.simulated.workers is not None):
@@ -317,6 +340,7 @@ def _check_cell(plan: StudyPlan, cell: Cell) -> None:
         case.config.model.function()  # imports the user's module; raises UsageError if it or the function is missing
     workers = plan.workers_of(cell)
     check_shares(case.config, workers)
+    check_table(case.config.sampler)
     if case.simulated:
         case.simulated.check(workers)
 
