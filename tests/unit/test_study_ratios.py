@@ -116,6 +116,8 @@ def test_only_complete_seeds_of_a_crossed_design_count() -> None:
     assert components_of({0: 0.1, 1: 0.2}, shards, 2) is None
     plan = make_plan(seeds=12, sets=3)
     found = analyse(plan, make_records(plan, normal({"random": 0.01, "stratified": 0.01})))
+    components = found.to_json()["settings"][0]["members"][0]["components"]
+    assert (components["sets"], components["seeds"], len(components["set_interval"])) == (3, 4, 2)
     table = next(table for table in tables(found) if table.caption.startswith("Components"))
     assert [row[1] for row in table.rows] == ["3 x 4", "3 x 4"]
 

@@ -472,6 +472,7 @@ def _member(member: ComparisonSide, target: float | None) -> dict[str, Any]:
     Its p-values of equivalence are null for losses, because the margin is a difference of accuracies. target: as in
     Analysis."""
     values = asdict(replace(member, records=[], curves=None))
+    values["components"] = member.components._asdict() if member.components else None
     if target is not None:
         values["seconds_to_target"] = times_to(target, member.records)
     for key, comparison in values["comparisons"].items():
