@@ -60,6 +60,12 @@ def test_churn_is_the_mean_disagreement_of_all_pairs() -> None:
     assert churn_of({0: models[0]}, None) is None
 
 
+def test_models_of_many_classes_disagree_alike() -> None:
+    """Classes that are equal in their last byte differ."""
+    models = [np.array([1, 2, 3, 4]), np.array([257, 2, 3, 260])]
+    assert disagreement(models).tolist() == [[0, 0.5], [0.5, 0]]
+
+
 def test_the_interval_of_churn_is_the_jackknife_one() -> None:
     models = made_predictions(6, 300, 0.2)
     whole = brute_force_churn(models)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -168,6 +169,17 @@ def test_signs_are_flipped_in_all_ways() -> None:
     as_much = np.abs(values @ signs) >= values.sum() - 1e-9
     assert sign_flip_p(values) == pytest.approx(as_much.mean())
     assert sign_flip_p(np.zeros(4)) == 1.0
+
+
+def test_sign_flips_of_many_values_need_little_memory() -> None:
+    """All changes at once would be 9,999 x 400 numbers of 8 bytes, 32 MB, several times over."""
+    values = np.random.default_rng(9).standard_normal(400)
+    tracemalloc.start()
+    try:
+        assert 0 < sign_flip_p(values) < 1
+        assert tracemalloc.get_traced_memory()[1] < 16e6
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.slow

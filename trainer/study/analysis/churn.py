@@ -58,6 +58,8 @@ def churn_of(predictions: Mapping[int, Ints], baseline: Mapping[int, Ints] | Non
 def disagreement(predictions: Sequence[Ints]) -> Floats:
     """Return the share of images on which two models disagree, for all pairs of models: [models, models]."""
     table = np.stack(predictions)
+    # The comparison of all pairs is bound by memory: one or two bytes per class instead of eight.
+    table = table.astype(np.min_scalar_type(table.max(initial=0)))
     return np.array([(table != row).mean(axis=1) for row in table])
 
 

@@ -39,6 +39,7 @@ FEWEST_RESAMPLED = 8  # pairs of seeds; with fewer, bootstrap intervals are much
 FEWEST_SEEDS = 3  # of a comparison: the distances of two values from their median are always equal
 FEWEST_SKEWED = 8  # values of scipy's test of skewness
 FLIPS = 9999  # random changes of signs; fewer than 14 values have fewer than that, which are all tried
+BATCH = 500  # changes of signs that are held in memory at once
 MANY = 200  # values from which the F distribution is as good as simulation, which would need much memory
 
 
@@ -167,8 +168,15 @@ def sign_flip_p(x: Floats) -> float:
     if not np.abs(x).max(initial=0) > NOTHING:
         return 1.0
     rng = np.random.default_rng(len(x))
-    result = stats.permutation_test((x,), np.mean, permutation_type="samples", n_resamples=FLIPS, rng=rng)
+    # In batches, because scipy otherwise holds the values of all changes at once.
+    result = stats.permutation_test(
+        (x,), _mean, permutation_type="samples", vectorized=True, n_resamples=FLIPS, batch=BATCH, rng=rng
+    )
     return float(result.pvalue)
+
+
+def _mean(x: Floats, axis: int) -> Floats:
+    return np.asarray(x.mean(axis=axis))
 
 
 def skewness(x: Floats) -> float:
