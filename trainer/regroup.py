@@ -192,10 +192,6 @@ def _resumed(
         DataError: a checkpoint is damaged.
     """
     progress = _progress(context.home / CHECKPOINTS, saved)
-    if progress is None and request == _size(present):
-        return context  # refused later
-    if progress is None:
-        raise _all_damaged(context.home / CHECKPOINTS)
     # A cohort without an update has left nothing: it begins again, maybe from another checkpoint.
     entries = saved.config.cohorts.up_to(progress.version) or (present,)
     last = entries[-1]
@@ -219,10 +215,8 @@ def _resumed(
     return result
 
 
-def _progress(root: Place, saved: RunRecord) -> CheckpointProgress | None:
-    """Return the progress of a run in its newest checkpoint; None if all of its checkpoints are damaged.
-
-    Raises DataError if they are, and the run has changed its workers: which cohort goes on is unknown then."""
+def _progress(root: Place, saved: RunRecord) -> CheckpointProgress:
+    """Return the progress of a run in its newest checkpoint. Raises DataError if all of its checkpoints are damaged."""
     version = newest(root, verify=True)
     if version is not None:
         state = read_state(root, version)
@@ -230,13 +224,7 @@ def _progress(root: Place, saved: RunRecord) -> CheckpointProgress | None:
     first = saved.config.cohorts.first
     if not any(versions(root)):  # a first checkpoint without its last file is written again
         return CheckpointProgress(0, 0, dict.fromkeys(range(first.workers or saved.num_workers), 0))
-    if saved.config.cohorts.entries:
-        raise _all_damaged(root)
-    return None
-
-
-def _all_damaged(root: Place) -> DataError:
-    return DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
+    raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
 
 
 def _refuse_kind(context: RunContext, saved: RunRecord) -> NoReturn:

@@ -104,7 +104,7 @@ TINY = ("--systems", "mllib,ps-sync,averaging", "--models", "linear", "--year-ro
 def test_the_job_sets_mllib_beside_the_servers(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One model, one mini-batch, two systems, without a long warm-up or a long run: the times are of no interest here."""
+    """Measure one model with one mini-batch in two systems, after a short warm-up: the times do not matter here."""
     monkeypatch.setattr(experiment, "QUICK", replace(experiment.QUICK, tolerance=0.05))
     monkeypatch.setattr(mllib, "WARM_UP_RUNS", 1)
     monkeypatch.setattr(measuring, "WARM_UP_MINI_BATCHES", 4)
@@ -147,7 +147,7 @@ def run_benchmark(output: Path, flags: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def logistic(tmp_path_factory: pytest.TempPathFactory) -> list[SystemSummary]:
-    """What the job measures of the logistic regression, without descent with mini-batches until it converges."""
+    """Measure the logistic regression as the job does, but without mini-batch descent until it converges."""
     output = tmp_path_factory.mktemp("logistic") / "out"
     run_benchmark(output, [*LOGISTIC_FLAGS, "--systems", ",".join(SYNCHRONOUS)])
     return summarise(read_results(output)["records"])

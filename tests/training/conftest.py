@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from filelock import FileLock
 
-from tests.support.trainer_runs import train_here
+from tests.support.trainer_runs import Training, train_here
 from tests.support.trainer_sets import make_sets
 
 # Flags under which a BSP run ends with the same bits on any number of servers and hosts.
@@ -38,6 +38,15 @@ def made_once(folder: Path) -> Iterator[bool]:
         yield is_first
         if is_first:
             ready.touch()
+
+
+@pytest.fixture
+def runs() -> Iterator[list[Training]]:
+    """Runs that the test has started, which are ended whatever it does."""
+    started: list[Training] = []
+    yield started
+    for run in started:
+        run.end()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,15 +26,6 @@ CASES = [
     pytest.param(("--protocol", "bsp"), 2, marks=pytest.mark.full, id="bsp"),
     pytest.param(("--exchange", "all-reduce"), 4, marks=pytest.mark.full, id="all-reduce"),
 ]
-
-
-@pytest.fixture
-def runs() -> Iterator[list[Training]]:
-    """Runs that the test has started, which are ended whatever it does."""
-    started: list[Training] = []
-    yield started
-    for run in started:
-        run.end()
 
 
 @pytest.mark.parametrize(("flags", "workers"), CASES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,6 @@ CASES = [
     ("recency", "", "all-reduce"),
     ("balanced", "", "d-psgd"),
 ]
-
-
-@pytest.fixture
-def runs() -> Iterator[list[Training]]:
-    """Runs that the test has started, which are ended whatever it does."""
-    started: list[Training] = []
-    yield started
-    for run in started:
-        run.end()
 
 
 def read(home: Place) -> pd.DataFrame:

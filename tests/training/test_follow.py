@@ -22,7 +22,7 @@ from tests.support.configs import change, make_config
 from tests.support.places import STORE, files_below, put
 from tests.support.stream_runs import take
 from tests.support.trainer_runs import Training, train_here
-from tests.training.test_trainer_homes import Far, runs
+from tests.training.test_trainer_homes import Far
 from trainer.checkpoints.read import newest
 from trainer.config import Data
 from trainer.context import RunContext
@@ -36,7 +36,6 @@ from trainer.sampling.orders import permutation
 from trainer.worker.follow import GrowingRows, record, recorded
 
 LABELS, IMAGES = make_rows(900, pixels=192)
-__all__ = ["runs"]  # a fixture
 FLAGS = ("--model", "logistic", "--protocol", "bsp", "--batch-size", "60", "--threads", "1", "--recipe", "constant")
 WORKERS = 3
 

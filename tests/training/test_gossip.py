@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,6 @@ from trainer.simulation.replay import replay
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 GOSSIP = ("--gossip", 5, "--gossip-every", 2)
-
-
-@pytest.fixture
-def runs() -> Iterator[list[Training]]:
-    """Runs that the test has started, which are ended whatever it does."""
-    started: list[Training] = []
-    yield started
-    for run in started:
-        run.end()
 
 
 def virtual_end(shards: Path, output: Path, **values: Any) -> np.ndarray:

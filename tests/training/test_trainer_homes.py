@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +63,6 @@ class Far(Training):
         root = self.home / CHECKPOINTS
         until(lambda: any(found >= version for found in whole(root)) or self.process.poll() is not None, "a checkpoint")
         assert self.process.poll() is None, self.said()
-
-
-@pytest.fixture
-def runs() -> Iterator[list[Training]]:
-    """Those to be ended, whatever the test does."""
-    found: list[Training] = []
-    yield found
-    for run in found:
-        run.end()
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,7 @@ def draw_steps(passes: WorkerPasses, count: int, drawn: Drawn, sums: Passes) -> 
     seed=st.integers(0, 2**30),
 )
 def test_every_pass_has_every_row_once(rows: int, groups: list[tuple[int, int, list[int]]], seed: int) -> None:
-    """For any workers, mini-batches and clocks of several cohorts, each of which draws on until the next one begins.
+    """Check any workers, mini-batches and clocks of several cohorts, each of which draws until the next one begins.
 
     Passes that are too old for a change of workers lack the rows that they lacked then."""
     drawn = Drawn({}, [])
@@ -470,7 +470,7 @@ def test_virtual_workers_are_kept(shards: str, tmp_path: Path) -> None:
 
 
 def test_the_rate_counts_mini_batches_of_any_size() -> None:
-    """With inverse-sqrt, it goes on where it was, although an epoch has another number of steps."""
+    """The rate of inverse-sqrt continues where it was, although an epoch has another number of steps."""
     before = make_config(batch_size=10, epochs=4, recipe="inverse-sqrt", learning_rate=1.0)
     facts = RunFacts(3, 1000, 1, 0)
     first = Cohort(3, 10)

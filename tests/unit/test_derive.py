@@ -97,7 +97,7 @@ def test_dirichlet_blocks_hold_every_row_once(classes: list[int], workers: int, 
 
 
 def test_a_small_alpha_is_less_even() -> None:
-    """By Cramer's V of classes and workers, averaged over ten seeds: about 0 for a large alpha."""
+    """Cramer's V of classes and workers, averaged over ten seeds, is about 0 for a large alpha."""
     labels = np.random.default_rng(0).integers(0, 10, 3000).astype(np.int32)
 
     def unevenness(alpha: float) -> float:

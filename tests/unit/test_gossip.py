@@ -420,7 +420,7 @@ def test_pools_have_the_size_and_the_rows_of_others(shards: Path, tmp_path: Path
 def test_a_run_resumes_in_any_round(
     selector: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the bits of the whole run, if the losses are in a ledger or do not count; without one it is replayed."""
+    """It has the bits of the whole run if the losses are in a ledger or do not count; without one it is replayed."""
     monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
     values: dict[str, Any] = {"protocol": "bsp", "selector": selector, "steps": 30, "example_ledger": selector == "ab"}
     whole = run(shards, tmp_path / "whole", **values)

@@ -78,7 +78,7 @@ def assert_equal(rows: Rows, expected: Rows) -> None:
 
 
 def test_mapped_rows_are_the_rows_in_memory(shards: Path, tmp_path: Path) -> None:
-    """By worker, of all shards each once, dealt to fewer and to more workers, by numbers, and for the evaluation."""
+    """Rows are equal by worker, of all shards, dealt to fewer and to more workers, by numbers, and for the evaluation."""
     in_memory, on_disk = open_shards(str(shards)), mapped(shards, tmp_path)
     for worker in range(3):
         rows = load_worker(on_disk, worker)
@@ -160,7 +160,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("name", [*SAMPLERS, "random", "importance"])
 def test_mini_batches_have_the_same_bits(name: str, shards: Path, table: str, tmp_path: Path) -> None:
-    """Of every sampler and repartition: tensors, ids, hash sums and entries of the loss table."""
+    """Every sampler and repartition has equal tensors, ids, hash sums and entries of the loss table."""
     values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "epochs": 9}
     if name in SAMPLERS:
         values |= {"sampling": name} | ({"example_table": table} if SAMPLERS[name].column else {})
@@ -304,7 +304,7 @@ def test_a_maker_leaves_the_file_that_another_began_anew(
 def test_files_that_are_deleted_before_they_are_opened_are_made_again(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the end of another process's run on this host."""
+    """The end of another process's run on this host deletes them."""
     make_all = row_files.make_all
     calls = []
 
@@ -524,7 +524,7 @@ def test_in_virtual_time_one_process_has_all_rows(shards: Path, work: WorkFolder
 
 
 def test_drafts_of_killed_processes_take_no_space(shards: Path, work: WorkFolder) -> None:
-    """One that a process writes stays."""
+    """A draft that a process writes stays."""
     opened = open_shards(str(shards))
     config = make_config(shards, row_storage="mapped")
     reads = host_reads(config, RunFacts(3, opened.rows, 10, 0), opened, ROLES)
@@ -582,7 +582,7 @@ def test_too_little_space_is_said_before_the_start(
 def test_the_end_of_a_run_deletes_files_unless_it_continues(
     error: JobError | None, shards: Path, work: WorkFolder
 ) -> None:
-    """With other workers, at once. Other hosts may train on after an error of the leading host."""
+    """The run continues at once with other workers, and other hosts may train on after an error of the leading host."""
     opened = open_shards(str(shards))
     config = make_config(shards, row_storage="mapped")
     reads = host_reads(config, RunFacts(3, opened.rows, 10, 0), opened, ROLES)

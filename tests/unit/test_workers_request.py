@@ -61,7 +61,7 @@ def test_a_stop_for_a_withdrawn_request_keeps_the_workers(home: Path) -> None:
 
 @pytest.mark.parametrize("withdrawn", [False, True])
 def test_a_refused_start_falls_back_to_the_workers_of_the_run(home: Path, withdrawn: bool) -> None:
-    """With its mini-batch, and whether or not the command still waits."""
+    """It keeps its mini-batch, whether or not the command still waits."""
     requests = requests_of(home)
     write_request(home, FIVE)
     assert requests.is_waiting()

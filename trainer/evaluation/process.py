@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 E = TypeVar("E", bound=LogEvent)
 
-BATCH = 500  # images per batch; it changes the result only by rounding
+BATCH = 500  # images per batch; with --evaluation-mode clean it changes the result only by rounding
 MOST_CONFUSED = 100  # classes: the event of more has no counts by predicted class
 TRAIN_ROWS = 2000  # training rows that are evaluated too, and used to recalibrate BatchNorm
 POLL_S = 0.5
