@@ -46,9 +46,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def undisturbed(sets: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
-    """A BSP run that nothing happens to."""
+    """A BSP run that nothing happens to. Its oracle computes on the CPU, whose bits a GPU does not have."""
     output = tmp_path_factory.mktemp("undisturbed") / "run"
-    run = Training(sets[3], output, *COMMON, "--protocol", "bsp", "--servers", 2, "--steps", STEPS)
+    run = Training(sets[3], output, *COMMON, "--protocol", "bsp", "--servers", 2, "--steps", STEPS, "--device", "cpu")
     assert run.wait() == 0, run.said()
     yield run
     run.end()
@@ -109,7 +109,7 @@ def test_bsp_on_two_servers_is_one_process_bit_for_bit(undisturbed: Training, se
 
 
 def test_asp_with_one_worker_is_plain_sgd_bit_for_bit(sets: dict[int, Path], tmp_path: Path) -> None:
-    flags = ("--protocol", "asp", "--servers", 2, "--steps", 30, "--no-report")
+    flags = ("--protocol", "asp", "--servers", 2, "--steps", 30, "--no-report", "--device", "cpu")
     run = train_here(sets[1], tmp_path / "asp", *COMMON, *flags)
     np.testing.assert_array_equal(run.vector(), one_process(sets[1], 1, 30))
     assert set(run.pushes()["staleness"]) == {0}

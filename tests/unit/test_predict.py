@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from trainer.runlog.result import Result
 from trainer.simulate import SimulationSettings, simulate
 from trainer.tables import resumable
 
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 QUIET = Options(silent=True, report=False)
 FAST: dict[str, Any] = {"image_shape": SHAPE, "threads": 1, "quiet": True, "format": "cifar10-binary"}
 
@@ -85,14 +87,16 @@ def test_a_model_file_is_enough_to_load_a_model(run: Result, tmp_path: Path) -> 
     assert load(str(run.output), best=True).metadata == alone.metadata
 
 
-def test_the_table_has_each_rows_probabilities(run: Result, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_the_table_has_each_rows_probabilities(run: Result, source: Path, tmp_path: Path, device: Any) -> None:
     target = tmp_path / "table.parquet"
-    asked = PredictOptions(run=str(run.output), output=str(target), input=str(source), **FAST)
+    asked = PredictOptions(run=str(run.output), output=str(target), input=str(source), device=device, **FAST)
     assert predict(asked).fresh
     table = pd.read_parquet(target)
     with torch.no_grad():
         expected = load(str(run.output))(torch.from_numpy(EVAL_ROWS.images_NCHW)).softmax(1).numpy()
-    np.testing.assert_allclose(np.stack(list(table["probabilities"])), expected, rtol=1e-5, atol=1e-6)
+    rtol, atol = (1e-5, 1e-6) if device == "cpu" else (1e-2, 1e-3)  # a GPU rounds the factors of convolutions to TF32
+    np.testing.assert_allclose(np.stack(list(table["probabilities"])), expected, rtol=rtol, atol=atol)
     assert table["id"].tolist() == list(range(len(EVAL_ROWS)))
     assert table["label"].tolist() == expected.argmax(1).tolist()
     accuracy = (table["label"] == EVAL_ROWS.labels).mean()
@@ -103,7 +107,7 @@ def test_the_table_has_each_rows_probabilities(run: Result, source: Path, tmp_pa
     about = json.loads(pq.read_schema(target).metadata[METADATA_KEY])
     assert about["model"] == load(str(run.output)).digest
     with pytest.raises(UsageError, match="another configuration or input: give --overwrite"):
-        predict(PredictOptions(run=str(run.output), output=str(target), input=str(source), batch_size=7, **FAST))
+        predict(replace(asked, batch_size=7))
 
 
 def test_names_of_classes_are_in_the_table(run: Result, source: Path, tmp_path: Path) -> None:
