@@ -145,6 +145,11 @@ class Hdfs(Cluster):
         port = self._datanode_ports[index][1]
         wait_until(lambda: _datanode_reported(port), f"{server.name} to report", [server], timeout)
 
+    @property
+    def datanode_ports(self) -> list[tuple[int, int]]:
+        """The ports at which clients reach each DataNode: for blocks, and by WebHDFS."""
+        return [(blocks, web) for blocks, web, _ in self._datanode_ports]
+
     def client(self, user: str | None = None) -> hdfs.InsecureClient:
         """A WebHDFS client, as the superuser unless another user is named."""
         return hdfs.InsecureClient(self.webhdfs_url, user=user or current_user())

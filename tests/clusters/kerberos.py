@@ -16,6 +16,7 @@ from tests.clusters.processes import watcher
 
 REALM = "EXAMPLE.COM"
 SERVICE_HOST = "localhost"  # in the names of services; no name of this machine is looked up
+BLOCK_HOST = "127.0.0.2"  # where clients look for DataNodes, which listen on HOST: a Tap stands between them
 USER = "alice"
 SERVERS = (f"hdfs/{SERVICE_HOST}", f"yarn/{SERVICE_HOST}", f"HTTP/{SERVICE_HOST}")
 KRB5_CONF = """\
@@ -101,7 +102,15 @@ class Kdc:
 
     def core_settings(self) -> dict[str, str]:
         """The settings of core-site.xml, of servers and clients."""
-        return {"hadoop.security.authentication": "kerberos", "hadoop.rpc.protection": "privacy"}
+        return {
+            "hadoop.security.authentication": "kerberos",
+            "hadoop.rpc.protection": "privacy",
+            "hadoop.http.filter.initializers": "org.apache.hadoop.hdfs.web.AuthFilterInitializer",
+            "hadoop.http.authentication.type": "kerberos",
+            "hadoop.http.authentication.kerberos.principal": f"{SERVERS[2]}@{REALM}",
+            "hadoop.http.authentication.kerberos.keytab": str(self.server_keytab),
+            "hadoop.http.authentication.kerberos.endpoint.whitelist": "/jmx",  # by which the tests wait for servers
+        }
 
     def hdfs_settings(self) -> dict[str, str]:
         """The settings of hdfs-site.xml: blocks are sent encrypted, and only to those who have a token for them."""
@@ -116,6 +125,8 @@ class Kdc:
             "dfs.permissions.enabled": "false",  # who a user is matters here, not what the user may do
             "dfs.block.access.token.enable": "true",
             "dfs.data.transfer.protection": "privacy",
+            "dfs.datanode.hostname": BLOCK_HOST,
+            "dfs.client.use.datanode.hostname": "true",
             # A DataNode of a user without privileges would have to serve HTTPS.
             "ignore.secure.ports.for.testing": "true",
         }
