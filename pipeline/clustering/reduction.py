@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pyspark import RDD
+if TYPE_CHECKING:
+    from pyspark import RDD
 
 T = TypeVar("T")
 FEW = 4  # up to so many partitions the driver merges the results, which costs less than a shuffle

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pipeline.core.command_line import Parser, parse
 from pipeline.runs import flags as cli
-from pipeline.runs.command import run_sharding, strategy_of_flags
+from pipeline.runs.command import run_sharding
 from pipeline.strategies import STRATEGIES
 
 
@@ -25,4 +25,4 @@ def _assign(argv: Sequence[str]) -> int:
     args = parse(_assign_parser(), argv)
     args.assignment_only = True
     cli.fill_tables(args)
-    return run_sharding(args, strategy_of_flags(args))
+    return run_sharding(args, cli.strategy_of_flags(args))

@@ -6,13 +6,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 
-from pipeline.core.command_line import Parser, parse
+from pipeline.core.command_line import parse
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
 from pipeline.runs.api import shard_request
 from pipeline.runs.steps.run import ShardingResult
-from pipeline.strategies import STRATEGIES, Strategy
+from pipeline.strategies import Strategy
 from pipeline.upkeep.contents import describe
 
 MANY_COPIES = 0.01  # share of the rows; with more, sparse groups change the set's distribution
@@ -45,22 +45,10 @@ def main(argv: Sequence[str]) -> None:
     cli.execute(lambda: _shard_by_name(argv))
 
 
-def shard_parser() -> Parser:
-    """Return the flags of ``python -m pipeline shard``."""
-    flags = cli.sharding_parser("python -m pipeline shard", main.__doc__)
-    cli.add_strategy_flags(flags, STRATEGIES, required=True)
-    return flags
-
-
-def strategy_of_flags(args: argparse.Namespace) -> Strategy:
-    """Return the strategy that the flags name, with its parameters. Raises UsageError."""
-    return member_from_flags(STRATEGIES, "--strategy", args)
-
-
 def _shard_by_name(argv: Sequence[str]) -> int:
-    args = parse(shard_parser(), argv)
+    args = parse(cli.shard_parser(), argv)
     cli.fill_tables(args)
-    return run_sharding(args, strategy_of_flags(args))
+    return run_sharding(args, cli.strategy_of_flags(args))
 
 
 def run_sharding(args: argparse.Namespace, strategy: Strategy) -> int:

@@ -21,8 +21,9 @@ from pipeline.input.formats import FORMATS
 from pipeline.input.read_options import ReadOptions
 from pipeline.runs.request import Request
 from pipeline.spark.failures import cluster_failure
-from pipeline.strategies import Strategy
+from pipeline.strategies import STRATEGIES, Strategy
 
+SHARD = "Shard images by any strategy, on the running Spark or on a local Spark."
 COMMON = ("seed",)  # parameters of every strategy, listed among the flags of the run
 EPILOG = """\
 Paths are local (plain or file:), hdfs://host:port/path, webhdfs://host:port/path
@@ -233,6 +234,18 @@ def add_strategy_flags(flags: argparse.ArgumentParser, members: Mapping[str, typ
         help += " (default: %(default)s)"
     group.add_argument("--strategy", choices=members, metavar="NAME", help=help, **about)
     specs.add_member_flags(group, members, leave_out=COMMON)
+
+
+def shard_parser() -> Parser:
+    """Return the flags of ``python -m pipeline shard``."""
+    flags = sharding_parser("python -m pipeline shard", SHARD)
+    add_strategy_flags(flags, STRATEGIES, required=True)
+    return flags
+
+
+def strategy_of_flags(args: argparse.Namespace) -> Strategy:
+    """Return the strategy that the flags name, with its parameters. Raises UsageError."""
+    return specs.member_from_flags(STRATEGIES, "--strategy", args)
 
 
 def read_request(args: argparse.Namespace) -> Request:

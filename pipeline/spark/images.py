@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark import RDD, SparkContext
-from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.assignment.chunks import pass_pieces, point_pieces
 from pipeline.core.arrays import Ints
 from pipeline.core.shardset.schema import record_schema
 from pipeline.input.dataset import Block, Dataset, ranges
 from pipeline.input.records import record_batch
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
+    from pyspark.sql import DataFrame
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,6 +67,8 @@ class Images:
         """Return the table ``id, label[, coarse_label][, target], image``.
 
         The metadata of ``image`` hold its shape, dtype and layout. partitions: their number; default: as for a pass."""
+        from pyspark.sql import SparkSession
+
         spark = SparkSession.builder.getOrCreate()
         dataset = self.dataset
         pieces = self.pieces()

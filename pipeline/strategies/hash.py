@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import add
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pyspark import RDD, StorageLevel
 
 from pipeline.assignment.groups import SparseIf, Start, group_table
 from pipeline.clustering import hashes as functions_of_rows
@@ -39,6 +38,9 @@ from pipeline.strategies.base import (
 )
 from pipeline.strategies.embeddings import EmbeddingStrategy, row_layout
 from pipeline.strategies.neighbourhoods import EMBEDDING, FIT_ROWS, feature_grid, group_rows, images_or_vectors
+
+if TYPE_CHECKING:
+    from pyspark import RDD
 
 FITTED = (
     "approximate number of rows, drawn by id, that the hash functions are fitted to, or all; auto: 10,000 (2,000 very large"
@@ -303,6 +305,8 @@ def check_copies(copies: int, rows: int, remedies: str) -> None:
 @contextmanager
 def bucket_keys(context: Context, images: Images, hashes: Hashes, grid: Grid | None) -> Iterator[RDD[KeyedRows]]:
     """Yield the bucket keys of all rows, computed once and persisted on the executors until the ``with`` block ends."""
+    from pyspark import StorageLevel  # not at the top: flags of strategies are read without Spark
+
     with context.phase("hash"):
         size = 16 * context.scan.rows  # bytes: id and key, int64 each
         rows = images.blocks(kept_bytes=size).mapPartitions(partial(key_rows, hashes, grid))

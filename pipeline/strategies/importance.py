@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from uuid import uuid4
 
 import numpy as np
-from pyspark import RDD, SparkContext, StorageLevel
 
 from pipeline.assignment.chunks import pass_pieces, point_pieces
 from pipeline.assignment.groups import GroupTable, group_table, rows_by_worker
@@ -34,6 +33,9 @@ from pipeline.input.dataset import Run, ranges
 from pipeline.input.embedding_table import FilePart
 from pipeline.input.example_ledger import FLAG, Losses, LossLedger, open_ledger
 from pipeline.strategies.base import Context, FitResult, OneGroup, Strategy, row_counts
+
+if TYPE_CHECKING:
+    from pyspark import RDD, SparkContext
 
 LOSS_BYTES = 20  # id, epoch and loss in the shuffle
 
@@ -333,6 +335,8 @@ def owners_by_rank(context: SparkContext, task: RankingTask, owners_of: partial[
     """Rank all rows and return the owner of each, stored by id. owners_of: function from ranks to workers.
 
     Raises DataError if a row has no loss, or the ledger has a row that the input lacks."""
+    from pyspark import StorageLevel  # not at the top: flags of strategies are read without Spark
+
     pieces = task.pieces(LOSS_BYTES * task.num_losses)
     starts = np.array([low for low, _ in pieces], np.int64)
     parts = context.parallelize(task.ledger.parts, task.ledger.tasks(task.cores))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pyspark import RDD, StorageLevel
 
 from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
 from pipeline.assignment.kept import KeptGroups, KeptRange, write_groups
@@ -31,6 +30,8 @@ from pipeline.strategies.embeddings import EmbeddingStrategy, embedded_rows, row
 from pipeline.strategies.engines import CLUSTERINGS, ClusteringName, EngineName, load_engine
 
 if TYPE_CHECKING:
+    from pyspark import RDD
+
     from pipeline.clustering.pca import BlockPCAModel
 
 
@@ -312,6 +313,8 @@ def fit_space(
 @contextmanager
 def project_rows(context: Context, space: Space) -> Iterator[RDD[LabelledPoints]]:
     """Yield the points of all rows, which the executors persist until the ``with`` block ends."""
+    from pyspark import StorageLevel  # not at the top: flags of strategies are read without Spark
+
     with context.phase("project"):
         size = 4 * context.scan.rows * space.projection.dimensions
         points = space.images.blocks(kept_bytes=size).mapPartitions(partial(project, space.projection))

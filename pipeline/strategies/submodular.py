@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pyspark import RDD
 
 from pipeline.assignment.blocks import PART_ROWS, BlockRule, FunctionName, block_bytes, block_counts, owners_of_class
 from pipeline.assignment.chunks import ChunkCounts, count_by_chunk, sum_counts
@@ -47,6 +46,9 @@ from pipeline.strategies.neighbourhoods import (
     fit_space,
     project_rows,
 )
+
+if TYPE_CHECKING:
+    from pyspark import RDD
 
 Similarity = Callable[[npt.NDArray[np.int32]], Similarities]
 SIGMA_ROWS = 10_000

@@ -12,7 +12,7 @@ from pipeline import __main__ as pipeline_commands
 from pipeline import entry
 from pipeline.core.command_line import CONF, Parser, as_typed, parser
 from pipeline.core.errors import UsageError
-from pipeline.runs.command import shard_parser
+from pipeline.runs.flags import shard_parser
 from tests.clusters import ROOT
 from trainer import simulate
 from trainer.embed import __main__ as embed

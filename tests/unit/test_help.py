@@ -17,7 +17,7 @@ from pipeline import entry
 from pipeline.__main__ import COMMANDS
 from pipeline.core.command_line import Parser
 from pipeline.core.specs import AdvancedHelp
-from pipeline.runs.command import shard_parser
+from pipeline.runs.flags import shard_parser
 from tests.clusters import ROOT
 from tests.support.commands import JOBS
 from trainer.flags import build_parser as build_trainer_parser

@@ -163,7 +163,7 @@ def sharding_args(
         evaluation: the evaluation rows.
         output: folder of the set.
     """
-    from pipeline.runs.command import shard_parser
+    from pipeline.runs.flags import shard_parser
 
     own = {key: value for key, value in keys.items() if key != ORDER}
     places = [f"--input={source}", f"--eval-input={evaluation}", f"--output={output}", f"--workers={workers}"]
@@ -314,13 +314,13 @@ def _check_varies(plan: StudyPlan, *, uses_seed: bool) -> None:
 
 def strategy_of(plan: StudyPlan, name: str) -> Any:
     """Return the strategy of a way of sharding. Raises UsageError."""
-    from pipeline.runs.command import strategy_of_flags
+    from pipeline.runs.flags import strategy_of_flags
 
     return strategy_of_flags(_shard_flags(plan, name, plan.workers))
 
 
 def _shard_flags(plan: StudyPlan, name: str, workers: int) -> Namespace:
-    from pipeline.runs.command import shard_parser
+    from pipeline.runs.flags import shard_parser
 
     argv = sharding_args(plan.shardings[name], workers, 0, "train", "test", Path("shards"))
     return command_line.parse(shard_parser(), argv)

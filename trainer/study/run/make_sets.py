@@ -12,8 +12,7 @@ from pipeline.core.command_line import parse
 from pipeline.core.errors import JobError
 from pipeline.datasets.derive import Derivation, derive
 from pipeline.runs.api import shard_request
-from pipeline.runs.command import shard_parser, strategy_of_flags
-from pipeline.runs.flags import read_request
+from pipeline.runs.flags import read_request, shard_parser, strategy_of_flags
 from pipeline.spark.session import spark_context
 from trainer.study.run.children import task_of_parent
 
