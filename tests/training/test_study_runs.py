@@ -370,3 +370,49 @@ batch_size = 40
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip().endswith(f"to have all made again, delete {study}/sets and {study}/datasets")
     assert not (study / "ledger.jsonl").exists()
+
+
+NO_SPARK = """
+import sys
+
+class Refusal:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("pyspark", "py4j"):
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refusal())
+"""
+
+
+@pytest.mark.full
+def test_prepared_sets_need_neither_spark_nor_the_images(tmp_path: Path) -> None:
+    """A folder is prepared, copied to a host without both, and extended there by no more than was prepared."""
+    data = tmp_path / "data"
+    assert pipeline_main(["sample", "--to", str(data), "--rows", "400", "--test-rows", "60"]) == 0
+    plan = Path(write_plan(tmp_path, tmp_path))
+    made = plan.read_text().replace("[datasets.small]", f'[datasets.small]\ninput = "{data}"\nshrink = 4')
+    plan.write_text(made.replace(f'shards = "{tmp_path}"', 'strategy = "random"', 1).replace("seeds = 2", "seeds = 3"))
+    plan.write_text(plan.read_text().replace(f'shards = "{tmp_path}"', 'strategy = "stratified"'))
+    prepared, study = tmp_path / "prepared", tmp_path / "study"
+    assert main([str(plan), "--output", str(prepared), "--seeds", "2", "--prepare", "--quiet"]) == 0
+    assert {path.name for path in prepared.iterdir()} - {".lock"} == {"plan.json", "prepared.json", "sets"}
+    copy_of(prepared, study)
+    data.rename(tmp_path / "elsewhere")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(NO_SPARK)
+    env = {key: value for key, value in os.environ.items() if "SPARK" not in key and key != "JAVA_HOME"}
+    env |= {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "trainer.study", str(plan), "--output", str(study), "--quiet", "--seeds"]
+    done = subprocess.run([*command, "2"], cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert len(lines(study)) == 4
+    assert not (study / "sets").exists()
+    more = subprocess.run([*command, "3"], cwd=ROOT, capture_output=True, text=True, env=env)
+    assert (more.returncode, more.stderr.count("\n")) == (3, 1)
+    assert "does not exist; check --input" in more.stderr
+    # another set in the place of a prepared one
+    sets = prepared / "sets"
+    (sets / "small,one,0,3").rename(tmp_path / "removed")
+    copy_of(sets / "small,one,1,3", sets / "small,one,0,3")
+    with pytest.raises(DataError, match="small,one,0,3 is not the set that --prepare made; delete it"):
+        main([str(plan), "--output", str(prepared), "--seeds", "2", "--quiet"])

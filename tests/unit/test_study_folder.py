@@ -16,6 +16,7 @@ from trainer.study.report.write import write_report
 from trainer.study.run import runner
 from trainer.study.run.children import run_child
 from trainer.study.run.folder import claim_folder, refuse_other_plan
+from trainer.study.run.prepared import PREPARED, read_prepared, write_prepared
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
 
@@ -200,3 +201,20 @@ def test_a_process_of_its_own_tells_of_a_failure_in_a_line() -> None:
     code, line = run_child("trainer.study.run.measure", task | dict.fromkeys(("shards", "folder", "record"), "none"))
     assert code == UsageError.exit_code
     assert "workers" in line
+
+
+def test_prepared_sets_are_added_to_those_recorded_before(tmp_path: Path) -> None:
+    sets = {name: {"train": name, "eval": "e", "shards": "s"} for name in ("a", "b")}
+    assert read_prepared(tmp_path) == {}
+    for name in sets:
+        write_prepared(tmp_path, {name: sets[name]})
+    assert read_prepared(tmp_path) == sets
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"sets": []}', '{"sets": {"a": {}}}', '{"sets": {"a": {"train": 1}}}']
+)
+def test_a_damaged_record_of_prepared_sets_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / PREPARED).write_text(text)
+    with pytest.raises(DataError, match=r"prepared\.json is damaged; restore it, or delete it"):
+        read_prepared(tmp_path)

@@ -23,6 +23,7 @@ from trainer.study.plan.study_plan import Run, StudyPlan, read_plan, seeds_of
 from trainer.study.run.folder import PLAN, claim_folder, refuse_foreign, refuse_other_plan
 from trainer.study.run.ledger import LEDGER, StudyLedger
 from trainer.study.run.runner import Runner
+from trainer.study.run.sets import Sets
 
 PROG = "python -m trainer.study"
 DESCRIPTION = "Train several configurations with many seeds, and report means, spreads and significance of differences."
@@ -69,6 +70,12 @@ def parser() -> Parser:
         help="add the runs of other studies of the same plan",
     )
     result.add_argument("--keep-sets", action="store_true", help="keep the shard sets after their runs have ended")
+    result.add_argument(
+        "--prepare",
+        action="store_true",
+        help="make the shard sets and train nothing; the same command without this option then trains on them, also on a"
+        " host without Spark and without the data sets, to which --output was copied",
+    )
     result.add_argument("--report-only", action="store_true", help="report on the runs in the ledger, without training")
     result.add_argument("--quiet", action="store_true", help="print only the result and errors")
     result.add_argument("--debug", action="store_true", help="show stack traces")
@@ -113,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UsageError(f"beside = {plan.beside!r} is the study in {root} itself; name another folder next to it")
     if args.report_only and not args.merge and not (root / LEDGER).exists():
         raise UsageError(f"--report-only: {root} contains no ledger; leave the option out to train")
+    if args.prepare and (args.report_only or args.merge):
+        raise UsageError("--prepare makes shard sets alone: leave out --report-only and --merge")
     # Check everything before the folder is locked and written.
     refuse_foreign(root)
     if (root / PLAN).exists():
@@ -120,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = share_of_runs(plan, *args.share)
     others = [_other_study(plan, folder) for folder in args.merge]
     if not args.report_only:
-        check_plan(plan)
+        check_plan(plan, set() if args.prepare else Sets(plan, root).prepared_datasets(runs))
     signal.signal(signal.SIGTERM, _on_sigterm)
     with ExitStack() as stack:
         try:
@@ -133,6 +142,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
         for other in others:
             say(f"{other.path}: {runner.ledger.merge(other, plan, runner.contents)} runs taken")
+        if args.prepare:
+            runner.prepare(runs)
+            print(f"{root}: the shard sets are ready; the same command without --prepare trains on them")
+            return 0
         if not args.report_only:
             try:
                 runner.run(runs)

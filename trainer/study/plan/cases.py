@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -172,8 +172,10 @@ def sharding_args(
     return [*argv_of(own, shard_parser().actions_by_flag()), *places, "--quiet"]
 
 
-def check_plan(plan: StudyPlan) -> None:
-    """Raise UsageError, or DataError for a broken set, for every fault that would stop a run before its training."""
+def check_plan(plan: StudyPlan, unread: Container[str] = ()) -> None:
+    """Raise UsageError, or DataError for a broken set, for every fault that would stop a run before its training.
+
+    unread: names of data sets that are not read, because all their shard sets are prepared."""
     for table, reserved_keys in FILLED.items():
         members = getattr(plan, table)
         for owner, keys in members.items() if table not in ("training", "virtual") else [("", members)]:
@@ -183,7 +185,9 @@ def check_plan(plan: StudyPlan) -> None:
     for name in plan.shardings:
         _check_at(_place("shardings", name), _check_sharding, plan, name)
     for name in plan.datasets:
-        _check_at(_place("datasets", name), _check_dataset, plan, name)
+        # A host on which a study was prepared elsewhere has no data sets.
+        if name not in unread:
+            _check_at(_place("datasets", name), _check_dataset, plan, name)
     for cell in plan.cells():
         _check_at(str(cell), _check_cell, plan, cell)
 

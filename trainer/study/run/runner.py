@@ -74,6 +74,7 @@ class Runner:
         self.say(f"{total} runs, {total - len(waiting)} of them done, {self.jobs} at once")
         # A set is deleted after the last run that needs it, to bound the space on the disk.
         open_runs = Counter(map(self.sets.key, waiting))
+        self.sets.adopt(map(self.sets.key, waiting))
         for part in batches(waiting, self.sets.key, SETS_AT_ONCE):
             keys = list(dict.fromkeys(map(self.sets.key, part)))
             if missing := self.sets.missing(keys):
@@ -89,6 +90,19 @@ class Runner:
         shutil.rmtree(self.root / RUNS, ignore_errors=True)
         with suppress(OSError):  # missing, or not empty
             (self.root / SETS).rmdir()
+
+    def prepare(self, runs: Sequence[Run]) -> None:
+        """Make the shard sets of the given runs that are not in the ledger, record them, and train nothing.
+
+        Raises the error of the job that failed."""
+        waiting = [run for run in runs if run not in self.ledger]
+        self._check_ready(waiting)
+        keys = self.sets.missing(map(self.sets.key, waiting))
+        self.say(f"sharding: {len(keys)} {'set' if len(keys) == 1 else 'sets'}")
+        self.sets.make(keys)
+        self.sets.record_prepared()
+        if not self.keep_sets:
+            self.sets.drop_datasets()
 
     def _check_ready(self, waiting: Sequence[Run]) -> None:
         """Raise DataError if a ready set, which the plan names with ``shards``, was made from other images.

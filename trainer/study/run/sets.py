@@ -14,6 +14,7 @@ from pipeline.core.shardset.contract import Manifest
 from trainer.study.plan.cases import ORDER, SEED, SHARDS_KEY, derivation, sharding_args, strategy_of
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.run.children import run_child
+from trainer.study.run.prepared import Fingerprints, flatten, read_prepared, write_prepared
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards
@@ -44,6 +45,7 @@ class Sets:
         self.plan = plan
         self.root = root
         self.made_keys: set[SetKey] = set()
+        self.prepared = read_prepared(root)
         self.uses_seed = {
             name: SHARDS_KEY not in keys
             and SEED not in keys
@@ -68,6 +70,29 @@ class Sets:
         Sets on the disk are not trusted: a killed study may have made them from earlier contents of the data sets."""
         own = [key for key in dict.fromkeys(keys) if SHARDS_KEY not in self.plan.shardings[key.sharding]]
         return [key for key in own if key not in self.made_keys]
+
+    def adopt(self, keys: Iterable[SetKey]) -> None:
+        """Adopt the sets that ``--prepare`` made, so that they are not missing.
+
+        They are trained on as they are, without a look at the data sets. Raises DataError if a set was changed since."""
+        for key in dict.fromkeys(keys):
+            # A prepared set that was deleted after its last run is made again, with Spark.
+            if str(key) in self.prepared and (self.root / SETS / str(key)).is_dir():
+                if self._fingerprints(key) != self.prepared[str(key)]:
+                    raise DataError(
+                        f"{self.uri(key)} is not the set that --prepare made; delete it, and run the command again with"
+                        " --prepare"
+                    )
+                self.made_keys.add(key)
+
+    def record_prepared(self) -> None:
+        """Record all sets that this process has made as prepared."""
+        write_prepared(self.root, {str(key): self._fingerprints(key) for key in sorted(self.made_keys, key=str)})
+
+    def prepared_datasets(self, runs: Iterable[Run]) -> set[str]:
+        """Return the data sets that are not needed here, because all sets of the runs are prepared."""
+        keys = set(map(self.key, runs))
+        return {key.dataset for key in keys} - {key.dataset for key in keys if str(key) not in self.prepared}
 
     def make(self, keys: Iterable[SetKey]) -> None:
         """Make sets, or verify that existing ones are as they would be made.
@@ -102,6 +127,11 @@ class Sets:
     def drop_datasets(self) -> None:
         """Delete the data sets that were derived for the sets."""
         _delete(self.root / DATASETS)
+
+    def _fingerprints(self, key: SetKey) -> Fingerprints:
+        from trainer.data.shards import open_shards
+
+        return flatten(identity_of(open_shards(self.uri(key))))
 
     def _task(self, key: SetKey) -> dict[str, Any]:
         """Return a task of make_sets: derive a data set if the plan changes it, then shard it.
