@@ -24,6 +24,7 @@ from trainer.flags import build_parser, config_of
 from trainer.models import MODELS, ModelInput, model_from_json
 from trainer.models.build import NetworkAndTask, build
 from trainer.models.devices import EVALUATOR, device_of
+from trainer.models.networks import datagossip
 from trainer.models.networks.dropout import Dropout
 from trainer.models.tasks import Classification, LeastSquares
 
@@ -532,3 +533,30 @@ def test_workers_spread_over_the_cards_of_their_host(wanted: str, cards: int, fo
 def test_a_card_that_is_not_there_is_refused_with_the_next_step() -> None:
     with pytest.raises(UsageError, match=r"^--device cuda: .* no GPU on this host; give --device cpu, or auto$"):
         device_of("cuda", 0, 0)
+
+
+def _plain_datagossip(tensors: Iterator[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The layers of DataGossip's program in float64, eval mode: ReLU after pooling, the third convolution padded."""
+    for padding in (0, 0, 1):
+        x = F.max_pool2d(F.conv2d(x, next(tensors), next(tensors), padding=padding), 2).relu()
+    x = (x.flatten(1) @ next(tensors).T + next(tensors)).relu()
+    return x @ next(tensors).T + next(tensors)
+
+
+@pytest.mark.parametrize(("shape", "features"), [((1, 32, 32), 80), ((1, 28, 28), 80), ((3, 20, 37), 60)])
+def test_datagossips_network_computes_its_layers(shape: Shape, features: int) -> None:
+    """80 features for CIFAR-10 and Fashion-MNIST, as in the authors' program."""
+    model = datagossip.network(shape, 10)
+    convolutions = 25 * shape[0] * 10 + 10 + 25 * 10 * 20 + 20 + 9 * 20 * 20 + 20
+    assert _size(model) == convolutions + features * 50 + 50 + 50 * 10 + 10
+    images, labels = _batch(shape)
+    F.cross_entropy(model(images), labels).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    model.eval()
+    plain = _plain_datagossip((t.double() for t in model.state_dict().values()), images.double())
+    torch.testing.assert_close(model(images).double(), plain, rtol=1e-4, atol=1e-5)
+
+
+def test_datagossips_network_refuses_images_without_a_last_pixel() -> None:
+    with pytest.raises(UsageError, match="needs images of 20x20 or more, these are 19x32: use cnn"):
+        datagossip.network((1, 19, 32), 10)
