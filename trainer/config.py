@@ -378,16 +378,12 @@ class Config:
         if self.exchange.stages():
             self.stage_configs()  # checks the options of each stage
             return
-        rate = self.model.stale_learning_rate
-        coefficient = self.model.stale_momentum
-        if self.protocol.synchronous:
-            rate = self.model.learning_rate
-            coefficient = FRESH_MOMENTUM
+        coefficient = FRESH_MOMENTUM if self.protocol.synchronous else self.model.stale_momentum
         optimiser = self.optimiser
         complete = replace(
             optimiser,
-            learning_rate=rate if optimiser.learning_rate is None else optimiser.learning_rate,
-            momentum=coefficient if optimiser.momentum is None else optimiser.momentum,
+            learning_rate=self.default_rate if optimiser.learning_rate is None else optimiser.learning_rate,
+            momentum=coefficient * self.protocol.has_momentum if optimiser.momentum is None else optimiser.momentum,
         )
         object.__setattr__(self, "optimiser", complete)  # the dataclass is frozen
 
@@ -416,6 +412,11 @@ class Config:
             name = f"--sampling {self.sampler.name}" if self.sampler.name != ShuffleSampler.name else "--repartition"
             raise UsageError(f"{name} learns from all workers, and --batch-norm last keeps one's: leave it out")
 
+        if self.table_sampler and self.protocol.most_local_steps() > 1:
+            raise UsageError(
+                f"--protocol {self.protocol.name} pushes after several mini-batches, and the loss table of --sampling"
+                f" {self.sampler.name} is merged after each: leave out one of them"
+            )
         if self.data.repartition != "fixed":
             self._check_repartition()
         if self.data.gossip:
@@ -528,10 +529,11 @@ class Config:
         return tuple(share + (self.data.worker_batch == "exact" and worker < rest) for worker in range(num_workers))
 
     def reported_rows(self, rows: int) -> int:
-        """Return the most rows whose losses a report holds: of a mini-batch if the run has a ledger, else none.
+        """Return the most rows whose losses a report holds: of a push if the run has a ledger, else none.
 
         rows: distinct training examples."""
-        return max(self.data.batch_size, rows) if self.run.example_ledger else 0
+        most = max(self.data.batch_size, rows) * self.protocol.most_local_steps()
+        return most if self.run.example_ledger else 0
 
     @property
     def heartbeat_timeout_s(self) -> float:
@@ -555,6 +557,16 @@ class Config:
         """The single-process rate a."""
         assert self.optimiser.learning_rate, "filled in from the start, or asked of a stage"
         return self.optimiser.learning_rate
+
+    @property
+    def default_rate(self) -> float:
+        """The single-process rate of a run without --learning-rate."""
+        if self.protocol.synchronous:
+            return self.model.learning_rate
+        if self.protocol.has_momentum:
+            return self.model.stale_learning_rate
+        # As far as the gradients of a push move the parameters with momentum in the end, which the steps of a push share.
+        return self.model.stale_learning_rate / (1 - self.model.stale_momentum) / self.protocol.most_local_steps()
 
     @property
     def coefficient(self) -> float:

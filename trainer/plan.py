@@ -43,7 +43,8 @@ class RunPlan:
         drops: epochs of this run at which the rate is divided by ten.
         epochs: length of the run.
         steps_per_epoch, steps_per_worker: mini-batches per worker in an epoch, and in the run.
-        update_size: gradients per update.
+        update_size: pushes per update.
+        local_steps: mini-batches whose gradients a push sums at most.
         updates: updates of the run, without those that stop="local" may add.
         num_parameters, num_buffers: the lengths P and Q of the two parts of the flat vector.
         push_mb: size of one push in MB (10^6 bytes), summed over servers; the reply has the same size.
@@ -82,6 +83,7 @@ class RunPlan:
     exchange: str = ParameterServer.name  # plans logged before there were others do not name theirs
     has_own_models: bool = False
     stages: tuple[str, ...] = ()
+    local_steps: int = 1
 
 
 def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here: int | None = None) -> RunPlan:
@@ -136,12 +138,13 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
         steps_per_epoch=steps_per_epoch,
         steps_per_worker=config.mini_batches_per_worker(facts.rows),
         update_size=size,
-        updates=cohort.version + -(-gradients // size),
+        updates=cohort.version + -(-gradients // (size * config.protocol.most_local_steps())),
         num_parameters=facts.num_parameters,
         num_buffers=facts.num_buffers,
         push_mb=facts.elements * FLOAT_BYTES / 1e6,
         exchange=config.exchange.name,
         has_own_models=isinstance(config.exchange, NeighbourExchange),
+        local_steps=config.protocol.most_local_steps(),
     )
 
 
@@ -267,6 +270,8 @@ def _rates(plan: RunPlan) -> str:
         text = f"every worker applies {rate} to the gradient of its own model"
     elif plan.synchronous and plan.update_size == plan.num_workers:
         text = f"{plan.protocol} applies {rate} to the mean of {_count(plan.num_workers, 'push', 'pushes')}"
+    elif plan.local_steps > 1:
+        text = f"{plan.protocol} applies {each} to each gradient, on the worker and in pushes of {plan.local_steps}"
     elif plan.update_size == 1:
         text = f"{plan.protocol} applies {each} to each push"
     else:

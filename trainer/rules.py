@@ -13,6 +13,7 @@ from trainer.config import Config, RunFacts
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.cohorts import begin_passes
 from trainer.coordination.coordinator import Coordinator
+from trainer.coordination.local_steps import ONE_STEP, LocalPlan
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.schedules import learning_rate
 from trainer.coordination.switch import carry_momentum
@@ -135,6 +136,19 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
         epoch_snapshots=config.run.epoch_checkpoints,
         seconds=state.seconds,
     )
+
+
+def local_plan(config: Config, facts: RunFacts, clock: int) -> LocalPlan:
+    """Return the mini-batches that a worker computes from a step on before it pushes, and the rates of its own copy.
+
+    The worker knows its own clock alone, so that its rate falls there, and the server's by the gradients of all."""
+    steps = config.protocol.local_steps(clock)
+    if steps == 1:
+        return ONE_STEP
+    per_epoch = config.steps_per_epoch(facts.rows)
+    epochs = [config.cohorts.present.epochs(clock + step, per_epoch) for step in range(steps)]
+    rates = tuple(worker_rate(config, facts, epoch) for epoch in epochs)
+    return LocalPlan(rates, config.pushed_statistics(facts.num_workers))
 
 
 def build_weights(config: Config, facts: RunFacts) -> Weights:

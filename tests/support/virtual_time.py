@@ -208,7 +208,8 @@ class Simulation:
             else:
                 del self.computing[worker]
                 if not self.coordinator.finished:
-                    self.pushed[worker] = self.gradient(event.parameters, worker, event.clock)
+                    push = pushed(self.protocol, self.gradient, self.rate, event.parameters, worker, event.clock)
+                    self.pushed[worker] = push
                     self.run.pushed.append((worker, event.clock))
                 for server in reversed(range(self.servers)):
                     measured = None if server else StepMeasurements(1, 0.0, 0, 1.0)
@@ -233,6 +234,14 @@ class Simulation:
         assert self.coordinator.finished, "the run is stuck"
         self.run.parameters = np.concatenate([part.values for part in self.slices])
         return self.run
+
+
+def pushed(protocol: Protocol, gradient: Gradient, rate: float, parameters: Vector, worker: int, clock: int) -> Vector:
+    """What a worker pushes: its gradient, or the sum of those along the way of a copy of its own."""
+    own = parameters.copy()
+    for step in range(clock, clock + protocol.local_steps(clock)):
+        own -= rate * gradient(own, worker, step)
+    return (parameters - own) / rate if protocol.local_steps(clock) > 1 else gradient(parameters, worker, clock)
 
 
 def simulate(protocol: Protocol, **options: Any) -> Run:

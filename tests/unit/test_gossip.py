@@ -364,6 +364,7 @@ def events_of(result: Result, kind: Any) -> list[Any]:
         {"protocol": "asp", "selector": "ab", "servers": 2},
         {"protocol": "k-bsp", "selector": "hem", "cancel": "preempt", "k": 2},
         {"protocol": "ssp", "selector": "active-bias", "sampling": "bernoulli"},
+        {"protocol": "downpour", "selector": "ab", "push_every": 3},
     ],
     ids=lambda values: values["protocol"],
 )

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import from_json
-from tests.support.virtual_time import ALL, START, Run, Vector, quadratic, run
+from tests.support.virtual_time import ALL, START, Run, Vector, pushed, quadratic, run
 from trainer.coordination.orders import Record
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Gradient as PendingGradient
 from trainer.protocols.base import Protocol, View
 from trainer.protocols.bsp import BSP
+from trainer.protocols.downpour import Downpour
 from trainer.protocols.dssp import DSSP
 from trainer.protocols.k_asp import KASP
 from trainer.protocols.k_batch_asp import KBatchASP
@@ -55,16 +56,25 @@ def told_by_the_log(protocol: Protocol, records: list[Record], workers: int) -> 
         total = np.zeros_like(START)
         for _, worker, clock, pulled, staleness, *_ in updates[version]:
             assert staleness == version - 1 - pulled
-            total += protocol.weight(staleness, workers) * quadratic(versions[pulled], worker, clock)
+            push = pushed(protocol, quadratic, RATE, versions[pulled], worker, clock)
+            total += protocol.weight(staleness, workers) * push
         versions.append(versions[-1] - RATE * total)
     return versions[-1]
 
 
+def ends_of_pushes(protocol: Protocol) -> list[int]:
+    """The clocks at which a worker that loses nothing has pushed."""
+    ends = [0]
+    while ends[-1] < STEPS:
+        ends.append(ends[-1] + protocol.local_steps(ends[-1]))
+    return ends[1:]
+
+
 def assert_sound(protocol: Protocol, done: Run, workers: int, stop: str, *, may_skip: bool) -> None:
     """What holds of every run that has ended. may_skip: a worker that was away may go on at a later step."""
-    pushed = [(record.worker, record.clock) for record in done.records]
-    assert sorted(pushed) == sorted(done.pushed), "a gradient was lost, or made up"
-    assert len(pushed) == len(set(pushed)), "a gradient was counted twice"
+    pushes = [(record.worker, record.clock) for record in done.records]
+    assert sorted(pushes) == sorted(done.pushed), "a gradient was lost, or made up"
+    assert len(pushes) == len(set(pushes)), "a gradient was counted twice"
     accepted = [record for record in done.records if record.accepted]
     sizes = list(Counter(record.version for record in accepted).values())
     size = protocol.update_size(workers)
@@ -72,12 +82,16 @@ def assert_sound(protocol: Protocol, done: Run, workers: int, stop: str, *, may_
     if protocol.synchronous:
         assert {record.staleness for record in accepted} == {0}
     if stop == "global":
-        assert len(accepted) == STEPS * workers
+        # The run ends with the push that spends the budget.
+        used = [protocol.local_steps(record.clock) for record in accepted]
+        assert sum(used) - used[-1] < STEPS * workers <= sum(used)
+        assert sum(used) == STEPS * workers or protocol.most_local_steps() > 1
         assert set(sizes[:-1]) <= {size}, "only the last update may have fewer"
     else:
-        steps = {worker: [clock for who, clock in pushed if who == worker] for worker in range(workers)}
-        assert [max(clocks) for clocks in steps.values()] == [STEPS - 1] * workers
-        assert may_skip or len(pushed) == STEPS * workers
+        begins = [clock for clock in range(STEPS) if not clock or clock in ends_of_pushes(protocol)]
+        steps = {worker: [clock for who, clock in pushes if who == worker] for worker in range(workers)}
+        assert [max(clocks) for clocks in steps.values()] == [begins[-1]] * workers
+        assert may_skip or len(pushes) == len(begins) * workers
     np.testing.assert_allclose(done.parameters, told_by_the_log(protocol, done.records, workers), rtol=1e-9, atol=1e-12)
 
 
@@ -279,6 +293,45 @@ def test_no_worker_waits_for_a_returned_one_to_catch_up(worker: int) -> None:
     clocks = {who: clock for time, who, clock, _ in done.starts if time == back_at}
     assert set(clocks) == {0, 1, 2}
     assert min(clocks.values()) >= 17
+
+
+def test_downpour_pushes_after_one_step_and_then_after_every_fifth() -> None:
+    """Step t = 0, 1, ...: t % 5 == 0 ends with a push, as in DataGossip's program."""
+    done = run(Downpour(), workers=1, steps=16)
+    assert [record.clock for record in done.records] == [0, 1, 6, 11]
+    ends = [record.clock + Downpour().local_steps(record.clock) - 1 for record in done.records]
+    assert ends == [step for step in range(16) if step % 5 == 0]
+
+
+def test_downpour_adds_what_each_worker_has_moved_its_copy_by() -> None:
+    """The message sequence of SPEC 6.2, computed by a loop: w += acc per message, without a mean or another rate."""
+    times = [1.0, 1.3, 0.6]
+    done = run(Downpour(push_every=3), workers=3, steps=12, rate=RATE, step_time=lambda worker, clock: times[worker])
+    server = START.copy()
+    versions = [server.copy()]
+    for record in done.records:
+        local = versions[record.version_pulled].copy()
+        accumulated = np.zeros_like(START)
+        step = record.clock
+        while True:
+            change = -RATE * quadratic(local, record.worker, step)
+            accumulated += change
+            local += change
+            step += 1
+            if (step - 1) % 3 == 0:
+                break
+        server += accumulated
+        versions.append(server.copy())
+    np.testing.assert_allclose(done.parameters, server, rtol=1e-9)
+    assert {record.staleness for record in done.records} > {0, 1}
+
+
+def test_downpour_of_one_worker_is_plain_sgd() -> None:
+    np.testing.assert_allclose(
+        run(Downpour(), workers=1, steps=16, rate=RATE).parameters,
+        run(ASP(), workers=1, steps=16, rate=RATE).parameters,
+        rtol=1e-9,
+    )
 
 
 @dataclass(frozen=True)

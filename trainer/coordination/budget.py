@@ -14,7 +14,7 @@ class Position:
 
     Attributes:
         version: updates so far.
-        accepted: gradients in those updates.
+        accepted: gradients of mini-batches in those updates; a push under downpour sums several.
         examples: examples of those gradients.
         clocks: applied and refused gradients by worker.
         memory: state of the protocol, in plain JSON.
@@ -105,7 +105,7 @@ class Budget:
     def use(self, gradients: int, examples: int) -> int | None:
         """Count an update and return the number of the epoch that it completes, or None.
 
-        gradients: gradients in the update; examples: examples of all of them."""
+        gradients: gradients of mini-batches in the update; examples: examples of all of them."""
         before = int(self.epoch)
         self.position.version += 1
         self.position.accepted += gradients

@@ -316,7 +316,7 @@ class Coordinator:
             entries.append(entry)
             self.ledger.add(entry)
             member = self.members[entry[0].worker]
-            member.unapplied += 1
+            member.unapplied += self._steps(entry)
             self._done_with(member)
         return entries
 
@@ -324,11 +324,16 @@ class Coordinator:
         """Return the factors of the gradients that are added to the sum now. entries: the result of ``_sum``."""
         version = self.version
         factors = self.weights.factors(
-            [version - gradient.version for gradient, _ in entries], [measured.examples for _, measured in entries]
+            [version - gradient.version for gradient, _ in entries],
+            [entry[1].examples / self._steps(entry) for entry in entries],
         )
         return tuple(
             Share(worker, clock, factor) for ((worker, clock, _), _), factor in zip(entries, factors, strict=True)
         )
+
+    def _steps(self, entry: Entry) -> int:
+        """Return the number of mini-batches whose gradients a pushed gradient sums."""
+        return self.protocol.local_steps(entry[0].clock)
 
     def _is_complete(self) -> bool:
         """Return whether the next update has its gradients, or no worker is left that could push one for it."""
@@ -342,7 +347,8 @@ class Coordinator:
         """Count an update and return the number of the epoch that it completes, or None."""
         version = self.version + 1
         entries = self.ledger.close()
-        boundary = self.budget.use(len(entries), sum(measured.examples for _, measured in entries))
+        steps = sum(map(self._steps, entries))
+        boundary = self.budget.use(steps, sum(measured.examples for _, measured in entries))
         # The last update of a run may have room for fewer gradients.
         self._next_update_size = self.budget.next_update_size(self.size)
         for entry in entries:
@@ -351,7 +357,7 @@ class Coordinator:
             if entry[1].seen:
                 self.passes.use(entry[0].worker, entry[1].seen)
             member = self.members[entry[0].worker]
-            member.unapplied -= 1
+            member.unapplied -= self._steps(entry)
             self._note_through(member)
         if boundary is not None:
             self.epoch_means = self.epoch_sums.end()
@@ -384,7 +390,7 @@ class Coordinator:
 
     def _done_with(self, member: Member) -> None:
         """Count a worker's gradient as used or refused, and queue the worker for its next step."""
-        self.membership.tick(member)
+        self.membership.tick(member, self.protocol.local_steps(member.clock))
         self.protocol.pushed(member.index, self.view)
         self._note_through(member)
         self._await_turn(member)

@@ -26,11 +26,11 @@ class Member:
 
     Attributes:
         index: number of the worker.
-        clock: number of its gradients that were used or refused.
+        clock: number of its steps whose gradients were used or refused.
         phase: see WorkerPhase.
         session: number of its session, which grows with every join of the worker.
         pulled: version of the parameters that it computes with.
-        unapplied: its gradients in the sum of the next update.
+        unapplied: its steps whose gradients are in the sum of the next update.
         held_by: servers that hold its join request or gradient.
         measured: measurements of its gradient.
         ticket: grows with every change of phase, which makes older entries of queues void.
@@ -87,9 +87,9 @@ class Membership:
         self.waiting_for_version += waits - member.waits_for_version
         member.waits_for_version = waits
 
-    def tick(self, member: Member) -> None:
-        """Count a gradient of a worker that was used or refused."""
-        member.clock += 1
+    def tick(self, member: Member, steps: int) -> None:
+        """Count the steps of a worker whose gradient was used or refused."""
+        member.clock += steps
         self.clocks.put(member.index, member.clock)
 
     def hear(self, worker: int, now: float) -> None:

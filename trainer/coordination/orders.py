@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,6 +48,27 @@ class StepMeasurements(NamedTuple):
     read_s: float = 0.0
     seen: RowSums | None = None
     row_losses: RowLosses | None = None
+
+
+def join_measurements(reports: Sequence[StepMeasurements]) -> StepMeasurements:
+    """Return the measurements of a worker's consecutive steps in one report, with the mean of their times.
+
+    reports: at least one."""
+    if len(reports) == 1:
+        return reports[0]
+    examples = sum(report.examples for report in reports)
+    row_sums = [report.seen for report in reports if report.seen]
+    row_losses = [report.row_losses for report in reports if report.row_losses]
+    return StepMeasurements(
+        examples,
+        # Without examples, all of these losses are 0.
+        sum(report.loss * report.examples for report in reports) / max(1, examples),
+        sum(report.correct for report in reports),
+        sum(report.seconds for report in reports) / len(reports),
+        sum(report.read_s for report in reports) / len(reports),
+        reduce(RowSums.followed_by, row_sums) if row_sums else None,
+        RowLosses(*map(np.concatenate, zip(*row_losses, strict=True))) if row_losses else None,
+    )
 
 
 class Round(NamedTuple):

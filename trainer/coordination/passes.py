@@ -32,6 +32,13 @@ class RowSums(NamedTuple):
         # If no pass ends in this mini-batch itself, all of its rows come after the skipped ends.
         return RowSums(self.fingerprint, self.begun if self.passes else self.fingerprint, self.passes + passes)
 
+    def followed_by(self, later: RowSums) -> RowSums:
+        """Return the sums of this mini-batch and of the worker's next one together."""
+        fingerprint = (self.fingerprint + later.fingerprint) % WORD
+        if later.passes or not self.passes:
+            return RowSums(fingerprint, later.begun, self.passes + later.passes)
+        return RowSums(fingerprint, (self.begun + later.fingerprint) % WORD, self.passes)
+
 
 class Whole(NamedTuple):
     """Passes ``first`` to ``last``, counted from 1, that all workers have ended, and the fingerprint of their rows."""

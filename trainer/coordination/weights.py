@@ -30,8 +30,13 @@ class Weights:
         self.usual = None if self._counts else usual
         self.holds = self._counts and protocol.in_worker_order
 
-    def factors(self, staleness: Sequence[int], examples: Sequence[int]) -> list[float]:
-        """Return the factor of each gradient. staleness, examples: one entry per gradient, in the same order."""
+    def factors(self, staleness: Sequence[int], examples: Sequence[float]) -> list[float]:
+        """Return the factor of each gradient, in the same order.
+
+        Args:
+            staleness: updates since the parameters of each gradient.
+            examples: of each gradient, per mini-batch if it is the sum of several.
+        """
         factors = [self.protocol.weight(value, self.num_workers) for value in staleness]
         if self.usual is not None:
             return [factor * (count / self.usual) for factor, count in zip(factors, examples, strict=True)]
@@ -40,7 +45,7 @@ class Weights:
         mean = _mean(examples) if self.holds else 1.0
         return [factor * (count / mean) for factor, count in zip(factors, examples, strict=True)]
 
-    def correction(self, examples: Sequence[int]) -> float:
+    def correction(self, examples: Sequence[float]) -> float:
         """Return the factor of the whole sum of an update. examples: one entry per gradient in it.
 
         It is 1 unless gradients are weighed by examples and were summed before the mean number of examples was
@@ -48,5 +53,5 @@ class Weights:
         return 1.0 / _mean(examples) if self._counts and not self.holds else 1.0
 
 
-def _mean(examples: Sequence[int]) -> float:
+def _mean(examples: Sequence[float]) -> float:
     return max(1, sum(examples)) / max(1, len(examples))

@@ -28,7 +28,7 @@ def nothing_learned(config: Config, loss: float, noise: float, guessing: float) 
 
 def _next_step(config: Config) -> str:
     """Return advice against a run that learns nothing: the likeliest cause that the configuration shows."""
-    own = config.model.learning_rate if config.protocol.synchronous else config.model.stale_learning_rate
+    own = config.default_rate
     if config.learning_rate > own:
         return f"--learning-rate is {config.learning_rate:g}: leave it out, and it is {own:g}"
     if not config.protocol.synchronous and config.optimiser.momentum_rule == "heavy-ball":

@@ -73,17 +73,29 @@ class Protocol(Spec):
         synchronous: whether all gradients of an update were computed with the version that it updates.
         reproducible: whether runs are bit-identical for any order of arrivals and any failures.
         in_worker_order: sum gradients in the order of workers instead of their arrival.
+        has_momentum: whether updates have momentum by default.
     """
 
     synchronous: ClassVar[bool]
     reproducible: ClassVar[bool] = False
     in_worker_order: ClassVar[bool] = False
+    has_momentum: ClassVar[bool] = True
 
     def check(self, num_workers: int) -> None:
         """Raise UsageError if the parameters do not fit the number of workers."""
 
     def update_size(self, num_workers: int) -> int:
         """Return the number of gradients per update. The last updates of a run may have fewer."""
+        return 1
+
+    def local_steps(self, clock: int) -> int:
+        """Return the number of mini-batches, from a worker's step ``clock`` on, whose gradients it sums for its next push.
+
+        Between two of them, it moves its copy of the parameters by the gradient. Only for updates of one push."""
+        return 1
+
+    def most_local_steps(self) -> int:
+        """Return the largest result of ``local_steps``."""
         return 1
 
     def parts_of_a_step(self) -> int:

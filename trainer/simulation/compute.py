@@ -14,7 +14,8 @@ from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.ratios import Ratios
 from trainer.config import RunFacts
 from trainer.context import RunContext
-from trainer.coordination.orders import RowLosses, StepMeasurements
+from trainer.coordination.local_steps import LocalCopy, LocalPlan
+from trainer.coordination.orders import RowLosses, StepMeasurements, join_measurements
 from trainer.coordination.passes import RowSums
 from trainer.data.gossip import GivenExamples, find_rows, rows_of_pool
 from trainer.data.shards import Rows
@@ -72,6 +73,19 @@ class Compute:
     @abstractmethod
     def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
         """Return the gradient of a mini-batch at ``parameters``, which are one array per server."""
+
+    def push(self, worker: int, clock: int, parameters: Sequence[Floats], plan: LocalPlan) -> MiniBatchResult:
+        """Return what a worker pushes next: the sum of the gradients of its mini-batches from a step on."""
+        if len(plan.rates) == 1:
+            return self.step(worker, clock, parameters)
+        copy = LocalCopy(np.concatenate(parameters), self.num_parameters, plan.statistics)
+        reports = []
+        for step, rate in enumerate(plan.rates):
+            result = self.step(worker, clock + step, [copy.values])
+            copy.add(result.vector, rate)
+            reports.append(result.measurements(0.0))
+        joined = join_measurements(reports)
+        return MiniBatchResult(copy.total, joined.examples, joined.loss, joined.correct, joined.seen, joined.row_losses)
 
     def set_threads(self, count: int) -> None:
         """Use ``count`` threads from now on. No-op if threads cannot change the rounding of gradients."""

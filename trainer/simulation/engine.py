@@ -18,6 +18,7 @@ from trainer.coordination.orders import Order, StepMeasurements
 from trainer.data.gossip import GivenExamples
 from trainer.home.folders import Folders
 from trainer.leader.leader import Follower, Leader
+from trainer.rules import local_plan
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import recorded_losses
@@ -238,8 +239,9 @@ class Engine:
         It is computed only now, when its virtual time is over, so that a cancelled step costs nothing."""
         virtual = self.workers[worker]
         turn = virtual.turn
-        result = self.compute.step(worker, turn.clock, virtual.parts)
-        measured = result.measurements(virtual.ends - virtual.step_start)
+        plan = local_plan(self.leader.stage.config, self.facts, turn.clock)
+        result = self.compute.push(worker, turn.clock, virtual.parts, plan)
+        measured = result.measurements((virtual.ends - virtual.step_start) / len(plan.rates))
         message = Push(worker, virtual.session, turn.generation, turn.clock, in_memory=False)
         virtual.attempt += 1
         for server in self.servers:
@@ -342,10 +344,12 @@ class Engine:
         virtual.turn = turn
         virtual.attempt += 1
         virtual.step_start = self.network.reply(self.now) if self.network else self.now
-        virtual.ends = virtual.step_start + self.step_times.seconds(turn.worker, turn.clock)
-        # The step begins with the selection of examples for others, whose message takes as long as others.
-        if gift := self.compute.selection(turn.worker, turn.clock):
-            virtual.offer = virtual.session, gift
+        clocks = range(turn.clock, turn.clock + self.leader.stage.config.protocol.local_steps(turn.clock))
+        virtual.ends = virtual.step_start + sum(self.step_times.seconds(turn.worker, clock) for clock in clocks)
+        # The step begins with the selection of examples for others, whose message takes as long as others. Of several
+        # steps without a push between them, all gradients are computed at the end: so the first one selects for all.
+        if gifts := [gift for clock in clocks if (gift := self.compute.selection(turn.worker, clock))]:
+            virtual.offer = virtual.session, gifts[-1]
             latency_s = self.network.latency_s if self.network else 0.0
             self._schedule(virtual.step_start + latency_s, turn.worker, Kind.OFFER)
         self._schedule(virtual.ends, turn.worker, Kind.FINISH)

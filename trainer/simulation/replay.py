@@ -20,7 +20,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.gossip.rounds import EMPTY, Pool
 from trainer.home.place import Place
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
-from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, worker_rate
+from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, local_plan, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds import GossipEvent, LogEvent, PoolEvent, StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
@@ -304,17 +304,19 @@ def _replay(
             parameters_by_version[version - 1] = part.values.copy()
         vectors = []
         for _, worker, clock, pulled, _ in update:
-            vectors.append(compute.step(worker, clock, [parameters_by_version[pulled]]).vector)
+            plan = local_plan(config, facts, clock)
+            vectors.append(compute.push(worker, clock, [parameters_by_version[pulled]], plan).vector)
             # Free the parameters of a version after their last use.
             uses_left[pulled] -= 1
             if not uses_left[pulled]:
                 del parameters_by_version[pulled]
-        examples = [row[4] for row in update]
+        steps = [config.protocol.local_steps(row[2]) for row in update]
+        examples = [row[4] / count for row, count in zip(update, steps, strict=True)]
         gradients = config.cohorts.present.gradients(accepted, facts.num_workers)
         epoch = gradients / (facts.num_workers * config.steps_per_epoch(facts.rows))
         rate = worker_rate(config, facts, epoch) * weights.correction(examples)
         part.apply(vectors, rate, weights.factors([version - 1 - row[3] for row in update], examples))
-        accepted += len(update)
+        accepted += sum(steps)
         if uses_left[version]:
             parameters_by_version[version] = part.values.copy()
     values: Floats = part.values

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.local_steps import ONE_STEP, LocalCopy, LocalPlan
+from trainer.coordination.orders import StepMeasurements, join_measurements
 from trainer.data.batches import Batches, MiniBatch
 from trainer.watchdog import kick
 from trainer.worker.clients.base import Client, MustRejoin, Turn
@@ -48,6 +50,7 @@ def train(
     worker: int,
     ends_of_passes: Callable[[int, int], int] = lambda first, end: 0,
     gossip: WorkerGossip | None = None,
+    plan: Callable[[int], LocalPlan] = lambda clock: ONE_STEP,
 ) -> None:
     """Compute gradients until the client has no more turns.
 
@@ -59,10 +62,11 @@ def train(
         worker: number of the worker.
         ends_of_passes: see Batches; for mini-batches that the worker has missed (default: none are).
         gossip: exchanges examples with other workers (default: no exchange).
+        plan: plan(clock) are the mini-batches until the next push (default: one).
     """
-    turn = client.join()
-    while turn:
-        kick()
+
+    def compute(turn: Turn) -> tuple[StepMeasurements, bool]:
+        """Compute the gradient of a mini-batch; return the report and whether the step was cancelled."""
         start = time.monotonic()
         if gossip:
             gossip.begin(turn)
@@ -75,12 +79,51 @@ def train(
             rows = rows.with_missed(ends_of_passes(turn.missed_from, turn.clock))
         if outcome and gossip:
             gossip.end(draw, step.outcomes)
-        if outcome:
-            row_losses = draw.row_losses(step.row_outcomes)
-            report = StepMeasurements(len(batch.labels), *outcome, seconds, read_s, rows, row_losses)
-        else:  # cancelled between two micro-batches: no example counts
-            report = StepMeasurements(0, 0.0, 0, seconds, read_s, rows)
-        turn = _next(client, turn, report, is_cancelled=outcome is None)
+        if outcome is None:  # cancelled between two micro-batches: no example counts
+            return StepMeasurements(0, 0.0, 0, seconds, read_s, rows), True
+        row_losses = draw.row_losses(step.row_outcomes)
+        return StepMeasurements(len(batch.labels), *outcome, seconds, read_s, rows, row_losses), False
+
+    turn = client.join()
+    while turn:
+        kick()
+        steps = plan(turn.clock)
+        if len(steps.rates) == 1:
+            report, is_cancelled = compute(turn)
+        else:
+            report = _compute_locally(client, turn, steps, step.flat.num_parameters, compute)
+            is_cancelled = False
+        turn = _next(client, turn, report, is_cancelled=is_cancelled)
+
+
+def _compute_locally(
+    client: Client,
+    turn: Turn,
+    plan: LocalPlan,
+    num_parameters: int,
+    compute: Callable[[Turn], tuple[StepMeasurements, bool]],
+) -> StepMeasurements:
+    """Compute several mini-batches on a copy of the parameters, and leave the sum of their gradients in ``pushed``.
+
+    Args:
+        client: has the vectors.
+        turn: the first mini-batch.
+        plan: all mini-batches.
+        num_parameters: P.
+        compute: computes the gradient of one mini-batch at ``pulled``, whose statistics it may change.
+
+    Returns the measurements of all of them together.
+    """
+    copy = LocalCopy(client.pulled, num_parameters, plan.statistics)
+    reports = []
+    for number, rate in enumerate(plan.rates):
+        client.pulled[:] = copy.values
+        # A pool of examples comes with a push, and is used from the first step after it on.
+        present = replace(turn, clock=turn.clock + number, pool=None, missed_from=None) if number else turn
+        reports.append(compute(present)[0])
+        copy.add(client.pushed, rate)
+    client.pushed[:] = copy.total
+    return join_measurements(reports)
 
 
 def _next(client: Client, turn: Turn, report: StepMeasurements, *, is_cancelled: bool) -> Turn | None:

@@ -23,6 +23,7 @@ from trainer.data.shards import Rows, Shards, load_worker, open_pinned
 from trainer.home.folders import Folders
 from trainer.models.build import NetworkAndTask
 from trainer.models.devices import pick_device
+from trainer.rules import local_plan
 from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import recorded_losses
 from trainer.transport.sockets import Secret
@@ -30,7 +31,7 @@ from trainer.worker.clients.base import Client, StageSwitch
 from trainer.worker.clients.servers import ServerClient
 from trainer.worker.follow import follow
 from trainer.worker.gossip import WorkerGossip
-from trainer.worker.loop import MiniBatchSource, TableBatches, train
+from trainer.worker.loop import TableBatches, train
 from trainer.worker.step import Step
 
 
@@ -83,23 +84,18 @@ def main(
                 keeps_losses = config.reads_losses and config.run.example_ledger
                 losses = partial(recorded_losses, folders.home) if keeps_losses else None
                 gossip = WorkerGossip(batches.gossip, client, mini_batches.drop_ahead, read, losses)
-            number = _train_stage(client, source, step, config.run.seed, worker, batches.ends_of_passes, gossip)
+            plan = partial(local_plan, stage, facts)
+            seed = config.run.seed
+            loop = partial(train, client, source, step, seed, worker, batches.ends_of_passes, gossip, plan)
+            number = _train_stage(client, loop)
 
 
-def _train_stage(
-    client: Client,
-    mini_batches: MiniBatchSource,
-    step: Step,
-    seed: int,
-    worker: int,
-    ends_of_passes: Callable[[int, int], int],
-    gossip: WorkerGossip | None,
-) -> int | None:
+def _train_stage(client: Client, loop: Callable[[], None]) -> int | None:
     """Train until the client has no more turns, and close it. Returns the number of the next stage, None at the end.
 
-    See ``train`` for the arguments."""
+    loop: trains."""
     try:
-        train(client, mini_batches, step, seed, worker, ends_of_passes, gossip)
+        loop()
     except StageSwitch as change:
         return change.stage
     finally:
