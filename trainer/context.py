@@ -12,7 +12,7 @@ from trainer.checkpoints.read import newest, read_state
 from trainer.config import Config
 from trainer.home.place import Place, place_of
 from trainer.run_files import CHECKPOINTS
-from trainer.runlog.run_folder import saved_generation, saved_mix
+from trainer.runlog.run_folder import SavedRun
 from trainer.sampling.mixture import changed_mix
 
 if TYPE_CHECKING:
@@ -29,12 +29,13 @@ class RunContext:
     Attributes:
         config: the configuration.
         home: the run's folder.
-        newest: returns the shard set with all its generations. The first call opens and checks it; later ones do not.
+        opened: returns the shard set, at the generation to which the run is pinned, if any. The first call opens and
+            checks it; later ones do not.
     """
 
     config: Config
     home: Place
-    newest: Callable[[], Shards]
+    opened: Callable[[], Shards]
 
     @classmethod
     def from_config(cls, config: Config, home: Place | None = None) -> RunContext:
@@ -43,48 +44,62 @@ class RunContext:
         home: the run's folder (default: --output)."""
 
         @cache
-        def newest() -> Shards:
+        def opened() -> Shards:
             from trainer.data.shards import open_pinned
 
-            return open_pinned(replace(config.data, generation=None))
+            return open_pinned(config.data)
 
-        return cls(config, home or place_of(config.run.output), newest)
+        return cls(config, home or place_of(config.run.output), opened)
+
+    @classmethod
+    def open(cls, config: Config, home: Place) -> RunContext:
+        """Open the shard set of a run with this folder now. Raises UsageError and DataError."""
+        context = cls.from_config(config, home)
+        context.opened()
+        return context
 
     @property
     def shards(self) -> Shards:
-        """The shard set at the generation to which the run is pinned, if any. Raises UsageError and DataError."""
-        from trainer.data.shards import pin_generation
+        """The shard set. Raises UsageError and DataError."""
+        return self.opened()
 
-        return pin_generation(self.newest(), self.config.data.generation)
+    @property
+    def num_workers(self) -> int:
+        """The number of workers: one per shard, unless a resume has changed it."""
+        return self.config.num_workers(self.shards.num_workers)
 
-    def pinned(self, *, overwrite: bool = False) -> RunContext:
+    def pinned(self, saved: SavedRun) -> RunContext:
         """Return the context of a run on a growing set, pinned to the generation at which it begins.
 
         That is the newest one, or for a resumed run the one at which it began. A context that is pinned, or whose set
-        does not grow, is returned unchanged. overwrite: begin anew, whatever an existing run was pinned to. Raises
-        UsageError and DataError."""
+        does not grow, is returned unchanged. saved: the run in the folder. Raises UsageError and DataError."""
         from pipeline.core.shardset.generations import generations
+        from trainer.data.shards import pin_generation
 
         data = self.config.data
-        stream_generations = generations(self.newest()) if data.generation is None else []
+        stream_generations = generations(self.shards) if data.generation is None else []
         if data.follow and data.generation is None and not stream_generations:
-            raise UsageError(f"--follow: {self.newest().uri} was made at once, by no stream; leave it out")
+            raise UsageError(f"--follow: {self.shards.uri} was made at once, by no stream; leave it out")
         if not stream_generations:
             return self
         # A resumed run keeps its first generation: the rows appended since then would change its passes.
-        saved_number = None if overwrite else saved_generation(self.home)
-        begins = len(stream_generations) - 1 if saved_number is None else saved_number
-        return replace(self, config=replace(self.config, data=replace(data, generation=begins)))
+        record = saved.intact()
+        number = None if record is None else record.config.data.generation
+        begins = len(stream_generations) - 1 if number is None else number
+        shards = pin_generation(self.shards, begins)
+        pinned_config = replace(self.config, data=replace(data, generation=begins))
+        return replace(self, config=pinned_config, opened=lambda: shards)
 
-    def mixed(self, *, overwrite: bool = False) -> RunContext:
+    def mixed(self, saved: SavedRun) -> RunContext:
         """Return the context of a run that mixes sets, with the history of its shares.
 
         If a start asks for other shares than the run had, these count from the first clock that no worker has reached, so
         that the mini-batches before it stay the same. Other contexts are returned unchanged.
 
-        overwrite: begin anew, whatever an existing run had. Raises UsageError and DataError."""
+        saved: the run in the folder. Raises UsageError and DataError."""
         data = self.config.data
-        history = saved_mix(self.home) if data.mix and not overwrite else ""
+        record = saved.intact() if data.mix else None
+        history = record.config.data.mix if record else ""
         if not history:
             return self
         version = newest(self.home / CHECKPOINTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NoReturn
 
@@ -17,11 +16,13 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
 from trainer.options import Options
 from trainer.run_files import CHECKPOINTS
-from trainer.runlog.run_folder import RunRecord, digest, saved_run
+from trainer.runlog.run_folder import RunRecord, SavedRun, digest
 from trainer.sampling.shuffle import ShuffleSampler
 
 
-def regrouped(context: RunContext, workers: int | None, options: Options, *, compute: str | None = None) -> RunContext:
+def regrouped(
+    context: RunContext, saved: SavedRun, workers: int | None, options: Options, *, compute: str | None = None
+) -> RunContext:
     """Return the context of a start in the folder of a run, with the cohorts of the run's workers.
 
     If a resume asks for another number of workers or another mini-batch than the run has, these count from its newest
@@ -29,8 +30,9 @@ def regrouped(context: RunContext, workers: int | None, options: Options, *, com
 
     Args:
         context: the run that the start asks for.
-        workers: the number of workers that it asks for; None for the number that the run has.
-        options: resume, overwrite and batch_size_given apply.
+        saved: the run in the folder.
+        workers: the number of workers that the start asks for; None for the number that the run has.
+        options: resume and batch_size_given apply.
         compute: the kind of gradients of a run in virtual time, as in SimulationSettings; None on real processes.
     Raises:
         UsageError: the run cannot be resumed with other workers.
@@ -38,22 +40,22 @@ def regrouped(context: RunContext, workers: int | None, options: Options, *, com
     """
     changes = options.resume and workers is not None
     # A damaged record is refused here if it says how many workers the run has, otherwise later.
-    saved = None if options.overwrite else saved_run(context.home, strict=changes)
-    if saved is None:
+    record = saved.intact() if changes else saved.record
+    if record is None:
         return context
-    if _compute_of(saved) != compute:
+    if _compute_of(record) != compute:
         if changes:
-            _refuse_kind(context, saved)
+            _refuse_kind(context, record)
         return context  # refused later
-    entries = saved.config.cohorts.entries
-    present = entries[-1] if entries else Cohort(saved.num_workers, saved.config.data.batch_size)
+    entries = record.config.cohorts.entries
+    present = entries[-1] if entries else Cohort(record.num_workers, record.config.data.batch_size)
     if not (entries or options.resume):
         return context
     request = _request(context, workers, present, options)
     # A run that has never changed its workers costs no look at its checkpoints.
     if not entries and request == _size(present):
         return _with_batch(context, request[1])
-    if not _has_rows_of(context, saved, compute):
+    if not _has_rows_of(context, record, compute):
         if changes and context.config.data.shards:
             raise UsageError(
                 f"{context.home} holds a run with another shard set, whose workers do not change: give its --shards, choose"
@@ -67,18 +69,18 @@ def regrouped(context: RunContext, workers: int | None, options: Options, *, com
     context = _with_batch(context, request[1])
     if not options.resume:
         return _as_it_is(context, entries, request)
-    return _resumed(context, saved, present, request, has_rows=compute in (None, "real"))
+    return _resumed(context, record, present, request, has_rows=compute in (None, "real"))
 
 
-def confirm(context: RunContext, look: Callable[[], RunContext]) -> None:
-    """Raise UsageError if the run has changed since a start has looked at it. Called with the folder locked.
+def confirm(context: RunContext, locked: RunContext) -> None:
+    """Raise UsageError if the run has changed since a start has looked at it.
 
     Args:
         context: the context that ``regrouped`` has returned, before the folder was locked.
-        look: calls ``regrouped`` again, with the same arguments.
+        locked: the one that it returns with the folder locked.
     """
     # Another start may have written a later checkpoint, and its rows are not among those that the cohorts say are drawn.
-    if look().config != context.config:
+    if locked.config != context.config:
         raise UsageError(f"{context.home} was written by another start just now: give the same command again")
 
 

@@ -148,7 +148,7 @@ def _check(home: Place, record: RunRecord, workers: int) -> None:
 
 
 def _record(home: Place) -> RunRecord:
-    record = saved_run(home)
+    record = saved_run(home).record
     if record is None:
         raise DataError(f"{home} holds no training run, or a damaged config.json")
     return record

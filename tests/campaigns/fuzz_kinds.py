@@ -81,7 +81,7 @@ from trainer.run_files import CONFIG, METRICS, PUSHES, RESULT
 from trainer.runlog.kinds import StartEvent, TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving_events
 from trainer.runlog.result import read_result, summarise
-from trainer.runlog.run_folder import RunRecord, saved_generation
+from trainer.runlog.run_folder import RunRecord, saved_run
 from trainer.simulation.replay import _read_run as read_replayed
 from trainer.study.plan.cases import essentials, strategy_of
 from trainer.study.plan.study_plan import read_plan
@@ -542,7 +542,7 @@ def read_log(folder: Path) -> None:
 
 
 def read_run(folder: Path) -> None:
-    saved_generation(folder)
+    saved_run(folder).intact()
     result = read_result(folder)
     assert isinstance(result.num_workers, int)
     read_replayed(folder)

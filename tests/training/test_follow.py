@@ -31,7 +31,7 @@ from trainer.data.sampling import FollowSampler, RowSampler
 from trainer.data.shards import Rows, Shards, load_worker, open_pinned, open_shards
 from trainer.home.place import StorePlace, listing
 from trainer.run_files import CHECKPOINTS, CONFIG
-from trainer.runlog.run_folder import RunRecord
+from trainer.runlog.run_folder import RunRecord, SavedRun, saved_run
 from trainer.sampling.orders import permutation
 from trainer.worker.follow import GrowingRows, record, recorded
 
@@ -111,13 +111,14 @@ def test_a_run_sees_the_set_as_of_its_generation(growing: Path) -> None:
 
 def test_a_run_is_pinned_to_its_own_or_the_newest_generation(growing: Path, tmp_path: Path) -> None:
     config = make_config(growing, tmp_path)
-    context = RunContext.from_config(config).pinned()
+    context = RunContext.from_config(config).pinned(SavedRun())
     assert (context.config.data.generation, context.shards.rows) == (3, 900)
     earlier = RunContext.from_config(change(config, generation=1))
     (tmp_path / CONFIG).write_text(json.dumps(RunRecord.from_config(earlier.config, earlier.shards).to_json()))
-    resumed = RunContext.from_config(config).pinned()
+    resumed = RunContext.from_config(config).pinned(saved_run(tmp_path))
     assert (resumed.config.data.generation, resumed.shards.rows) == (1, 300)
-    assert RunContext.from_config(config).pinned(overwrite=True).config == context.config
+    anew = RunContext.from_config(config).pinned(saved_run(tmp_path, overwrite=True))
+    assert anew.config == context.config
 
 
 def labels_of(sampler: RowSampler, clocks: int) -> np.ndarray:

@@ -244,7 +244,7 @@ def test_a_start_that_is_refused_leaves_no_trace(shards: Path, tmp_path: Path) -
         "from trainer.home.place import StorePlace; from pipeline.core.storage.store import Store\n"
         "from pipeline.core.errors import UsageError\n"
         "home, record = StorePlace(sys.argv[1], Store()), RunRecord(make_config(), 2, 80, 'digest')\n"
-        "def refuse(record): raise UsageError('no GPU')\n"
+        "def refuse(record, saved): raise UsageError('no GPU')\n"
         "try:\n"
         "    with settled(home, record, resume=False, overwrite=False, check=refuse): pass\n"
         "except UsageError as error: print(error)\n"

@@ -29,8 +29,8 @@ TRAINER = (
     "watchdog", "data",
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker",
     "evaluation", "options", "regroup", "launch",
-    "cluster", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "export", "api", "simulate",
-    "spark_job", "report_command", "workers_command", "benchmark", "study",
+    "cluster", "start", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "export", "api",
+    "simulate", "spark_job", "report_command", "workers_command", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")
 # Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.
@@ -172,10 +172,10 @@ FILES_PRINT = {
     "pipeline/spark": {"package.py", "progress.py"},
     "pipeline/stream": {"query.py"},
     "pipeline/upkeep": {"clean.py", "contents.py", "verify.py"},
-    "trainer": {"api.py"},
     "trainer/cluster": {"run.py"},
     "trainer/launch": {"ends.py", "processes.py", "run.py"},
     "trainer/report": {"progress.py"},
+    "trainer/start": {"changes.py", "decide.py", "folder.py"},
     "trainer/simulation": {"replay.py", "run.py"},
     "trainer/simulation/comparison": {"compare.py"},
     "trainer/tables": {"progress.py"},

@@ -40,7 +40,7 @@ from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
-from trainer.runlog.run_folder import RunRecord, read_record, settled
+from trainer.runlog.run_folder import RunRecord, SavedRun, read_record, saved_run, settled
 from trainer.sampling.remainder import MOST_OPEN, WorkerPasses, first_passes, later_passes, open_passes
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
@@ -365,12 +365,12 @@ def test_a_checkpoint_that_another_start_writes_meanwhile(shards: str, tmp_path:
     values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "example_ledger": True}
     run(shards, output, steps=7)
     context = RunContext.from_config(make_config(shards, output, steps=30, **values))
-    look = partial(regrouped, context, 5, RESUME, compute="real")
-    seen = look()
-    confirm(seen, look)
+    look = partial(regrouped, context, workers=5, options=RESUME, compute="real")
+    seen = look(saved_run(output))
+    confirm(seen, look(saved_run(output)))
     run(shards, output, RESUME, steps=9)
     with pytest.raises(UsageError, match="was written by another start just now"):
-        confirm(seen, look)
+        confirm(seen, look(saved_run(output)))
 
 
 def test_clocks_of_other_workers_are_broken_data(shards: str, tmp_path: Path) -> None:
@@ -539,7 +539,7 @@ def test_other_workers_have_other_threads(tmp_path: Path) -> None:
     record = RunRecord(config, 3, 100, "set", threads=4)
     threads = []
 
-    def check(asked: RunRecord) -> RunRecord:
+    def check(asked: RunRecord, saved: SavedRun) -> RunRecord:
         threads.append(asked.threads)
         return replace(asked, threads=asked.threads or 4)
 

@@ -11,6 +11,7 @@ from tests.support.configs import make_config
 from tests.support.trainer_sets import rows_of, write_shards
 from trainer.context import RunContext
 from trainer.data import shards as reading
+from trainer.runlog.run_folder import SavedRun
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_a_context_opens_its_shards_once(tmp_path: Path, opened: list[str]) -> N
     context = RunContext.from_config(make_config(folder, tmp_path / "run"))
     assert context.home == tmp_path / "run"
     assert opened == []
-    pinned = context.pinned()
+    pinned = context.pinned(SavedRun())
     assert pinned is context
     derived = replace(context, config=make_config(folder, tmp_path / "other"), home=tmp_path / "other")
     assert derived.shards is context.shards

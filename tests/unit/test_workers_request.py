@@ -12,11 +12,12 @@ import pytest
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from tests.support.configs import make_config
-from trainer import api, workers_command
+from trainer import workers_command
 from trainer.launch.supervisor import RunInterruptedError
 from trainer.launch.workers_request import Requests, WorkersRequest, delete_request, read_request, write_request
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, locked, settled
+from trainer.start.changes import next_options
 
 FIVE = WorkersRequest("a", 5)
 STOPPED = RunInterruptedError("interrupted", changes=True)
@@ -53,7 +54,7 @@ def test_a_stop_for_a_withdrawn_request_keeps_the_workers(home: Path) -> None:
     assert requests.is_waiting()
     delete_request(home, FIVE)
     options = Options(overwrite=True, batch_size_given=True)
-    continued = api._continued(STOPPED, options, requests)
+    continued = next_options(STOPPED, options, requests)
     assert continued == Options(resume=True, workers=3)
     assert continued is not None
     assert continued.batch_size_given is False
@@ -65,12 +66,12 @@ def test_a_refused_start_falls_back_to_the_workers_of_the_run(home: Path, withdr
     requests = requests_of(home)
     write_request(home, FIVE)
     assert requests.is_waiting()
-    tried = api._continued(STOPPED, Options(silent=True), requests)
+    tried = next_options(STOPPED, Options(silent=True), requests)
     assert tried is not None
     assert (tried.workers, tried.resume, tried.batch_size_given) == (5, True, False)
     if withdrawn:
         delete_request(home, FIVE)
-    fallback = api._continued(UsageError("too few examples"), tried, requests)
+    fallback = next_options(UsageError("too few examples"), tried, requests)
     assert fallback is not None
     assert (fallback.workers, fallback.resume, fallback.batch_size_given) == (3, True, False)
     assert read_request(home) == replace(FIVE, refusal="too few examples")
@@ -78,7 +79,7 @@ def test_a_refused_start_falls_back_to_the_workers_of_the_run(home: Path, withdr
     requests.meet()
     assert read_request(home) == replace(FIVE, refusal="too few examples")
     assert not requests.is_waiting()
-    assert api._continued(UsageError("another"), fallback, requests) is None
+    assert next_options(UsageError("another"), fallback, requests) is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_refused_start_falls_back_to_the_workers_of_the_run(home: Path, withdr
 def test_other_ends_are_ends(home: Path, error: JobError) -> None:
     """Also for a start that was asked for as many workers as a request that it has not taken."""
     write_request(home, FIVE)
-    assert api._continued(error, Options(resume=True, workers=5), requests_of(home)) is None
+    assert next_options(error, Options(resume=True, workers=5), requests_of(home)) is None
     assert read_request(home) == FIVE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,6 @@ from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
 from trainer.launch.ends import conclude, interruptible, log_end, log_start
-from trainer.launch.open_files import check_limit
 from trainer.launch.overseer import Terminal
 from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, ProcessKilledError
 from trainer.launch.processes import context as start_method
@@ -25,7 +25,7 @@ from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.row_storage import host_reads, row_storage
 from trainer.launch.supervisor import LEADER, POLL_S, RunInterruptedError, Supervisor
 from trainer.launch.workers_request import Requests
-from trainer.options import Options
+from trainer.options import Options, Role
 from trainer.plan import describe
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
@@ -34,7 +34,9 @@ from trainer.transport.messages import unpack_json
 from trainer.transport.sockets import IN_CLEAR, Secret
 
 
-def run(context: RunContext, options: Options, work: WorkFolder, requests: Requests) -> Result | None:
+def run(
+    context: RunContext, roles: Sequence[Role], options: Options, work: WorkFolder, requests: Requests
+) -> Result | None:
     """Train on this host until the run is over, and return the result on server 0's host, else None.
 
     On server 0's host the caller has prepared the home and holds its lock.
@@ -42,18 +44,15 @@ def run(context: RunContext, options: Options, work: WorkFolder, requests: Reque
 
     Args:
         context: the run.
+        roles: roles of this host.
         options: how this host takes part.
         work: this host's work folder.
         requests: may stop the run, which continues with other workers then.
     """
     config = context.config
-    leads = options.has(LEADER)
+    leads = LEADER in roles
     facts = prepare(config, work.folders, computes=options.computes, write=leads)
     servers = config.processes.servers
-    roles = options.roles_of(servers, facts.num_workers)
-    # Before any process of a role starts: the number of connections grows with the workers, and without descriptors a
-    # server would fail in the middle of the run.
-    check_limit(roles, servers, facts.num_workers)
     if options.addresses:
         check_addresses(options.addresses, servers)
     # The random name keeps the addresses of several runs on this host apart.

@@ -146,6 +146,25 @@ class RunRecord:
         )
 
 
+@dataclass(frozen=True)
+class SavedRun:
+    """The run in a folder, as its config.json describes it.
+
+    Attributes:
+        record: the content of config.json; None if there is none, or it is damaged.
+        error: the error about a damaged config.json; None if it is whole or missing.
+    """
+
+    record: RunRecord | None = None
+    error: DataError | None = None
+
+    def intact(self) -> RunRecord | None:
+        """Return the record; None if there is none. Raises DataError if it is damaged."""
+        if self.error:
+            raise self.error
+        return self.record
+
+
 def digest(shards: Shards) -> str:
     """Return a digest of all training and evaluation rows and their assignment to workers.
 
@@ -199,7 +218,7 @@ def _lock_exclusively(file: IO[str]) -> bool:
     return False
 
 
-def unchecked(record: RunRecord) -> RunRecord:
+def unchecked(record: RunRecord, saved: SavedRun) -> RunRecord:
     return record
 
 
@@ -210,7 +229,7 @@ def settled(
     *,
     resume: bool,
     overwrite: bool,
-    check: Callable[[RunRecord], RunRecord] = unchecked,
+    check: Callable[[RunRecord, SavedRun], RunRecord] = unchecked,
     on_lost: Callable[[], object] = lambda: None,
 ) -> Iterator[Start]:
     """Decide the kind of a start in a folder, prepare the folder for it, and lock it meanwhile. Yields the kind.
@@ -222,8 +241,9 @@ def settled(
         requested: the run that the caller wants.
         resume, overwrite: the options of that name.
         check: called before anything in the folder is changed, unless the run is already finished. Gets the requested
-            record, in a resume by as many workers with the threads of the recorded one, and returns the record to
-            write. Raises UsageError or DataError if the run cannot start; the folder is then left as it was.
+            record, in a resume by as many workers with the threads of the recorded one, and the run in the folder;
+            returns the record to write. Raises UsageError or DataError if the run cannot start; the folder is then left
+            as it was.
         on_lost: see ``locked``.
     Raises:
         UsageError: the start would mix runs or lose results.
@@ -237,16 +257,17 @@ def settled(
         _refuse_foreign(output, listing(output))
     with _undo_refused_start(output), locked(output, on_lost):
         names = listing(output)
+        saved = saved_run(output, overwrite=overwrite)
         is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
         start = Start.NEW
-        saved_record = None if is_new else _saved(output)
+        saved_record = None if is_new else saved.intact()
         if not is_new:
             start = decide(output, saved_record, requested, is_finished=is_finished(output), resume=resume)
         if start is not Start.FINISHED:
             # Other workers have another number of threads on the same cores.
             if saved_record and saved_record.num_workers == requested.num_workers:
                 requested = replace(requested, threads=saved_record.threads)
-            record = check(requested)
+            record = check(requested, saved)
             if is_new:
                 others = () if overwrite else (f"{LOGS}/", f"{ROWS}/")  # of hosts that began earlier
                 _delete(output, [name for name in names if not name.startswith(others)])
@@ -351,44 +372,20 @@ def read_record(output: Place) -> RunRecord:
     return RunRecord.from_json(parse_object((output / CONFIG).read_bytes()))
 
 
-def _saved(output: Place) -> RunRecord | None:
-    """Return the record of the run in a folder; None without config.json. Raises DataError if it is damaged."""
+def saved_run(output: Place, *, overwrite: bool = False) -> SavedRun:
+    """Read the record of the run in a folder, if there is one. Raises OSError.
+
+    overwrite: a run in the folder does not count, because it will be deleted."""
+    # Without a folder a start is refused later.
+    if overwrite or is_file(output):
+        return SavedRun()
     try:
-        return read_record(output)
-    except FileNotFoundError:
-        return None
+        return SavedRun(read_record(output))
+    except (FileNotFoundError, NotADirectoryError):
+        return SavedRun()
     except (ValueError, KeyError, TypeError, UsageError):
-        raise DataError(
-            f"{output / CONFIG} is damaged, or of another version; choose another --output, or --overwrite"
-        ) from None
-
-
-def saved_generation(output: Place) -> int | None:
-    """Return the generation of the growing set with which the run in a folder began; None if there is no such run.
-
-    Raises DataError if its configuration is damaged."""
-    saved_record = _saved(output)
-    return saved_record.config.data.generation if saved_record else None
-
-
-def saved_run(output: Place, *, strict: bool = False) -> RunRecord | None:
-    """Return the record of the run in a folder; None if there is no such run, or its record is damaged.
-
-    strict: raise DataError for a damaged record instead."""
-    try:
-        return None if is_file(output) else _saved(output)
-    except (DataError, NotADirectoryError) as error:
-        if strict and isinstance(error, DataError):
-            raise
-        return None  # a start that needs the record, or the folder, is refused later
-
-
-def saved_mix(output: Place) -> str:
-    """Return the history of shares of the run in a folder; "" if there is no such run, or it mixes no sets.
-
-    Raises DataError if its configuration is damaged."""
-    saved_record = _saved(output)
-    return saved_record.config.data.mix if saved_record else ""
+        problem = f"{output / CONFIG} is damaged, or of another version; choose another --output, or --overwrite"
+        return SavedRun(error=DataError(problem))
 
 
 def is_finished(output: Place) -> bool:

@@ -36,7 +36,7 @@ from trainer.runlog.events import CLOCK
 from trainer.runlog.kinds import WarningEvent
 from trainer.runlog.read import iter_events
 from trainer.runlog.result import Result, read_result
-from trainer.runlog.run_folder import RunRecord, Start, digest, resolve_output, saved_run, settled
+from trainer.runlog.run_folder import RunRecord, SavedRun, Start, digest, resolve_output, saved_run, settled
 from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
@@ -61,10 +61,12 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     """Simulate a run whose home is a local folder, to its end, and return its result.
 
     A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
-    context = context.mixed(overwrite=options.overwrite)
-    look = partial(regrouped, context, simulated.workers, options, compute=simulated.compute)
-    context = look()
-    simulated = _with_saved_workers(simulated, context, options)
+    saved = saved_run(context.home, overwrite=options.overwrite)
+    context = context.mixed(saved)
+    look = partial(regrouped, context, workers=simulated.workers, options=options, compute=simulated.compute)
+    context = look(saved)
+    if options.resume and simulated.workers is None:
+        simulated = _with_saved_workers(simulated, context, saved)
     if context.config.cohorts.entries and not (options.quiet or options.silent):
         print(describe_cohorts(context), flush=True)
     config = context.config
@@ -93,8 +95,8 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
         )
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
 
-    def check(record: RunRecord) -> RunRecord:
-        confirm(context, look)
+    def check(record: RunRecord, saved: SavedRun) -> RunRecord:
+        confirm(context, look(saved))
         # Toy computations have no model to check.
         return _check(context, num_workers, record) if simulated.compute == "real" else record
 
@@ -123,16 +125,14 @@ def _stored(context: RunContext, simulated: SimulationSettings, output: Path) ->
     targets = build_network(context.config, shards).targets
     reads = RowReads([shards.files()], shards.eval_files(), targets, in_virtual_time=True)
     with row_storage(context.config, shards, reads, work, leads=True) as storage:
-        newest = partial(replace, context.newest(), mapped=work.folders.rows)
-        yield replace(context, newest=newest), storage
+        yield replace(context, opened=partial(replace, shards, mapped=work.folders.rows)), storage
 
 
-def _with_saved_workers(simulated: SimulationSettings, context: RunContext, options: Options) -> SimulationSettings:
-    """Return the settings of a resume, by default with the workers of the run, which need not be one per shard."""
-    saved = saved_run(context.home) if options.resume and simulated.workers is None else None
-    if saved is None or saved.simulated is None:
+def _with_saved_workers(simulated: SimulationSettings, context: RunContext, saved: SavedRun) -> SimulationSettings:
+    """Return the settings of a resume with the workers of the run, which need not be one per shard."""
+    if saved.record is None or saved.record.simulated is None:
         return simulated
-    return replace(simulated, workers=context.config.cohorts.present.workers or saved.simulated.get("workers"))
+    return replace(simulated, workers=context.config.cohorts.present.workers or saved.record.simulated.get("workers"))
 
 
 def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecord:

@@ -20,7 +20,7 @@ from trainer.context import RunContext
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.regroup import regrouped
-from trainer.runlog.run_folder import read_record, resolve_output
+from trainer.runlog.run_folder import read_record, resolve_output, saved_run
 from trainer.simulation.comparison.contenders import Contender
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.run import check_exchange, drawn_ratios, run_in, workers_rows_digest
@@ -62,9 +62,9 @@ def compare(
         check_exchange(own, num_workers, simulated.compute)
         home = Path(configs[label].run.output)
         # Refuses a change of workers for those that cannot follow it, while none has changed.
-        regrouped(
-            replace(context, config=configs[label], home=home), simulated.workers, options, compute=simulated.compute
-        )
+        own_context = replace(context, config=configs[label], home=home)
+        saved = saved_run(home, overwrite=options.overwrite)
+        regrouped(own_context, saved, simulated.workers, options, compute=simulated.compute)
     quiet = replace(options, silent=True, quiet=True)
     runs = []
     for label, own in configs.items():

@@ -1,0 +1,61 @@
+"""The continuation of a run whose workers are to change: the next start, and its options."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from pipeline.core.errors import JobError, UsageError
+from trainer.launch.supervisor import RunInterruptedError
+from trainer.launch.workers_request import Requests
+from trainer.options import Options
+from trainer.runlog.run_folder import saved_run
+
+T = TypeVar("T")
+
+
+def start_until_end(start: Callable[[Options], T], options: Options, requests: Requests) -> T:
+    """Start a run, and start it again for every change of its workers. Returns the result of the last start.
+
+    Args:
+        start: trains until the end of the run, or until its workers are to change.
+        options: of the first start.
+        requests: the requests of other workers.
+    """
+    while True:
+        try:
+            return start(options)
+        except JobError as error:
+            following = next_options(error, options, requests)
+            if following is None:
+                raise
+            options = following
+
+
+def next_options(error: JobError, options: Options, requests: Requests) -> Options | None:
+    """Return the options with which a run continues whose workers are to change; None if it has ended.
+
+    Args:
+        error: the error with which this start has ended.
+        options: its options.
+        requests: the requests of other workers.
+    """
+    if isinstance(error, RunInterruptedError) and error.changes:
+        request = requests.take()
+        workers = request.workers if request else _present_workers(requests)
+        return replace(options, resume=True, overwrite=False, workers=workers, batch_size_given=False)
+    if not isinstance(error, UsageError) or requests.tried is None:
+        return None
+    # The start that should have these workers has changed nothing.
+    requests.refuse(str(error))
+    if not options.silent:
+        print(f"the workers stay as they are: {error}", file=sys.stderr, flush=True)
+    return replace(options, workers=_present_workers(requests))
+
+
+def _present_workers(requests: Requests) -> int | None:
+    """Return the number of workers of the run in the folder; None if its record cannot be read."""
+    record = saved_run(requests.home).record
+    return record.num_workers if record else None

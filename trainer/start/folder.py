@@ -1,0 +1,65 @@
+"""The folder of a run during a start: checked, prepared and locked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trainer.exchange.neighbours import NeighbourExchange
+from trainer.launch.ends import try_report
+from trainer.leader.peer_members import check_view
+from trainer.plan import check_shares
+from trainer.run_files import REPORT
+from trainer.runlog.run_folder import RunRecord, SavedRun, Start, settled
+from trainer.start.decide import RunStart
+
+
+@contextmanager
+def locked_start(
+    start: RunStart, check: Callable[[RunRecord], RunRecord], on_lost: Callable[[], object] = lambda: None
+) -> Iterator[Start]:
+    """Yield the kind of a start, with the run's folder prepared and locked. Prints why nothing is trained, if so.
+
+    Args:
+        start: the start.
+        check: called before the folder is changed; returns the record of the run, or raises if it cannot be trained.
+        on_lost: called if another start takes the folder, because this one was frozen and considered dead.
+
+    Raises:
+        UsageError, DataError, JobError: as in ``train``.
+    """
+    context = start.context
+    options = start.options
+    config = context.config
+    check_shares(config, context.num_workers, context.shards.ratios_of(context.num_workers))
+    config.exchange.check(context.num_workers, config.run.seed)
+    if isinstance(config.exchange, NeighbourExchange):
+        check_view(config.exchange, context.num_workers, config.run.seed)
+
+    def check_all(record: RunRecord, saved: SavedRun) -> RunRecord:
+        # The decision was made before the folder was locked.
+        start.confirm(saved)
+        return check(record)
+
+    with settled(
+        context.home,
+        RunRecord.from_config(config, context.shards),
+        resume=options.resume,
+        overwrite=options.overwrite,
+        check=check_all,
+        on_lost=on_lost,
+    ) as kind:
+        if kind is Start.FINISHED:
+            _finish(start)
+        if kind is Start.NEW and options.resume and not options.silent:
+            print(f"{context.home} holds no run to resume; a new run starts")
+        yield kind
+
+
+def _finish(start: RunStart) -> None:
+    """Say that a run has finished already, and write its report if that failed before."""
+    home = start.context.home
+    if not start.options.silent:
+        print(f"{home}: finished already, nothing to do; a larger --epochs or --steps with --resume continues")
+    if start.options.report and not (home / REPORT).exists():
+        try_report(home)
