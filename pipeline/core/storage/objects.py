@@ -49,9 +49,11 @@ def is_object(uri: str) -> bool:
     return split_uri(uri)[0] in SCHEMES
 
 
-def object_uri(uri: str) -> str:
-    """Return the canonical form of an object's URI. Raises UsageError if it has no bucket, or contains credentials."""
-    scheme, authority, path = split_uri(uri)
+def object_uri(uri: str, parts: tuple[str, str, str]) -> str:
+    """Return the canonical form of an object's URI. Raises UsageError if it has no bucket, or contains credentials.
+
+    parts: the result of ``split_uri``."""
+    scheme, authority, path = parts
     azure = SCHEMES[scheme].startswith("abfs")
     if not re.fullmatch(r"[\w.-]+@[\w.-]+" if azure else r"[\w.-]+", authority):
         if azure:

@@ -26,7 +26,7 @@ from pipeline.core.storage.local import LocalFiles
 from pipeline.core.storage.objects import SCHEMES, ObjectFiles, object_files, object_uri
 from pipeline.core.storage.retries import is_transient, with_retries
 from pipeline.core.storage.s3a import PREFIX, PROVIDER_PATH, S3A_PROVIDER_PATH, is_s3a_setting
-from pipeline.core.storage.uri import is_hdfs, split_uri
+from pipeline.core.storage.uri import HDFS_SCHEMES, WEB_SCHEMES, split_uri
 from pipeline.core.storage.webhdfs import web_files
 
 ENCRYPTED_SPILL = "spark.io.encryption.enabled"  # temporary files on local disks must not hold data in the clear
@@ -55,7 +55,8 @@ class Store:
         """Return the canonical form of a path: an absolute local path, ``hdfs://authority/path`` or ``s3://bucket/path``.
 
         Raises UsageError for an invalid path."""
-        scheme, authority, path = split_uri(uri)
+        parts = split_uri(uri)
+        scheme, authority, path = parts
         if not uri:
             raise UsageError("an empty path names no file or folder")
         if scheme in ("", "file"):
@@ -64,23 +65,21 @@ class Store:
             # abspath keeps two leading slashes, which would give one folder two names.
             return "/" + os.path.abspath(path).lstrip("/")
         if scheme in SCHEMES:
-            return object_uri(uri)
-        if not is_hdfs(uri):
+            return object_uri(uri, parts)
+        if scheme not in HDFS_SCHEMES:
             raise UsageError(f"{uri}: the scheme {scheme!r} is not supported; use file:, hdfs:// or s3://")
         if scheme == "hdfs":
-            authority = self._name_node(uri)
+            authority = authority or self._default_name_node(uri)
         if not re.fullmatch(r"[^:\s]+(:\d{1,5})?", authority):
             raise UsageError(f"{uri}: {authority!r} is not host:port; write {scheme}://host:port/path")
         return f"{scheme}://{authority}/" + os.path.normpath(path or "/").lstrip("/")
 
-    def _name_node(self, uri: str) -> str:
-        """Return the host or name service of an hdfs:// URI, which fs.defaultFS completes. Raises UsageError."""
-        authority = split_uri(uri)[1]
+    def _default_name_node(self, uri: str) -> str:
+        """Return the host or name service of fs.defaultFS for an hdfs:// URI without one. Raises UsageError."""
+        scheme, authority, _ = split_uri(dict(self.conf).get("fs.defaultFS", ""))
         # The default file system can only complete an address if it is HDFS: a bucket is no NameNode.
-        default = split_uri(dict(self.conf).get("fs.defaultFS", ""))
-        if not authority and default[0] not in ("", "hdfs"):
-            raise UsageError(f"{uri} names no host and fs.defaultFS is {default[0]}:; write hdfs://host:port/path")
-        authority = authority or default[1]
+        if scheme not in ("", "hdfs"):
+            raise UsageError(f"{uri} names no host and fs.defaultFS is {scheme}:; write hdfs://host:port/path")
         if not authority:
             raise UsageError(f"{uri} names no host and no fs.defaultFS is configured; write hdfs://host:port/path")
         return authority
@@ -90,7 +89,7 @@ class Store:
         scheme, authority, _ = split_uri(uri)
         if scheme == "hdfs":
             return _hdfs(authority, self.hdfs_conf, os.getpid())  # a forked task needs a client of its own
-        if is_hdfs(uri):
+        if scheme in WEB_SCHEMES:
             return web_files(f"{scheme}://{authority}", self.hdfs_conf, os.getpid())
         if scheme in SCHEMES:
             return object_files(f"{SCHEMES[scheme]}://{authority}", self.conf, os.getpid())

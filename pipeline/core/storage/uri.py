@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.core.errors import UsageError
 
 WEB_SCHEMES = ("webhdfs", "swebhdfs")  # HDFS by HTTP and by HTTPS
+HDFS_SCHEMES = ("hdfs", *WEB_SCHEMES)
 DATAFRAME = "dataframe:"  # begins the name of a DataFrame, which only a program in Python can pass
 
 
@@ -21,7 +22,7 @@ def local_folder(uri: str, flag: str) -> Path:
 
 def is_hdfs(uri: str) -> bool:
     """True if a URI is on HDFS, by its own protocol or through WebHDFS."""
-    return split_uri(uri)[0] in ("hdfs", *WEB_SCHEMES)
+    return split_uri(uri)[0] in HDFS_SCHEMES
 
 
 def names_dataframe(uri: str) -> bool:
