@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import UsageError
-from trainer.checkpoints.read import newest, read_state
+from trainer.checkpoints.read import newest_state
 from trainer.config import Config
 from trainer.home.place import Place, place_of
 from trainer.run_files import CHECKPOINTS
@@ -102,7 +102,6 @@ class RunContext:
         history = record.config.data.mix if record else ""
         if not history:
             return self
-        version = newest(self.home / CHECKPOINTS)
-        clocks = read_state(self.home / CHECKPOINTS, version).clocks if version is not None else {}
-        mix = changed_mix(history, data.mix, max(clocks.values(), default=0))
+        state = newest_state(self.home / CHECKPOINTS)
+        mix = changed_mix(history, data.mix, max(state.clocks.values(), default=0) if state else 0)
         return replace(self, config=replace(self.config, data=replace(data, mix=mix)))

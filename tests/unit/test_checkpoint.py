@@ -470,7 +470,7 @@ def test_ends_of_epochs_wait_for_the_evaluator_oldest_first(tmp_path: Path) -> N
 def test_a_run_that_goes_on_has_no_final_checkpoint_any_more(tmp_path: Path) -> None:
     write(tmp_path, state_of(1, final=True, epoch_boundary=2))
     mark_evaluated(tmp_path, read_state(tmp_path, 1))
-    reopen(tmp_path, 1)
+    reopen(tmp_path, read_state(tmp_path, 1))
     assert read_state(tmp_path, 1) == state_of(1, final=False, epoch_boundary=2)
     assert unevaluated(tmp_path) == []
 

@@ -507,7 +507,7 @@ def test_a_run_is_over_at_its_evaluated_final_checkpoint(tmp_path: Path, shards:
     write(tmp_path, 20, final=True)
     assert found.catch_up()
     assert found.catch_up()
-    reopen(tmp_path / "checkpoints", 20)
+    reopen(tmp_path / "checkpoints", read_state(tmp_path / "checkpoints", 20))
     assert not found.catch_up()
 
 

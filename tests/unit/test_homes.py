@@ -85,7 +85,7 @@ def test_what_replaces_a_file_is_seen_though_it_was_read_before(home: StorePlace
     assert before.final
     assert evaluation_of(home, before) is None
     mark_evaluated(home, before, 0.5)
-    reopen(home, 1)
+    reopen(home, before)
     after = read_state(home, 1)
     assert not after.final
     assert (is_whole(home, before), is_whole(home, after)) == (False, True)

@@ -6,7 +6,15 @@ import logging
 from collections.abc import Iterable, Iterator
 
 from trainer.checkpoints.generations import read_generations, write_generations
-from trainer.checkpoints.read import evaluation_of, is_sound, listed, newest, read_state, states_and_names, versions
+from trainer.checkpoints.read import (
+    evaluation_of,
+    is_sound,
+    listed,
+    newest_state,
+    read_state,
+    states_and_names,
+    versions,
+)
 from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
 from trainer.checkpoints.switch_file import read_switch
 from trainer.home.place import Place, delete_tree
@@ -56,11 +64,12 @@ def go_back(root: Place, at_least: int, *, by_rule: bool = False) -> tuple[int, 
     Raises:
         OSError: the folder cannot be read, or later checkpoints can be neither deleted nor recorded as void.
     """
-    version = newest(root, verify=True)
-    if version is None:
+    state = newest_state(root, verify=True)
+    if state is None:
         return None
+    version = state.version
     # Training has gone on while the rule decided. What it did after the switch is void.
-    switch = read_switch(root) if by_rule and not read_state(root, version).stage else None
+    switch = read_switch(root) if by_rule and not state.stage else None
     if switch and is_sound(root, read_state(root, switch.version), listed(folder_of(root, switch.version))):
         version = switch.version
     past = read_generations(root)

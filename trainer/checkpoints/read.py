@@ -162,7 +162,13 @@ def states_and_names(root: Place) -> list[tuple[RunState, Listed]]:
 
 
 def newest(root: Place, *, verify: bool = False, warn: Callable[[str], None] | None = None) -> int | None:
-    """Return the newest complete version, or None if there is none.
+    """Return the newest complete version, or None if there is none. See ``newest_state`` for the arguments."""
+    state = newest_state(root, verify=verify, warn=warn)
+    return None if state is None else state.version
+
+
+def newest_state(root: Place, *, verify: bool = False, warn: Callable[[str], None] | None = None) -> RunState | None:
+    """Return the state of the newest complete version, or None if there is none.
 
     verify: skip versions whose slices are damaged; warn: called with the text of each error on the way."""
     names = listed(root)
@@ -172,7 +178,7 @@ def newest(root: Place, *, verify: bool = False, warn: Callable[[str], None] | N
             inside = listed(folder_of(root, version))
             state = _finished_state(root, version, generations, inside)
             if state and (not verify or _slices(root, state, inside)):
-                return version
+                return state
         except DataError as error:
             if warn:
                 warn(str(error))

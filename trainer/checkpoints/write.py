@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
-from trainer.checkpoints.read import read_state
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import EVALUATED, STATE, EvaluationMark, RunState, folder_of, slice_name
 from trainer.home.place import Place, make, write_whole
@@ -64,11 +63,10 @@ def write_state(folder: Place, state: RunState) -> None:
     write_whole(folder / STATE, state.to_bytes())
 
 
-def reopen(root: Place, version: int) -> None:
-    """Mark a final checkpoint as not final, because the run continues past it."""
-    state = read_state(root, version)
+def reopen(root: Place, state: RunState) -> None:
+    """Mark the checkpoint with a given state as not final, because the run continues past it."""
     if state.final:
-        write_whole(folder_of(root, version) / STATE, replace(state, final=False).to_bytes())
+        write_whole(folder_of(root, state.version) / STATE, replace(state, final=False).to_bytes())
 
 
 def mark_evaluated(root: Place, state: RunState, accuracy: float | None = None, loss: float | None = None) -> bool:

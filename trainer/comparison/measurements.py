@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from trainer.checkpoints.read import newest, read_state
+from trainer.checkpoints.read import newest_state
 from trainer.config import Config
 from trainer.coordination.cohorts import Cohort
 from trainer.exchange import EXCHANGES
@@ -112,10 +112,9 @@ def sent_bytes(
             bytes at the ends of epochs only: None is returned for another version.
     """
     root = result.output / CHECKPOINTS
-    version = newest(root)
-    if version is None:
+    state = newest_state(root)
+    if state is None:
         return None
-    state = read_state(root, version)
     times = PeerTimes.from_state(state)
     if times.begun:  # workers with models of their own, whose links the engine counts
         if until is None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from pipeline.core.errors import DataError
-from trainer.checkpoints.read import newest, read_state, whole
+from trainer.checkpoints.read import newest_state, whole
 from trainer.config import RunFacts
 from trainer.home.place import Place, StorePlace, entries
 from trainer.launch.control import Control
@@ -86,9 +86,9 @@ def _is_written(control: Control, root: Place) -> bool:
 def newest_in_words(root: Place) -> str:
     """Return the position from which a resume continues, as part of a message; "" if there is no checkpoint."""
     with suppress(DataError):  # server 0's host still runs, and may have deleted it meanwhile
-        version = newest(root)
-        if version is not None:
-            return f" at version {version} (epoch {read_state(root, version).epoch:.2f})"
+        state = newest_state(root)
+        if state:
+            return f" at version {state.version} (epoch {state.epoch:.2f})"
     return ""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.checkpoints.read import newest, read_state, versions
+from trainer.checkpoints.read import newest_state, versions
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, RunFacts
@@ -120,13 +120,13 @@ def check_sampler(config: Config, shards: Shards, num_workers: int, *, targets: 
     check_table(config.sampler)
 
 
-def _check_identity(config: Config, root: Place, version: int) -> None:
+def _check_identity(config: Config, root: Place, state: RunState) -> None:
     """Raise DataError for a checkpoint of another run.
 
     Options that only one of the two has are not compared: another version of the program may have written the
     checkpoint."""
     try:
-        stored_identity = dict(json.loads(read_state(root, version).identity))
+        stored_identity = dict(json.loads(state.identity))
     except (ValueError, TypeError):
         stored_identity = {}  # an unreadable identity does not prove that the checkpoint is another run's
     own_identity = json.loads(config.identity())
@@ -135,17 +135,17 @@ def _check_identity(config: Config, root: Place, version: int) -> None:
     )
     if name:
         raise DataError(
-            f"{folder_of(root, version)} is of a run with {name} {stored_identity[name]}, not {own_identity[name]}: it was"
-            " copied here from another --output; delete it, or start with --overwrite"
+            f"{folder_of(root, state.version)} is of a run with {name} {stored_identity[name]}, not {own_identity[name]}: it"
+            " was copied here from another --output; delete it, or start with --overwrite"
         )
 
 
-def _check_links(config: Config, facts: RunFacts, root: Place, version: int) -> None:
+def _check_links(config: Config, facts: RunFacts, root: Place, state: RunState) -> None:
     """Raise UsageError if the links of a run with neighbours have changed since it began, as a file of links can."""
     exchange = config.exchange
     if not isinstance(exchange, NeighbourExchange):
         return
-    stored = plan_of(config, facts, root, read_state(root, version))
+    stored = plan_of(config, facts, root, state)
     if linked_pairs(stored) != linked_pairs(exchange.plan(facts.num_workers, config.run.seed)):
         raise UsageError(
             f"--topology {exchange.topology} has other links than at the start of this run: restore them, or start with"
@@ -165,11 +165,11 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
         home: the run's folder.
     """
     root = home / CHECKPOINTS
-    version = newest(root, verify=True)
-    if version is not None:
-        _check_identity(config, root, version)
-        _check_links(config, facts, root, version)
-        reopen(root, version)
+    state = newest_state(root, verify=True)
+    if state:
+        _check_identity(config, root, state)
+        _check_links(config, facts, root, state)
+        reopen(root, state)
         return
     # To start again from version 0 would silently discard the training in the damaged checkpoints.
     if any(versions(root)):

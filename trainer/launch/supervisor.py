@@ -16,7 +16,7 @@ from socket import socket
 from typing import Any
 
 from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
-from trainer.checkpoints.read import evaluation_of, newest, read_state, whole_states
+from trainer.checkpoints.read import evaluation_of, newest_state, whole_states
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
 from trainer.exchange.neighbours import NeighbourExchange
@@ -280,13 +280,12 @@ class Supervisor:
 
         Server 0 may have exited before it could report the end to this host. Always False between two checks of a
         remote home, which are FAR_LOOK_S apart."""
-        root = self.folders.checkpoints
         now = time.monotonic()
         if not self.folders.is_local and now - self._last_check < FAR_LOOK_S:
             return False
         self._last_check = now
-        version = newest(root)
-        return version is not None and is_end(read_state(root, version), self.config, self.facts)
+        state = newest_state(self.folders.checkpoints)
+        return state is not None and is_end(state, self.config, self.facts)
 
     def _wait_for_the_rest(self) -> None:
         """Wait until this host's evaluator is done, and at most LINGER_S for workers to receive their last answer.
