@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import NoReturn
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.checkpoints.read import newest, read_state, versions
+from trainer.checkpoints.read import newest, newest_state, versions
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, folder_of
 from trainer.config import Config
 from trainer.context import RunContext
-from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, next_cohort
+from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
 from trainer.options import Options
@@ -47,14 +47,14 @@ def regrouped(
         if changes:
             _refuse_kind(context, record)
         return context  # refused later
-    entries = record.config.cohorts.entries
-    present = entries[-1] if entries else Cohort(record.num_workers, record.config.data.batch_size)
-    if not (entries or options.resume):
+    cohorts = record.cohorts
+    if len(cohorts.entries) == 1 and not options.resume:
         return context
+    present = cohorts.present.size
     request = _request(context, workers, present, options)
     # A run that has never changed its workers costs no look at its checkpoints.
-    if not entries and request == _size(present):
-        return _with_batch(context, request[1])
+    if len(cohorts.entries) == 1 and request == present:
+        return _with_batch(context, request.batch_size)
     if not _has_rows_of(context, record, compute):
         if changes and context.config.data.shards:
             raise UsageError(
@@ -66,10 +66,15 @@ def regrouped(
     if not (options.resume or newest(context.home / CHECKPOINTS)):
         return context
     _check_batch(context, workers, present, request, options)
-    context = _with_batch(context, request[1])
-    if not options.resume:
-        return _as_it_is(context, entries, request)
-    return _resumed(context, record, present, request, has_rows=compute in (None, "real"))
+    context = _with_batch(context, request.batch_size)
+    if options.resume:
+        return _resumed(context, record, request, has_rows=compute in (None, "real"))
+    # Without --resume a start can only find out whether the run has finished.
+    if request != present:
+        raise UsageError(
+            f"{context.home} holds a run with {present}, not {request}; --resume changes them, --overwrite starts anew"
+        )
+    return _with_cohorts(context, cohorts)
 
 
 def confirm(context: RunContext, locked: RunContext) -> None:
@@ -88,8 +93,7 @@ def describe_cohorts(context: RunContext) -> str:
     """Return in words since when a run has its present workers."""
     cohorts = context.config.cohorts
     present = cohorts.present
-    before = _words(_size(cohorts.previous))
-    text = f"{context.home}: {_words(_size(present))} from version {present.version} on, {before} before"
+    text = f"{context.home}: {present.size} from version {present.version} on, {cohorts.previous.size} before"
     if present.left_out:
         text += (
             f"; {present.left_out:,} rows of passes 1 to {present.turn} were left out then, because some workers were whole"
@@ -102,11 +106,7 @@ def _compute_of(record: RunRecord) -> str | None:
     return None if record.simulated is None else str(record.simulated.get("compute"))
 
 
-def _size(cohort: Cohort) -> tuple[int, int]:
-    return cohort.workers, cohort.batch_size
-
-
-def _request(context: RunContext, workers: int | None, present: Cohort, options: Options) -> tuple[int, int]:
+def _request(context: RunContext, workers: int | None, present: CohortSize, options: Options) -> CohortSize:
     """Return the number of workers and the mini-batch that a start asks for.
 
     Args:
@@ -117,11 +117,12 @@ def _request(context: RunContext, workers: int | None, present: Cohort, options:
     """
     # A default of the command line is no wish.
     is_forgotten = workers is not None and options.batch_size_given is False
-    return workers or present.workers, present.batch_size if is_forgotten else context.config.data.batch_size
+    batch_size = present.batch_size if is_forgotten else context.config.data.batch_size
+    return CohortSize(workers or present.workers, batch_size)
 
 
 def _check_batch(
-    context: RunContext, workers: int | None, present: Cohort, request: tuple[int, int], options: Options
+    context: RunContext, workers: int | None, present: CohortSize, request: CohortSize, options: Options
 ) -> None:
     """Raise UsageError for another mini-batch than the run has, unless a start says that it may change.
 
@@ -133,9 +134,9 @@ def _check_batch(
         options: resume and batch_size_given apply.
     """
     may_change = workers is not None and (options.batch_size_given or workers != present.workers)
-    if request[1] == present.batch_size or may_change:
+    if request.batch_size == present.batch_size or may_change:
         return
-    other = f"{context.home} holds a run with --batch-size {present.batch_size}, not {request[1]}"
+    other = f"{context.home} holds a run with --batch-size {present.batch_size}, not {request.batch_size}"
     if not options.resume:
         raise UsageError(f"{other}; choose another --output, or --overwrite")
     raise UsageError(f"{other}: give --batch-size {present.batch_size}, or also --workers, which divides the rows anew")
@@ -155,77 +156,56 @@ def _with_batch(context: RunContext, batch_size: int) -> RunContext:
     return replace(context, config=replace(config, data=replace(config.data, batch_size=batch_size)))
 
 
-def _with_cohorts(context: RunContext, entries: tuple[Cohort, ...]) -> RunContext:
-    return replace(context, config=replace(context.config, cohorts=Cohorts(entries)))
+def _with_cohorts(context: RunContext, cohorts: Cohorts) -> RunContext:
+    return replace(context, config=replace(context.config, cohorts=cohorts))
 
 
-def _as_it_is(context: RunContext, entries: tuple[Cohort, ...], request: tuple[int, int]) -> RunContext:
-    """Return the context of a start without --resume, which can only find out that the run has finished or not.
-
-    Raises UsageError for other workers than the run has.
-
-    Args:
-        context: the run that the start asks for.
-        entries: the cohorts of the run in the folder.
-        request: number of workers and mini-batch that the start asks for.
-    """
-    present = entries[-1]
-    if request != _size(present):
-        raise UsageError(
-            f"{context.home} holds a run with {_words(_size(present))}, not {_words(request)}; --resume changes them,"
-            " --overwrite starts anew"
-        )
-    return _with_cohorts(context, entries)
-
-
-def _resumed(
-    context: RunContext, saved: RunRecord, present: Cohort, request: tuple[int, int], *, has_rows: bool
-) -> RunContext:
+def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has_rows: bool) -> RunContext:
     """Return the context of a resume, with the cohorts of the workers.
 
     Args:
         context: the run.
-        saved: the record in the folder.
-        present: the workers in this record.
+        record: the run in the folder.
         request: number of workers and mini-batch that the resume asks for.
         has_rows: whether gradients are computed from rows of the set.
     Raises:
         UsageError: the workers of the run cannot change.
         DataError: a checkpoint is damaged.
     """
-    progress = _progress(context.home / CHECKPOINTS, saved)
+    progress = _progress(context.home / CHECKPOINTS, record)
     # A cohort without an update has left nothing: it begins again, maybe from another checkpoint.
-    entries = saved.config.cohorts.up_to(progress.version) or (present,)
+    entries = record.cohorts.up_to(progress.version)
     last = entries[-1]
-    is_changed = request != _size(last)
-    if is_changed or len(entries) > 1:
-        _check(context.config, last, request)
+    is_changed = request != last.size
+    reason = obstacle(context.config) if is_changed or len(entries) > 1 else None
+    if reason:
+        raise UsageError(f"{request} instead of {last.size}: {reason}; resume with {last.size}")
     if sorted(progress.clocks) != list(range(last.workers)):
         raise broken(
             folder_of(context.home / CHECKPOINTS, progress.version) / STATE,
             f"has clocks of {len(progress.clocks)} workers, not {last.workers}",
         )
     if not is_changed:
-        return _with_cohorts(context, entries if len(entries) > 1 else ())
-    result = _with_cohorts(context, (*entries, _next(context, entries, request, progress, saved, has_rows=has_rows)))
+        return _with_cohorts(context, Cohorts(entries) if len(entries) > 1 else SINGLE)
+    result = _with_cohorts(
+        context, Cohorts((*entries, _next(context, entries, request, progress, record.rows, has_rows=has_rows)))
+    )
     # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing.
-    if result.config.steps_per_worker(saved.rows) <= result.config.cohorts.present.clock:
+    if result.config.steps_per_worker(record.rows) <= result.config.cohorts.present.clock:
         raise UsageError(
-            f"{context.home} holds a run that is finished at this length: {_words(request)} instead of"
-            f" {_words(_size(last))} need a larger --epochs or --steps too"
+            f"{context.home} holds a run that is finished at this length: {request} instead of {last.size} need a larger"
+            " --epochs or --steps too"
         )
     return result
 
 
-def _progress(root: Place, saved: RunRecord) -> CheckpointProgress:
+def _progress(root: Place, record: RunRecord) -> CheckpointProgress:
     """Return the progress of a run in its newest checkpoint. Raises DataError if all of its checkpoints are damaged."""
-    version = newest(root, verify=True)
-    if version is not None:
-        state = read_state(root, version)
+    state = newest_state(root, verify=True)
+    if state:
         return CheckpointProgress(state.version, state.accepted, state.clocks)
-    first = saved.config.cohorts.first
     if not any(versions(root)):  # a first checkpoint without its last file is written again
-        return CheckpointProgress(0, 0, dict.fromkeys(range(first.workers or saved.num_workers), 0))
+        return CheckpointProgress(0, 0, dict.fromkeys(range(record.cohorts.first.workers), 0))
     raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
 
 
@@ -238,9 +218,9 @@ def _refuse_kind(context: RunContext, saved: RunRecord) -> NoReturn:
 def _next(
     context: RunContext,
     entries: tuple[Cohort, ...],
-    request: tuple[int, int],
+    request: CohortSize,
     progress: CheckpointProgress,
-    saved: RunRecord,
+    rows: int,
     *,
     has_rows: bool,
 ) -> Cohort:
@@ -251,26 +231,24 @@ def _next(
         entries: the cohorts so far.
         request: number of workers and mini-batch.
         progress: of the checkpoint.
-        saved: the record of the run.
+        rows: distinct training examples of the run.
         has_rows: whether gradients are computed from rows of the set.
     """
-    workers, batch_size = request
     turn = 0  # without rows there are no passes
     left_out = 0
     if has_rows:
         from trainer.data.cohort_passes import passes_left  # loads pyarrow
 
         clocks = [progress.clocks[worker] for worker in sorted(progress.clocks)]
-        turn, _, left_out = passes_left(context.config, context.shards, entries, clocks, workers)
+        turn, _, left_out = passes_left(context.config, context.shards, entries, clocks, request.workers)
     before = _with_batch(context, entries[-1].batch_size).config
     return next_cohort(
         entries[-1],
-        workers=workers,
-        batch_size=batch_size,
+        size=request,
         progress=progress,
         turn=turn,
         left_out=left_out,
-        steps_per_epoch=(before.steps_per_epoch(saved.rows), context.config.steps_per_epoch(saved.rows)),
+        steps_per_epoch=(before.steps_per_epoch(rows), context.config.steps_per_epoch(rows)),
     )
 
 
@@ -290,21 +268,3 @@ def obstacle(config: Config) -> str | None:
         (bool(config.optimiser.tolerance), "--tolerance compares mini-batches of one number of workers"),
     )
     return next((reason for applies, reason in causes if applies), None)
-
-
-def _check(config: Config, last: Cohort, request: tuple[int, int]) -> None:
-    """Raise UsageError for a run whose workers cannot change.
-
-    Args:
-        config: the run.
-        last: the workers that the run has.
-        request: number of workers and mini-batch that a start asks for.
-    """
-    reason = obstacle(config)
-    if reason:
-        present = _words(_size(last))
-        raise UsageError(f"{_words(request)} instead of {present}: {reason}; resume with {present}")
-
-
-def _words(size: tuple[int, int]) -> str:
-    return f"--workers {size[0]} --batch-size {size[1]}"

@@ -29,7 +29,7 @@ from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import RunFacts
 from trainer.context import RunContext
-from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, begin_passes, next_cohort
+from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, CohortSize, begin_passes, next_cohort
 from trainer.coordination.passes import WORD, Passes, RowSums, Whole
 from trainer.data.cohort_passes import own_places
 from trainer.data.deal import deal, dealt_places, even_places
@@ -112,8 +112,7 @@ def test_every_pass_has_every_row_once(rows: int, groups: list[tuple[int, int, l
             assert left_out == sum(lacking[turn] for turn in range(slowest, begin))
             cohort = next_cohort(
                 Cohort(len(passes), 1),
-                workers=workers,
-                batch_size=1,
+                size=CohortSize(workers, 1),
                 progress=CheckpointProgress(number, number, clocks),
                 turn=begin,
                 left_out=left_out,
@@ -477,9 +476,7 @@ def test_the_rate_counts_mini_batches_of_any_size() -> None:
     facts = RunFacts(3, 1000, 1, 0)
     first = Cohort(3, 10)
     progress = CheckpointProgress(150, 450, {0: 150, 1: 150, 2: 150})
-    later = next_cohort(
-        first, workers=5, batch_size=25, progress=progress, turn=1, left_out=0, steps_per_epoch=(100, 40)
-    )
+    later = next_cohort(first, size=CohortSize(5, 25), progress=progress, turn=1, left_out=0, steps_per_epoch=(100, 40))
     data = replace(before.data, batch_size=25)
     config = replace(before, data=data, cohorts=Cohorts((first, later)))
     epoch = later.gradients(450, 5) / (5 * 40)

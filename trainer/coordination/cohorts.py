@@ -15,6 +15,16 @@ from pipeline.core.specs import Spec
 from trainer.coordination.passes import WORD
 
 
+class CohortSize(NamedTuple):
+    """The workers of a cohort, and the global mini-batch that they divide."""
+
+    workers: int
+    batch_size: int
+
+    def __str__(self) -> str:
+        return f"--workers {self.workers} --batch-size {self.batch_size}"
+
+
 @dataclass(frozen=True)
 class Cohort:
     """The workers of a part of a run, and the progress with which they begin.
@@ -45,6 +55,10 @@ class Cohort:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", tuple(self.ends))  # JSON has lists
+
+    @property
+    def size(self) -> CohortSize:
+        return CohortSize(self.workers, self.batch_size)
 
     def check(self, before: Cohort | None) -> None:
         """Raise ValueError unless this cohort can follow another one, or begin a run if there is none before it."""
@@ -149,8 +163,7 @@ class CheckpointProgress(NamedTuple):
 def next_cohort(
     before: Cohort,
     *,
-    workers: int,
-    batch_size: int,
+    size: CohortSize,
     progress: CheckpointProgress,
     turn: int,
     left_out: int,
@@ -160,7 +173,7 @@ def next_cohort(
 
     Args:
         before: the cohort that ends.
-        workers, batch_size: of the next cohort.
+        size: of the next cohort.
         progress: of the checkpoint with which the next one begins.
         turn, left_out: see Cohort.
         steps_per_epoch: mini-batches per worker and epoch before and after.
@@ -171,8 +184,7 @@ def next_cohort(
     # skipped, because the number of whole epochs stays the same.
     epoch_steps = before.gradients(accepted, before.workers) * later // (before.workers * own)
     return Cohort(
-        workers,
-        batch_size,
+        *size,
         version,
         accepted,
         clock=max(clocks.values()),

@@ -23,6 +23,7 @@ from pipeline.core.storage.uri import is_remote
 from trainer.checkpoints.generations import GENERATIONS
 from trainer.checkpoints.switch_file import SWITCH
 from trainer.config import Config
+from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.home import segments
 from trainer.home.lease import leased
 from trainer.home.place import Place, is_file, listing, remove_empty, resolve_home, write_whole
@@ -103,6 +104,12 @@ class RunRecord:
         return cls(config, config.num_workers(shards.num_workers), shards.rows, digest(shards))
 
     @property
+    def cohorts(self) -> Cohorts:
+        """The cohorts of the run; a single one unless its workers or its mini-batch have changed."""
+        single = Cohorts((Cohort(self.num_workers, self.config.data.batch_size),))
+        return self.config.cohorts if self.config.cohorts.entries else single
+
+    @property
     def steps(self) -> int:
         """The clock at which the workers end."""
         return self.config.steps_per_worker(self.rows)
@@ -115,8 +122,7 @@ class RunRecord:
     def essentials(self) -> dict[str, Any]:
         """Return the values that a resumed run must not change, by name; the shards first, as they set the workers."""
         # A resume may change the workers, and says so in the cohorts.
-        begun_with = self.config.cohorts.first.workers or self.num_workers
-        about = {"worker count": begun_with, "shard digest": self.shards}
+        about = {"worker count": self.cohorts.first.workers, "shard digest": self.shards}
         machines = {name: value for name, value in (self.simulated or {}).items() if name != "workers"}
         virtual = {"virtual machines": machines} if self.simulated is not None else {}
         return about | virtual | self.config.essentials()
