@@ -45,7 +45,7 @@ class RunContext:
 
         @cache
         def opened() -> Shards:
-            from trainer.data.shards import open_pinned
+            from trainer.data.pinned import open_pinned
 
             return open_pinned(config.data)
 
@@ -74,7 +74,7 @@ class RunContext:
         That is the newest one, or for a resumed run the one at which it began. A context that is pinned, or whose set
         does not grow, is returned unchanged. saved: the run in the folder. Raises UsageError and DataError."""
         from pipeline.core.shardset.generations import generations
-        from trainer.data.shards import pin_generation
+        from trainer.data.pinned import pin_generation
 
         data = self.config.data
         stream_generations = generations(self.shards) if data.generation is None else []

@@ -25,7 +25,8 @@ from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.models.build import build
 from trainer.models.cnn import CNN
 from trainer.models.networks.dropout import Dropout

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pipeline.core.reporting.tables import two_column_table
 from tests.support.trainer_runs import ROOT, RunFolder
-from trainer.data.shards import open_shards
+from trainer.data.opening import open_shards
 from trainer.protocols import PROTOCOLS
 
 EPOCHS = {"cnn": 3, "resnet20": 4, "logistic": 3, "perceptron": 3}

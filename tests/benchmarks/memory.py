@@ -108,7 +108,7 @@ def activation_mb(model: str, batch: int, shape: tuple[int, int, int], num_class
 
 def needed_mb(shards: Path, model: str, batch: int) -> dict[str, float]:
     """What a run cannot do without, whatever it is written in: its rows, vectors and activations."""
-    from trainer.data.shards import open_shards
+    from trainer.data.opening import open_shards
     from trainer.models import model_from_json
     from trainer.models.build import build
     from trainer.models.flat_vector import FlatModel

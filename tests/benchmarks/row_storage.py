@@ -81,8 +81,9 @@ def plain_loop(uri: str, model: str, steps: int, batch: int, contender: str, fol
 
     from tests.support.draws import shuffled
     from trainer.data.batches import Batch, Batches
+    from trainer.data.loading import load_worker
+    from trainer.data.opening import open_shards
     from trainer.data.prefetch import Prefetch
-    from trainer.data.shards import load_worker, open_shards
     from trainer.models import model_from_json
     from trainer.models.build import build
 

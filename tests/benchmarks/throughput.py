@@ -111,8 +111,10 @@ def plain_loop(uri: str, model: str, device: str, batch: int, steps: int, thread
 
     from tests.support.draws import shuffled
     from trainer.data.batches import Batches
+    from trainer.data.loading import load_worker
+    from trainer.data.opening import open_shards
     from trainer.data.prefetch import Prefetch
-    from trainer.data.shards import Rows, load_worker, open_shards
+    from trainer.data.rows import Rows
     from trainer.models import model_from_json
     from trainer.models.build import build
 

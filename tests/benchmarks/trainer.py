@@ -74,7 +74,7 @@ def _sets(args: argparse.Namespace, scratch: Path, steps: int) -> tuple[bench_th
     if not args.shards:
         workers = (1, 4) if args.quick else WORKERS
         return bench_throughput.make_sets(scratch, bench_throughput.BATCH * (steps + 1)), workers
-    from trainer.data.shards import open_shards
+    from trainer.data.opening import open_shards
 
     return (lambda _: args.shards), (open_shards(str(args.shards)).num_workers,)
 

@@ -71,7 +71,8 @@ from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.read import marked_states, newest, read_vector
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
-from trainer.data.shards import load_eval, load_worker, open_shards
+from trainer.data.loading import load_eval, load_worker
+from trainer.data.opening import open_shards
 from trainer.embed.run import METADATA_KEY, table_schema
 from trainer.flags import build_parser, config_of
 from trainer.report import history

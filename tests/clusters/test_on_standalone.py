@@ -48,7 +48,8 @@ from tests.clusters.submit import start_submit
 from tests.support.application import run_application
 from tests.support.places import put
 from tests.support.trainer_runs import until
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 
 pytestmark = pytest.mark.full
 

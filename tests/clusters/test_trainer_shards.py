@@ -18,7 +18,8 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import Hdfs
 from tests.conftest import make_rows, write_binary
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 
 pytestmark = pytest.mark.full
 

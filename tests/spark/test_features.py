@@ -15,7 +15,8 @@ from tests.conftest import make_rows, write_binary
 from tests.support.application import run_job
 from tests.support.tiers import only
 from tests.unit.test_features import FEATURES, ROWS, VECTORS, neighbourhoods_of, with_vectors, write
-from trainer.data.shards import load_eval, load_worker, open_shards
+from trainer.data.loading import load_eval, load_worker
+from trainer.data.opening import open_shards
 
 
 @pytest.fixture(scope="module")

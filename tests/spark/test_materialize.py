@@ -27,7 +27,7 @@ from tests.conftest import make_rows, write_binary
 from tests.support.application import run_job
 from tests.support.sharding_runs import make, read
 from tests.support.tiers import only
-from trainer.data.shards import open_shards
+from trainer.data.opening import open_shards
 
 SHAPE = (3, 8, 8)
 ROWS = 2600

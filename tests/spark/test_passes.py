@@ -21,8 +21,10 @@ from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.passes import WORD, Passes, RowSums
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
+from trainer.data.rows import Rows
 from trainer.data.sampling import FixedSampler
-from trainer.data.shards import Rows, load_worker, open_shards
 from trainer.options import Options
 from trainer.protocols.asp import ASP
 from trainer.runlog.kinds import PassEvent

@@ -28,7 +28,8 @@ from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.conftest import make_rows, write_binary
-from trainer.data.shards import load_eval, load_worker, open_shards
+from trainer.data.loading import load_eval, load_worker
+from trainer.data.opening import open_shards
 
 SHAPE = (3, 4, 4)
 PIXELS = 48

@@ -22,7 +22,8 @@ from pipeline.input.read_options import ReadOptions
 from pipeline.upkeep.contents import details, workers_table
 from tests.conftest import make_rows
 from tests.support.application import run_job
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.models.build import build
 from trainer.models.cnn import CNN
 from trainer.models.linear import Linear

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainer.data.rows import Rows
 from trainer.data.sampling import FixedSampler
-from trainer.data.shards import Rows
 from trainer.sampling.base import Population
 from trainer.sampling.shuffle import ShuffleSampler
 

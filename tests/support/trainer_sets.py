@@ -21,7 +21,7 @@ from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.round_robin import RoundRobin
 from pipeline.strategies.stratified import Stratified
 from tests.conftest import make_rows, write_binary
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 
 SHAPE, CLASSES = (3, 8, 8), 4
 

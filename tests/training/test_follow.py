@@ -27,8 +27,12 @@ from trainer.checkpoints.read import newest
 from trainer.config import Data
 from trainer.context import RunContext
 from trainer.data.follow import Following, Stretch
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
+from trainer.data.pinned import open_pinned
+from trainer.data.rows import Rows
 from trainer.data.sampling import FollowSampler, RowSampler
-from trainer.data.shards import Rows, Shards, load_worker, open_pinned, open_shards
+from trainer.data.shards import Shards
 from trainer.home.place import StorePlace, listing
 from trainer.run_files import CHECKPOINTS, CONFIG
 from trainer.runlog.run_folder import RunRecord, SavedRun, saved_run

@@ -15,7 +15,8 @@ from tests.support.draws import shuffled
 from tests.support.local_exchange import Local
 from tests.support.trainer_runs import train_here
 from trainer.data.batches import Batches
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.exchange import EXCHANGES
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel

@@ -23,7 +23,8 @@ from pipeline.strategies.stratified import Stratified
 from tests.support.tiers import only
 from tests.support.trainer_runs import RunFolder, Training, train_here
 from trainer.benchmark import arithmetic
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.sampling.bernoulli import bernoulli
 
 ROWS, FEATURES, WORKERS, SEED = 403, 6, 3, 5  # rows that three workers cannot share evenly

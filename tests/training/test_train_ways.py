@@ -19,7 +19,8 @@ from tests.support.configs import make_config
 from tests.support.trainer_runs import ROOT
 from trainer import Options, Result, train
 from trainer.checkpoints.read import newest, read_state, read_vector
-from trainer.data.shards import load_eval, open_shards
+from trainer.data.loading import load_eval
+from trainer.data.opening import open_shards
 from trainer.evaluation.process import BATCH, TRAIN_ROWS, evaluate, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.models import ModelInput

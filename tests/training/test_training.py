@@ -16,7 +16,8 @@ from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import SHAPE
 from trainer.checkpoints.read import whole
 from trainer.data.batches import Batches
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.models import ModelInput
 from trainer.models.build import build
 from trainer.models.cnn import CNN

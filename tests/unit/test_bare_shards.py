@@ -19,7 +19,8 @@ from trainer import Options
 from trainer.config import SEPARATOR
 from trainer.data import bare_shards
 from trainer.data.bare_shards import BareShard, describe_bare
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.flags import build_parser, config_of
 from trainer.simulate import SimulationSettings, simulate
 

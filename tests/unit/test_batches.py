@@ -18,8 +18,8 @@ from trainer.coordination.passes import WORD, Passes
 from trainer.data.augment import PAD, augment, crop_and_flip, normalise
 from trainer.data.batches import Batches, make_batch
 from trainer.data.prefetch import Prefetch
+from trainer.data.rows import Rows
 from trainer.data.sampling import Draw
-from trainer.data.shards import Rows
 from trainer.sampling.bernoulli import bernoulli
 from trainer.sampling.orders import indices
 

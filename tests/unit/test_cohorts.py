@@ -33,7 +33,8 @@ from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, Co
 from trainer.coordination.passes import WORD, Passes, RowSums, Whole
 from trainer.data.cohort_passes import own_places
 from trainer.data.deal import deal, dealt_places, even_places
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.flags import build_parser, options_of
 from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.report.settings import flags_in_words

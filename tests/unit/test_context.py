@@ -10,7 +10,8 @@ import pytest
 from tests.support.configs import make_config
 from tests.support.trainer_sets import rows_of, write_shards
 from trainer.context import RunContext
-from trainer.data import shards as reading
+from trainer.data import opening, pinned
+from trainer.data.shards import Shards
 from trainer.runlog.run_folder import SavedRun
 
 
@@ -18,13 +19,13 @@ from trainer.runlog.run_folder import SavedRun
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The sets that were opened so far."""
     uris: list[str] = []
-    open_shards = reading.open_shards
+    open_shards = opening.open_shards
 
-    def counted(uri: str, *, num_workers: int | None = None) -> reading.Shards:
+    def counted(uri: str, *, num_workers: int | None = None) -> Shards:
         uris.append(uri)
         return open_shards(uri, num_workers=num_workers)
 
-    monkeypatch.setattr(reading, "open_shards", counted)
+    monkeypatch.setattr(pinned, "open_shards", counted)
     return uris
 
 

@@ -41,7 +41,8 @@ from trainer.checkpoints.write import write_slice as save_slice
 from trainer.checkpoints.write import write_state as save_state
 from trainer.config import Config
 from trainer.data.batches import Batch
-from trainer.data.shards import Rows, open_shards
+from trainer.data.opening import open_shards
+from trainer.data.rows import Rows
 from trainer.evaluation import process as evaluator
 from trainer.evaluation import recalibration
 from trainer.evaluation.guessing import NOTHING_LEARNED

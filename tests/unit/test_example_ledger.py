@@ -23,7 +23,8 @@ from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.coordination.orders import Record, RowLosses, StepMeasurements
 from trainer.data.augment import normalise
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.models.build import build
 from trainer.runlog import example_ledger
 from trainer.runlog.example_ledger import ExampleLedger

@@ -19,7 +19,7 @@ from trainer.config import Config
 from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches
 from trainer.data.prefetch import Prefetch
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 from trainer.exchange import EXCHANGES
 from trainer.exchange.all_reduce import AllReduce
 from trainer.flags import build_parser, config_of

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from pipeline.core.errors import DataError, UsageError
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, rows_of, write_rows, write_shards
 from trainer import torch_dataset
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 from trainer.export import shards as exported
 from trainer.export.__main__ import main
 from trainer.export.dataset import class_names

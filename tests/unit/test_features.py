@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.datasets.features import feature_batch
 from tests.support.application import run_job
-from trainer.data.shards import open_shards
+from trainer.data.opening import open_shards
 
 ROWS, FEATURES = 300, 7
 

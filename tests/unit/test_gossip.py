@@ -25,8 +25,8 @@ from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.data import gossip as gossip_data
 from trainer.data.gossip import GossipSampler, rows_of_pool
+from trainer.data.rows import Rows
 from trainer.data.sampling import FixedSampler
-from trainer.data.shards import Rows
 from trainer.gossip import SELECTORS
 from trainer.gossip.losses import RecordedLosses, draw_by_weight
 from trainer.gossip.rounds import Examples, GossipRounds, Pool

@@ -19,7 +19,8 @@ from trainer.coordination.switch_rule import switches_now
 from trainer.data.batches import build_sampler
 from trainer.data.deal import deal
 from trainer.data.holdout import is_held_out, load_held_out, trained_fingerprint, trained_places
-from trainer.data.shards import Shards, open_shards
+from trainer.data.opening import open_shards
+from trainer.data.shards import Shards
 from trainer.runlog.kinds import EvaluationEvent, HoldoutEvent
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import RealCompute

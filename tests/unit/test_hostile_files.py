@@ -21,7 +21,8 @@ from pipeline.core.shardset.attempt import is_running, whoami
 from tests.campaigns.fuzz_kinds import KINDS, SHAPE
 from trainer.checkpoints.read import newest, whole_states
 from trainer.checkpoints.state import EvaluationMark, RunState
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.runlog.read import read_events, read_pushes
 from trainer.simulation.profiles import PROFILES
 

@@ -25,8 +25,10 @@ from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import read_state, versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import SEPARATOR, Config
+from trainer.data.loading import load_eval, load_worker
 from trainer.data.mixture import open_mixture, sources_of
-from trainer.data.shards import load_eval, load_worker, open_pinned, open_shards
+from trainer.data.opening import open_shards
+from trainer.data.pinned import open_pinned
 from trainer.flags import build_parser, config_of
 from trainer.runlog.run_folder import digest
 from trainer.sampling.base import Population, SelectionStream

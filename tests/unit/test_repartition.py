@@ -23,7 +23,7 @@ from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.data.repartition import PartitionSampler
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 from trainer.sampling.base import LossTable, SetSizes
 from trainer.sampling.repartition import LossStatistics, PartitionPlan, RepartitionOptions
 from trainer.simulate import SimulationSettings, simulate

@@ -28,16 +28,18 @@ from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_rows, write_shards
 from tests.support.virtual_runs import QUIET, final
 from trainer.config import RunFacts
-from trainer.data import row_files
-from trainer.data import shards as shards_module
+from trainer.data import row_files, shard_file
 from trainer.data.batches import build_batches
 from trainer.data.cohorts import load_numbers
 from trainer.data.deal import deal
+from trainer.data.loading import load_eval, load_files, load_worker
 from trainer.data.mapped_images import MappedImages, join_images
 from trainer.data.mixture import open_mixture
 from trainer.data.network import TABLE, build_network
+from trainer.data.opening import open_shards
 from trainer.data.repartition import all_rows
-from trainer.data.shards import COLUMNS, Rows, Shards, join_rows, load_eval, load_files, load_worker, open_shards
+from trainer.data.rows import COLUMNS, Rows, join_rows
+from trainer.data.shards import Shards
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch import row_storage as storage_module
@@ -379,7 +381,7 @@ def test_a_remote_file_is_downloaded_piece_by_piece(
 ) -> None:
     """The copy is gone afterwards, also of a damaged file."""
     root = shutil.copytree(shards, tmp_path / "set")
-    monkeypatch.setattr(shards_module, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(shard_file, "PIECE_BYTES", 1000)
     store: Any = RemoteStore(root)
     remote = replace(mapped(root, tmp_path / "rows"), store=store, uri="s3://bucket")
     assert_equal(load_worker(remote, 0), load_worker(open_shards(str(shards)), 0))
@@ -400,7 +402,8 @@ from pathlib import Path
 import numpy as np
 from tests.support.draws import shuffled
 from trainer.data import row_files, shards as module
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 
 def anonymous():
     return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

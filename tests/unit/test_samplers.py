@@ -36,8 +36,9 @@ from trainer.config import Config
 from trainer.data.batches import build_sampler, make_batch
 from trainer.data.deal import deal, dealt_sizes
 from trainer.data.example_table import values_of
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.data.sampling import Draw
-from trainer.data.shards import load_worker, open_shards
 from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser, config_of
 from trainer.models.base import ModelInput

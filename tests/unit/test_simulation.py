@@ -23,7 +23,8 @@ from tests.support.virtual_runs import QUIET, RESUME, final, virtual
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_vector
 from trainer.data.deal import deal
-from trainer.data.shards import load_worker, open_shards
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards
 from trainer.protocols.downpour import Downpour
 from trainer.runlog.kinds import EpochEvent, GenerationEvent, LogEvent, RollbackEvent, StartEvent
 from trainer.runlog.read import read_events, surviving_events

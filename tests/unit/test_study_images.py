@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.support.made_up_study import make_plan, make_records, normal
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 from trainer.study.analysis.analyse import analyse
 from trainer.study.analysis.churn import churn_of, compare_churn, disagreement, jackknife_interval
 from trainer.study.report.tables import tables

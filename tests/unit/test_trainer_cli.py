@@ -20,7 +20,7 @@ from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.unit.test_run_folder import content, finished, unfinished
 from trainer.__main__ import main
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
-from trainer.data.shards import open_shards
+from trainer.data.opening import open_shards
 from trainer.flags import build_parser, config_of, options_of
 from trainer.models import MODELS
 from trainer.options import Options, Role

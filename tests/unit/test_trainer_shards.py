@@ -14,7 +14,8 @@ import pytest
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.storage.retries import unreadable_is_data_error
 from tests.support.trainer_sets import rows_of, write_shards
-from trainer.data.shards import load_worker, open_shards, store_of
+from trainer.data.loading import load_worker
+from trainer.data.opening import open_shards, store_of
 
 
 def test_a_folder_without_a_set_names_a_job_that_makes_one(tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import split_uri
-from trainer.data.shards import BARE, SUFFIX, TABLE, Shards, row_groups, row_hashes_of
+from trainer.data.shard_file import TABLE, row_groups, row_hashes_of
+from trainer.data.shards import BARE, Shards
 
+SUFFIX = ".parquet"
 MOST_CLASSES = 1 << 16
 ADVICE = "write the image column as pipeline/FILES.md says, or shard the data by a job of jobs/"
 

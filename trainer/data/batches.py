@@ -20,8 +20,9 @@ from trainer.data.gossip import GossipSampler
 from trainer.data.holdout import trained_places
 from trainer.data.mixture import sources_of
 from trainer.data.repartition import partition_sampler
+from trainer.data.rows import Rows
 from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler
-from trainer.data.shards import Rows, Shards
+from trainer.data.shards import Shards
 from trainer.sampling.base import Population, TableSampler
 from trainer.sampling.mixture import mixture_stream, parse_mix
 

@@ -13,8 +13,10 @@ from trainer.config import Config
 from trainer.data.augment import Floats
 from trainer.data.batches import Batches
 from trainer.data.cohort_passes import present_passes
+from trainer.data.loading import load_worker
+from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw
-from trainer.data.shards import Rows, Shards, join_rows, load_worker
+from trainer.data.shards import Shards
 from trainer.sampling.remainder import WorkerPasses
 
 

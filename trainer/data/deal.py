@@ -6,7 +6,9 @@ import numpy as np
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
-from trainer.data.shards import Rows, Shards, join_rows, load_worker
+from trainer.data.loading import load_worker
+from trainer.data.rows import Rows, join_rows
+from trainer.data.shards import Shards
 
 
 def deal(shards: Shards, num_workers: int, *, targets: bool = False) -> list[Rows]:

@@ -13,7 +13,7 @@ from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
-from trainer.data.shards import store_of
+from trainer.data.opening import store_of
 from trainer.sampling.base import Sampler
 from trainer.watchdog import kick
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from pipeline.core.arrays import Ints
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 
 
 class Stretch(NamedTuple):

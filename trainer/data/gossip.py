@@ -14,8 +14,10 @@ from pipeline.core.seeds import Purpose, generator
 from trainer.config import Config
 from trainer.data.augment import Floats
 from trainer.data.deal import dealt_sizes
+from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw, RowSampler
-from trainer.data.shards import Rows, Shards, join_rows, pick_rows
+from trainer.data.shard_file import pick_rows
+from trainer.data.shards import Shards
 from trainer.gossip import SELECTORS
 from trainer.gossip.losses import RecordedLosses
 from trainer.gossip.rounds import MOST_EXAMPLE_BYTES, Examples, Pool

@@ -13,7 +13,9 @@ from pipeline.core.errors import UsageError
 from pipeline.core.hashing import is_drawn
 from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
-from trainer.data.shards import Rows, Shards, join_rows, pick_rows
+from trainer.data.rows import Rows, join_rows
+from trainer.data.shard_file import pick_rows
+from trainer.data.shards import Shards
 from trainer.stages import holdout_share
 
 PARTS = 1 << 32  # a share is rounded to a multiple of 1 / PARTS

@@ -11,7 +11,8 @@ import numpy as np
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.contract import Evaluation, ShardFile
-from trainer.data.shards import SET_BITS, Shards, open_shards
+from trainer.data.opening import open_shards
+from trainer.data.shards import SET_BITS, Shards
 
 
 def open_mixture(uris: Sequence[str], *, num_workers: int | None = None) -> Shards:

@@ -9,8 +9,9 @@ from pipeline.core.errors import UsageError
 from trainer.config import Config
 from trainer.data.augment import Floats
 from trainer.data.deal import deal
+from trainer.data.rows import Rows
 from trainer.data.sampling import Draw
-from trainer.data.shards import Rows, Shards
+from trainer.data.shards import Shards
 from trainer.sampling.repartition import LossStatistics, PartitionPlan, PartitionStream
 
 

@@ -23,7 +23,9 @@ import numpy.typing as npt
 from pipeline.core.atomic import path_in_errors, sync
 from pipeline.core.shardset.contract import ShardFile
 from trainer.data.mapped_images import MappedImages
-from trainer.data.shards import COLUMNS, Rows, Shards, column_types, row_blocks
+from trainer.data.rows import COLUMNS, Rows
+from trainer.data.shard_file import column_types, row_blocks
+from trainer.data.shards import Shards
 from trainer.watchdog import kick
 
 IMAGES = "images_NCHW"

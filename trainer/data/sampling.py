@@ -13,7 +13,7 @@ from trainer.coordination.orders import RowLosses
 from trainer.coordination.passes import RowSums
 from trainer.data.augment import Floats
 from trainer.data.follow import Following
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 from trainer.sampling.base import SelectionStream, TableStream
 from trainer.sampling.orders import permutation
 

@@ -10,7 +10,9 @@ import torch
 from torch.utils.data import Dataset
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.data.shards import Rows, load_eval, load_worker, open_shards
+from trainer.data.loading import load_eval, load_worker
+from trainer.data.opening import open_shards
+from trainer.data.rows import Rows
 
 Transform = Callable[[torch.Tensor], Any]
 

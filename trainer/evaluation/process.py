@@ -29,8 +29,11 @@ from trainer.config import Config
 from trainer.coordination.switch_rule import has_relative_change, mean_change, switches_now
 from trainer.data.batches import Batch
 from trainer.data.holdout import is_held_out, load_held_out
+from trainer.data.loading import load_eval
 from trainer.data.network import TABLE, build_network
-from trainer.data.shards import Rows, Shards, load_eval, open_pinned
+from trainer.data.pinned import open_pinned
+from trainer.data.rows import Rows
+from trainer.data.shards import Shards
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.recalibration import batches, one_thread, recalibrate, sample_rows
 from trainer.evaluation.training_mode import augmented, enter_training_mode

@@ -18,7 +18,9 @@ from pipeline.core.shardset.ratios import largest_remainder
 from trainer.config import slice_bounds
 from trainer.data.augment import normalise
 from trainer.data.batches import Batch
-from trainer.data.shards import Rows, Shards, join_rows, pick_rows
+from trainer.data.rows import Rows, join_rows
+from trainer.data.shard_file import pick_rows
+from trainer.data.shards import Shards
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from PIL import Image
 
 from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.schema import TARGET_COLUMN
-from trainer.data.shards import TABLE, Shards, row_groups
+from trainer.data.shard_file import TABLE, row_groups
+from trainer.data.shards import Shards
 from trainer.plan import usable_cores
 
 PNG_CHANNELS = (1, 3)

@@ -11,7 +11,8 @@ from pipeline.core.errors import UsageError
 from pipeline.core.json_values import parse_object
 from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.manifest import dumps
-from trainer.data.shards import Shards, open_shards
+from trainer.data.opening import open_shards
+from trainer.data.shards import Shards
 from trainer.export import dataset, webdataset
 from trainer.export.formats import BEGUN, DATASET, WEBDATASET
 from trainer.export.samples import Samples, read_samples

@@ -17,8 +17,9 @@ from trainer.data.example_table import check_table
 from trainer.data.gossip import check_gossip
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.network import build_network
+from trainer.data.pinned import open_pinned
 from trainer.data.repartition import partition_plan
-from trainer.data.shards import Shards, open_pinned
+from trainer.data.shards import Shards
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import linked_pairs, plan_to_json
 from trainer.home.place import Place

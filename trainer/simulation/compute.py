@@ -18,7 +18,7 @@ from trainer.coordination.local_steps import LocalCopy, LocalPlan
 from trainer.coordination.orders import RowLosses, StepMeasurements, join_measurements
 from trainer.coordination.passes import RowSums
 from trainer.data.gossip import GivenExamples, find_rows, rows_of_pool
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 from trainer.gossip.rounds import Pool
 
 Floats = npt.NDArray[np.float32]

@@ -19,7 +19,9 @@ from pipeline.core.storage.claim import claim
 from pipeline.core.storage.retries import with_retries
 from pipeline.core.storage.store import Store
 from trainer.data.follow import Following, Stretch
-from trainer.data.shards import Rows, Shards, load_files
+from trainer.data.loading import load_files
+from trainer.data.rows import Rows
+from trainer.data.shards import Shards
 from trainer.home.place import Place, entries
 from trainer.run_files import CONFIG, FOLLOWED
 from trainer.runlog.events import log_event

@@ -15,11 +15,14 @@ from trainer.config import Config, RunFacts
 from trainer.data.batches import Batches, build_batches
 from trainer.data.cohorts import build_cohort_batches
 from trainer.data.gossip import read_rows
+from trainer.data.loading import load_worker
 from trainer.data.mapped_images import MappedImages
 from trainer.data.network import build_network
+from trainer.data.pinned import open_pinned
 from trainer.data.prefetch import Prefetch
 from trainer.data.repartition import all_rows
-from trainer.data.shards import Rows, Shards, load_worker, open_pinned
+from trainer.data.rows import Rows
+from trainer.data.shards import Shards
 from trainer.home.folders import Folders
 from trainer.models.build import NetworkAndTask
 from trainer.models.devices import pick_device

@@ -57,7 +57,7 @@ def train_once(config: Config, executors: Executors | None) -> TrainingRun:
 
     executors: hosts of the servers and their workers; None for this host."""
     import trainer  # loads no torch; the processes of the run do
-    from trainer.data.shards import open_shards
+    from trainer.data.opening import open_shards
 
     start_time = time.time()
     with poll_server_cpu() as server_cpu_s:

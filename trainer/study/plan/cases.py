@@ -196,7 +196,7 @@ def open_ready(plan: StudyPlan, name: str) -> Shards:
     """Open a ready set. Raises UsageError if it does not suit the plan, DataError if there is none.
 
     It must have the plan's number of workers, labels, and evaluation rows."""
-    from trainer.data.shards import open_shards
+    from trainer.data.opening import open_shards
 
     shards = open_shards(str(plan.shardings[name][SHARDS_KEY]))
     for workers in workers_of_sharding(plan, name):

@@ -85,7 +85,7 @@ def _train(case: Case) -> Result:
 
 def _fingerprints_of_set(uri: str) -> dict[str, Any]:
     """Return the fingerprints of the images and the shards of a set, and the facts about the evenness of its shards."""
-    from trainer.data.shards import open_shards
+    from trainer.data.opening import open_shards
 
     store = Store()
     shards = open_shards(uri)
@@ -125,7 +125,7 @@ def _outcome(case: Case, result: Result) -> dict[str, Any]:
 
 def _outcome_by_image(case: Case, result: Result, shards: str, cache: Path) -> dict[str, Any]:
     """Return the packed predictions, and accuracies by class and neighbourhood. cache: see ``outcome_by_image``."""
-    from trainer.data.shards import open_shards
+    from trainer.data.opening import open_shards
 
     rounded: dict[str, Any] = _round_numbers(
         outcome_by_image(result, open_shards(shards), cache, case.config.run.evaluation_mode)

@@ -18,7 +18,8 @@ from pipeline.core.atomic import write_durably
 from pipeline.core.errors import DataError
 
 if TYPE_CHECKING:
-    from trainer.data.shards import Rows, Shards
+    from trainer.data.rows import Rows
+    from trainer.data.shards import Shards
     from trainer.runlog.result import Result
 
 BATCH = 500  # images per forward pass, as many as in the evaluator's, whose rounding the predictions share
@@ -60,7 +61,7 @@ def outcome_by_image(result: Result, shards: Shards, cache: Path, mode: str) -> 
 
     Raises DataError if the evaluation images are not the images on which the run logged its accuracy.
     """
-    from trainer.data.shards import load_eval
+    from trainer.data.loading import load_eval
 
     rows = load_eval(shards)
     if rows is None or result.class_accuracy is None:

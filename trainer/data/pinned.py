@@ -1,0 +1,40 @@
+"""The shard set of a run: a set or a mixture, at the generation to which the run is pinned."""
+
+from __future__ import annotations
+
+from pipeline.core.errors import UsageError
+from pipeline.core.shardset.generations import as_of, generations
+from trainer.config import SEPARATOR, Data
+from trainer.data.mixture import open_mixture
+from trainer.data.opening import open_shards
+from trainer.data.shards import Shards
+
+
+def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
+    """Open the set or the mixture of a run, as it was at the generation that the run is pinned to, if any.
+
+    Raises as ``open_shards`` and ``pin_generation``."""
+    if data.mix:
+        return open_mixture(data.shards.split(SEPARATOR), num_workers=num_workers)
+    return pin_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
+
+
+def pin_generation(shards: Shards, generation: int | None) -> Shards:
+    """Return a set as it was at a generation; unchanged for None.
+
+    Raises UsageError for a generation that the set lacks, or that has a worker without rows."""
+    if generation is None:
+        return shards
+    count = len(generations(shards))
+    if generation >= count:
+        description = f"has generations 0..{count - 1}" if count else "was made at once, without generations"
+        raise UsageError(f"--generation {generation}: {shards.uri} {description}")
+    pinned = as_of(shards, generation)
+    # open_shards has checked the newest generation only: a worker may have got its first rows later.
+    empty = next((worker for worker in range(pinned.num_workers) if not pinned.worker_rows(worker)), None)
+    if empty is not None:
+        raise UsageError(
+            f"--generation {generation}: {shards.uri} had no rows for worker {empty} then; give a later one of"
+            f" 0..{count - 1}"
+        )
+    return pinned
