@@ -21,7 +21,8 @@ from trainer import Options, Result, train
 from trainer.checkpoints.read import newest, read_state, read_vector
 from trainer.data.loading import load_eval
 from trainer.data.opening import open_shards
-from trainer.evaluation.process import BATCH, TRAIN_ROWS, evaluate, penalty
+from trainer.evaluation.evaluator import BATCH, TRAIN_ROWS
+from trainer.evaluation.measure import evaluate, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.models import ModelInput
 from trainer.models.build import build

@@ -43,10 +43,10 @@ from trainer.config import Config
 from trainer.data.batches import Batch
 from trainer.data.opening import open_shards
 from trainer.data.rows import Rows
-from trainer.evaluation import process as evaluator
-from trainer.evaluation import recalibration
+from trainer.evaluation import evaluator, process, recalibration
+from trainer.evaluation.evaluator import NO_ROWS, Evaluator
 from trainer.evaluation.guessing import NOTHING_LEARNED
-from trainer.evaluation.process import ClassCounts, EvaluationResult, Evaluator, evaluate, measure, penalty
+from trainer.evaluation.measure import ClassCounts, EvaluationResult, evaluate, measure, penalty
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.evaluation.training_mode import augmented, enter_training_mode
 from trainer.home.folders import Folders
@@ -71,7 +71,7 @@ CHANGES = ("replace", "rename", "unlink", "mkdir", "fsync", "write")
 
 def main(config: Config, output: Path, *, stop: threading.Event | None = None) -> None:
     """The evaluator's process on the run of a local folder."""
-    evaluator.main(config, Folders.from_home(output), stop=stop)
+    process.main(config, Folders.from_home(output), stop=stop)
 
 
 @pytest.fixture(autouse=True)
@@ -446,7 +446,7 @@ def test_an_event_is_in_the_home_before_its_checkpoint_is_marked(
     monkeypatch.setattr(evaluator, "mark_evaluated", mark)
     (tmp_path / "work").mkdir()
     write(home, 10, boundary=1, final=True)
-    evaluator.main(config_of(shards), begin_start(StorePlace(str(home), Store()), tmp_path / "work"))
+    process.main(config_of(shards), begin_start(StorePlace(str(home), Store()), tmp_path / "work"))
     assert logged == [True]
 
 
@@ -472,9 +472,9 @@ def test_an_evaluator_asks_a_store_only_when_there_may_be_news(
             return False
 
     looks: list[float] = []
-    monkeypatch.setattr(evaluator, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(Evaluator, "catch_up", lambda self: looks.append(now))
-    evaluator.main(config_of(shards), folders, stop=cast(threading.Event, Stop()))
+    process.main(config_of(shards), folders, stop=cast(threading.Event, Stop()))
     assert looks == [0, 10, 70, 130]
 
 
@@ -501,7 +501,7 @@ def test_an_evaluator_told_to_stop_first_does_what_is_there(tmp_path: Path, shar
 
 
 def test_a_run_is_over_at_its_evaluated_final_checkpoint(tmp_path: Path, shards: Path) -> None:
-    found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.from_home(tmp_path))
+    found = Evaluator(config_of(shards), open_shards(str(shards)), Folders.from_home(tmp_path))
     assert not found.catch_up()
     write(tmp_path, 10, boundary=1)
     assert not found.catch_up()
@@ -667,14 +667,14 @@ def test_a_deleted_waiting_checkpoint_is_skipped_silently(
 ) -> None:
     for version in (10, 20, 30):
         write(tmp_path, version, boundary=version // 10, final=version == 30)
-    load = evaluator.Evaluator._load
+    load = Evaluator._load
 
     def late(self: Any, state: RunState) -> Any:
         if state.version == 10:
             shutil.rmtree(folder_of(tmp_path / "checkpoints", 10))
         return load(self, state)
 
-    monkeypatch.setattr(evaluator.Evaluator, "_load", late)
+    monkeypatch.setattr(Evaluator, "_load", late)
     main(config_of(shards), tmp_path)
     assert [event["version"] for event in events(tmp_path, "eval")] == [20, 30]
     assert events(tmp_path, "warning") == []
@@ -682,7 +682,7 @@ def test_a_deleted_waiting_checkpoint_is_skipped_silently(
 
 def test_what_was_read_of_the_log_is_not_read_again(tmp_path: Path, shards: Path) -> None:
     write(tmp_path, 10, boundary=1)
-    found = evaluator.Evaluator(config_of(shards), open_shards(str(shards)), Folders.from_home(tmp_path))
+    found = Evaluator(config_of(shards), open_shards(str(shards)), Folders.from_home(tmp_path))
     found.catch_up()
     log = tmp_path / METRICS
     log.write_bytes(b" " * (log.stat().st_size - 1) + b"\n")  # nobody would know of version 10 who reads it now
@@ -696,7 +696,7 @@ def test_without_evaluation_rows_a_warning_and_a_model_come(tmp_path: Path) -> N
     write(tmp_path, 20, final=True)
     for _ in range(2):
         main(config_of(shards), tmp_path)
-    assert [event["message"] for event in events(tmp_path, "warning")] == [evaluator.NO_ROWS]
+    assert [event["message"] for event in events(tmp_path, "warning")] == [NO_ROWS]
     assert events(tmp_path, "eval") == []
     assert (tmp_path / MODEL).exists()
     assert not (tmp_path / BEST).exists()

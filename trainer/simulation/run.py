@@ -46,7 +46,7 @@ from trainer.stages import switches_by_rule
 from trainer.transport.status import RunStatus
 
 if TYPE_CHECKING:
-    from trainer.evaluation.process import Evaluator
+    from trainer.evaluation.evaluator import Evaluator
 
 SHOW_S = 0.5
 
@@ -255,7 +255,7 @@ def _run(
 
 
 def _evaluator(context: RunContext, folders: Folders) -> Evaluator:
-    from trainer.evaluation.process import Evaluator
+    from trainer.evaluation.evaluator import Evaluator
 
     return Evaluator(context.config, context.shards, folders)
 
