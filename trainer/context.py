@@ -59,6 +59,10 @@ class RunContext:
         return context
 
     @property
+    def checkpoints(self) -> Place:
+        return self.home / CHECKPOINTS
+
+    @property
     def shards(self) -> Shards:
         """The shard set. Raises UsageError and DataError."""
         return self.opened()
@@ -102,6 +106,6 @@ class RunContext:
         history = record.config.data.mix if record else ""
         if not history:
             return self
-        state = newest_state(self.home / CHECKPOINTS)
+        state = newest_state(self.checkpoints)
         mix = changed_mix(history, data.mix, max(state.clocks.values(), default=0) if state else 0)
         return replace(self, config=replace(self.config, data=replace(data, mix=mix)))

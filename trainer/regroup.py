@@ -15,7 +15,6 @@ from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Coh
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
 from trainer.options import Options
-from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import RunRecord, SavedRun, digest
 from trainer.sampling.shuffle import ShuffleSampler
 
@@ -63,7 +62,7 @@ def regrouped(
             )
         return context  # refused later
     # Nothing was trained, so that this start begins anew.
-    if not (options.resume or newest(context.home / CHECKPOINTS)):
+    if not (options.resume or newest(context.checkpoints)):
         return context
     _check_batch(context, workers, present, request, options)
     context = _with_batch(context, request.batch_size)
@@ -172,7 +171,7 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
         UsageError: the workers of the run cannot change.
         DataError: a checkpoint is damaged.
     """
-    progress = _progress(context.home / CHECKPOINTS, record)
+    progress = _progress(context.checkpoints, record)
     # A cohort without an update has left nothing: it begins again, maybe from another checkpoint.
     entries = record.cohorts.up_to(progress.version)
     last = entries[-1]
@@ -182,7 +181,7 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
         raise UsageError(f"{request} instead of {last.size}: {reason}; resume with {last.size}")
     if sorted(progress.clocks) != list(range(last.workers)):
         raise broken(
-            folder_of(context.home / CHECKPOINTS, progress.version) / STATE,
+            folder_of(context.checkpoints, progress.version) / STATE,
             f"has clocks of {len(progress.clocks)} workers, not {last.workers}",
         )
     if not is_changed:

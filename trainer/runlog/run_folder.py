@@ -265,8 +265,8 @@ def settled(
         names = listing(output)
         saved = saved_run(output, overwrite=overwrite)
         is_new = overwrite or all(EARLY.fullmatch(name) for name in names)
-        start = Start.NEW
         saved_record = None if is_new else saved.intact()
+        start = Start.NEW
         if not is_new:
             start = decide(output, saved_record, requested, is_finished=is_finished(output), resume=resume)
         if start is not Start.FINISHED:
@@ -274,16 +274,21 @@ def settled(
             if saved_record and saved_record.num_workers == requested.num_workers:
                 requested = replace(requested, threads=saved_record.threads)
             record = check(requested, saved)
-            if is_new:
-                others = () if overwrite else (f"{LOGS}/", f"{ROWS}/")  # of hosts that began earlier
-                _delete(output, [name for name in names if not name.startswith(others)])
-                if not isinstance(output, Path):
-                    segments.void(output)
-            elif not isinstance(output, Path):
-                _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # local writes do it themselves
+            _clear(output, names, start, overwrite=overwrite)
             (output / RESULT).unlink(missing_ok=True)  # first, so that a longer run killed now does not look finished
             write_whole(output / CONFIG, (json.dumps(record.to_json(), indent=1) + "\n").encode())
         yield start
+
+
+def _clear(output: Place, names: list[str], start: Start, *, overwrite: bool) -> None:
+    """Delete the files of a folder that a start does not continue. names: its files."""
+    if start is Start.NEW:
+        others = () if overwrite else (f"{LOGS}/", f"{ROWS}/")  # of hosts that began earlier
+        _delete(output, [name for name in names if not name.startswith(others)])
+    elif not isinstance(output, Path):
+        _delete(output, [name for name in names if re.fullmatch(_DRAFT, name)])  # local writes do it themselves
+    if start is Start.NEW and not isinstance(output, Path):
+        segments.void(output)
 
 
 @contextmanager
