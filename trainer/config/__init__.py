@@ -1,0 +1,20 @@
+"""The configuration of a run: its options by part, the whole, and the facts that follow from the shard set and the model."""
+
+from trainer.config.config import Config
+from trainer.config.data import SEPARATOR, Data
+from trainer.config.facts import RunFacts, slice_bounds
+from trainer.config.optimiser import FRESH_MOMENTUM, Optimiser
+from trainer.config.processes import Processes
+from trainer.config.run_spec import RunSpec
+
+__all__ = [
+    "FRESH_MOMENTUM",
+    "SEPARATOR",
+    "Config",
+    "Data",
+    "Optimiser",
+    "Processes",
+    "RunFacts",
+    "RunSpec",
+    "slice_bounds",
+]
