@@ -76,23 +76,7 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
     check_shares(config, num_workers, drawn_ratios(context, simulated, num_workers))
     simulated.check(num_workers)
     check_exchange(config, num_workers, simulated.compute)
-    if config.sampler != ShuffleSampler() and simulated.compute != "real":
-        raise UsageError(
-            f"--sampling {config.sampler.name} draws from rows, --compute {simulated.compute} has none: use --compute real"
-        )
-    if config.run.example_ledger and simulated.compute != "real":
-        raise UsageError(
-            f"--example-ledger keeps losses of rows, --compute {simulated.compute} has none: use --compute real"
-        )
-    if config.data.gossip and simulated.compute != "real":
-        raise UsageError(
-            f"--gossip {config.data.gossip} exchanges rows, --compute {simulated.compute} has none: use --compute real"
-        )
-    if config.data.repartition != "fixed" and simulated.compute != "real":
-        raise UsageError(
-            f"--repartition {config.data.repartition} divides rows, --compute {simulated.compute} has none: use --compute"
-            " real"
-        )
+    check_rows(config, simulated.compute)
     record = RunRecord(config, num_workers, rows, shards_digest, simulated.to_json())
 
     def check(record: RunRecord, saved: SavedRun) -> RunRecord:
@@ -145,6 +129,21 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     check_evaluation(config, shards)
     check_sampler(config, shards, num_workers, targets=network.targets)
     return record
+
+
+def check_rows(config: Config, compute: str) -> None:
+    """Raise UsageError for an option that needs rows, which only real gradients have.
+
+    compute: the kind of gradients, as in SimulationSettings."""
+    uses = (
+        (config.sampler != ShuffleSampler(), f"--sampling {config.sampler.name} draws from rows"),
+        (config.run.example_ledger, "--example-ledger keeps losses of rows"),
+        (bool(config.data.gossip), f"--gossip {config.data.gossip} exchanges rows"),
+        (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides rows"),
+    )
+    use = next((use for applies, use in uses if applies), None)
+    if use and compute != "real":
+        raise UsageError(f"{use}, --compute {compute} has none: use --compute real")
 
 
 def check_exchange(config: Config, num_workers: int, compute: str) -> None:
