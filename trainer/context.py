@@ -54,9 +54,10 @@ class RunContext:
     @classmethod
     def open(cls, config: Config, home: Place) -> RunContext:
         """Open the shard set of a run with this folder now. Raises UsageError and DataError."""
-        context = cls.from_config(config, home)
-        context.opened()
-        return context
+        from trainer.data.pinned import open_pinned
+
+        shards = open_pinned(config.data)
+        return cls(config, home, lambda: shards)
 
     @property
     def checkpoints(self) -> Place:

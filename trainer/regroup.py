@@ -15,7 +15,7 @@ from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Coh
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
 from trainer.options import Options
-from trainer.runlog.run_folder import RunRecord, SavedRun, digest
+from trainer.runlog.run_folder import RunRecord, SavedRun
 from trainer.sampling.shuffle import ShuffleSampler
 
 
@@ -144,7 +144,7 @@ def _check_batch(
 def _has_rows_of(context: RunContext, saved: RunRecord, compute: str | None) -> bool:
     """Return whether a start has the set of a run. Another set is refused later."""
     if context.config.data.shards:
-        return saved.shards == digest(context.shards)
+        return saved.shards == context.shards.digest
     return compute not in (None, "real")
 
 

@@ -30,7 +30,6 @@ from trainer.data.mixture import open_mixture, sources_of
 from trainer.data.opening import open_shards
 from trainer.data.pinned import open_pinned
 from trainer.flags import build_parser, config_of
-from trainer.runlog.run_folder import digest
 from trainer.sampling.base import Population, SelectionStream
 from trainer.sampling.mixture import changed_mix, is_mix, mixture_stream, parse_mix
 from trainer.simulate import SimulationSettings, simulate
@@ -200,8 +199,8 @@ def test_a_mixture_has_the_rows_of_its_sets(sets: str, tmp_path: Path) -> None:
     assert evaluation is not None
     assert len(evaluation) == 2 * len(EVAL_ROWS)
     copies = [str(shutil.copytree(uri, tmp_path / str(number))) for number, uri in enumerate(uris)]
-    assert digest(open_mixture(copies)) == digest(mixed)
-    assert digest(open_mixture(copies[::-1])) != digest(mixed)
+    assert open_mixture(copies).digest == mixed.digest
+    assert open_mixture(copies[::-1]).digest != mixed.digest
 
 
 def test_sets_that_cannot_be_mixed_are_one_line(sets: str, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +16,7 @@ from pipeline.core.shardset.layout import Dtype, Layout
 from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import Ratios
 from pipeline.core.shardset.schema import TARGET_COLUMN
+from pipeline.core.shardset.versions import unstamped
 from trainer.models.base import ModelInput
 
 BARE = "bare shards"  # in place of a strategy's name: nothing is known about how the rows were placed
@@ -95,6 +98,16 @@ class Shards(ShardSet):
         """The sum of the hashes of all distinct rows, modulo 2^64; None if the manifest has none."""
         text = self.manifest.input.fingerprint
         return int(text.rpartition("-")[2], 16) if text else None
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of all training and evaluation rows and their assignment to workers.
+
+        It is unchanged if the set is moved, or written again with the same content."""
+        if self.sets:
+            return sha256(" ".join(each.digest for each in self.sets).encode()).hexdigest()[:16]
+        files = [*self.files(), *self.eval_files()]
+        return sha256("\n".join(f"{unstamped(file.path)} {file.sha256}" for file in files).encode()).hexdigest()[:16]
 
     @property
     def ratios(self) -> Ratios:

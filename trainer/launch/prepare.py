@@ -30,7 +30,6 @@ from trainer.models.flat_vector import FlatModel
 from trainer.models.normalisation import normalises
 from trainer.plan import smallest_pass
 from trainer.run_files import CHECKPOINTS
-from trainer.runlog.run_folder import digest
 from trainer.stages import holdout_share, switches_by_rule
 from trainer.transport.messages import pack_json
 
@@ -59,7 +58,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     # Passes are compared with the rows that they train, which a run that holds out rows does not know before it reads them.
     fingerprint = trained_fingerprint(shards, config)
     ratios = shards.ratios_of(num_workers)
-    facts = RunFacts(*sizes, digest(shards), fingerprint, ratios, classifies=not network.targets)
+    facts = RunFacts(*sizes, shards.digest, fingerprint, ratios, classifies=not network.targets)
     if home:
         ensure_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(pack_json(facts.to_json()))

@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
-from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.json_values import build, parse_object
-from pipeline.core.shardset.versions import unstamped
 from pipeline.core.storage.uri import is_remote
 from trainer.checkpoints.generations import GENERATIONS
 from trainer.checkpoints.switch_file import SWITCH
@@ -101,7 +99,7 @@ class RunRecord:
 
     @classmethod
     def from_config(cls, config: Config, shards: Shards) -> RunRecord:
-        return cls(config, config.num_workers(shards.num_workers), shards.rows, digest(shards))
+        return cls(config, config.num_workers(shards.num_workers), shards.rows, shards.digest)
 
     @property
     def cohorts(self) -> Cohorts:
@@ -169,16 +167,6 @@ class SavedRun:
         if self.error:
             raise self.error
         return self.record
-
-
-def digest(shards: Shards) -> str:
-    """Return a digest of all training and evaluation rows and their assignment to workers.
-
-    It is unchanged if the set is moved, or written again with the same content."""
-    if shards.sets:
-        return sha256(" ".join(map(digest, shards.sets)).encode()).hexdigest()[:16]
-    files = [*shards.files(), *shards.eval_files()]
-    return sha256("\n".join(f"{unstamped(file.path)} {file.sha256}" for file in files).encode()).hexdigest()[:16]
 
 
 def resolve_output(output: str) -> Path:

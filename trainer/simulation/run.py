@@ -36,7 +36,7 @@ from trainer.runlog.events import CLOCK
 from trainer.runlog.kinds import WarningEvent
 from trainer.runlog.read import iter_events
 from trainer.runlog.result import Result, read_result
-from trainer.runlog.run_folder import RunRecord, SavedRun, Start, digest, resolve_output, saved_run, settled
+from trainer.runlog.run_folder import RunRecord, SavedRun, Start, resolve_output, saved_run, settled
 from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine
@@ -178,7 +178,7 @@ def workers_rows_digest(context: RunContext, simulated: SimulationSettings) -> t
     Raises UsageError if the number of workers is unknown, or real gradients are asked for without shards."""
     if context.config.data.shards:
         shards = context.shards
-        return context.config.num_workers(simulated.workers or shards.num_workers), shards.rows, digest(shards)
+        return context.config.num_workers(simulated.workers or shards.num_workers), shards.rows, shards.digest
     if simulated.compute == "real":
         raise UsageError("--compute real trains on shards: give --shards, or --compute quadratic or none")
     num_workers = context.config.num_workers(simulated.workers or 0)

@@ -171,12 +171,10 @@ def _delete(folder: Path) -> None:
 
 def identity_of(shards: Shards) -> dict[str, Any]:
     """Return fingerprints of a set's images and of the set itself."""
-    from trainer.runlog.run_folder import digest
-
     manifest = shards.manifest
     assert manifest.evaluation, "every set of a study has evaluation rows"
     data = {"train": manifest.input.fingerprint, "eval": manifest.evaluation.input.fingerprint}
-    return {"data": data, "shards": digest(shards)}
+    return {"data": data, "shards": shards.digest}
 
 
 def facts_of(manifest: Manifest, quality: dict[str, Any] | None) -> dict[str, Any]:
