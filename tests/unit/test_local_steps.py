@@ -16,8 +16,8 @@ from trainer.coordination.local_steps import LocalPlan
 from trainer.coordination.orders import RowLosses, StepMeasurements, join_measurements
 from trainer.coordination.passes import WORD, RowSums
 from trainer.data.batches import Batches
+from trainer.data.rows import Rows
 from trainer.data.sampling import FixedSampler
-from trainer.data.shards import Rows
 from trainer.models.base import ModelInput
 from trainer.models.build import NetworkAndTask, build
 from trainer.models.cnn import CNN

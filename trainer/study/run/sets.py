@@ -129,7 +129,7 @@ class Sets:
         _delete(self.root / DATASETS)
 
     def _fingerprints(self, key: SetKey) -> Fingerprints:
-        from trainer.data.shards import open_shards
+        from trainer.data.opening import open_shards
 
         return flatten(identity_of(open_shards(self.uri(key))))
 
