@@ -10,9 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
-from trainer.coordination.local_steps import LocalPlan
+from trainer.coordination.local_steps import LocalCopy, LocalPlan
 from trainer.coordination.orders import RowLosses, StepMeasurements, join_measurements
 from trainer.coordination.passes import WORD, RowSums
 from trainer.data.batches import Batches
@@ -148,8 +147,12 @@ def test_downpour_has_no_momentum_and_a_rate_that_its_pushes_share() -> None:
     assert make_config(model="cnn", protocol="downpour", momentum=0.5, learning_rate=0.1).coefficient == 0.5
 
 
-def test_downpour_refuses_a_sampler_with_a_loss_table() -> None:
-    with pytest.raises(
-        UsageError, match="--protocol downpour pushes after several mini-batches, and the loss table of"
-    ):
-        make_config(protocol="downpour", sampling="recency")
+def test_an_owned_entry_moves_on_the_copy_without_its_multiple() -> None:
+    """Servers divide the changes of all workers by their number, and the copy must not move N times as far."""
+    copy = LocalCopy(np.array([5.0, 1.0, 2.0, 3.0]), 1, "changes", (slice(2, 4), WORKERS))
+    for losses in ([7.0, 3.0], [8.0, 4.0]):
+        changes = WORKERS * (np.array(losses) - copy.values[2:])
+        copy.add(np.concatenate([[1.0, 0.5], changes]), 0.25)
+        assert copy.values[2:].tolist() == losses
+    assert copy.total.tolist() == [2.0, 1.0, WORKERS * 6.0, WORKERS * 1.0]
+    assert copy.values[:2].tolist() == [4.5, 2.0]

@@ -34,7 +34,7 @@ from tests.support.trainer_runs import until
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import RunFacts, slice_bounds
-from trainer.coordination.orders import OwnRound, Round, RowLosses, StepMeasurements
+from trainer.coordination.orders import OwnRound, Round, RowLosses, StepMeasurements, join_measurements
 from trainer.coordination.passes import RowSums
 from trainer.launch.control import Control
 from trainer.server.rounds import BODY_BYTES
@@ -445,7 +445,9 @@ def test_losses_of_rows_are_the_same_on_the_other_side() -> None:
     rows = RowLosses(np.array([2**40, 3]), np.array([0.25, 1.5], np.float32), np.array([True, False]))
     nothing = RowLosses(*(np.empty(0, column.dtype) for column in rows))
     long = StepMeasurements(2, 0.875, 1, 0.5, 0.25, RowSums(7, 3, 1), rows)
-    reports = (long, plain, plain._replace(examples=0, row_losses=nothing), long)
+    mixed = join_measurements([long, plain, long])  # plain: of other workers' examples, whose losses do not count
+    assert (mixed.examples, len(mixed.row_losses or ()), mixed.row_losses and len(mixed.row_losses.ids)) == (5, 3, 4)
+    reports = (long, mixed, plain._replace(examples=0, row_losses=nothing), plain, mixed, long)
 
     def text(each: StepMeasurements) -> str:
         rows = [(column.dtype, column.tolist()) for column in each.row_losses or ()]
@@ -453,10 +455,10 @@ def test_losses_of_rows_are_the_same_on_the_other_side() -> None:
 
     expected = [text(each) for each in reports]
     assert [text(each) for each in unpack_reports(pack_reports(reports))] == expected
-    whole, half = (Round(flag, reports[begin : begin + 2]) for begin, flag in ((0, True), (2, False)))
-    rounds = unpack_rounds(pack_rounds([whole, half]), 2)
+    parts = [Round(flag, reports[begin : begin + 2]) for begin, flag in ((0, True), (2, False), (4, True))]
+    rounds = unpack_rounds(pack_rounds(parts), 2)
     assert [text(each) for round in rounds for each in round.reports] == expected
-    assert [round.snapshot for round in rounds] == [True, False]
+    assert [round.snapshot for round in rounds] == [True, False, True]
     own = unpack_own_rounds(pack_own_rounds([OwnRound(9, each, (4, 2)) for each in reports]))
     assert [text(round.report) for round in own] == expected
     assert {(round.sent_bytes, round.changed) for round in own} == {(9, (4, 2))}

@@ -96,11 +96,6 @@ class Config:
             name = f"--sampling {self.sampler.name}" if self.sampler.name != ShuffleSampler.name else "--repartition"
             raise UsageError(f"{name} learns from all workers, and --batch-norm last keeps one's: leave it out")
 
-        if self.table_sampler and self.protocol.most_local_steps() > 1:
-            raise UsageError(
-                f"--protocol {self.protocol.name} pushes after several mini-batches, and the loss table of --sampling"
-                f" {self.sampler.name} is merged after each: leave out one of them"
-            )
         if self.data.repartition != "fixed":
             self._check_repartition()
         if self.data.gossip:

@@ -32,6 +32,8 @@ class LocalCopy:
         values: float32 [P + Q], the parameters and statistics that it has pulled; copied.
         num_parameters: P.
         statistics: see ParameterSlice.
+        owned: range of entries whose changes are pushed as multiples, because the servers divide them, and the multiple;
+            None for none.
 
     Attributes:
         values: the copy.
@@ -39,12 +41,19 @@ class LocalCopy:
             the last ones.
     """
 
-    def __init__(self, values: Vector, num_parameters: int, statistics: Literal["changes", "whole"]) -> None:
+    def __init__(
+        self,
+        values: Vector,
+        num_parameters: int,
+        statistics: Literal["changes", "whole"],
+        owned: tuple[slice, int] | None = None,
+    ) -> None:
         self.values = values.copy()
         self.total = np.zeros_like(values)
         self._parameters = slice(0, num_parameters)
         self._statistics = slice(num_parameters, len(values))
         self._is_whole = statistics == "whole"
+        self._owned = owned
 
     def add(self, pushed: Vector, rate: float) -> None:
         """Add a gradient, and move the copy by it. pushed: float32 [P + Q]; rate: its factor."""
@@ -52,6 +61,10 @@ class LocalCopy:
         self.values[self._parameters] -= pushed[self._parameters] * rate
         if self._is_whole:
             self.total[self._statistics] = self.values[self._statistics] = pushed[self._statistics]
-        else:
-            self.total[self._statistics] += pushed[self._statistics]
-            self.values[self._statistics] += pushed[self._statistics]
+            return
+        self.total[self._statistics] += pushed[self._statistics]
+        if self._owned:
+            span, multiple = self._owned
+            pushed = pushed.copy()
+            pushed[span] /= multiple
+        self.values[self._statistics] += pushed[self._statistics]

@@ -59,6 +59,7 @@ class Compute:
         fingerprint: of the rows; None if unknown, or without rows.
         ratios: unequal shares in which workers draw rows; empty if shares are equal.
         classifies: whether predictions can be correct or wrong.
+        owned_entries: see Step.
     """
 
     num_parameters: int
@@ -66,6 +67,7 @@ class Compute:
     fingerprint: int | None = None
     ratios: Ratios = ()
     classifies: bool = False
+    owned_entries: tuple[slice, int] | None = None
 
     def start(self) -> Floats:
         return np.zeros(self.num_parameters + self.num_buffers, np.float32)
@@ -78,7 +80,7 @@ class Compute:
         """Return what a worker pushes next: the sum of the gradients of its mini-batches from a step on."""
         if len(plan.rates) == 1:
             return self.step(worker, clock, parameters)
-        copy = LocalCopy(np.concatenate(parameters), self.num_parameters, plan.statistics)
+        copy = LocalCopy(np.concatenate(parameters), self.num_parameters, plan.statistics, self.owned_entries)
         reports = []
         for step, rate in enumerate(plan.rates):
             result = self.step(worker, clock + step, [copy.values])
@@ -178,6 +180,7 @@ class RealCompute(Compute):
         self.pushed = np.zeros_like(self._start)
         device = pick_device(config.processes.device, 0)
         self.model_step = Step(config, network, self.pulled, self.pushed, device, num_workers)
+        self.owned_entries = self.model_step.owned_entries
         self.ratios = shards.ratios_of(num_workers)
         self.classifies = not network.targets
         if config.cohorts.entries:

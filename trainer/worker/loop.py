@@ -91,7 +91,8 @@ def train(
         if len(steps.rates) == 1:
             report, is_cancelled = compute(turn)
         else:
-            report = _compute_locally(client, turn, steps, step.flat.num_parameters, compute)
+            copy = LocalCopy(client.pulled, step.flat.num_parameters, steps.statistics, step.owned_entries)
+            report = _compute_locally(client, turn, steps, copy, compute)
             is_cancelled = False
         turn = _next(client, turn, report, is_cancelled=is_cancelled)
 
@@ -100,7 +101,7 @@ def _compute_locally(
     client: Client,
     turn: Turn,
     plan: LocalPlan,
-    num_parameters: int,
+    copy: LocalCopy,
     compute: Callable[[Turn], tuple[StepMeasurements, bool]],
 ) -> StepMeasurements:
     """Compute several mini-batches on a copy of the parameters, and leave the sum of their gradients in ``pushed``.
@@ -109,12 +110,11 @@ def _compute_locally(
         client: has the vectors.
         turn: the first mini-batch.
         plan: all mini-batches.
-        num_parameters: P.
+        copy: of the parameters.
         compute: computes the gradient of one mini-batch at ``pulled``, whose statistics it may change.
 
     Returns the measurements of all of them together.
     """
-    copy = LocalCopy(client.pulled, num_parameters, plan.statistics)
     reports = []
     for number, rate in enumerate(plan.rates):
         client.pulled[:] = copy.values

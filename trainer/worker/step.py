@@ -103,6 +103,13 @@ class Step:
         has_servers = not isinstance(config.exchange, NeighbourExchange)
         self._merged_shares = num_workers if self.pushes_changes and has_servers else 1
 
+    @property
+    def owned_entries(self) -> tuple[slice, int] | None:
+        """The range of the loss table whose changes are pushed as multiples, and the multiple; None for none."""
+        sampler = self.config.table_sampler
+        has_owners = self._table is not None and sampler is not None and sampler.has_owners
+        return (self.flat.packed_range(TABLE), self._merged_shares) if has_owners else None
+
     def read_table(self) -> np.ndarray | None:
         """Return a copy of the sampler's loss table in ``pulled``, float32; None without a table."""
         return self.pulled[self.flat.packed_range(TABLE)].numpy().copy() if self._table else None
