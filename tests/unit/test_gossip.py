@@ -214,9 +214,12 @@ def test_rounds_keep_their_invariants(actions: list[tuple[str, int]]) -> None:
             current = adopted[worker]
             assert current.round == number, "the newest complete round, or none"
             others = [examples for other, examples in sorted(last.items()) if other != worker]
-            assert current.examples.ids.tolist() == [i for examples in others for i in examples.ids.tolist()]
-            if current.examples.has_content and others:
-                np.testing.assert_array_equal(current.examples.images_KCHW.ravel(), current.examples.ids % 256)
+            pool_examples = current.others()
+            assert pool_examples.ids.tolist() == [i for examples in others for i in examples.ids.tolist()]
+            if pool_examples.has_content and others:
+                np.testing.assert_array_equal(pool_examples.images_KCHW.ravel(), pool_examples.ids % 256)
+            same = [other for other in adopted.values() if other.round == current.round > 0]
+            assert all(other.examples is current.examples for other in same), "one array for all workers"
             assert rounds.next_pool(worker, sessions[worker], clocks[worker] + 1) is None, "it has the newest"
         elif action == "resume":  # from a checkpoint, which has JSON
             rounds = GossipRounds(json.loads(json.dumps(rounds.memory)))

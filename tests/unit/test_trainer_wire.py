@@ -158,7 +158,7 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     NeighbourModel: (40, "qqq"),
     ReplicaCopy: (41, "qqqq"),
     GossipOffer: (42, "qqq"),
-    GossipPool: (43, "qqqqq"),
+    GossipPool: (43, "qqqqqqq"),
 }
 # Of a mini-batch of one row that is not hashed, and whose loss is not kept.
 REPORT = struct.pack("<iidddQQii", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1, -1)

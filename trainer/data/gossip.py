@@ -163,7 +163,7 @@ def rows_of_pool(pool: Pool, read_rows: ReadRows) -> Callable[[], Rows] | None:
     read_rows: reads them by their ids if the pool has no content."""
     if not pool.round:
         return None
-    examples = pool.examples
+    examples = pool.others()
     if not examples.has_content:
         return lambda: read_rows(examples.ids)
     rows = Rows(examples.images_KCHW, examples.labels, examples.ids)

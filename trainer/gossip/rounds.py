@@ -10,6 +10,7 @@ The state is plain JSON and a part of every checkpoint. It names examples by the
 from __future__ import annotations
 
 from collections.abc import Set
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +38,14 @@ class Examples(NamedTuple):
     def has_content(self) -> bool:
         return len(self.labels) == len(self.ids)
 
+    def drop(self, begin: int, end: int) -> Examples:
+        """Return the examples but those at the places ``begin`` to ``end``."""
+        own = np.s_[begin:end]
+        ids = np.delete(self.ids, own)
+        if not self.has_content:
+            return _ids_alone(ids)
+        return Examples(ids, np.delete(self.labels, own), np.delete(self.images_KCHW, own, axis=0))
+
 
 class Pool(NamedTuple):
     """The examples of other workers, as one worker gets them.
@@ -45,13 +54,20 @@ class Pool(NamedTuple):
         round: number of their round, from 1; 0 for no examples.
         clock: the worker's first step with this pool.
         first: the worker's first step with any pool; mini-batches are woven from it on.
-        examples: of all others, in the order of workers.
+        examples: of all workers, in their order; the same object for all pools of a round.
+        own_begin, own_end: the places of the worker's own ones, which it leaves out.
     """
 
     round: int
     clock: int
     first: int
     examples: Examples
+    own_begin: int = 0
+    own_end: int = 0
+
+    def others(self) -> Examples:
+        """Return the examples of all other workers, in their order."""
+        return self.examples.drop(self.own_begin, self.own_end)
 
 
 EMPTY = Examples(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 0, 0, 0), np.uint8))
@@ -72,7 +88,7 @@ class GossipRounds:
         if not memory:
             memory.update(round=0, ids={}, first={}, begins={}, epochs={}, open={})
         # After a resume only the ids of examples are known.
-        self._complete = {int(worker): _ids_alone(ids) for worker, ids in memory["ids"].items()}
+        self._join({int(worker): _ids_alone(ids) for worker, ids in memory["ids"].items()})
         # Epoch and examples of each worker in the round that is not complete.
         self._open = {int(worker): (epoch, _ids_alone(ids)) for worker, (epoch, ids) in memory["open"].items()}
         self._receipts: dict[int, tuple[int, int]] = {}  # the session and round of each worker's pool
@@ -110,13 +126,20 @@ class GossipRounds:
         would be a pool for nobody else, and waits. members: workers that take part."""
         if len(self._open) < 2 or not members <= self._open.keys():
             return False
-        self._complete = {worker: self._open[worker][1] for worker in sorted(self._open)}
+        parts = {worker: self._open[worker][1] for worker in sorted(self._open)}
+        self._join(parts)
         self.memory["round"] += 1
-        self.memory["ids"] = {str(worker): examples.ids.tolist() for worker, examples in self._complete.items()}
+        self.memory["ids"] = {str(worker): examples.ids.tolist() for worker, examples in parts.items()}
         self.memory["epochs"] |= {str(worker): epoch for worker, (epoch, _) in self._open.items()}
         self._open = {}
         self.memory["open"] = {}
         return True
+
+    def _join(self, parts: dict[int, Examples]) -> None:
+        """Keep the examples of a complete round together, once for all pools. parts: by worker, in their order."""
+        self._whole = join_examples(list(parts.values())) if parts else EMPTY
+        ends = np.cumsum([len(examples.ids) for examples in parts.values()], dtype=np.int64).tolist()
+        self._places = dict(zip(parts, pairwise([0, *ends]), strict=True))
 
     def next_pool(self, worker: int, session: int, clock: int) -> Pool | None:
         """Return the pool that a worker must get before a step; None if it has the newest.
@@ -127,8 +150,8 @@ class GossipRounds:
         if self._receipts.get(worker) == (session, self.number):
             return None
         self._receipts[worker] = session, self.number
-        parts = [examples for other, examples in self._complete.items() if other != worker]
-        if not parts:
+        own = self._places.get(worker, (0, 0))
+        if len(self._whole.ids) == own[1] - own[0]:
             return Pool(0, clock, clock, EMPTY)
         # After a roll-back a worker may repeat steps that it had made without a pool, or with the one before.
         first = min(self.memory["first"].get(str(worker), clock), clock)
@@ -136,7 +159,7 @@ class GossipRounds:
         number, begin = self.memory["begins"].get(str(worker), (0, clock))
         begin = min(begin, clock) if number == self.number else clock
         self.memory["begins"][str(worker)] = [self.number, begin]
-        return Pool(self.number, begin, first, join_examples(parts))
+        return Pool(self.number, begin, first, self._whole, *own)
 
 
 def join_examples(parts: list[Examples]) -> Examples:

@@ -14,7 +14,7 @@ import zmq
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.orders import Order, StepMeasurements
-from trainer.gossip.rounds import Pool
+from trainer.gossip.rounds import EMPTY, Pool
 from trainer.leader.background import Background
 from trainer.leader.leader import Follower, Leader
 from trainer.server.endpoint import Endpoint
@@ -98,6 +98,7 @@ class Server:
             config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote
         )
         self._unsent_receipts: list[WriteReceipt] = []  # for server 0, in order
+        self._packed = EMPTY, pack_examples(EMPTY)  # the newest examples of a pool, and the body with them
         self.leader = None if index else self._make_leader()
         self.malformed = 0
 
@@ -168,8 +169,12 @@ class Server:
         """Send a worker the examples of others; dropped if it has joined again meanwhile, and gets them then."""
         peer = self.slice_server.peers.get(worker)
         if peer and peer.session == session:
-            message = GossipPool(worker, session, pool.round, pool.clock, pool.first)
-            self.send(peer.identity, message, pack_examples(pool.examples))
+            # One body for the pools of a round: with one per worker, server 0 would copy its images once per worker.
+            if self._packed[0] is not pool.examples:
+                self._packed = pool.examples, pack_examples(pool.examples)
+            own = pool.own_begin, pool.own_end
+            message = GossipPool(worker, session, pool.round, pool.clock, pool.first, *own)
+            self.send(peer.identity, message, self._packed[1])
 
     def send_load(self, followers: Sequence[Follower], generation: int, version: int, stage: int) -> None:
         """Have the given followers and this server load a checkpoint, and start a generation with it."""

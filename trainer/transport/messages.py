@@ -470,12 +470,13 @@ class GossipOffer(NamedTuple):
 
 
 class GossipPool(NamedTuple):
-    """The examples of all other workers, before the parameters of the step that uses them. From server 0. Body: examples.
+    """The examples of all workers, before the parameters of the step that uses them. From server 0. Body: examples.
 
     Attributes:
         round: number of their round; 0 for none.
         clock: that step.
         first: the worker's first step with examples of others.
+        own_begin, own_end: the places of the worker's own examples, so that one body serves all workers.
     """
 
     worker: int
@@ -483,6 +484,8 @@ class GossipPool(NamedTuple):
     round: int
     clock: int
     first: int
+    own_begin: int
+    own_end: int
 
 
 Message = (

@@ -220,7 +220,9 @@ class ServerClient:
                     self._copy(index, body.buffer)
                 return message
             case GossipPool(session=self.session):
-                self._pool = Pool(message.round, message.clock, message.first, unpack_examples(body.buffer))
+                examples = unpack_examples(body.buffer)
+                own = message.own_begin, message.own_end
+                self._pool = Pool(message.round, message.clock, message.first, examples, *own)
             case Stop(session=self.session):
                 return message
             case ChangeStage():
