@@ -27,6 +27,7 @@ from trainer.data.rows import Rows
 from trainer.sampling.base import LossTable, SetSizes
 from trainer.sampling.repartition import LossStatistics, PartitionPlan, RepartitionOptions
 from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 
 
@@ -151,8 +152,8 @@ def test_phases_follow_the_rule(measure: Measure, heuristic: Heuristic, rows: in
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"protocol": "asp"}, "which --protocol asp lacks: give --protocol bsp or --exchange all-reduce"),
-        ({"exchange": "d-psgd"}, "which --exchange d-psgd lacks: give --protocol bsp or --exchange all-reduce"),
+        ({"protocol": "asp"}, "which --protocol asp lacks: give --protocol bsp, --exchange all-reduce or"),
+        ({"exchange": "d-psgd"}, "which --exchange d-psgd lacks: give --protocol bsp, --exchange all-reduce or"),
         ({"sampling": "balanced"}, "draws passes over all rows of a set: leave out --sampling balanced"),
         ({"follow": True}, "draws passes over all rows of a set: leave out --follow"),
         (
@@ -202,6 +203,33 @@ def test_a_repartitioned_run_resumes_with_its_bits(
                 shutil.rmtree(folder_of(tmp_path / str(middle) / "checkpoints", later))
         resumed = run(shards, tmp_path / str(middle), RESUME, **values)
         assert final(resumed).tobytes() == expected, middle
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"protocol": "asp", "stop": "local"},
+        {"protocol": "ssp", "stop": "local", "servers": 2},
+        {"protocol": "downpour", "stop": "local", "push_every": 29},
+        {"exchange": "d-psgd"},
+        {"exchange": "sync-switch"},
+    ],
+    ids=lambda values: values.get("protocol", values.get("exchange")),
+)
+def test_random_deals_need_no_common_steps(values: dict[str, Any], shards: Path, tmp_path: Path) -> None:
+    """Each worker changes over at its own clock. 30 steps of 12 rows are 6 epochs of 60 rows."""
+    settings: dict[str, Any] = {"repartition": "random", "model": "logistic", "batch_size": 12, "steps": 30}
+    settings |= {"example_ledger": True} | values
+    machines = SimulationSettings(profile=parse_profile("one-slow:3"))
+    done = simulate(make_config(shards, tmp_path / "run", **settings), machines, QUIET)
+    ledger = pd.concat(pd.read_parquet(path) for path in sorted((tmp_path / "run" / "examples").glob("*.parquet")))
+    counts = np.bincount(ledger.id.to_numpy(), minlength=60)
+    if "stop" in values or values["exchange"] == "d-psgd":
+        assert set(counts) == {6}
+    else:  # fast workers make more of the steps
+        assert counts.sum() == 360
+        assert counts.min() >= 3
+    assert replay(done.output).is_equal
 
 
 def test_the_ledger_says_how_the_rows_were_divided(shards: Path, tmp_path: Path) -> None:

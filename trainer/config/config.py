@@ -115,14 +115,16 @@ class Config:
             )
 
     def _check_repartition(self) -> None:
-        """Raise UsageError for protocols and exchanges whose workers do not make every step together."""
+        """Raise UsageError for protocols and exchanges whose workers would divide the rows by different losses.
+
+        A random deal is a function of the worker's own clock, which every protocol and exchange has."""
         together = isinstance(self.exchange, ParameterServer | AllReduce) and self.protocol.name == "bsp"
-        if not together:
+        if not together and self.data.repartition == "importance":
             name = self.exchange.name
             other = f"--protocol {self.protocol.name}" if name == ParameterServer.name else f"--exchange {name}"
             raise UsageError(
-                f"--repartition {self.data.repartition} divides the rows for a step that all workers make together, which"
-                f" {other} lacks: give --protocol bsp or --exchange all-reduce"
+                f"--repartition importance needs the same losses of all rows on every worker where an interval begins,"
+                f" which {other} lacks: give --protocol bsp, --exchange all-reduce or --repartition random"
             )
 
     @property

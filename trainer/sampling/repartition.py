@@ -6,7 +6,8 @@ had in the warm-up, or in the interval before, and each worker trains on its str
 the interval ends. Sheikholeslami et al., "The Impact of Importance-aware Dataset Partitioning on Data-parallel Training of
 Deep Neural Networks", DAIS 2023.
 
-Row numbers count the rows of the set by id. A clock is the number of a step, which all workers make together."""
+Row numbers count the rows of the set by id. A clock is the number of a worker's step. All workers make it together if losses
+divide the rows. Otherwise each worker changes over at its own clock, and has its part of a deal in any case."""
 
 from __future__ import annotations
 
