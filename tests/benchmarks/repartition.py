@@ -17,7 +17,7 @@ from trainer.config import Config
 from trainer.data.batches import Batches
 from trainer.data.network import TABLE
 from trainer.data.repartition import PartitionSampler
-from trainer.data.shards import Rows
+from trainer.data.rows import Rows
 from trainer.models.base import ModelInput
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel

@@ -28,7 +28,7 @@ from tests.support.configs import make_config
 from tests.support.samplers import TABLE, make_sampler, places, population_of, stream_of
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
-from trainer import Result
+from trainer import Result, load
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
@@ -443,6 +443,56 @@ def test_a_death_does_not_change_what_bsp_draws(name: str, shards: Path, table: 
     hurt = run(shards, table, tmp_path / "hurt", name, protocol="bsp", failures=failures)
     assert hurt.restarts["worker"] == 1
     assert final(hurt).tobytes() == final(calm).tobytes()
+
+
+VALIDATION: dict[str, Any] = {"weakness": "validation-loss", "recipe": "constant", "augment": False}
+
+
+@pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])
+def test_the_table_has_validation_losses_of_the_last_epoch(
+    pair: dict[str, Any], shards: Path, table: str, tmp_path: Path
+) -> None:
+    """The oracle is the model file of a run that ends a step earlier, 5 steps being an epoch of 133 rows in 24s."""
+    epoch = len(pd.unique(np.concatenate([load_worker(open_shards(str(shards)), w).ids for w in range(3)]))) // 24
+    values = VALIDATION | pair | {"epochs": None}
+    before = run(shards, table, tmp_path / "before", "data-aware", steps=2 * epoch - 1, **values)
+    after = run(shards, table, tmp_path / "after", "data-aware", steps=2 * epoch, **values)
+    first = run(shards, table, tmp_path / "first", "data-aware", steps=epoch, **values)
+    np.testing.assert_array_equal(final(before)[-CLASSES:], final(first)[-CLASSES:])
+    with torch.no_grad():
+        logits = load(str(before.output))(torch.from_numpy(np.asarray(EVAL_ROWS.images_NCHW)))
+        losses = torch.nn.functional.cross_entropy(logits, torch.from_numpy(EVAL_ROWS.labels), reduction="none").numpy()
+    expected = np.zeros(CLASSES)
+    for label in range(CLASSES):
+        for worker in range(3):  # each has every third of the evaluation rows
+            own = losses[worker::3][EVAL_ROWS.labels[worker::3] == label]
+            expected[label] += (own.mean() if len(own) else final(before)[-CLASSES:][label]) / 3
+    np.testing.assert_allclose(final(after)[-CLASSES:], expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair", [{"protocol": "asp"}, {"protocol": "ssp", "staleness_bound": 1}, {"exchange": "d-psgd"}]
+)
+def test_draws_by_validation_losses_resume_and_replay(
+    pair: dict[str, Any], shards: Path, table: str, tmp_path: Path
+) -> None:
+    values = {"weakness": "validation-loss", "model": "cnn"} | pair
+    whole = run(shards, table, tmp_path / "whole", "data-aware", **values)
+    assert replay(whole.output).is_equal
+    run(shards, table, tmp_path / "parts", "data-aware", **values | {"epochs": 2})
+    parts = run(shards, table, tmp_path / "parts", "data-aware", RESUME, **values)
+    assert parts.examples == whole.examples
+    assert replay(parts.output).is_equal
+
+
+def test_validation_losses_need_evaluation_rows_with_classes(tmp_path: Path) -> None:
+    bare = write_shards(tmp_path / "set", [rows_of(48, 2), rows_of(40, 3, 100)], None)
+    with pytest.raises(UsageError, match="--weakness validation-loss needs evaluation rows, which the shard set lacks"):
+        run(bare, "", tmp_path / "run", "data-aware", weakness="validation-loss")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UsageError, match="give --sampling-groups class, or --weakness loss"):
+        DataAwareSampler(weakness="validation-loss", sampling_groups="neighbourhood")
 
 
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])

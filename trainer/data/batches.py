@@ -18,10 +18,11 @@ from trainer.data.example_table import values_of
 from trainer.data.follow import Following
 from trainer.data.gossip import GossipSampler
 from trainer.data.holdout import trained_places
+from trainer.data.loading import load_eval
 from trainer.data.mixture import sources_of
 from trainer.data.repartition import partition_sampler
 from trainer.data.rows import Rows
-from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler
+from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler, ValidationRows
 from trainer.data.shards import Shards
 from trainer.sampling.base import Population, TableSampler
 from trainer.sampling.mixture import mixture_stream, parse_mix
@@ -139,7 +140,18 @@ def build_sampler(
     first = sum(dealt_sizes(shards, num_workers)[:worker])
     population = replace(population, numbers=first + (np.arange(len(rows)) if places is None else places))
     keys = config.sampler.keys(population)
-    return TableRowSampler(rows, config.sampler.table_stream(population), keys, places)
+    validation = _validation_rows(shards, worker, num_workers) if config.sampler.validates else None
+    return TableRowSampler(
+        rows, config.sampler.table_stream(population), keys, places, validation, population.epoch_steps
+    )
+
+
+def _validation_rows(shards: Shards, worker: int, num_workers: int) -> ValidationRows:
+    """Return a worker's part of the evaluation rows of a set, with their classes. Raises DataError."""
+    rows = load_eval(shards)
+    assert rows is not None, "checked before the run"
+    own = rows.select(np.arange(worker, len(rows), num_workers))
+    return ValidationRows(own, own.labels.astype(np.int64), shards.mean)
 
 
 def _population(

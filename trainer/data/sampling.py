@@ -20,6 +20,20 @@ from trainer.sampling.orders import permutation
 Hits: TypeAlias = npt.NDArray[np.bool_]
 
 
+class ValidationRows(NamedTuple):
+    """A worker's part of the evaluation rows, whose losses enter the loss table.
+
+    Attributes:
+        rows: the rows.
+        keys: entries of the rows in the table, int64 [M].
+        mean: of the images, float32 [C], in 0..255.
+    """
+
+    rows: Rows
+    keys: Ints
+    mean: Floats
+
+
 class Draw(NamedTuple):
     """The rows of one mini-batch.
 
@@ -31,6 +45,7 @@ class Draw(NamedTuple):
         weights: factors of the rows' losses, float32 [B]; None for the factor 1.
         keys: entries of the rows in the sampler's loss table, int64 [B]; None without a table.
         is_foreign: whether they are other workers' rows, which count neither in passes nor in the example ledger.
+        validation: evaluation rows whose losses enter the loss table after this mini-batch; None for none.
     """
 
     rows: Rows
@@ -40,6 +55,7 @@ class Draw(NamedTuple):
     weights: Floats | None = None
     keys: Ints | None = None
     is_foreign: bool = False
+    validation: ValidationRows | None = None
 
     def seen(self) -> RowSums | None:
         """Return the hash sums of the mini-batch. O(B). None if rows are not hashed, or passes are not known."""
@@ -99,21 +115,37 @@ class TableRowSampler:
         stream: selects from the rows at ``places``.
         keys: entries of the rows at ``places`` in the table, int64.
         places: positions of the rows that may be drawn, int64; None for all.
+        validation: evaluation rows whose losses enter the table instead; None for those of training.
+        epoch_steps: mini-batches between two measurements of ``validation``.
     """
 
     reads_table = True
 
-    def __init__(self, rows: Rows, stream: TableStream, keys: Ints, places: Ints | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        stream: TableStream,
+        keys: Ints,
+        places: Ints | None = None,
+        validation: ValidationRows | None = None,
+        epoch_steps: int = 1,
+    ) -> None:
         self.rows = rows
         self.stream = stream
         self.keys = keys
         self.places = places
+        self.validation = validation
+        self.epoch_steps = epoch_steps
 
     def draw(self, clock: int, table: Floats | None = None) -> Draw:
         assert table is not None, "every caller has the parameters"
         selection = self.stream(clock, table)
         places = selection.places if self.places is None else self.places[selection.places]
-        return Draw(self.rows, places, weights=selection.weights, keys=self.keys[selection.places])
+        if self.validation is None:
+            return Draw(self.rows, places, weights=selection.weights, keys=self.keys[selection.places])
+        # In the last step of an epoch, so that the next one draws by these losses.
+        is_due = (clock + 1) % self.epoch_steps == 0
+        return Draw(self.rows, places, weights=selection.weights, validation=self.validation if is_due else None)
 
 
 class FollowSampler:

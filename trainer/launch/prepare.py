@@ -30,6 +30,7 @@ from trainer.models.flat_vector import FlatModel
 from trainer.models.normalisation import normalises
 from trainer.plan import smallest_pass
 from trainer.run_files import CHECKPOINTS
+from trainer.sampling.base import TableSampler
 from trainer.stages import holdout_share, switches_by_rule
 from trainer.transport.messages import pack_json
 
@@ -118,6 +119,11 @@ def check_sampler(config: Config, shards: Shards, num_workers: int, *, targets: 
     check_gossip(config, shards, num_workers)
     config.sampler.check(has_classes=shards.has_labels and not targets, has_neighbourhoods=shards.has_neighbourhoods)
     check_table(config.sampler)
+    if isinstance(config.sampler, TableSampler) and config.sampler.validates and not shards.eval_files():
+        raise UsageError(
+            "--weakness validation-loss needs evaluation rows, which the shard set lacks: give its job --eval-input, or give"
+            " --weakness loss"
+        )
 
 
 def _check_identity(config: Config, root: Place, state: RunState) -> None:

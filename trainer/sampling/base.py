@@ -163,6 +163,11 @@ class TableSampler(Sampler):
     first_value: ClassVar[float]
     has_owners: ClassVar[bool] = False
 
+    @property
+    def validates(self) -> bool:
+        """Whether the table has losses of evaluation rows, measured once per epoch, instead of training rows."""
+        return False
+
     def stream(self, population: Population) -> SelectionStream:
         raise AssertionError("it reads a table")
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
+from pipeline.core.errors import UsageError
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.specs import option
 from trainer.sampling.base import (
@@ -45,15 +46,18 @@ class ShardGroups(NamedTuple):
 class DataAwareSampler(TableSampler):
     """Draws groups in proportion to their rows and their weakness, mixed with their share of the shard.
 
-    The weakness of a group is a running mean of the losses, or of the errors, of its examples. In the first epoch groups
-    are drawn by their shares alone. Provatas (2021), 5.3 and 7.2.2, describes the idea, without numbers."""
+    The weakness of a group is a running mean of the losses, or of the errors, of its examples, or the mean loss of its
+    evaluation rows at the last end of an epoch. In the first epoch groups are drawn by their shares alone.
+    Provatas (2021), 5.3 and 7.2.2, describes the idea, without numbers."""
 
     name: ClassVar[str] = "data-aware"
     summary: ClassVar[str] = "draw more rows of the classes or neighbourhoods on which the model is weak"
     first_value: ClassVar[float] = 1.0
     sampling_groups: GroupBy = groups_option()
-    weakness: Literal["loss", "error"] = option(
-        "loss", "weakness of a group: its mean loss, or its share of wrong predictions"
+    weakness: Literal["loss", "error", "validation-loss"] = option(
+        "loss",
+        "weakness of a group: its mean loss or its share of wrong predictions in training, or validation-loss: its mean loss"
+        " on the evaluation rows, once per epoch",
     )
     uniform_share: float = option(
         0.5, "part of the draws that is by the shares of groups alone, not by their weakness", above=0, most=1
@@ -61,6 +65,18 @@ class DataAwareSampler(TableSampler):
     unbiased: bool = option(
         False, "weigh losses so that the expected gradient is that of uniform draws, whatever groups are drawn"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.validates and self.sampling_groups == "neighbourhood":
+            raise UsageError(
+                "--weakness validation-loss needs the groups of evaluation rows, which have classes but no neighbourhoods:"
+                " give --sampling-groups class, or --weakness loss"
+            )
+
+    @property
+    def validates(self) -> bool:
+        return self.weakness == "validation-loss"
 
     def length(self, sizes: SetSizes) -> int:
         return sizes.classes if self.sampling_groups == "class" else sizes.neighbourhoods
@@ -104,8 +120,10 @@ class DataAwareSampler(TableSampler):
     def targets(
         self, table: LossTable, keys: Ints, losses: LossTable, hits: npt.NDArray[np.bool_]
     ) -> tuple[Ints, LossTable]:
-        measured = losses if self.weakness == "loss" else (~hits).astype(np.float32)
+        measured = (~hits).astype(np.float32) if self.weakness == "error" else losses
         changed, examples = np.unique(keys, return_inverse=True)
         means = np.bincount(examples, weights=measured) / np.bincount(examples)
-        values = DECAY * table[changed] + (1 - DECAY) * means
+        # All evaluation rows together need no running mean over mini-batches.
+        decay = 0.0 if self.validates else DECAY
+        values = decay * table[changed] + (1 - decay) * means
         return changed, values.astype(np.float32)

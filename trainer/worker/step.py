@@ -11,15 +11,17 @@ import torch
 from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
-from trainer.data.batches import Batch
+from trainer.data.batches import Batch, make_batch
 from trainer.data.network import TABLE
-from trainer.data.sampling import Draw
+from trainer.data.sampling import Draw, ValidationRows
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.models.build import NetworkAndTask
 from trainer.models.devices import compute_reproducibly
 from trainer.models.flat_vector import ALIGNMENT, FlatModel
 from trainer.models.tasks import hits
 from trainer.watchdog import kick
+
+VALIDATION_BATCH = 500  # rows whose losses are computed at once
 
 
 class DeviceCopies:
@@ -150,10 +152,27 @@ class Step:
         self.row_outcomes = outcomes if self.config.run.example_ledger else None
         if outcome and outcomes and draw and draw.keys is not None:
             self._learn_table(draw.keys, *outcomes)
+        if outcome and draw and draw.validation and len(draw.validation.keys):
+            self._learn_table(draw.validation.keys, *self._validate(draw.validation))
         statistics += running
         if self.copies:
             self.copies.store(self.pushed)
         return outcome
+
+    @torch.no_grad()
+    def _validate(self, validation: ValidationRows) -> tuple[np.ndarray, np.ndarray]:
+        """Return loss and hit of each evaluation row at the parameters of the step, by the network in eval mode."""
+        self.model.eval()
+        outcomes = []
+        for begin in range(0, len(validation.rows), VALIDATION_BATCH):
+            draw = Draw(validation.rows, slice(begin, begin + VALIDATION_BATCH))
+            images, labels = make_batch(draw, validation.mean)
+            kick()
+            outputs = self._forward(images.to(self.values.device))
+            labels = labels.to(self.values.device)
+            outcomes.append((self.task.losses(outputs, labels), hits(self.task, outputs, labels)))
+        self.model.train()
+        return _joined(outcomes)
 
     def _learn_table(self, keys: Ints, losses: np.ndarray, are_correct: np.ndarray) -> None:
         """Update the loss table by the examples of a mini-batch, where BatchNorm's statistics have their new values."""
