@@ -62,6 +62,16 @@ def test_real_processes_have_the_bits_of_virtual_time(
     np.testing.assert_array_equal(real.vector(), final(simulate(config, SimulationSettings(), QUIET)))
 
 
+def test_validation_losses_are_those_of_virtual_time(shards: Path, tmp_path: Path) -> None:
+    """Each worker reads its part of the evaluation rows, here from memory-mapped files."""
+    own: dict[str, Any] = {"sampling": "data-aware", "weakness": "validation-loss", "protocol": "bsp", "steps": 70}
+    flags = [word for key, value in own.items() for word in (f"--{key}", value)]
+    real = train_here(shards, tmp_path / "real", *COMMON, *flags, "--row-storage", "mapped")
+    common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "learning_rate": 0.02, "threads": 1}
+    config = make_config(shards, tmp_path / "virtual", **common, **own)
+    np.testing.assert_array_equal(real.vector(), final(simulate(config, SimulationSettings(), QUIET)))
+
+
 @pytest.mark.parametrize("exchange", ["parameter-server", "all-reduce"])
 def test_a_killed_repartitioned_run_has_its_bits(
     exchange: str, shards: Path, tmp_path: Path, runs: list[Training]

@@ -150,7 +150,7 @@ def _validation_rows(shards: Shards, worker: int, num_workers: int) -> Validatio
     """Return a worker's part of the evaluation rows of a set, with their classes. Raises DataError."""
     rows = load_eval(shards)
     assert rows is not None, "checked before the run"
-    own = rows.select(np.arange(worker, len(rows), num_workers))
+    own = rows.view(np.arange(worker, len(rows), num_workers))
     return ValidationRows(own, own.labels.astype(np.int64), shards.mean)
 
 

@@ -115,7 +115,7 @@ class TableRowSampler:
         stream: selects from the rows at ``places``.
         keys: entries of the rows at ``places`` in the table, int64.
         places: positions of the rows that may be drawn, int64; None for all.
-        validation: evaluation rows whose losses enter the table instead; None for those of training.
+        validation: evaluation rows whose losses enter the table instead; None for losses of training rows.
         epoch_steps: mini-batches between two measurements of ``validation``.
     """
 
