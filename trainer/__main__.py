@@ -15,7 +15,7 @@ from pipeline.core.specs import add_flags, from_flags
 from trainer.api import train
 from trainer.cluster.hosts import Hosts
 from trainer.embed import __main__ as embedding
-from trainer.flags import WORKERS, build_parser, config_of, options_of
+from trainer.flags import REAL, WORKERS, build_parser, config_of, options_of
 from trainer.inference import __main__ as inference
 from trainer.options import Options
 
@@ -26,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit code. Raises UsageError, DataError and JobError."""
     parser = build_parser()
     add_flags(parser.add_argument_group("another number of workers"), Options, only=WORKERS)
+    add_flags(parser.add_argument_group("monitoring"), Options, only=REAL)
     add_flags(parser.add_argument_group("cluster", "Run the command once, on any host."), Hosts)
     args = command_line.parse(parser, argv)
     require("trainer", "training")

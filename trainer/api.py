@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trainer.config import Config
 from trainer.home.place import place_of
 from trainer.launch.workers_request import Requests
-from trainer.options import Options
+from trainer.options import Options, Role
 
 if TYPE_CHECKING:
     from trainer.cluster.launcher import Launcher
+    from trainer.report.metrics import RunMetrics
     from trainer.runlog.result import Result
 
 BY_HAND = "its hosts are started by hand: end it, and start it with --resume --workers on one host"
@@ -52,7 +55,22 @@ def train(
         decided = decide_start(config, home, options)
         print_start(decided)
         if launcher:
-            return train_on_cluster(decided, launcher, hosts, requests)
-        return train_here(decided, requests)
+            return train_on_cluster(decided, launcher, hosts, requests, metrics)
+        return train_here(decided, requests, metrics)
 
-    return start_until_end(start, options, requests)
+    with served_metrics(options) as metrics:
+        return start_until_end(start, options, requests)
+
+
+@contextmanager
+def served_metrics(options: Options) -> Iterator[RunMetrics | None]:
+    """Serve the metrics of a run on the host that leads it, if --metrics-port is given. Yields them, or None."""
+    if not options.metrics_port or not options.has(Role("server", 0)):
+        yield None
+        return
+    from trainer.report.metrics import serve_metrics  # loads the transport, which --help should not
+
+    with serve_metrics(options.metrics_port) as (metrics, address):
+        if not options.silent:
+            print(f"metrics: {address}", flush=True)
+        yield metrics

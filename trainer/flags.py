@@ -40,6 +40,7 @@ command with --resume resumes the run."""
 LENGTH = ("epochs", "steps")
 BEFORE = ("resume", "overwrite")
 WORKERS = ("workers",)  # in virtual time a setting of the virtual cluster
+REAL = ("metrics_port",)  # not in virtual time
 HOSTS = ("roles", "addresses", "token_file")
 
 
@@ -101,7 +102,7 @@ def _add_run(parser: Parser) -> None:
     add_flags(group, RunSpec, leave_out=LENGTH)
     add_flags(group.add_mutually_exclusive_group(), RunSpec, only=LENGTH)
     add_flags(group.add_mutually_exclusive_group(), Options, only=BEFORE)
-    add_flags(group, Options, leave_out=(*BEFORE, *HOSTS, *WORKERS))
+    add_flags(group, Options, leave_out=(*BEFORE, *HOSTS, *WORKERS, *REAL))
     command_line.add_config_flag(group, "trainer")
     group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
 
@@ -150,4 +151,6 @@ def options_of(args: argparse.Namespace) -> Options:
     """Return the options of a command line. Raises UsageError, before the run's folder exists, for a missing extra."""
     if args.tensorboard:
         require("tensorboard", "--tensorboard")
+    if getattr(args, "metrics_port", None):
+        require("metrics", "--metrics-port")
     return replace(from_flags(Options, args), batch_size_given="batch_size" in args.names_given)

@@ -9,6 +9,7 @@ from typing import Literal, cast
 
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Spec, option
+from trainer.report.metrics import parse_endpoint
 
 Kind = Literal["server", "worker", "evaluator"]
 
@@ -96,6 +97,15 @@ class Options(Spec):
     )
     tensorboard: bool = option(
         False, "write TensorBoard logs to OUTPUT/tensorboard (needs the extra tensorboard)", advanced=True
+    )
+    metrics_port: tuple[str, int] | None = option(
+        None,
+        "serve metrics of the run for Prometheus at http://THIS_HOST:PORT/metrics, at ADDRESS alone if given; 0: any free"
+        " port, which is printed (needs the extra metrics)",
+        metavar="[ADDRESS:]PORT",
+        parse=parse_endpoint,
+        shown="off",
+        advanced=True,
     )
     report: bool = option(True, "write report.html at the end", advanced=True)
     quiet: bool = option(False, "print only the result and errors", advanced=True)

@@ -16,7 +16,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.specs import add_flags
 from trainer.api import train
-from trainer.flags import WORKERS, build_parser, config_of, options_of
+from trainer.flags import REAL, WORKERS, build_parser, config_of, options_of
 from trainer.options import Options
 
 PROG = "train.py"
@@ -38,6 +38,7 @@ def job_flags(description: str | None) -> Parser:
     """Return the parser: the trainer's flags, --workers and --hosts."""
     parser = build_parser(PROG, description or "", EPILOG)
     add_flags(parser.add_argument_group("another number of workers"), Options, only=WORKERS)
+    add_flags(parser.add_argument_group("monitoring"), Options, only=REAL)
     group = parser.add_argument_group("cluster")
     group.add_argument(
         "--hosts",

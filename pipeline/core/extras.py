@@ -16,6 +16,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "benchmark": (*TRAINER, "psutil"),
     "ray": (*TRAINER, "ray"),
     "tensorboard": ("tensorboard",),
+    "metrics": ("prometheus_client",),
 }
 
 

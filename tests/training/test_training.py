@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import torch
 from tests.support.draws import shuffled
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import SHAPE
+from tests.unit.test_run_metrics import Samples, scrape
 from trainer.checkpoints.read import whole
 from trainer.data.batches import Batches
 from trainer.data.loading import load_worker
@@ -141,12 +144,25 @@ def test_nothing_is_left_of_a_run_that_has_ended(undisturbed: Training) -> None:
     until(lambda: not undisturbed.family(), "its last processes end")
 
 
+def scrapes_to_the_end(address: str) -> list[Samples]:
+    """What a server that scrapes all the time gets until the port is closed."""
+    scrapes = []
+    while True:
+        try:
+            scrapes.append(scrape(address))
+        except OSError:
+            return scrapes
+        time.sleep(0.05)
+
+
 def test_a_storm_of_kills_and_stops_changes_no_bit_of_bsp(
     sets: dict[int, Path], start: Start, undisturbed: Training
 ) -> None:
-    """Every role dies or freezes once; the run goes on by itself and ends with the same bits."""
+    """Every role dies or freezes once; the run goes on by itself and ends with the same bits. Its metrics count that."""
     flags = ("--protocol", "bsp", "--servers", 2, "--steps", STEPS, "--checkpoint-every-s", 0.3)
-    run = start(sets[3], "storm", *flags, "--heartbeat-timeout-s", 4)
+    run = start(sets[3], "storm", *flags, "--heartbeat-timeout-s", 4, "--metrics-port", "127.0.0.1:0")
+    until(lambda: "metrics: " in run.said(), "the address is printed")
+    address = re.findall("^metrics: (.*)$", run.said(), re.MULTILINE)[0]
     for version, role, number in (
         (5, "worker-1", signal.SIGKILL),
         (10, "server-1", signal.SIGKILL),
@@ -157,7 +173,15 @@ def test_a_storm_of_kills_and_stops_changes_no_bit_of_bsp(
     ):
         run.wait_for_updates(version)
         run.send(role, number)
+    scrapes = scrapes_to_the_end(address)
     assert run.wait() == 0, run.said()
+    restarts = {
+        role: scrapes[-1]["sharding_training_restarts_total", role] for role in ("worker", "server", "evaluator")
+    }
+    assert restarts == {"worker": 2, "server": 3, "evaluator": 1}
+    last = {name: scrapes[-1]["sharding_training_" + name,] for name in ("version", "updates_total", "rollbacks_total")}
+    assert last["rollbacks_total"] == run.result()["rollbacks"]
+    assert last["updates_total"] >= last["version"] == STEPS, "repeated updates count again"
     np.testing.assert_array_equal(run.vector(), undisturbed.vector())
     assert run.result()["restarts"] == {"worker": 2, "server": 3, "evaluator": 1}
     assert run.result()["rollbacks"] >= 1  # server 0 takes none back when it dies, nor for a server that dies with it

@@ -46,6 +46,7 @@ BESIDE_TRAINER: Mapping[str, tuple[str, Command]] = {
     "benchmark.py": NEEDS["benchmark.py"],
     "train --launcher ray": ("ray", (*NEEDS["train"][1], "--launcher", "ray", "--hosts", 2)),
     "train --tensorboard": ("tensorboard", (*NEEDS["train"][1], "--tensorboard")),
+    "train --metrics-port": ("metrics", (*NEEDS["train"][1], "--metrics-port", 0)),
     "simulate --tensorboard": ("tensorboard", (*NEEDS["simulate"][1], "--tensorboard")),
 }
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -21,7 +22,10 @@ from trainer.launch.supervisor import INTERRUPTED, RunInterruptedError
 from trainer.launch.workers_request import Requests
 from trainer.options import Options
 from trainer.plan import describe, plan
+from trainer.report.metrics import RunMetrics
 from trainer.report.progress import ProgressLine
+from trainer.run_files import METRICS
+from trainer.runlog.event_tail import EventTail
 from trainer.runlog.run_folder import RunRecord
 from trainer.transport.addresses import all_interfaces, bracketed
 from trainer.transport.sockets import IN_CLEAR, Secret
@@ -48,6 +52,7 @@ class ClusterRun:
         parts: one per host.
         requests: may stop the run, which continues with other workers then.
         start_s: how long all parts may take to arrive (seconds).
+        metrics: of this process, with --metrics-port.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class ClusterRun:
         parts: Sequence[Part],
         requests: Requests,
         start_s: float = START_S,
+        metrics: RunMetrics | None = None,
     ) -> None:
         self.config = config
         self.options = options
@@ -65,6 +71,9 @@ class ClusterRun:
         self.parts = parts
         self.requests = requests
         self.start_s = start_s
+        self.metrics = metrics
+        # A folder in a store has the log with a delay and by listings; there the metrics lack what only the log says.
+        self._events = EventTail(requests.home / METRICS) if metrics and isinstance(requests.home, Path) else None
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.token = secrets.token_hex(32)
@@ -106,6 +115,8 @@ class ClusterRun:
         while self.rendezvous.facts is None or self.rendezvous.present() < len(self.parts):
             self._watch()
             self._raise_if_interrupted()
+        if self.metrics:
+            self.metrics.begin(self.config, RunFacts.from_json(self.rendezvous.facts))
         if not (self.options.quiet or self.options.silent):
             print(describe(plan(self.config, RunFacts.from_json(self.rendezvous.facts))), flush=True)
         if self.config.processes.encryption == "off" and not self.options.silent:
@@ -218,6 +229,8 @@ class ClusterRun:
         failures = self.restarts.failed(f"host {part}", self.rendezvous.status.version)
         if failures > self.config.processes.max_restarts:
             raise JobError(f"host {part} was lost {failures} times in a row without progress; see its log")
+        if self.metrics:
+            self.metrics.count_restart("host")
         return self.progress.message(f"host {part} was lost, and is started again on {host}")
 
     def _report_missing_parts(self) -> None:
@@ -294,6 +307,10 @@ class ClusterRun:
             self.progress.message(text if leads else f"host {part}: {text}")
         if self.rendezvous.status.ready:
             self.progress.update(self.rendezvous.status)
+        if self.metrics:
+            self.metrics.update(self.rendezvous.status)
+            for event in self._events.new() if self._events else ():
+                self.metrics.add(event)
 
 
 def drained(queue: SimpleQueue[T]) -> list[T]:

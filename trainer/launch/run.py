@@ -27,6 +27,7 @@ from trainer.launch.supervisor import LEADER, POLL_S, RunInterruptedError, Super
 from trainer.launch.workers_request import Requests
 from trainer.options import Options, Role
 from trainer.plan import describe
+from trainer.report.metrics import RunMetrics
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
 from trainer.transport.addresses import check_addresses, local_addresses
@@ -35,7 +36,12 @@ from trainer.transport.sockets import IN_CLEAR, Secret
 
 
 def run(
-    context: RunContext, roles: Sequence[Role], options: Options, work: WorkFolder, requests: Requests
+    context: RunContext,
+    roles: Sequence[Role],
+    options: Options,
+    work: WorkFolder,
+    requests: Requests,
+    metrics: RunMetrics | None = None,
 ) -> Result | None:
     """Train on this host until the run is over, and return the result on server 0's host, else None.
 
@@ -48,6 +54,7 @@ def run(
         options: how this host takes part.
         work: this host's work folder.
         requests: may stop the run, which continues with other workers then.
+        metrics: of this process, with --metrics-port.
     """
     config = context.config
     leads = LEADER in roles
@@ -61,7 +68,9 @@ def run(
     secret = _secret(config, options)
     reads = host_reads(config, facts, context.shards, roles)
     with row_storage(config, context.shards, reads, work, leads=leads) as storage:
-        supervisor = Supervisor(config, facts, options, addresses, secret, work, roles, overseer=overseer)
+        supervisor = Supervisor(
+            config, facts, options, addresses, secret, work, roles, overseer=overseer, metrics=metrics
+        )
         if not (options.quiet or options.silent):
             print(describe(supervisor.plan, storage), flush=True)
         if config.processes.encryption == "off" and not options.silent:
@@ -97,6 +106,8 @@ def supervise(supervisor: Supervisor) -> Result | None:
         raise
     finally:
         supervisor.close()
+        if supervisor.metrics:
+            supervisor.metrics.end(cause)
         with nullcontext() if cause == "finished" else suppress(OSError):  # keep the first error
             status = supervisor.control.status
             if leads and changes:

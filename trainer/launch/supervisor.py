@@ -30,6 +30,7 @@ from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
+from trainer.report.metrics import RunMetrics
 from trainer.run_files import LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
@@ -63,6 +64,7 @@ class Supervisor:
         held: sockets that already listen for servers of this host, by server index (default: bound here for addresses
             of this host alone).
         overseer: receives progress and may end this part (default: the terminal).
+        metrics: receives the status and the events too, with --metrics-port.
 
     Setting ``interrupted`` makes ``run`` leave a checkpoint and raise RunInterruptedError.
     """
@@ -79,6 +81,7 @@ class Supervisor:
         *,
         listeners: Mapping[int, socket] | None = None,
         overseer: Overseer | None = None,
+        metrics: RunMetrics | None = None,
     ) -> None:
         self.work = work
         self.folders = work.folders
@@ -109,6 +112,9 @@ class Supervisor:
         self.events = EventTail(self.output / METRICS)
         self.overseer = overseer or Terminal(quiet=options.quiet or options.silent)
         self.board = _board(options, self.folders)
+        self.metrics = metrics
+        if metrics:
+            metrics.begin(config, facts)
         self._evaluated: dict[str, Any] = {}  # the last evaluation, as the progress line shows it
         self._last_evaluated = -1
         self._was_silent = False  # whether server 0 was silent at the last look, which is reported once
@@ -357,6 +363,8 @@ class Supervisor:
                     self._count("the run went back to a checkpoint", self.furthest, cause, self.events.path)
             if self.board:
                 self.board.add(event)
+            if self.metrics:
+                self.metrics.add(event)
         if self._is_trained():
             self._wait_for_space()
         else:
@@ -366,7 +374,10 @@ class Supervisor:
         status = self.control.status
         if fresh and status.ready and self._stuck is None:
             self.furthest = max(self.furthest, status.version)
-            self.overseer.update(replace(status, **self._evaluated))
+            evaluated_status = replace(status, **self._evaluated)
+            self.overseer.update(evaluated_status)
+            if self.metrics:
+                self.metrics.update(evaluated_status)
 
     def _tell_of_trouble(self, trouble: str | None) -> None:
         """Report disk trouble on the terminal when it begins or its text changes.

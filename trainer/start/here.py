@@ -10,16 +10,18 @@ from trainer.launch.processes import FORK_SERVER
 from trainer.launch.run import check, run
 from trainer.launch.supervisor import LEADER
 from trainer.launch.workers_request import Requests
+from trainer.report.metrics import RunMetrics
 from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, Start
 from trainer.start.decide import RunStart
 from trainer.start.folder import locked_start
 
 
-def train_here(start: RunStart, requests: Requests) -> Result | None:
+def train_here(start: RunStart, requests: Requests, metrics: RunMetrics | None) -> Result | None:
     """Train on this host until its part of the run is over. Returns and raises as ``train`` does.
 
-    requests: may stop the run, which continues with other workers then."""
+    requests: may stop the run, which continues with other workers then. metrics: of this process, with
+    --metrics-port."""
     context = start.context
     servers = context.config.processes.servers
     raise_limit()  # before the fork server starts, because its children inherit its limit
@@ -41,4 +43,4 @@ def train_here(start: RunStart, requests: Requests) -> Result | None:
         FORK_SERVER.ensure()
         FORK_SERVER.losses.clear()  # losses between two runs do not count
         with working(context.home, leads=leads) as work:
-            return run(context, roles, start.options, work, requests)
+            return run(context, roles, start.options, work, requests, metrics)

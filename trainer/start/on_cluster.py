@@ -8,6 +8,7 @@ from trainer.cluster.launcher import Launcher, share_roles
 from trainer.cluster.run import ClusterRun
 from trainer.launch.ends import announce, interruptible
 from trainer.launch.workers_request import Requests
+from trainer.report.metrics import RunMetrics
 from trainer.run_files import REPORT
 from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import Start
@@ -15,7 +16,9 @@ from trainer.start.decide import RunStart
 from trainer.start.folder import locked_start
 
 
-def train_on_cluster(start: RunStart, launcher: Launcher, hosts: int, requests: Requests) -> Result:
+def train_on_cluster(
+    start: RunStart, launcher: Launcher, hosts: int, requests: Requests, metrics: RunMetrics | None
+) -> Result:
     """Train on a cluster until the run is over. Raises as ``train`` does.
 
     Args:
@@ -23,11 +26,12 @@ def train_on_cluster(start: RunStart, launcher: Launcher, hosts: int, requests: 
         launcher: starts the parts.
         hosts: number of hosts, each of which gets a part of the roles.
         requests: may stop the run, which continues with other workers then.
+        metrics: of this process, with --metrics-port.
     """
     context = start.context
     options = start.options
     parts = share_roles(context.config.processes.servers, context.num_workers, hosts)
-    run = ClusterRun(context.config, options, launcher, parts, requests)
+    run = ClusterRun(context.config, options, launcher, parts, requests, metrics=metrics)
     # The folder is changed only after run.start has found that the parts can train the run.
     with interruptible(run), locked_start(start, run.start, run.lose) as kind, closing(run):
         requests.meet()

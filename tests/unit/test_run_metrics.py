@@ -1,0 +1,150 @@
+"""The metrics of a run as Prometheus would scrape them: over HTTP, read by the library's own parser."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline.core.errors import UsageError
+from tests.support.configs import make_config
+from trainer.config import RunFacts
+from trainer.report.metrics import parse_endpoint, serve_metrics
+from trainer.runlog.kinds import (
+    ConsensusEvent,
+    EvaluationEvent,
+    RestartEvent,
+    RollbackEvent,
+    StartEvent,
+    TrainEvent,
+)
+from trainer.transport.status import NOT_READY, RunStatus
+
+FACTS = RunFacts(2, 100, 10, 4, "digest", None, (), classifies=True)
+STATUS = RunStatus(ready=True, finished=False, diverged=None, total=40, epochs=2.0, alive=2, num_workers=2)
+ENDPOINT = ("127.0.0.1", 0)
+Samples = dict[tuple[str, ...], float]
+
+
+def samples_of(text: str) -> Samples:
+    """The values of a scrape by name and label values; checks that names and types are declared once."""
+    families = list(text_string_to_metric_families(text))
+    assert len({family.name for family in families}) == len(families)
+    assert all(family.documentation and family.type != "unknown" for family in families)
+    return {
+        (each.name, *(value for _, value in sorted(each.labels.items()))): each.value
+        for family in families
+        for each in family.samples
+    }
+
+
+def scrape(address: str) -> Samples:
+    with urllib.request.urlopen(address, timeout=5) as reply:
+        return samples_of(reply.read().decode())
+
+
+def train_event(version: int, *images: int) -> TrainEvent:
+    workers = [{"index": index, "clock": 1, "images": count, "step_s": 0.1} for index, count in enumerate(images)]
+    values: dict[str, Any] = dict.fromkeys(("loss", "accuracy", "learning_rate", "images_per_s"))
+    return TrainEvent(version=version, seconds=1.0, epoch=1.0, workers=workers, **values)
+
+
+def name(text: str) -> str:
+    return f"sharding_training_{text}"
+
+
+@pytest.fixture
+def served() -> Any:
+    with serve_metrics(ENDPOINT) as (metrics, address):
+        metrics.begin(make_config("shards", "s3://key:secret@lake/run", model="cnn", steps=20), FACTS)
+        yield metrics, address
+
+
+def test_a_scrape_has_the_status_and_counts(served: Any) -> None:
+    metrics, address = served
+    about = scrape(address)
+    assert ("sharding_training_info", "parameter-server", "cnn", "s3://***@lake/run", "asp") in about
+    assert (name("version"),) not in about, "nothing is measured yet"
+    metrics.add(StartEvent())
+    metrics.update(NOT_READY)
+    metrics.update(replace(STATUS, version=7, accepted=8, staleness_mean=1.5, staleness_max=3, eval_loss=0.5))
+    for event in (train_event(5, 16, 24), train_event(7, 8), EvaluationEvent(version=5, loss=0.5)):
+        metrics.add(event)
+    found = scrape(address)
+    expected = {
+        "version": 7, "pushes_total": 8, "updates_total": 7, "pushes_planned": 40, "images_total": 48,
+        "sent_bytes_total": 8 * 10 * 4, "workers_present": 2, "workers": 2, "staleness_mean_updates": 1.5,
+        "staleness_max_updates": 3, "evaluation_loss": 0.5, "evaluations_total": 1, "rollbacks_total": 0,
+    }  # fmt: skip
+    assert {key: found[name(key),] for key in expected} == expected
+    assert (name("evaluation_accuracy_ratio"),) not in found, "a model with real targets has no accuracy"
+    assert found[name("state"), "running"] == 1
+
+
+def test_counters_never_fall_after_a_rollback(served: Any) -> None:
+    """Work that is repeated counts again; the version says where the run is."""
+    metrics, address = served
+    metrics.add(StartEvent())
+    for version in (10, 4, 6):
+        metrics.update(replace(STATUS, version=version, accepted=version))
+    metrics.add(RollbackEvent(version=10, from_version=10, to_version=4))
+    metrics.add(RestartEvent(role="server", index=0, cause="killed by SIGKILL"))
+    metrics.add(RestartEvent(role="one of a later release", index=0))
+    found = scrape(address)
+    assert (found[name("version"),], found[name("updates_total"),]) == (6, 12)
+    restarts = {role: found[name("restarts_total"), role] for role in ("server", "worker", "other")}
+    assert restarts == {"server": 1, "worker": 0, "other": 1}
+    assert found[name("rollbacks_total"),] == 1
+
+
+def test_a_resumed_run_counts_its_own_work_alone(served: Any) -> None:
+    metrics, address = served
+    metrics.add(StartEvent(resumed_from=100))
+    metrics.update(replace(STATUS, version=101, accepted=202))
+    metrics.update(replace(STATUS, version=103, accepted=206))
+    metrics.add(ConsensusEvent(epoch=1.0, distance=0.0, sent_bytes=5000, replicas=2))
+    metrics.add(ConsensusEvent(epoch=2.0, distance=0.0, sent_bytes=5100, replicas=2))
+    found = scrape(address)
+    assert (found[name("updates_total"),], found[name("pushes_total"),]) == (2, 4)
+    assert found[name("sent_bytes_total"),] == 4 * 40 + 100
+
+
+def test_the_end_is_a_state_and_then_a_closed_port() -> None:
+    with serve_metrics(ENDPOINT) as (metrics, address):
+        metrics.end("finished")
+        found = scrape(address)
+        assert [key[1] for key, value in found.items() if key[0] == name("state") and value] == ["finished"]
+    with pytest.raises(urllib.error.URLError):
+        scrape(address)
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with (
+        serve_metrics(ENDPOINT) as (_, address),
+        pytest.raises(UsageError, match=r"cannot be bound: .*; choose another port"),
+        serve_metrics(("127.0.0.1", int(address.split(":")[2].split("/")[0]))),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("9400", ("0.0.0.0", 9400)),
+        ("127.0.0.1:0", ("127.0.0.1", 0)),
+        ("[::1]:9400", ("::1", 9400)),
+        ("node-3:80", ("node-3", 80)),
+    ],
+)
+def test_endpoints(text: str, endpoint: tuple[str, int]) -> None:
+    assert parse_endpoint(text) == endpoint
+
+
+@pytest.mark.parametrize("text", ["", "x", "65536", "-1", "host:", "::1:80"])
+def test_a_text_that_is_no_endpoint_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--metrics-port"):
+        parse_endpoint(text)
