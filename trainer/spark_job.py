@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import trainer
-from pipeline.core import command_line
+from pipeline.core import command_line, console
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
@@ -65,7 +65,12 @@ def main(description: str | None, argv: Sequence[str] | None = None) -> int:
     if flag:
         raise UsageError(f"--{flag.replace('_', '-')} is for hosts that are started by hand; give --hosts instead")
     with ExitStack() as stack:
-        train(config, options, launcher=SparkLauncher(_Driver(stack, debug=args.debug).open), hosts=args.hosts)
+        train(
+            config,
+            options,
+            launcher=SparkLauncher(_Driver(stack, debug=args.debug, quiet=args.quiet).open),
+            hosts=args.hosts,
+        )
     return 0
 
 
@@ -75,10 +80,12 @@ class _Driver:
     Args:
         stack: ends the application and the handling of signals.
         debug: show Spark's messages.
+        quiet: do not show the id of the application.
     """
 
-    def __init__(self, stack: ExitStack, *, debug: bool) -> None:
+    def __init__(self, stack: ExitStack, *, debug: bool, quiet: bool = False) -> None:
         self._stack = stack
+        self._quiet = quiet
         self._debug = debug
         self._context: Any = None
         self._signals = ExitStack()
@@ -100,6 +107,9 @@ class _Driver:
             self._stack.callback(self._signals.close)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+            if not self._quiet:
+                where = f"application {context.applicationId} on {context.master}"
+                console.say("sharding.training", where, text=f"{console.wall_clock()} {where}")
             ship_package(context, Path(trainer.__file__).parent)
             self._context = context
         self._signals.enter_context(forward_sigterm(self._context))

@@ -18,6 +18,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipeline.core import console
 from pipeline.core.argparse_internals import FlagGroup, ListedParser, is_repeatable, is_switch
 from pipeline.core.errors import JobError, UsageError
 from pipeline.core.import_path import hiding_file
@@ -194,9 +195,13 @@ def parse(flags: Parser, argv: Sequence[str] | None = None) -> argparse.Namespac
     argv = list(sys.argv[1:] if argv is None else argv)
     built_in = {action.dest: action.default for action in flags.actions}
     early, _ = _config_only().parse_known_args(argv)
+    # Before anything can fail, so that an error is a line of the format too.
+    console.choose_format(early.log_format if early.log_format in console.FORMATS else console.TEXT)
     path = early.config or CONF / f"{flags.conf}.toml"
     values = _defaults(path, flags) if early.config or path.is_file() else {}
     flags.set_defaults(**values)
+    if not early.log_format and "log_format" in values:
+        console.choose_format(values["log_format"])
     # Only a second parse without defaults can tell a given value from an equal default.
     flags_used = names_in_argv(flags, argv)
     args = flags.parse_args(argv)
@@ -283,10 +288,24 @@ def add_config_flag(flags: FlagGroup, conf: str) -> None:
     flags.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file of option values (default: {file})")
 
 
+def add_log_format_flag(flags: FlagGroup) -> None:
+    flags.add_argument(
+        "--log-format",
+        choices=console.FORMATS,
+        default=console.TEXT,
+        help=AdvancedHelp(
+            "lines on standard error: text, or json with ts, level, logger, message and fields (default: %(default)s)"
+        ),
+    )
+
+
 def _config_only() -> Parser:
-    """Return a parser of --config alone, which is read before all other flags because it sets their defaults."""
+    """Return a parser of --config, which sets the defaults of all other flags, and of --log-format, the form of errors.
+
+    Both are read before the other flags."""
     early = Parser(add_help=False)
     early.add_argument("--config", type=Path)
+    early.add_argument("--log-format")
     return early
 
 
@@ -392,5 +411,6 @@ def _fail(line: str, code: int, debug: bool) -> int:
         import traceback
 
         traceback.print_exc()
-    print(f"error: {' '.join(line.split())}", file=sys.stderr)
+    text = " ".join(line.split())
+    console.say("sharding", text, text=f"error: {text}", level="error", fields={"exit_code": code})
     return code

@@ -17,6 +17,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "ray": (*TRAINER, "ray"),
     "tensorboard": ("tensorboard",),
     "metrics": ("prometheus_client",),
+    "lineage": ("openlineage",),
 }
 
 

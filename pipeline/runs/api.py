@@ -17,6 +17,7 @@ from pipeline.input.read_options import ReadOptions
 from pipeline.runs import materialize as materializing
 from pipeline.runs import reshard as resharding
 from pipeline.runs import shard as sharding
+from pipeline.runs.lineage import lineage_events
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import Request, preflight
 from pipeline.runs.steps.run import ShardingResult
@@ -120,7 +121,7 @@ def shard(
         id_column=id_column,
     )
     spec = find(STRATEGIES, "strategy", strategy)() if isinstance(strategy, str) else strategy
-    return shard_request(request, spec, spark=spark, report=report, quiet=quiet, frames=frames)
+    return shard_request(request, spec, spark=spark, report=report, progress=PhaseLog(quiet=quiet), frames=frames)
 
 
 def reshard(
@@ -154,7 +155,7 @@ def reshard(
         interval=interval,
         ratios=ratios,
     )
-    return reshard_request(request, spark=spark, report=report, quiet=quiet)
+    return reshard_request(request, spark=spark, report=report, progress=PhaseLog(quiet=quiet))
 
 
 def materialize(
@@ -217,7 +218,10 @@ def materialize(
         interval=interval,
         id_column=id_column,
     )
-    return materialize_request(request, assignment, num_workers, spark=spark, report=report, quiet=quiet, frames=frames)
+    progress = PhaseLog(quiet=quiet)
+    return materialize_request(
+        request, assignment, num_workers, spark=spark, report=report, progress=progress, frames=frames
+    )
 
 
 def _address(data: str | DataFrame, argument: str) -> str:
@@ -243,7 +247,7 @@ def shard_request(
     *,
     spark: SparkSession | None = None,
     report: bool,
-    quiet: bool,
+    progress: PhaseLog,
     debug: bool = False,
     frames: Mapping[str, DataFrame] | None = None,
 ) -> ShardingResult:
@@ -253,7 +257,8 @@ def shard_request(
         request: input, output and options.
         strategy: the strategy with its parameters.
         spark: the session (default: as in ``shard``).
-        report, quiet: as in ``shard``.
+        report: as in ``shard``.
+        progress: shows the progress, and has the seconds of each phase afterwards.
         debug: show Spark's logs.
     """
     session = spark or _session_of(frames)
@@ -263,11 +268,11 @@ def shard_request(
             return sharding.shard(context, on_files, strategy, progress)
 
     preflight(request, strategy)
-    return _run(f"{strategy.name} to {request.output}", work, session, report, quiet, debug)
+    return _run(strategy.name, request, work, session, report, progress, debug)
 
 
 def reshard_request(
-    request: Request, *, spark: SparkSession | None = None, report: bool, quiet: bool, debug: bool = False
+    request: Request, *, spark: SparkSession | None = None, report: bool, progress: PhaseLog, debug: bool = False
 ) -> ShardingResult:
     """Run ``reshard`` for a request; for the arguments see ``shard_request``."""
 
@@ -275,7 +280,7 @@ def reshard_request(
         return resharding.reshard(context, request, progress)
 
     preflight(request)
-    return _run(f"reshard to {request.output}", work, spark, report, quiet, debug)
+    return _run("reshard", request, work, spark, report, progress, debug)
 
 
 def materialize_request(
@@ -285,7 +290,7 @@ def materialize_request(
     *,
     spark: SparkSession | None = None,
     report: bool,
-    quiet: bool,
+    progress: PhaseLog,
     debug: bool = False,
     frames: Mapping[str, DataFrame] | None = None,
 ) -> ShardingResult:
@@ -295,7 +300,7 @@ def materialize_request(
         request: input, output and options; its num_workers is ignored.
         assignment: path of a committed set, or of a table of (id, worker).
         num_workers: number of shards; None: the number of workers in the assignment.
-        spark, report, quiet, debug: as in ``shard_request``.
+        spark, report, progress, debug: as in ``shard_request``.
     """
     session = spark or _session_of(frames)
 
@@ -305,7 +310,7 @@ def materialize_request(
             return materializing.materialize(context, on_files, assignment, num_workers, progress)
 
     preflight(request)
-    return _run(f"materialize to {request.output}", work, session, report, quiet, debug)
+    return _run("materialize", request, work, session, report, progress, debug)
 
 
 def _session_of(frames: Mapping[str, DataFrame] | None) -> SparkSession | None:
@@ -314,29 +319,35 @@ def _session_of(frames: Mapping[str, DataFrame] | None) -> SparkSession | None:
 
 
 def _run(
-    title: str,
+    name: str,
+    request: Request,
     work: Callable[[SparkContext, PhaseLog], ShardingResult],
     spark: SparkSession | None,
     report: bool,
-    quiet: bool,
+    progress: PhaseLog,
     debug: bool,
 ) -> ShardingResult:
     """Run ``work`` on a Spark context, write the report, and return the result with the report's place.
 
     Args:
-        title: title of the progress log.
+        name: what the run does, for its title and the events of OpenLineage.
+        request: its input and output.
         work: makes or finds the set.
         spark: the session to use; None: the running one, else a new one.
         report: write the report unless the set has one, or is an assignment without shards.
-        quiet: print no progress.
+        progress: shows the progress.
         debug: show Spark's logs.
     """
-    with spark_context(spark, debug=debug) as context:
+    with (
+        spark_context(spark, debug=debug) as context,
+        lineage_events(context, open_store(context), name, request) as lineage,
+    ):
         if report:
             # The report's libraries load while Spark's tasks run.
             Thread(target=load_report, daemon=True).start()
-        progress = PhaseLog(context, quiet=quiet, title=title)
+        progress.begin(context, f"{name} to {request.output}")
         result = work(context, progress)
+        lineage.set_result(result.shards)
         report = report and not result.shards.manifest.assignment_only
         place = f"{result.shards.uri}/{REPORT}"
         # A set that was committed already may have its report too.

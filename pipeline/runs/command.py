@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from pipeline.core import console
 from pipeline.core.command_line import parse
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
 from pipeline.runs.api import shard_request
+from pipeline.runs.metrics_file import JobRecord, check_metrics_file, recorded, strip_interval
+from pipeline.runs.request import Request
 from pipeline.runs.steps.run import ShardingResult
+from pipeline.spark.progress import LOGGER, PhaseLog
 from pipeline.strategies import Strategy
 from pipeline.upkeep.contents import describe
 
@@ -54,7 +57,37 @@ def _shard_by_name(argv: Sequence[str]) -> int:
 def run_sharding(args: argparse.Namespace, strategy: Strategy) -> int:
     """Shard, write the report and print the set. Returns the exit code."""
     request = cli.read_request(args)
-    return print_result(shard_request(request, strategy, report=not args.no_report, quiet=args.quiet, debug=args.debug))
+
+    def make(progress: PhaseLog) -> ShardingResult:
+        return shard_request(request, strategy, report=not args.no_report, progress=progress, debug=args.debug)
+
+    return run_job(args, strategy.name, request, make)
+
+
+def run_job(args: argparse.Namespace, name: str, request: Request, make: Callable[[PhaseLog], ShardingResult]) -> int:
+    """Make a set, print it, and write the metrics that the flags ask for. Returns the exit code.
+
+    Args:
+        args: the flags of the job.
+        name: what the job does, such as the name of its strategy.
+        request: its input and output.
+        make: makes the set, and shows its progress.
+    """
+    if args.metrics_file:
+        check_metrics_file(args.metrics_file)
+    progress = PhaseLog(quiet=args.quiet)
+    # The record shares the dictionary that the progress fills, so a failed job's metrics have its completed phases.
+    record = JobRecord(progress.seconds)
+    labels = {"output": strip_interval(request.output, request.interval), "strategy": name}
+    with recorded(args.metrics_file, labels, record):
+        try:
+            result = make(progress)
+        except BaseException as error:
+            record.exit_code = cli.exit_code_of(error)
+            raise
+        record.shards = result.shards
+        record.fresh = result.fresh
+        return print_result(result)
 
 
 def print_result(result: ShardingResult) -> int:
@@ -66,10 +99,10 @@ def print_result(result: ShardingResult) -> int:
     if share > MANY_COPIES:
         # The number of groups follows from another flag if hash functions define them.
         fewer = "--functions" if "functions" in shards.manifest.params else "--clusters"
-        print(
+        console.say(
+            LOGGER,
             f"note: copies of sparse groups on every worker add {share:.1%} rows; give fewer {fewer} for fewer copies, or"
             " --sparse-if never for none",
-            file=sys.stderr,
         )
     if result.report:
         print(f"  report    {result.report}")

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields, replace
@@ -14,6 +13,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from pipeline.core import console
 from pipeline.core.command_line import Parser, names_in_argv, parse
 from pipeline.core.errors import UnsuitableError, UsageError
 from pipeline.core.provenance import provenance
@@ -54,7 +54,7 @@ COLUMNS = (
 
 def comparison_parser(prog: str, description: str | None) -> Parser:
     """Return the parser of jobs/compare.py: the flags of a sharding job and of all strategies."""
-    flags = cli.sharding_parser(prog, description, assignment=False)
+    flags = cli.sharding_parser(prog, description, assignment=False, metrics=False)
     group = flags.add_argument_group("strategies")
     group.add_argument(
         "--strategies",
@@ -179,7 +179,7 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
             except UnsuitableError as error:
                 if not sets and name == list(strategies)[-1]:
                     raise
-                print(f"{name} is skipped: {error}", file=sys.stderr)
+                console.say("sharding.compare", f"{name} is skipped: {error}", level="warning")
                 continue
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pipeline.assignment.sizes import NAMES, named_ratios
@@ -171,9 +172,10 @@ def add_output_flags(
     )
 
 
-def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
-    """Add the group of flags about the run: batch interval, config file, output on the console. seed: add --seed
-    too."""
+def add_run_flags(flags: Parser, *, seed: bool = True, metrics: bool = True) -> None:
+    """Add the group of flags about the run: batch interval, config file, output on the console.
+
+    seed, metrics: add --seed, --metrics-file too."""
     group = flags.add_argument_group("run")
     if seed:
         add_seed_flag(group)
@@ -181,6 +183,17 @@ def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
     interval.add_argument("--ds", metavar="DATE", help=AdvancedHelp("data interval of a batch run, such as 2026-01-31"))
     interval.add_argument("--run-id", metavar="ID", help=AdvancedHelp("identifier of a batch run, instead of --ds"))
     command_line.add_config_flag(group, str(flags.conf))
+    # A stream never ends by itself, and a comparison makes several sets.
+    if metrics:
+        group.add_argument(
+            "--metrics-file",
+            type=Path,
+            metavar="FILE.prom",
+            help=AdvancedHelp(
+                "write metrics of the run for the textfile collector of Prometheus's node_exporter (needs the extra metrics)"
+            ),
+        )
+    command_line.add_log_format_flag(group)
     group.add_argument("--quiet", action="store_true", help="print only results")
     group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces and Spark's logs"))
 
@@ -196,7 +209,12 @@ def add_seed_flag(flags: FlagGroup) -> None:
 
 
 def sharding_parser(
-    prog: str, description: str | None, strategy: type[Strategy] | None = None, *, assignment: bool = True
+    prog: str,
+    description: str | None,
+    strategy: type[Strategy] | None = None,
+    *,
+    assignment: bool = True,
+    metrics: bool = True,
 ) -> Parser:
     """Return the flags of a job that shards raw images.
 
@@ -205,6 +223,7 @@ def sharding_parser(
         description: text of its help.
         strategy: its flags are added; None: the job has no fixed strategy.
         assignment: offer --assignment-only.
+        metrics: offer --metrics-file, for a job that makes one set.
     """
     flags = parser(prog, description)
     add_input_flags(flags)
@@ -217,7 +236,7 @@ def sharding_parser(
                 "write only the assignment of rows to workers, from which jobs/materialize.py writes the shards"
             ),
         )
-    add_run_flags(flags)
+    add_run_flags(flags, metrics=metrics)
     if strategy:
         # COMMON is left out because add_run_flags has added it.
         specs.add_flags(flags.add_argument_group("strategy"), strategy, leave_out=COMMON)
@@ -354,6 +373,13 @@ def execute(main: Callable[[], int]) -> NoReturn:
     command_line.execute(
         main, interrupted="a set is committed completely or not at all, so run the same command again", cause=_cause
     )
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a job that ends with an error."""
+    if isinstance(error, JobError):
+        return error.exit_code
+    return _cause(error)[1] if isinstance(error, Exception) else 1
 
 
 def _cause(error: Exception) -> tuple[str, int]:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pipeline.core.command_line import Parser, parse
 from pipeline.runs import flags as cli
 from pipeline.runs.api import materialize_request
-from pipeline.runs.command import print_result
+from pipeline.runs.command import run_job
+from pipeline.runs.steps.run import ShardingResult
+from pipeline.spark.progress import PhaseLog
 
 
 def main(argv: Sequence[str]) -> None:
@@ -38,13 +40,12 @@ def run_materializing(prog: str, description: str | None, argv: Sequence[str] | 
 
     prog, description: name and help of the command; argv: its arguments (default: the process's own)."""
     args = parse(materialize_parser(prog, description), argv)
-    return print_result(
-        materialize_request(
-            cli.read_request(args),
-            cli.fill_in(args.assignment, args),
-            args.workers,
-            report=not args.no_report,
-            quiet=args.quiet,
-            debug=args.debug,
+    request = cli.read_request(args)
+    assignment = cli.fill_in(args.assignment, args)
+
+    def make(progress: PhaseLog) -> ShardingResult:
+        return materialize_request(
+            request, assignment, args.workers, report=not args.no_report, progress=progress, debug=args.debug
         )
-    )
+
+    return run_job(args, "materialize", request, make)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pipeline.core.command_line import Parser, parse
 from pipeline.runs import flags as cli
 from pipeline.runs.api import reshard_request
-from pipeline.runs.command import print_result
+from pipeline.runs.command import run_job
+from pipeline.runs.steps.run import ShardingResult
+from pipeline.spark.progress import PhaseLog
 
 
 def main(argv: Sequence[str]) -> None:
@@ -34,4 +36,8 @@ def run_resharding(prog: str, description: str | None, argv: Sequence[str] | Non
     prog, description: name and help of the command; argv: its arguments (default: the process's own)."""
     args = parse(reshard_parser(prog, description), argv)
     request = cli.read_request(args)
-    return print_result(reshard_request(request, report=not args.no_report, quiet=args.quiet, debug=args.debug))
+
+    def make(progress: PhaseLog) -> ShardingResult:
+        return reshard_request(request, report=not args.no_report, progress=progress, debug=args.debug)
+
+    return run_job(args, "reshard", request, make)

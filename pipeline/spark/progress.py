@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +10,9 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from pipeline.core import console
+
+LOGGER = "sharding.job"
 GROUP = "spark.jobGroup.id"
 DESCRIPTION = "spark.job.description"
 STARVED = (
@@ -33,12 +35,21 @@ class PhaseLog:
         self.quiet = quiet
         self.title = title
         self.seconds: dict[str, float] = {}
+        self._application: str | None = None  # its id in Spark
         self._note = ""
         self._begin = time.perf_counter()
 
     def report(self, text: str) -> None:
         """Set the result of the running phase, which is shown on its line."""
         self._note = text
+
+    def begin(self, context: SparkContext, title: str) -> None:
+        """Set the context and the title of the run, and show the id of the Spark application, by which logs of its
+        executors are found."""
+        self.context = context
+        self.title = title
+        self._application = context.applicationId
+        self._say("spark", f"application {context.applicationId} on {context.master}")
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -62,7 +73,7 @@ class PhaseLog:
         spent = time.perf_counter() - start
         # A phase may run several times; the manifest has the sum.
         self.seconds[name] = round(self.seconds.get(name, 0.0) + spent, 3)
-        self._say(name, f"{spent:6.2f} s  {self._note}")
+        self._say(name, f"{spent:6.2f} s  {self._note}", phase=name, seconds=round(spent, 3))
 
     @contextmanager
     def _named_jobs(self, phase: str) -> Iterator[None]:
@@ -82,11 +93,14 @@ class PhaseLog:
             context.setLocalProperty(GROUP, group)
             context.setLocalProperty(DESCRIPTION, description)
 
-    def _say(self, name: str, text: str) -> None:
-        if not self.quiet:
-            print(
-                f"[{time.perf_counter() - self._begin:6.1f} s] {name:<9} {text}".rstrip(), file=sys.stderr, flush=True
-            )
+    def _say(self, name: str, text: str, **fields: Any) -> None:
+        """Show a line. name, text: of a phase; fields: values for programs that read JSON."""
+        if self.quiet:
+            return
+        elapsed = time.perf_counter() - self._begin
+        line = f"{console.wall_clock()} [{elapsed:6.1f} s] {name:<9} {text}".rstrip()
+        about = {"run": self.title, "application": self._application, "elapsed_s": round(elapsed, 1)}
+        console.say(LOGGER, f"{name}: {' '.join(text.split())}", text=line, fields=about | fields)
 
     def _watch(self, name: str, stop: threading.Event) -> None:
         """Print a line after five seconds, and then at growing intervals."""
@@ -96,7 +110,7 @@ class PhaseLog:
             before = waiting
             (waiting, tasks) = self._tasks()
             # Spark may report tasks that began right after their stage a heartbeat (10 s) late: warn the second time.
-            self._say(name, f"     ...  {STARVED if before & waiting else tasks}{self._note}")
+            self._say(name, f"     ...  {STARVED if before & waiting else tasks}{self._note}", phase=name)
             pause = min(2 * pause, LONGEST_SILENCE_S)
 
     def _tasks(self) -> tuple[frozenset[int], str]:

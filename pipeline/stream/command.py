@@ -113,7 +113,7 @@ def stream_parser(prog: str, description: str | None) -> Parser:
     group.add_argument(
         "--no-report", action="store_true", help=AdvancedHelp("skip report.html and the measures of quality")
     )
-    cli.add_run_flags(flags)
+    cli.add_run_flags(flags, metrics=False)
     group = flags.add_argument_group("strategy")
     # A stream has rules of its own for first workers, sparse buckets and the sample that functions are fitted to.
     add_flags(group, Hash, only=("family", "functions", "width"))

@@ -7,9 +7,7 @@ therefore in the set once, whenever the driver dies."""
 from __future__ import annotations
 
 import signal
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pipeline.core import console
 from pipeline.core.shardset.generations import generations
 from pipeline.spark.signals import forward_sigterm
 from pipeline.stream.buckets import BYTES
@@ -170,4 +169,4 @@ def stop_signals() -> Iterator[threading.Event]:
 
 
 def say(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+    console.say("sharding.stream", text, text=f"{console.wall_clock()} {text}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -144,6 +145,11 @@ def test_nothing_is_left_of_a_run_that_has_ended(undisturbed: Training) -> None:
     until(lambda: not undisturbed.family(), "its last processes end")
 
 
+def role_lines(log: Path) -> list[str]:
+    """The messages of the supervisor in a role's log, which are lines of JSON."""
+    return [json.loads(line)["message"] for line in log.read_text().splitlines() if line.startswith("{")]
+
+
 def scrapes_to_the_end(address: str) -> list[Samples]:
     """What a server that scrapes all the time gets until the port is closed."""
     scrapes = []
@@ -160,7 +166,9 @@ def test_a_storm_of_kills_and_stops_changes_no_bit_of_bsp(
 ) -> None:
     """Every role dies or freezes once; the run goes on by itself and ends with the same bits. Its metrics count that."""
     flags = ("--protocol", "bsp", "--servers", 2, "--steps", STEPS, "--checkpoint-every-s", 0.3)
-    run = start(sets[3], "storm", *flags, "--heartbeat-timeout-s", 4, "--metrics-port", "127.0.0.1:0")
+    run = start(
+        sets[3], "storm", *flags, "--heartbeat-timeout-s", 4, "--metrics-port", "127.0.0.1:0", "--log-format", "json"
+    )
     until(lambda: "metrics: " in run.said(), "the address is printed")
     address = re.findall("^metrics: (.*)$", run.said(), re.MULTILINE)[0]
     for version, role, number in (
@@ -182,6 +190,11 @@ def test_a_storm_of_kills_and_stops_changes_no_bit_of_bsp(
     last = {name: scrapes[-1]["sharding_training_" + name,] for name in ("version", "updates_total", "rollbacks_total")}
     assert last["rollbacks_total"] == run.result()["rollbacks"]
     assert last["updates_total"] >= last["version"] == STEPS, "repeated updates count again"
+    lives = {role: role_lines(run.output / "logs" / f"{role}.log") for role in ("worker-1", "worker-2", "server-0")}
+    killed = ["starts", "has ended: killed by SIGKILL", "starts again, after: killed by SIGKILL"]
+    assert lives["worker-1"] == [*killed, "has ended: nothing is left to do"]
+    assert lives["worker-2"][1:3] == ["has ended: no heartbeat for 4 s", "starts again, after: no heartbeat for 4 s"]
+    assert lives["server-0"][-1] == "ends with the run: finished"
     np.testing.assert_array_equal(run.vector(), undisturbed.vector())
     assert run.result()["restarts"] == {"worker": 2, "server": 3, "evaluator": 1}
     assert run.result()["rollbacks"] >= 1  # server 0 takes none back when it dies, nor for a server that dies with it

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Lowest first: a room, which is a folder or a file, imports from those before it.
 CORE = (
-    "errors", "sizes", "import_path", "extras", "arrays", "npz", "json_values", "hashing", "seeds", "atomic", "provenance",
-    "storage", "shardset", "importance", "reporting", "argparse_internals", "specs", "command_line",
+    "errors", "console", "sizes", "import_path", "extras", "arrays", "npz", "json_values", "hashing", "seeds", "atomic",
+    "provenance", "storage", "shardset", "importance", "reporting", "argparse_internals", "specs", "command_line",
 )  # fmt: skip
 PIPELINE = (
     "core", "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",
@@ -166,16 +166,14 @@ COMMANDS_PRINT = {"__main__.py", "command.py", "plan_command.py", "report_comman
     "child.py",
 }  # fmt: skip
 FILES_PRINT = {
-    "pipeline/core": {"command_line.py", "import_path.py"},
+    "pipeline/core": {"command_line.py", "console.py", "import_path.py"},
     "pipeline/datasets": {"cifar.py", "derive.py", "synthetic.py"},
     "pipeline/runs": {"compare.py"},
-    "pipeline/spark": {"package.py", "progress.py"},
-    "pipeline/stream": {"query.py"},
+    "pipeline/spark": {"package.py"},
     "pipeline/upkeep": {"clean.py", "contents.py", "verify.py"},
     "trainer/cluster": {"run.py"},
     "trainer/launch": {"ends.py", "processes.py", "run.py"},
-    "trainer/report": {"progress.py"},
-    "trainer/start": {"changes.py", "decide.py", "folder.py"},
+    "trainer/start": {"decide.py", "folder.py"},
     "trainer/simulation": {"replay.py", "run.py"},
     "trainer/simulation/comparison": {"compare.py"},
     "trainer/tables": {"progress.py"},

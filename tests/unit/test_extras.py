@@ -29,10 +29,12 @@ from tests.support.commands import (
 
 pytestmark = pytest.mark.slow  # processes of its own
 
+SHARDING = ("--input", "images", "--output", "set", "--workers", 2)
 TRAINING = ("--shards", "shards", "--output", "run", "--epochs", 1)
 MODULES = frozenset(module for modules in EXTRAS.values() for module in modules)
 # The commands that need an extra, by the extra, with all that they require.
 NEEDS: Mapping[str, tuple[str, Command]] = {
+    "stratified.py --metrics-file": ("metrics", (JOBS["stratified.py"], *SHARDING, "--metrics-file", "job.prom")),
     "train": ("trainer", ("sharding", "train", *TRAINING)),
     "simulate": ("trainer", ("sharding", "simulate", *TRAINING)),
     "embed": ("trainer", ("sharding", "embed", "--input", "images", "--output", "table.parquet")),

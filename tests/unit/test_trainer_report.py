@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import TemplateNotFound
 
-from pipeline.core import extras
+from pipeline.core import console, extras
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.reporting.plots import style
 from tests.support.made_up_run import MadeUpRun, eventful_run
@@ -441,7 +441,10 @@ def test_a_log_gets_a_line_every_ten_seconds_and_the_last_state() -> None:
     progress.message("worker 3 restarted")
     progress.close()
     progress.close()
-    times = [re.findall(r"^\[ *([\d.]+) s\] (?:epoch ([\d.]+)|worker)", text) for text in log.getvalue().splitlines()]
+    times = [
+        re.findall(r"^[\dTZ:-]{20} \[ *([\d.]+) s\] (?:epoch ([\d.]+)|worker)", text)
+        for text in log.getvalue().splitlines()
+    ]
     assert times == [[("0.0", "0.00")], [("10.0", "0.10")], [("20.0", "0.20")], [("24.0", "")], [("24.0", "0.24")]]
 
 
@@ -497,6 +500,24 @@ def curves_read_back(output: Path) -> dict[str, list[tuple[int, float]]]:
     return {
         tag: [(point.step, point.value) for point in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]
     }
+
+
+def test_progress_as_json_has_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal gets lines too, for it may be a collector's. Values that are not measured yet are left out."""
+    log = io.StringIO()
+    monkeypatch.setattr(log, "isatty", lambda: True)
+    console.choose_format(console.JSON)
+    try:
+        progress = ProgressLine(file=log, now=lambda: 0.0)
+        progress.update(replace(STATUS, version=7, eval_accuracy=None))
+        progress.message("worker 3 restarted")
+        progress.close()
+    finally:
+        console.choose_format(console.TEXT)
+    first, second = map(json.loads, log.getvalue().splitlines())
+    assert (first["logger"], first["fields"]["version"]) == ("sharding.training", 7)
+    assert "eval_accuracy" not in first["fields"]
+    assert second["message"] == "worker 3 restarted"
 
 
 def test_tensorboard_reads_the_surviving_points(eventful: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from pipeline.core import console
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.cluster.launcher import LaunchArguments, Launcher, Part
 from trainer.cluster.rendezvous import CHANGE, CHECKPOINT, DONE, GO, LEAVE, PartEnd, Rendezvous
@@ -120,7 +120,7 @@ class ClusterRun:
         if not (self.options.quiet or self.options.silent):
             print(describe(plan(self.config, RunFacts.from_json(self.rendezvous.facts))), flush=True)
         if self.config.processes.encryption == "off" and not self.options.silent:
-            print(IN_CLEAR, file=sys.stderr, flush=True)
+            console.say("sharding.training", IN_CLEAR, level="warning")
         return threads
 
     def _threads(self, before: int) -> int:

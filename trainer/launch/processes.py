@@ -150,6 +150,7 @@ class Child:
     def __init__(self, name: str, log: Path, module: str, *arguments: Any) -> None:
         self.name = name
         self.log = log
+        self._log_begin = log.stat().st_size if log.exists() else 0  # earlier lines are not by this process
         self.lifeline, self.process = _start(name, (str(log), module, arguments))
         self.heartbeat = time.monotonic()
         self.stalled_s = 0.0
@@ -205,7 +206,8 @@ class Child:
         code = self.exit_code() or 0
         if code < 0:
             return _cause(code)
-        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        output = self.log.read_bytes()[self._log_begin :] if self.log.exists() else b""
+        lines = output.decode(errors="replace").strip().splitlines()
         if code == UNKNOWN or not lines:
             return "killed" if code == UNKNOWN else _cause(code)
         return lines[-1].removeprefix("error: ")

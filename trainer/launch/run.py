@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pipeline.core import console
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
@@ -17,7 +17,7 @@ from trainer.home.folders import Folders
 from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
-from trainer.launch.ends import conclude, interruptible, log_end, log_start
+from trainer.launch.ends import conclude, interruptible, log_end, log_start, one_line
 from trainer.launch.overseer import Terminal
 from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, ProcessKilledError
 from trainer.launch.processes import context as start_method
@@ -74,7 +74,7 @@ def run(
         if not (options.quiet or options.silent):
             print(describe(supervisor.plan, storage), flush=True)
         if config.processes.encryption == "off" and not options.silent:
-            print(IN_CLEAR, file=sys.stderr, flush=True)
+            console.say("sharding.training", IN_CLEAR, level="warning")
         with interruptible(supervisor):
             return supervise(supervisor)
 
@@ -105,7 +105,7 @@ def supervise(supervisor: Supervisor) -> Result | None:
         failure = error
         raise
     finally:
-        supervisor.close()
+        supervisor.close(cause if failure is None else f"{cause}: {one_line(failure)}")
         if supervisor.metrics:
             supervisor.metrics.end(cause)
         with nullcontext() if cause == "finished" else suppress(OSError):  # keep the first error

@@ -28,6 +28,7 @@ from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_fo
 from trainer.launch.overseer import Overseer, Terminal
 from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
+from trainer.launch.role_log import RoleLog
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
 from trainer.report.metrics import RunMetrics
@@ -104,6 +105,7 @@ class Supervisor:
         self.restarts = Restarts()
         self.furthest = 0  # the highest version so far
         self.clocks: dict[int, int] = {}  # the highest clock of each worker so far
+        self._causes: dict[Role, str] = {}  # why each role that is not yet restarted has ended
         self.ended_roles: set[Role] = set()  # roles that have ended with exit code 0
         self.interrupted = False
         self.changes = False  # whether the run stops here to continue with other workers
@@ -135,10 +137,13 @@ class Supervisor:
         self._wait_for_the_rest()
         self._check_progress()
 
-    def close(self) -> None:
-        """Kill the roles that still run, and close all connections. ``run`` must have ended before."""
-        for child in self.children.values():
+    def close(self, cause: str = "closed") -> None:
+        """Kill the roles that still run, and close all connections. ``run`` must have ended before.
+
+        cause: why the run ends, for the logs of these roles."""
+        for role, child in self.children.items():
             child.kill()
+            self._log_of(role).add(f"ends with the run: {cause}")
         for listener in filter(None, self.listeners):
             listener.close()
         self.control.close()
@@ -160,14 +165,20 @@ class Supervisor:
 
     def _start(self, role: Role) -> None:
         """Start a role's process now, or later if it could not be forked. Raises JobError if that failed too often."""
-        log = self.output / LOGS / f"{role}.log"
+        log = self._log_of(role).path
         log.parent.mkdir(parents=True, exist_ok=True)
+        # Before the process can write a line: its last line is the cause of its end.
+        cause = self._causes.pop(role, None)
+        self._log_of(role).add(f"starts again, after: {cause}" if cause else "starts")
         try:
             self.children[role] = self._child(role, log)
         except ProcessKilledError as error:
             pause = pause_s(self._count(f"{role} failed", self._progress_of(role), str(error), log))
             self.overseer.message(f"{error}; tried again{f' in {pause:g} s' if pause else ''}")
             self.waiting[role] = time.monotonic() + pause
+
+    def _log_of(self, role: Role) -> RoleLog:
+        return RoleLog(self.output / LOGS / f"{role}.log", str(role))
 
     def _child(self, role: Role, log: Path) -> Child:
         """Start and return a process for a role. Raises ProcessKilledError."""
@@ -218,6 +229,7 @@ class Supervisor:
         cause: why it ended, for messages and the log."""
         del self.children[role]
         code = child.exit_code()
+        self._log_of(role).add(f"has ended: {cause}" if code else "has ended: nothing is left to do")
         if code == 0:
             self.ended_roles.add(role)
             self.control.tell(AskStatus())  # the run may be over
@@ -227,6 +239,7 @@ class Supervisor:
         pause = pause_s(self._count(f"{role} failed", self._progress_of(role), cause, child.log))
         if role.kind == "worker":  # other workers need not wait for the heartbeat timeout
             self.control.tell(WorkerLoss(role.index))
+        self._causes[role] = cause
         log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
         self.overseer.message(f"{role}: {cause}; started again{f' in {pause:g} s' if pause else ''}")
         self.waiting[role] = time.monotonic() + pause

@@ -11,8 +11,10 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from pipeline.core import console
 from trainer.transport.status import RunStatus
 
+LOGGER = "sharding.training"
 SILENCE_S = 10.0  # least time between two plain lines
 USUAL_SIZE = {"ncols": 120, "nrows": 24}
 BAR = "{percentage:3.0f}%|{bar:12}| {elapsed}<{remaining}  {desc}"
@@ -70,9 +72,9 @@ class ProgressLine:
         self._file = file or sys.stderr
         self._now = now
         self._quiet = quiet
-        self._terminal = self._file.isatty()
+        self._terminal = self._file.isatty() and not console.is_json()
         self._bar: Any = None
-        self._pending: str | None = None  # the newest line that has not been printed
+        self._pending: RunStatus | None = None  # the newest status that has not been printed
         self._begin = now()
         self._next = self._begin  # earliest time of the next plain line
 
@@ -83,7 +85,7 @@ class ProgressLine:
         if self._terminal:
             self._draw(status)
             return
-        self._pending = line(status)
+        self._pending = status
         if self._now() >= self._next:
             self._say_pending()
 
@@ -115,9 +117,13 @@ class ProgressLine:
 
     def _say_pending(self) -> None:
         if self._pending is not None:
-            self._say(self._pending)
+            self._say(line(self._pending), self._pending)
             self._pending = None
             self._next = self._now() + SILENCE_S
 
-    def _say(self, text: str) -> None:
-        print(f"[{self._now() - self._begin:7.1f} s] {text}", file=self._file, flush=True)
+    def _say(self, text: str, status: RunStatus | None = None) -> None:
+        """Print a line with the time. status: the values of the line in JSON; None for a message."""
+        elapsed = self._now() - self._begin
+        fields = {"elapsed_s": round(elapsed, 1)} | (status.to_json() if status else {})
+        full = f"{console.wall_clock()} [{elapsed:7.1f} s] {text}"
+        console.say(LOGGER, text, text=full, file=self._file, fields=fields)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from pipeline.core import console
 from pipeline.core.errors import JobError, UsageError
 from trainer.launch.supervisor import RunInterruptedError
 from trainer.launch.workers_request import Requests
 from trainer.options import Options
+from trainer.report.progress import LOGGER
 from trainer.runlog.run_folder import saved_run
 
 T = TypeVar("T")
@@ -51,7 +52,7 @@ def next_options(error: JobError, options: Options, requests: Requests) -> Optio
     # The start that should have these workers has changed nothing.
     requests.refuse(str(error))
     if not options.silent:
-        print(f"the workers stay as they are: {error}", file=sys.stderr, flush=True)
+        console.say(LOGGER, f"the workers stay as they are: {error}", level="warning")
     return replace(options, workers=_present_workers(requests))
 
 

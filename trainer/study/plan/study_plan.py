@@ -59,7 +59,7 @@ LONGEST = 200  # characters of a cell's name, since file names have at most 255
 NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,59}", re.ASCII)
 KEY = re.compile(r"[a-z][a-z0-9_]*")
 MAX_SEEDS = 100_000
-NO_KEYS = ("help", "help_all", "config", "debug", "quiet", "silent")  # flags that do not affect a run
+NO_KEYS = ("help", "help_all", "config", "debug", "log_format", "quiet", "silent")  # flags that do not affect a run
 Table = Mapping[str, Any]
 
 

@@ -13,6 +13,7 @@ from pipeline.core.errors import JobError
 from pipeline.datasets.derive import Derivation, derive
 from pipeline.runs.api import shard_request
 from pipeline.runs.flags import read_request, shard_parser, strategy_of_flags
+from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from trainer.study.run.children import task_of_parent
 
@@ -23,7 +24,7 @@ def make(task: dict[str, Any]) -> None:
         request = task["derive"]
         derive(request["source"], Path(request["target"]), Derivation(**request["derivation"]), request["evaluation"])
     args = parse(shard_parser(), task["shard"])
-    shard_request(read_request(args), strategy_of_flags(args), report=not args.no_report, quiet=True)
+    shard_request(read_request(args), strategy_of_flags(args), report=not args.no_report, progress=PhaseLog(quiet=True))
 
 
 def main() -> int:

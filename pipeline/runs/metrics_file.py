@@ -1,0 +1,130 @@
+"""The metrics of a batch job for Prometheus: a file for the textfile collector of its node_exporter (--metrics-file).
+
+A batch job is too short to be scraped. The collector reads the newest file of the job until the next one replaces it."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core import console
+from pipeline.core.errors import UsageError
+from pipeline.core.extras import require
+from pipeline.core.provenance import CREDENTIALS, HIDDEN
+
+if TYPE_CHECKING:
+    from pipeline.core.shardset.manifest import ShardSet
+
+PREFIX = "sharding_job"
+SUFFIX = ".prom"  # of the files that the collector reads
+SUCCESS = f"{PREFIX}_last_success_timestamp_seconds"
+
+
+@dataclass
+class JobRecord:
+    """The outcome of a job, for its metrics.
+
+    Attributes:
+        seconds: by phase; the dictionary that the job fills.
+        shards: the committed set, None before.
+        fresh: whether this job committed it.
+        exit_code: exit code of the job.
+    """
+
+    seconds: dict[str, float]
+    shards: ShardSet | None = None
+    fresh: bool = False
+    exit_code: int = 0
+
+
+def check_metrics_file(path: Path) -> None:
+    """Raise UsageError if no metrics can be written to a path that the collector reads."""
+    require("metrics", "--metrics-file")
+    if path.suffix != SUFFIX:
+        raise UsageError(f"--metrics-file {path} does not end in {SUFFIX}; node_exporter reads no other files")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--metrics-file {path}: {path.parent} is no folder that this user may write to")
+
+
+def strip_interval(uri: str, interval: Mapping[str, str] | None) -> str:
+    """Return an address in which the interval of a batch run is replaced by its name, such as ``{ds}``.
+
+    So every run of a daily job has the same labels, whose number would otherwise grow by the day."""
+    for name, value in (interval or {}).items():
+        # As it is, and as a path of HDFS has it, which may not contain colons. A number within another one stays.
+        forms = "|".join(re.escape(form) for form in (value, value.replace(":", "_")))
+        uri = re.sub(rf"(?<![\w-])(?:{forms})(?![\w-])", f"{{{name}}}", uri)
+    return CREDENTIALS.sub(f"{HIDDEN}@", uri)
+
+
+@contextmanager
+def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> Iterator[None]:
+    """Write the metrics of the job in the ``with`` block, whether it ends with an error or not.
+
+    A file that cannot be written costs a warning, because the set may be committed already.
+
+    Args:
+        path: the file; None: write nothing.
+        labels: identity of the job, the same for each of its runs.
+        record: the outcome, which the block fills.
+    """
+    start = time.time()
+    try:
+        yield
+    finally:
+        if path is not None:
+            try:
+                write_metrics(path, labels, record, start, time.time())
+            except (OSError, ValueError) as error:
+                console.say("sharding.metrics", f"warning: --metrics-file {path}: {error}", level="warning")
+
+
+def write_metrics(path: Path, labels: dict[str, str], record: JobRecord, start: float, end: float) -> None:
+    """Replace the file of a job's metrics, atomically. start, end: seconds since 1970. Raises OSError."""
+    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+    registry = CollectorRegistry()
+
+    def add(name: str, text: str, value: float) -> None:
+        gauge = Gauge(f"{PREFIX}_{name}", text, list(labels), registry=registry)
+        gauge.labels(*labels.values()).set(value)
+
+    add("exit_code", "Exit code of the last run: 0, 2 for usage, 3 for broken input, 1 for others.", record.exit_code)
+    add("start_timestamp_seconds", "Start of the last run.", start)
+    add("end_timestamp_seconds", "End of the last run.", end)
+    add("duration_seconds", "Duration of the last run.", end - start)
+    phases = Gauge(
+        f"{PREFIX}_phase_seconds", "Duration of a phase of the last run.", [*labels, "phase"], registry=registry
+    )
+    for phase, seconds in record.seconds.items():
+        phases.labels(*labels.values(), phase).set(seconds)
+    # A run that failed has no set; its file keeps the time of the last success, by which an alert can judge.
+    success = end if record.exit_code == 0 else last_success(path)
+    if success is not None:
+        add("last_success_timestamp_seconds", "End of the last run that succeeded.", success)
+    if record.shards is not None:
+        manifest = record.shards.manifest
+        add("committed", "1 if the last run committed a set, 0 if there was nothing to do.", int(record.fresh))
+        add("rows", "Distinct rows of the set.", manifest.rows)
+        add("copies", "Copies of rows beside them.", manifest.copies)
+        add("workers", "Shards of the set.", manifest.num_workers)
+        add("written_bytes", "Size of the set's files.", sum(file.bytes for file in record.shards.hashed_files()))
+        add("input_bytes", "Size of the input's files.", manifest.input.bytes)
+        add("manifest_version", "Number under which the set was committed.", manifest.version)
+    write_to_textfile(str(path), registry)
+
+
+def last_success(path: Path) -> float | None:
+    """Return the time of the last success in an earlier file of the job, or None."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    with suppress(OSError, ValueError):
+        families: Any = text_string_to_metric_families(path.read_text())
+        return next((each.value for family in families for each in family.samples if each.name == SUCCESS), None)
+    return None

@@ -1,0 +1,89 @@
+"""The lines on standard error in both formats: of jobs, of their errors and of libraries."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core import command_line, console
+from pipeline.core.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def text_again() -> Iterator[None]:
+    yield
+    console.choose_format(console.TEXT)
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    """The lines of JSON; checks that each has the five keys and a time in UTC."""
+    parsed: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    for line in parsed:
+        assert list(line) == ["ts", "level", "logger", "message", "fields"]
+        assert abs(datetime.now(UTC) - datetime.fromisoformat(line["ts"])) < timedelta(hours=1)
+        assert line["ts"].endswith("Z")
+    return parsed
+
+
+def ended(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command that fails with DataError; returns its exit code and standard error."""
+    flags = command_line.parser("try", None, "")
+    group: argparse._ArgumentGroup = flags.add_argument_group("run")
+    command_line.add_config_flag(group, "none")
+    command_line.add_log_format_flag(group)
+
+    def main() -> int:
+        command_line.parse(flags, argv)
+        raise DataError("a.parquet is\nbroken")
+
+    with pytest.raises(SystemExit) as end:
+        command_line.execute(main, interrupted="run it again")
+    return int(end.value.code or 0), capsys.readouterr().err
+
+
+def test_an_error_is_a_line_of_the_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended([], capsys) == (3, "error: a.parquet is broken\n")
+    (tmp_path / "c.toml").write_text('log_format = "json"')
+    for argv in (["--log-format", "json"], ["--log-format=json"], ["--config", str(tmp_path / "c.toml")]):
+        code, err = ended(argv, capsys)
+        assert (code, [(line["level"], line["message"], line["fields"]) for line in lines(err)]) == (
+            3, [("error", "a.parquet is broken", {"exit_code": 3})],
+        )  # fmt: skip
+    assert ended([], capsys) == (3, "error: a.parquet is broken\n"), "the next command of a process has its own format"
+
+
+def test_usage_errors_are_lines_of_the_format(capsys: pytest.CaptureFixture[str]) -> None:
+    code, err = ended(["--log-format", "json", "--no-such-flag"], capsys)
+    assert (code, lines(err)[0]["fields"]) == (2, {"exit_code": 2})
+    assert ended(["--log-format", "xml"], capsys)[1].startswith("error: argument --log-format: invalid choice: 'xml'")
+
+
+def test_warnings_of_libraries_are_lines_too(capsys: pytest.CaptureFixture[str]) -> None:
+    console.choose_format(console.JSON)
+    console.choose_format(console.JSON)
+    logging.getLogger("a.library").warning("%d tries\nleft", 3)
+    warnings.warn("is slow", stacklevel=1)
+    try:
+        raise ValueError("x")
+    except ValueError:
+        logging.getLogger("a.library").exception("failed")
+    first, second, third = lines(capsys.readouterr().err)
+    assert (first["logger"], first["level"], first["message"]) == ("a.library", "warning", "3 tries\nleft")
+    assert "is slow" in second["message"]
+    assert "ValueError: x" in third["fields"]["exception"]
+
+
+def test_a_line_has_the_fields_that_have_a_value(capsys: pytest.CaptureFixture[str]) -> None:
+    console.say("sharding.job", "scan", text="[1 s] scan", fields={"rows": 3, "uri": Path("/x"), "none": None})
+    assert capsys.readouterr().err == "[1 s] scan\n"
+    console.choose_format(console.JSON)
+    console.say("sharding.job", "scan", text="[1 s] scan", fields={"rows": 3, "uri": Path("/x"), "none": None})
+    assert lines(capsys.readouterr().err)[0]["fields"] == {"rows": 3, "uri": "/x"}

@@ -1,0 +1,82 @@
+"""OpenLineage: names of data sets by the client's own naming helpers, and runs without a collector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from openlineage.client.naming.dataset import GCS, HDFS, S3, LocalFileSystem
+
+from pipeline.core.storage.store import Store
+from pipeline.runs.lineage import dataset_name, lineage_events
+from pipeline.runs.request import Request
+
+CONTEXT: Any = SimpleNamespace(getConf=dict)
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("uri", "naming"),
+    [
+        ("/data/cifar", LocalFileSystem("/data/cifar")),
+        ("hdfs://namenode:8020/raw/x", HDFS("namenode", "8020", "/raw/x")),
+        ("s3://lake/raw/x", S3("lake", "raw/x")),
+        ("s3://key:secret@lake/raw/x/", S3("lake", "raw/x")),
+        ("s3://lake", S3("lake", "/")),
+        ("gs://lake/raw/x", GCS("lake", "raw/x")),
+        ("delta:s3://lake/raw/x", S3("lake", "raw/x")),
+    ],
+)
+def test_data_sets_have_the_names_of_the_specification(uri: str, naming: Any) -> None:
+    assert dataset_name(uri) == (naming.get_namespace(), naming.get_name())
+
+
+def test_a_table_of_a_catalog_has_its_name() -> None:
+    assert dataset_name("table:db.images") == ("spark", "db.images")
+
+
+def run(tmp_path: Path) -> None:
+    request = Request(str(tmp_path / "in"), str(tmp_path / "out"), 2)
+    with lineage_events(CONTEXT, Store(), "stratified", request):
+        pass
+
+
+def test_without_configuration_nothing_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        (
+            {
+                "OPENLINEAGE__TRANSPORT__TYPE": "http",
+                "OPENLINEAGE__TRANSPORT__URL": "http://127.0.0.1:9",
+                "OPENLINEAGE__TRANSPORT__RETRY": '{"total": 0}',
+            },
+            "START was not sent: ",
+        ),
+        ({"OPENLINEAGE__TRANSPORT__TYPE": "no_such_transport"}, "its configuration is refused: "),
+    ],
+)
+def test_a_collector_that_fails_is_one_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    words: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    run(tmp_path)
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1), err
+    assert err.startswith(f"warning: no OpenLineage events: {words}")
