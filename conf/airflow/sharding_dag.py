@@ -1,8 +1,8 @@
 """Shards each day's images, holds the shards to a limit, trains on them and publishes their manifest as an asset.
 
-Copy this file into a DAG folder and edit its parameters; ``conf/airflow/README.md`` says what it needs and what it does on
-which failure. All places are named after the first day of the run's data interval. So a rerun finds what an earlier one has
-done, whatever the run's id.
+Copy this file and ``sharding.toml``, which has the parameters, into a DAG folder; ``conf/airflow/README.md`` says what it
+needs and what it does on which failure. All places are named after the first day of the run's data interval. So a rerun
+finds what an earlier one has done, whatever the run's id, and runs of several days do not meet.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from datetime import UTC, datetime, timedelta
+import tomllib
+from dataclasses import dataclass, field, fields
+from datetime import UTC, date, datetime, time, timedelta
+from pathlib import Path
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import (
@@ -26,27 +29,53 @@ from airflow.sdk.exceptions import AirflowFailException
 from jinja2 import UndefinedError
 
 DAY = "{{ data_interval_start | ds }}"
-# Places are s3://, hdfs:// or a folder that all machines mount.
-RAW = f"s3://lake/raw/{DAY}"  # labelled images; the file _SUCCESS beside them says that they are complete
-SHARDS = f"s3://lake/shards/{DAY}"
-RUN = f"s3://lake/runs/{DAY}"
-PROJECT = "/opt/sharding"  # a checkout of this project with its environment: conf/setup.sh trainer
-CONNECTION = "spark_default"  # its host is the master: local[4], yarn, spark://HOST:7077
-WORKERS = 12
-JOB = "jobs/stratified.py"
-# Flags of the job, beside those of places, workers and interval. RAW holds test files too; else this is empty.
-FLAGS = ["--eval-input", RAW]
-TRAIN = "--hosts 1 --model cnn --protocol asp --epochs 5 --batch-size 120"  # flags of jobs/train.py
-LIMIT = 4.0  # how far above a random split's the shards' distance from the whole set may lie, in standard deviations
-SCHEDULE = CronDataIntervalTimetable("@daily", timezone="UTC")
-POLL = timedelta(minutes=1)  # between two looks for raw data
-PATIENCE = timedelta(hours=12)  # with raw data that do not come
-RETRIES = 2
-RETRY_DELAY = timedelta(minutes=5)
-
 ALIAS = AssetAlias("sharding_manifest")
-MANIFEST, QUALITY = f"{SHARDS}/manifest.json", f"{SHARDS}/quality.json"
 HOPELESS = {"2": "the command asks for something that cannot be done", "3": "the input is broken"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """The parameters of one DAG, as sharding.toml explains them."""
+
+    raw: str
+    shards: str
+    run: str
+    project: str
+    connection: str = "spark_default"
+    job: str = "jobs/stratified.py"
+    workers: int
+    flags: list[str] = field(default_factory=list)
+    train: str = ""
+    limit: float = 4.0
+    schedule: str = "@daily"
+    start_date: date
+    max_active_runs: int = 1
+    poll_s: float = 60.0
+    patience_h: float = 12.0
+    retries: int = 2
+    retry_delay_s: float = 300.0
+    spark: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file):
+        """The parameters of a TOML file. Raises ValueError, which Airflow shows as the DAG's import error."""
+        values = tomllib.loads(file.read_text())
+        known = {item.name for item in fields(cls)}
+        if unknown := values.keys() - known:
+            raise ValueError(f"{file}: unknown key {sorted(unknown)[0]!r}; keys are {', '.join(sorted(known))}")
+        try:
+            parameters = cls(**values)
+        except TypeError as error:
+            raise ValueError(f"{file}: {str(error).partition(' missing ')[2] or error} missing") from None
+        for name in ("raw", "shards", "run"):
+            if "{ds}" not in values[name]:
+                raise ValueError(
+                    f"{file}: {name} = {values[name]!r} has no {{ds}}, so that all days would share one place"
+                )
+        return parameters
+
+    def place(self, name):
+        return getattr(self, name).replace("{ds}", DAY)
 
 
 class UnlessHopeless(RetryPolicy):
@@ -61,7 +90,7 @@ class UnlessHopeless(RetryPolicy):
         return RetryDecision.default()
 
 
-def in_project(expression, uri):
+def in_project(project, expression, uri):
     """The value of an expression over ``store`` and ``uri`` in the project's environment, whose store has HDFS and S3."""
     program = (
         "import json, sys\n"
@@ -70,74 +99,109 @@ def in_project(expression, uri):
         "uri = store.resolve(sys.argv[1])\n"
         f"print(json.dumps({expression}))"
     )
-    command = [f"{PROJECT}/.venv/bin/python", "-c", program, uri]
-    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    command = [f"{project}/.venv/bin/python", "-c", program, uri]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError((done.stderr.splitlines() or [f"{uri}: exit code {done.returncode}"])[-1])
     return json.loads(done.stdout)
 
 
-def read_json(uri):
-    return json.loads(in_project("store.read(uri).decode()", uri))
+def read_json(project, uri):
+    return json.loads(in_project(project, "store.read(uri).decode()", uri))
 
 
-def submit(task_id, application, arguments, **others):
+def submit(parameters, task_id, application, arguments, **others):
     """A job on Spark in client mode: a task that is killed kills spark-submit, the driver, and with it the application."""
     return SparkSubmitOperator(
         task_id=task_id,
-        conn_id=CONNECTION,
+        conn_id=parameters.connection,
+        conf=parameters.spark,
         deploy_mode="client",
-        spark_binary=f"{PROJECT}/conf/airflow/spark-submit",
+        spark_binary=f"{parameters.project}/conf/airflow/spark-submit",
         name=f"{task_id} {DAY}",
-        application=f"{PROJECT}/{application}",
+        application=f"{parameters.project}/{application}",
         application_args=arguments,
         **others,
     )
 
 
-def require_report(context, result=None):
-    """A try that committed a set and could not report on it has failed: the next one finds the set, and reports."""
-    quality = context["task"].render_template(QUALITY, context)
-    if not in_project("store.exists(uri)", quality):
-        raise FileNotFoundError(f"{quality} is missing: the shards are committed without their report")
+def identity(manifest):
+    """What tells a set from every other, for the runs that an asset event triggers: they can check what they read."""
+    source = manifest["input"]
+    return {
+        "rows": manifest["rows"],
+        "workers": manifest["num_workers"],
+        "version": manifest["version"],
+        "generation": manifest["generation"],
+        "fingerprint": source["fingerprint"],
+        "strategy": manifest["strategy"],
+        "ds": (manifest.get("interval") or {}).get("ds"),
+    }
 
 
-@dag(
-    schedule=SCHEDULE,
-    start_date=datetime(2026, 1, 1, tzinfo=UTC),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": RETRIES, "retry_delay": RETRY_DELAY, "retry_policy": UnlessHopeless()},
-    doc_md=__doc__,
-)
-def sharding():
-    @task.sensor(mode="reschedule", poke_interval=POLL, timeout=PATIENCE)
-    def wait(marker):
-        return in_project("store.exists(uri)", marker)
+def make_dag(name, parameters):
+    """The DAG of one file of parameters."""
+    project = parameters.project
+    raw, shards, run = (parameters.place(place) for place in ("raw", "shards", "run"))
 
-    places = ["--input", RAW, "--output", SHARDS]
-    shard = submit("shard", JOB, [*places, "--workers", str(WORKERS), "--ds", DAY, *FLAGS], post_execute=require_report)
+    def require_report(context, result=None):
+        """A try that committed a set and could not report on it has failed: the next one finds the set, and reports."""
+        quality = context["task"].render_template(f"{shards}/quality.json", context)
+        if not in_project(project, "store.exists(uri)", quality):
+            raise FileNotFoundError(f"{quality} is missing: the shards are committed without their report")
 
-    @task
-    def check(quality):
-        found = read_json(quality)
-        ratio, deviation = found["mmd_ratio"], found["mmd_ratio_sd"]  # None where nothing was divided
-        if deviation and ratio > 1 + LIMIT * deviation:
-            words = " ".join(finding["text"] for finding in found.get("verdict", []))
-            raise AirflowFailException(f"more than {LIMIT} standard deviations above a random split: {words}")
-
-    # The next try of a killed task resumes from the last checkpoint.
-    train = submit(
-        "train", "jobs/train.py", ["--shards", SHARDS, "--output", RUN, "--resume", "--quiet", *TRAIN.split()]
+    @dag(
+        dag_id=name,
+        schedule=CronDataIntervalTimetable(parameters.schedule, timezone="UTC"),
+        start_date=datetime.combine(parameters.start_date, time(), UTC),
+        catchup=False,
+        max_active_runs=parameters.max_active_runs,
+        default_args={
+            "retries": parameters.retries,
+            "retry_delay": timedelta(seconds=parameters.retry_delay_s),
+            "retry_policy": UnlessHopeless(),
+        },
+        doc_md=__doc__,
     )
+    def sharding():
+        poll, patience = timedelta(seconds=parameters.poll_s), timedelta(hours=parameters.patience_h)
 
-    @task(outlets=[ALIAS])
-    def publish(manifest, *, outlet_events):
-        found = read_json(manifest)
-        about = {"rows": found["rows"], "workers": found["num_workers"], "version": found["version"]}
-        outlet_events[ALIAS].add(Asset(manifest), extra=about)
+        @task.sensor(mode="reschedule", poke_interval=poll, timeout=patience)
+        def wait(marker):
+            return in_project(project, "store.exists(uri)", marker)
 
-    wait(f"{RAW}/_SUCCESS") >> shard >> check(QUALITY) >> train >> publish(MANIFEST)
+        flags = [flag.replace("{ds}", DAY) for flag in parameters.flags]
+        places = ["--input", raw, "--output", shards, "--workers", str(parameters.workers), "--ds", DAY]
+        shard = submit(parameters, "shard", parameters.job, [*places, *flags], post_execute=require_report)
+
+        @task
+        def check(quality):
+            found = read_json(project, quality)
+            ratio, deviation = found["mmd_ratio"], found["mmd_ratio_sd"]  # None where nothing was divided
+            if deviation and ratio > 1 + parameters.limit * deviation:
+                words = " ".join(finding["text"] for finding in found.get("verdict", []))
+                raise AirflowFailException(
+                    f"more than {parameters.limit} standard deviations above a random split: {words}"
+                )
+
+        # The next try of a killed task resumes from the last checkpoint.
+        places = ["--shards", shards, "--output", run, "--resume", "--quiet"]
+        train = submit(parameters, "train", "jobs/train.py", [*places, *parameters.train.split()])
+
+        @task(outlets=[ALIAS])
+        def publish(manifest, *, outlet_events):
+            outlet_events[ALIAS].add(Asset(manifest), extra=identity(read_json(project, manifest)))
+
+        (
+            wait(f"{raw}/_SUCCESS")
+            >> shard
+            >> check(f"{shards}/quality.json")
+            >> train
+            >> publish(f"{shards}/manifest.json")
+        )
+
+    return sharding()
 
 
-sharding()
+for file in sorted(Path(__file__).parent.glob("sharding*.toml")):
+    globals()[file.stem] = make_dag(file.stem, Parameters.read(file))

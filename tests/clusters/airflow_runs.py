@@ -37,7 +37,9 @@ def described(run: Any) -> dict[str, Any]:
         tasks = {task.task_id: (task.state, task.try_number) for task in run.get_task_instances(session=session)}
         events = session.scalars(select(AssetEvent).where(AssetEvent.source_run_id == run.run_id)).all()
         assets = [(event.asset.uri, event.extra) for event in events]
-    return {"run_id": run.run_id, "state": run.state, "tasks": tasks, "assets": assets}
+    start = run.data_interval_start
+    interval = start.date().isoformat() if start else None
+    return {"run_id": run.run_id, "interval": interval, "state": run.state, "tasks": tasks, "assets": assets}
 
 
 if __name__ == "__main__":

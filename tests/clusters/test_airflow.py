@@ -33,20 +33,21 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 START = "RUN "  # of a line of airflow_runs.py
 DAG = ROOT / "conf" / "airflow" / "sharding_dag.py"
 MONDAY, TUESDAY, WEDNESDAY = "2026-01-05", "2026-01-06", "2026-01-07"
-QUICK = {
-    "PROJECT": repr(str(ROOT)),
-    "WORKERS": "2",
-    "TRAIN": '"--model logistic --protocol bsp --steps 2 --batch-size 40"',
-    "POLL": "timedelta(seconds=1)",
-    "RETRY_DELAY": "timedelta(seconds=1)",
+QUICK: dict[str, Any] = {
+    "project": str(ROOT),
+    "workers": 2,
+    "train": "--model logistic --protocol bsp --steps 2 --batch-size 40",
+    "poll_s": 1,
+    "retry_delay_s": 1,
 }
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run says of itself: its state, (state, try) of each task, (URI, extra) of each asset."""
+    """What a run says of itself: first day of its interval, state, (state, try) of each task, (URI, extra) of each asset."""
 
     run_id: str
+    interval: str | None
     state: str
     tasks: dict[str, tuple[str, int]]
     assets: list[tuple[str, dict[str, Any]]]
@@ -55,7 +56,9 @@ class Run:
     def read(cls, line: str) -> Run:
         about = json.loads(line)
         tasks = {task: (state, tries) for task, (state, tries) in about["tasks"].items()}
-        return cls(about["run_id"], about["state"], tasks, [(uri, extra) for uri, extra in about["assets"]])
+        return cls(
+            about["run_id"], about["interval"], about["state"], tasks, [(uri, extra) for uri, extra in about["assets"]]
+        )
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,20 @@ class Installation:
     home: Path
     root: str
 
-    def edit(self, **parameters: str) -> None:
-        """Copy the DAG and edit its parameters, as its user does. Each is an expression."""
-        places = {name: f'f"{self.root}/{name.lower()}/{{DAY}}"' for name in ("RAW", "SHARDS", "RUN")}
-        text = DAG.read_text()
+    def edit(self, **parameters: Any) -> None:
+        """Copy the DAG, and write its parameters."""
+        shutil.copy(DAG, self.file)
+        places: dict[str, Any] = {name: f"{self.root}/{name}/{{ds}}" for name in ("raw", "shards", "run")}
+        places["flags"] = ["--eval-input", places["raw"]]
+        # The file as it is shipped, with other values: every key of it is a parameter.
+        lines = {}
+        for line in DAG.with_name("sharding.toml").read_text().splitlines():
+            if key := re.match(r"(\w+) = ", line):
+                lines[key[1]] = line
         for name, value in {**places, **QUICK, **parameters}.items():
-            (before,) = re.findall(rf"^{name} = .*$", text, re.MULTILINE)
-            text = text.replace(before, f"{name} = {value}")
-        self.file.write_text(text)
+            assert name in lines
+            lines[name] = f"{name} = {json.dumps(value)}"
+        (self.file.with_name("sharding.toml")).write_text("\n".join(lines.values()))
 
     @property
     def file(self) -> Path:
@@ -150,7 +159,7 @@ def pipeline(*command: object) -> None:
     subprocess.run([sys.executable, "-m", "pipeline", *map(str, command)], cwd=ROOT, check=True, capture_output=True)
 
 
-def installed(first: Installation, home: Path, root: str = "", **parameters: str) -> Installation:
+def installed(first: Installation, home: Path, root: str = "", **parameters: Any) -> Installation:
     shutil.copytree(first.home, home, dirs_exist_ok=True)
     (home / "airflow.cfg").unlink()  # which names the first one's database
     made = Installation(first.python, home, root or f"file://{home}")
@@ -199,9 +208,12 @@ def test_a_run_waits_shards_checks_trains_and_publishes_its_manifest(days: Days)
     shards = days.airflow.place("shards", MONDAY)
     assert days.monday.state == "success"
     assert days.monday.tasks == {task: ("success", 1) for task in ("wait", "shard", "check", "train", "publish")}
-    assert days.monday.assets == [(f"{shards}/manifest.json", {"rows": 400, "workers": 2, "version": 1})]
     committed = read_committed(STORE, shards)
     assert committed is not None
+    manifest = committed.manifest
+    about = {"rows": 400, "workers": 2, "version": 1, "generation": manifest.generation, "strategy": "stratified"}
+    about |= {"fingerprint": manifest.input.fingerprint, "ds": MONDAY}
+    assert days.monday.assets == [(f"{shards}/manifest.json", about)]
     assert committed.manifest.interval == {"ds": MONDAY}
     assert STORE.exists(f"{days.airflow.place('run', MONDAY)}/model.safetensors")
 
@@ -235,8 +247,9 @@ NO_REPORT = f"{{{{ '--no-report' if (data_interval_start | ds) == '{WEDNESDAY}' 
 def hopeless(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> tuple[Installation, list[Run]]:
     """A day whose rows are dealt out class by class, one with a file that was cut, and one whose job writes no report."""
     home = tmp_path_factory.mktemp("hopeless")
-    flags = f'["--strategy", "round_robin", "{NO_REPORT}"]'
-    airflow = installed(first, home, JOB='"jobs/baseline.py"', FLAGS=flags, RETRIES="1")
+    flags = ["--strategy", "round_robin", NO_REPORT]
+    parameters: dict[str, Any] = {"job": "jobs/baseline.py", "flags": flags, "retries": 1}
+    airflow = installed(first, home, **parameters)
     given = airflow.bring("given")
     order = ("--order", "class-blocks", "--workers", 2)
     pipeline("derive", "--input", given, "--eval-input", given, "--to", airflow.place("raw", MONDAY), *order)
@@ -244,7 +257,14 @@ def hopeless(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> t
     cut = airflow.bring(TUESDAY) / "data_batch_2.bin"
     os.truncate(cut, cut.stat().st_size - 1)
     airflow.bring(WEDNESDAY)
-    return airflow, airflow.run(MONDAY, TUESDAY, WEDNESDAY)
+    # Two days at a time, as in a parallel backfill: they share places, checkout and machine. SQLite serves one scheduler.
+    second = installed(first, home / "second", airflow.root, **parameters)
+    with airflow.under_way(MONDAY, TUESDAY) as one, second.under_way(WEDNESDAY) as other:
+        assert (one.wait(), other.wait()) == (0, 0), airflow.log[-3000:] + second.log[-3000:]
+    with (airflow.home / "log").open("ab") as log:
+        log.write((second.home / "log").read_bytes())
+    runs = {day: run for run in airflow.runs() for day in (MONDAY, TUESDAY, WEDNESDAY) if run.interval == day}
+    return airflow, [runs[day] for day in (MONDAY, TUESDAY, WEDNESDAY)]
 
 
 def test_shards_over_the_limit_fail_once_with_the_reports_words(
@@ -302,8 +322,8 @@ def versions(airflow: Installation) -> list[str]:
 
 def test_a_killed_task_ends_its_programs_and_the_next_try_resumes(first: Installation, tmp_path: Path) -> None:
     """The job is killed once; the trainer finds its folder in use, is then killed once, and resumes."""
-    train = '"--model logistic --protocol bsp --steps 2000 --batch-size 40"'
-    airflow = installed(first, tmp_path, TRAIN=train, RETRIES="3")
+    train = "--model logistic --protocol bsp --steps 2000 --batch-size 40"
+    airflow = installed(first, tmp_path, train=train, retries=3)
     airflow.bring(MONDAY)
     run = Path(airflow.place("run", MONDAY))
     with airflow.under_way(MONDAY) as process:

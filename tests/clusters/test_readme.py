@@ -80,6 +80,7 @@ OTHERS_OWN = SPARK_SUBMITS_OWN | {
     "--dag-id",
     "--from-date",
     "--to-date",
+    "--max-active-runs",
     "--headless",
     "--hide-scrollbars",
     "--no-sandbox",
