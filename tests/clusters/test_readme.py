@@ -81,12 +81,14 @@ OTHERS_OWN = SPARK_SUBMITS_OWN | {
     "--from-date",
     "--to-date",
     "--max-active-runs",
+    *("--build-arg", "--file", "--rm", "--shm-size", "--tag", "--user", "--volume"),
+    *("--clusterrole", "--from-literal", "--name", "--serviceaccount"),
     "--headless",
     "--hide-scrollbars",
     "--no-sandbox",
     "--screenshot",
     "--window-size",
-}  # and those of pip, Airflow and Chromium
+}  # and those of pip, Airflow, Chromium, Docker and kubectl
 
 
 @dataclass(frozen=True)
