@@ -127,6 +127,8 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
             position,
             until=stage.until,
             cohort=config.cohorts.present,
+            # A start that continues a run reopens its final checkpoint before.
+            has_ended=state.final,
         ),
         rate=partial(worker_rate, config, facts),
         num_servers=num_servers,

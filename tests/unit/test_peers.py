@@ -87,7 +87,7 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, int], float]:
 @pytest.fixture
 def keep_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep every checkpoint of a run."""
-    monkeypatch.setattr(engine, "prune", lambda root: [])
+    monkeypatch.setattr(engine, "prune", lambda root, by_rule: [])
 
 
 # Against plain loops

@@ -275,6 +275,7 @@ def test_a_run_is_summed_up() -> None:
         "restarts": {"worker": 2, "server": 0, "evaluator": 1},
         "rollbacks": 1,
         "evaluations_given_up": 0,
+        "early_stop": None,
         "simulated": None,
         "error": None,
     }

@@ -16,7 +16,9 @@ from trainer.checkpoints.read import (
     versions,
 )
 from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
+from trainer.checkpoints.stop_file import StopDecision, read_stop
 from trainer.checkpoints.switch_file import read_switch
+from trainer.checkpoints.write import make_final
 from trainer.home.place import Place, delete_tree
 
 logger = logging.getLogger(__name__)
@@ -29,8 +31,8 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool =
 
     Kept are the newest ``keep`` sound checkpoints (complete and undamaged), for each of them the best evaluated
     checkpoint up to it, the newest ``waiting`` complete ones that wait for the evaluator, and all after the newest
-    sound one; with ``by_rule``, which says that a rule may end the stage, all that wait, and the one with which it ends
-    the stage. Only one process may prune at a time. Raises OSError if the folder cannot be read."""
+    sound one; with ``by_rule``, which says that a rule may end the stage or the run, all that wait, and the one with
+    which it ends. Only one process may prune at a time. Raises OSError if the folder cannot be read."""
     checkpoints = states_and_names(root)
     states = [state for state, _ in checkpoints]
     sound = [state for state, names in checkpoints if is_sound(root, state, names)]
@@ -53,7 +55,9 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool =
     return [version for version in deleted if version in wait]
 
 
-def go_back(root: Place, at_least: int, *, by_rule: bool = False) -> tuple[int, int] | None:
+def go_back(
+    root: Place, at_least: int, *, by_rule: bool = False, stop: StopDecision | None = None
+) -> tuple[int, int] | None:
     """Roll back to the newest sound checkpoint and return (version, new generation), or None if there is none.
 
     Args:
@@ -61,6 +65,7 @@ def go_back(root: Place, at_least: int, *, by_rule: bool = False) -> tuple[int, 
         at_least: lower bound for the number of the generation.
         by_rule: whether a rule decides about the switch. If it has, and no checkpoint of the next stage is sound, go
             back to the one after which it switches.
+        stop: the decision to end the run early, to whose checkpoint it goes back; the checkpoint becomes final.
     Raises:
         OSError: the folder cannot be read, or later checkpoints can be neither deleted nor recorded as void.
     """
@@ -72,6 +77,8 @@ def go_back(root: Place, at_least: int, *, by_rule: bool = False) -> tuple[int, 
     switch = read_switch(root) if by_rule and not state.stage else None
     if switch and is_sound(root, read_state(root, switch.version), listed(folder_of(root, switch.version))):
         version = switch.version
+    if stop and is_sound(root, read_state(root, stop.version), listed(folder_of(root, stop.version))):
+        version = stop.version
     past = read_generations(root)
     generation = max(at_least, read_state(root, version).generation + 1, past.latest + 1)
     discard_after(root, version)
@@ -80,6 +87,8 @@ def go_back(root: Place, at_least: int, *, by_rule: bool = False) -> tuple[int, 
     except OSError:
         if versions(root)[-1] > version:
             raise
+    if stop and stop.version == version:
+        make_final(root, read_state(root, version))
     return version, generation
 
 
@@ -97,6 +106,8 @@ def _needed_by_rule(root: Place, wait: Iterable[int]) -> Iterator[int]:
     yield from wait
     if switch := read_switch(root):
         yield switch.version
+    if stop := read_stop(root):
+        yield stop.version
 
 
 def _best(measured: dict[int, EvaluationMark], recent: Iterable[RunState]) -> set[int]:

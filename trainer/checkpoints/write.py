@@ -69,6 +69,12 @@ def reopen(root: Place, state: RunState) -> None:
         write_whole(folder_of(root, state.version) / STATE, replace(state, final=False).to_bytes())
 
 
+def make_final(root: Place, state: RunState) -> None:
+    """Mark the checkpoint with a given state as final, because the run ends with it although steps are left."""
+    if not state.final:
+        write_whole(folder_of(root, state.version) / STATE, replace(state, final=True).to_bytes())
+
+
 def mark_evaluated(root: Place, state: RunState, accuracy: float | None = None, loss: float | None = None) -> bool:
     """Mark a checkpoint as evaluated, and return whether it still exists. Raises OSError.
 

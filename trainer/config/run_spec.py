@@ -45,6 +45,22 @@ class RunSpec(Spec):
         " steps",
         advanced=True,
     )
+    patience: int | None = option(
+        None,
+        "end the run early after so many epochs in a row in which the loss on the evaluation rows does not improve",
+        metavar="EPOCHS",
+        least=1,
+        may_change=True,
+        shown="never end early",
+        advanced=True,
+    )
+    min_delta: float = option(
+        0.0,
+        "with --patience, the decrease of the loss that an improvement exceeds",
+        least=0,
+        may_change=True,
+        advanced=True,
+    )
     checkpoint_every_s: float = option(
         60.0, "seconds between checkpoints", metavar="SECONDS", above=0, may_change=True, advanced=True
     )
@@ -61,3 +77,11 @@ class RunSpec(Spec):
         super().__post_init__()
         if (self.epochs is None) == (self.steps is None):
             raise UsageError("give the length of the run: either --epochs or --steps")
+        if self.patience is None and self.min_delta:
+            raise UsageError(
+                f"--min-delta {self.min_delta:g} is for early stopping: give --patience EPOCHS, or leave it out"
+            )
+        if self.patience is not None and not self.epoch_checkpoints:
+            raise UsageError(
+                f"--patience {self.patience} evaluates every epoch: leave out --no-epoch-checkpoints, or --patience"
+            )

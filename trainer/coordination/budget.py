@@ -46,6 +46,7 @@ class Budget:
         through: workers that have done their own steps.
         until: accepted gradients at which the present stage of the run ends; None if it ends with the run.
         cohort: the workers of this part of the run, and the progress with which they began.
+        has_ended: whether the run ends at its position although steps are left.
     """
 
     num_workers: int
@@ -56,6 +57,7 @@ class Budget:
     through: int = 0
     until: int | None = None
     cohort: Cohort = FIRST
+    has_ended: bool = False
 
     @property
     def total(self) -> int:
@@ -98,6 +100,8 @@ class Budget:
         return self.stop == "local" and clock >= self.steps
 
     def is_spent(self) -> bool:
+        if self.has_ended:
+            return True
         if self.stop == "local":
             return self.through == self.num_workers
         return self.position.accepted >= self.total

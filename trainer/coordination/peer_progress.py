@@ -27,7 +27,7 @@ class RoundBudget(Budget):
         return self.position.version / self.steps_per_epoch
 
     def is_spent(self) -> bool:
-        return self.position.version >= self.steps
+        return self.has_ended or self.position.version >= self.steps
 
 
 @dataclass(slots=True)

@@ -13,9 +13,11 @@ from safetensors.numpy import save
 from pipeline.core.errors import DataError
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.state import RunState
+from trainer.checkpoints.stop_file import StopDecision, stop_of, write_stop
 from trainer.checkpoints.switch_file import SwitchDecision, read_switch, write_switch
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config
+from trainer.coordination.early_stopping import last_improvement, stops_now
 from trainer.coordination.switch_rule import has_relative_change, mean_change, switches_now
 from trainer.data.batches import Batch
 from trainer.data.holdout import is_held_out, load_held_out
@@ -104,7 +106,14 @@ class Evaluator:
 
         Raises OSError if something cannot be read or written now."""
         states = checkpoint.marked_states(self.root)
-        results = [self.handle(state) for state in checkpoint.waiting_of(states)]
+        results = []
+        for state in checkpoint.waiting_of(states):
+            # The leader rolls back to the checkpoint of a decision. Later ones, even a final one, are void then.
+            stop = stop_of(self.root, self.config.run)
+            if stop and stop.version < state.version:
+                results.append(False)
+                break
+            results.append(self.handle(state))
         self.keep_best()
         return bool(states) and states[-1][0].final and all(results)
 
@@ -127,6 +136,7 @@ class Evaluator:
             self._keep_if_best(state)
             self._measure_held_out(state)
             self._decide_switch(state)
+            self._decide_stop(state)
         evaluation = self._evaluation(state)
         if not self.folders.is_local:
             # Before the mark: a marked checkpoint is not evaluated again, so its event must be in the home by then.
@@ -166,7 +176,9 @@ class Evaluator:
         """Evaluate the loaded model on training and evaluation rows, and log the result, unless it is logged already.
 
         Without evaluation rows nothing is logged but the warning that nothing was learned, if so."""
-        if self._evaluation(state):  # logged before a kill
+        logged = self._evaluation(state)  # before a kill
+        # A checkpoint that early stopping has made the final one is evaluated again, with counts by class.
+        if logged and bool(logged.final) >= state.final:
             return
         train = self._evaluate(self.train_rows)
         learned = self._has_learned(state, train)
@@ -228,6 +240,25 @@ class Evaluator:
         if switches_now(losses, epochs, window, exchange.switch_threshold) and not read_switch(self.root):
             change = mean_change(losses, window)
             write_switch(self.root, SwitchDecision(state.version, state.generation, epoch, change))
+
+    def _decide_stop(self, state: RunState) -> None:
+        """Write the decision to end the run if the losses of the epochs up to a checkpoint no longer improve.
+
+        The first decision counts: later checkpoints may have been written before it was made."""
+        run = self.config.run
+        if run.patience is None or state.epoch_boundary is None or state.final or stop_of(self.root, run):
+            return
+        # From the log, which has the losses of an evaluator that was restarted, too.
+        by_epoch = {event.epoch: event.loss_alone() for event in self._evaluations() if event.epoch is not None}
+        epochs = sorted(epoch for epoch in by_epoch if epoch == int(epoch) and epoch <= state.epoch_boundary)
+        losses = [by_epoch[epoch] for epoch in epochs]
+        if not stops_now(losses, run.patience, run.min_delta):
+            return
+        best = last_improvement(losses, run.min_delta)
+        best_epoch = None if best is None else int(epochs[best])
+        best_loss = None if best is None else losses[best]
+        options = (run.patience, run.min_delta, best_epoch, best_loss)
+        write_stop(self.root, StopDecision(state.version, state.generation, state.epoch_boundary, *options))
 
     def _evaluate(self, rows: Rows, num_classes: int | None = None) -> EvaluationResult:
         return evaluate(self.flat.model, self.task, self._batches(rows), num_classes)
@@ -302,8 +333,8 @@ class Evaluator:
         return [event for event in self.log.events if isinstance(event, kind)]
 
     def _evaluation(self, state: RunState) -> EvaluationEvent | None:
-        """Return the logged evaluation of a checkpoint, or None."""
-        return next((event for event in self._evaluations() if _is_of(event, state)), None)
+        """Return the last logged evaluation of a checkpoint, or None."""
+        return next((event for event in reversed(self._evaluations()) if _is_of(event, state)), None)
 
     def _warn(self, message: str, *, kind: str = "") -> None:
         """Log a warning once per run, even after restarts of the evaluator.

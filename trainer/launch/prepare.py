@@ -97,11 +97,16 @@ def check_normalisation(
 
 
 def check_evaluation(config: Config, shards: Shards) -> None:
-    """Raise UsageError if a rule decides about a switch by evaluation rows, and the set has none."""
+    """Raise UsageError if a rule decides about a switch or the end by evaluation rows, and the set has none."""
     if switches_by_rule(config) and not holdout_share(config) and not shards.eval_files():
         raise UsageError(
             "--alpha auto reads the loss on evaluation rows, which the shard set lacks: give its job --eval-input, or"
             " give --switch-on holdout or --alpha SHARE"
+        )
+    if config.run.patience is not None and not shards.eval_files():
+        raise UsageError(
+            f"--patience {config.run.patience} reads the loss on evaluation rows, which the shard set lacks: give its job"
+            " --eval-input, or leave out --patience"
         )
 
 

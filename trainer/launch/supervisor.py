@@ -18,6 +18,7 @@ from typing import Any
 from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
 from trainer.checkpoints.read import evaluation_of, newest_state, whole_states
 from trainer.checkpoints.state import RunState
+from trainer.checkpoints.stop_file import stop_of
 from trainer.config import Config, RunFacts
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
@@ -303,8 +304,13 @@ class Supervisor:
         if not self.folders.is_local and now - self._last_check < FAR_LOOK_S:
             return False
         self._last_check = now
-        state = newest_state(self.folders.checkpoints)
-        return state is not None and is_end(state, self.config, self.facts)
+        root = self.folders.checkpoints
+        state = newest_state(root)
+        if state is None:
+            return False
+        stop = stop_of(root, self.config.run)
+        ends_early = stop is not None and stop.version == state.version and state.final
+        return ends_early or is_end(state, self.config, self.facts)
 
     def _wait_for_the_rest(self) -> None:
         """Wait until this host's evaluator is done, and at most LINGER_S for workers to receive their last answer.

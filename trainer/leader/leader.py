@@ -15,6 +15,7 @@ from trainer.checkpoints.prune import WAITING, go_back
 from trainer.checkpoints.read import evaluation_of, read_state
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
+from trainer.checkpoints.stop_file import stop_of
 from trainer.checkpoints.switch_file import read_switch
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
@@ -27,6 +28,7 @@ from trainer.gossip.rounds import Examples, GossipRounds, Pool
 from trainer.home.folders import Folders
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.durable_log import secure_log
+from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.snapshots import Snapshots
 from trainer.rules import build_coordinator
 from trainer.run_files import NEWS
@@ -134,6 +136,7 @@ class Leader:
         self.training: Training | None = None  # None until all servers have loaded one generation
         self.ledger: ExampleLedger | None = None  # of the present generation
         self._look_s = 0.0 if folders.is_local else FAR_LOOK_S
+        self.evaluations = EvaluationWatch(config.run, self.checkpoints, self._look_s)
         self._looked_at = -math.inf  # when a decision of the rule was looked for
         self._snapshot_at = 0.0  # when the last checkpoint began
         self._left: int | None = None  # the version that a roll-back left, until it is logged
@@ -177,7 +180,8 @@ class Leader:
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             at_least = max(self.generation + 1, self.microseconds())
-            restored = go_back(self.checkpoints, at_least, by_rule=self.stages[0].by_rule)
+            stop = stop_of(self.checkpoints, self.config.run)
+            restored = go_back(self.checkpoints, at_least, by_rule=self.stages[0].by_rule, stop=stop)
             if restored:
                 self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])
         except OSError as error:
@@ -198,6 +202,9 @@ class Leader:
             log_event(self.log, "rollback", from_version=self._left, to_version=self.version, cause=cause)
             self._left = None
         log_event(self.log, "generation", generation=self.generation, version=self.version)
+        self.evaluations.begin(stop)
+        if stop:
+            log_early_stop(self.log, stop, state)
         self.send_load(list(self.followers.values()), self.generation, self.version, self.stage.number)
 
     def loaded(self, index: int, generation: int, now: float) -> None:
@@ -251,8 +258,11 @@ class Leader:
         change = f"{switch.change:.4g} % per epoch"
         return f"the loss{where} changes by {change}, less than {exchange.switch_threshold:g} %"
 
-    def look_for_switch(self, now: float) -> None:
-        """Enter the next stage if a rule has decided so, by the evaluation of an epoch."""
+    def look_for_decision(self, now: float) -> None:
+        """End the run or enter the next stage if a rule has decided so, by the evaluation of an epoch."""
+        if self.training and self.evaluations.stops_early(now):
+            self._enter_next_stage()
+            return
         if not self.training or not self.stage.by_rule or now - self._looked_at < self._look_s:
             return
         self._looked_at = now
@@ -285,7 +295,7 @@ class Leader:
         )
 
     def _enter_next_stage(self) -> None:
-        """Have all servers load the last checkpoint of the stage that has ended, for the next stage.
+        """Have all servers load the last checkpoint of the stage that has ended, for the next stage or the end.
 
         This is no roll-back, so nothing is logged as left."""
         self.training = None
@@ -303,7 +313,7 @@ class Leader:
             is_current=lambda: self.generation == generation,
             notify=self._tell_evaluator,
             given_up=self._given_up,
-            by_rule=self.stage.by_rule,
+            by_rule=self.stage.by_rule or self.config.run.patience is not None,
         )
 
     def _tell_evaluator(self) -> None:
@@ -429,7 +439,7 @@ class Leader:
             if now >= self._patient_until:
                 self._lose_silent(self.training, now, timeout_s)
             self.keep(now)
-        self.look_for_switch(now)
+        self.look_for_decision(now)
 
     def _lose_silent(self, training: Training, now: float, timeout_s: float) -> None:
         training.coordinator.lose_silent(now, timeout_s)
@@ -467,7 +477,7 @@ class Leader:
         return RunStatus(
             ready=True,
             # The supervisor ends all servers of a finished run, so the final checkpoint must be complete before.
-            finished=coordinator.finished and (bad is not None or self.training.snapshots.is_final_whole),
+            finished=coordinator.finished and (bad is not None or self._is_complete(self.training, now)),
             diverged=bad,
             trained=coordinator.finished,
             version=position.version,
@@ -483,6 +493,10 @@ class Leader:
             num_workers=coordinator.num_workers,
             **measured,
         )
+
+    def _is_complete(self, training: Training, now: float) -> bool:
+        """Return whether the final checkpoint is complete, and no evaluation can end the run earlier."""
+        return training.snapshots.is_final_whole and self.evaluations.are_complete(now)
 
     def trouble(self, now: float) -> str | None:
         """Return why the last checkpoint is late or failed, as text; None if it is not, or no checkpoint is loaded."""

@@ -22,11 +22,14 @@ from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.replica_file import ReplicaFile
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
+from trainer.checkpoints.stop_file import stop_of
 from trainer.config import Config, RunFacts
 from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import TopologyPlan, links_by_worker
 from trainer.home.folders import Folders
 from trainer.leader.background import AtOnce, CallQueue
+from trainer.leader.early_stop import EvaluationWatch, log_early_stop
+from trainer.leader.leader import FAR_LOOK_S
 from trainer.leader.peer_checkpoints import PeerCheckpoints, PeerTimes, budget_of, plan_of
 from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.leader.peer_members import PeerMembership, view_body
@@ -102,8 +105,9 @@ class NeighbourLeader:
         self.folders = folders
         self.send = send
         self.microseconds = microseconds
-        self.writer = ReplicaWriter(folders, work or AtOnce())
+        self.writer = ReplicaWriter(folders, work or AtOnce(), by_rule=config.run.patience is not None)
         self.root = folders.checkpoints
+        self.evaluations = EvaluationWatch(config.run, self.root, 0.0 if folders.is_local else FAR_LOOK_S)
         self.log = folders.work
         self.stage = build_stages(config, facts.num_workers, facts.rows)[0]
         self.has_handed_over = False
@@ -154,7 +158,8 @@ class NeighbourLeader:
         self._retry_cause = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
-            restored = go_back(self.root, max(self.generation + 1, self.microseconds()))
+            stop = stop_of(self.root, self.config.run)
+            restored = go_back(self.root, max(self.generation + 1, self.microseconds()), stop=stop)
             if restored:
                 self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])
         except OSError as error:
@@ -171,6 +176,9 @@ class NeighbourLeader:
         state = read_state(self.root, self.version)
         workers_with_model = sorted(PeerTimes.from_state(state).begun)
         log_event(self.log, "generation", generation=self.generation, version=self.version, models=workers_with_model)
+        self.evaluations.begin(stop)
+        if stop:
+            log_early_stop(self.log, stop, state)
         self._load(state)
 
     def _load(self, state: RunState) -> None:
@@ -540,6 +548,9 @@ class NeighbourLeader:
         self._ticked = now
         if self._retry_cause is not None:
             self.begin_generation(self._retry_cause)
+        if self.progress and self.evaluations.stops_early(now):
+            self.progress = None  # the updates after the decision are no roll-back, so nothing is logged as left
+            self.begin_generation()
         if not self.progress:
             return
         if self._is_over():
@@ -582,9 +593,13 @@ class NeighbourLeader:
             self.journal.seconds(now),
             trained=progress.finished,
             # The supervisor ends server 0 of a finished run, so the final checkpoint must be complete before.
-            finished=progress.finished and (diverged is not None or self.writer.is_final_whole),
+            finished=progress.finished and (diverged is not None or self._is_complete(now)),
             diverged=diverged,
         )
+
+    def _is_complete(self, now: float) -> bool:
+        """Return whether the final checkpoint is complete, and no evaluation can end the run earlier."""
+        return self.writer.is_final_whole and self.evaluations.are_complete(now)
 
     def trouble(self, now: float) -> str | None:
         """Return why the last checkpoint failed, as text; None if it did not."""

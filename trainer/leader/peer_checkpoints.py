@@ -291,7 +291,9 @@ def budget_of(config: Config, facts: RunFacts, state: RunState) -> RoundBudget:
         state.version, state.accepted, state.examples, dict(state.clocks), {}, state.passes, dict(state.epoch_sums)
     )
     steps = config.steps_per_worker(facts.rows)
-    return RoundBudget(facts.num_workers, steps, config.steps_per_epoch(facts.rows), config.run.stop, position)
+    per_epoch = config.steps_per_epoch(facts.rows)
+    # A start that continues a run reopens its final checkpoint before.
+    return RoundBudget(facts.num_workers, steps, per_epoch, config.run.stop, position, has_ended=state.final)
 
 
 def plan_of(config: Config, facts: RunFacts, root: Place, state: RunState) -> TopologyPlan:

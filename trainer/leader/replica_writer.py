@@ -30,6 +30,7 @@ class ReplicaWriter:
     Args:
         folders: of the run.
         work: calls ``write`` in the background.
+        by_rule: see ``prune``.
 
     Attributes:
         generation: of the checkpoints that still count.
@@ -39,8 +40,9 @@ class ReplicaWriter:
         is_final_whole: whether the final checkpoint is written.
     """
 
-    def __init__(self, folders: Folders, work: CallQueue) -> None:
+    def __init__(self, folders: Folders, work: CallQueue, *, by_rule: bool = False) -> None:
         self.folders = folders
+        self.by_rule = by_rule
         self.work = work
         self.root = folders.checkpoints
         self.log = folders.work
@@ -106,7 +108,7 @@ class ReplicaWriter:
         except (OSError, SupersededError) as error:
             return f"the checkpoint of version {replicas.state.version} was not written: {error}"
         try:
-            return prune(self.root) if was_written else []
+            return prune(self.root, by_rule=self.by_rule) if was_written else []
         except OSError as error:
             logger.warning(f"old checkpoints are not deleted yet: {error}")
             return []

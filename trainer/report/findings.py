@@ -12,7 +12,7 @@ from pipeline.core.reporting.page import plain
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.report.history import Incident, select_kind
 from trainer.report.progress import number
-from trainer.report.terminal import duration, percent
+from trainer.report.terminal import duration, percent, stop_reason
 from trainer.runlog.kinds import (
     ConsensusEvent,
     EpochEvent,
@@ -80,6 +80,8 @@ def findings(events: Sequence[LogEvent], live: Sequence[LogEvent], summary: Mapp
     ]
     if summary["error"]:
         result.append(RunFinding("worse", f"Cause: {summary['error']}"))
+    if summary.get("early_stop"):
+        result.append(RunFinding("", f"Stopped early {stop_reason(summary['early_stop'])}."))
     result += _describe_stages(summary)
     diverged_event = next((event for event in trains if _is_lost(event)), None)
     if diverged_event:

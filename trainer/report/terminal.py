@@ -26,6 +26,16 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.2%}"
 
 
+def stop_reason(stop: Mapping[str, Any]) -> str:
+    """Return in words why evaluations have ended a run early. stop: the entry of result.json."""
+    patience = stop["patience"]
+    after = f"after epoch {stop['epoch']}: {patience} epoch{'s' if patience > 1 else ''} without an improvement"
+    if stop["best_epoch"] is None:
+        return f"{after}, no loss on the evaluation rows was finite"
+    best = f"{number(stop['best_loss'], '.4f')} after epoch {stop['best_epoch']}"
+    return f"{after} of the loss on the evaluation rows, {best}"
+
+
 def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> str:
     """Return the summary for the terminal.
 
@@ -45,6 +55,7 @@ def ending(result: Mapping[str, Any], output: Place, report: Place | None) -> st
         evaluated = ("evaluation loss", f"{losses[0]}, best {losses[1]}")
     rows = [
         (str(result["cause"]), f"{result['updates']:,} updates in {duration(result['seconds'])}{virtual}"),
+        *([("stopped early", stop_reason(result["early_stop"]))] if result.get("early_stop") else []),
         evaluated,
         ("images/s", number(result["images_per_second"], ",.0f")),
         (

@@ -404,6 +404,27 @@ class ConvergedEvent(LogEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlyStopEvent(LogEvent):
+    """The evaluations have ended the run before its budget was spent.
+
+    Attributes:
+        version, epoch, seconds: of the last checkpoint.
+        patience, min_delta: the options.
+        best_epoch: the epoch of the last improvement; None if no loss was finite.
+        best_loss: the loss on the evaluation rows after that epoch, without the L2 term.
+    """
+
+    kind: str = field(default="early_stop", init=False)
+    version: int = field()
+    epoch: int
+    seconds: float | None = None
+    patience: int
+    min_delta: float = 0.0
+    best_epoch: int | None = None
+    best_loss: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndEvent(LogEvent):
     """A start of the run has ended.
 
@@ -454,6 +475,7 @@ _TYPED: tuple[Kind, ...] = (
     StageEvent,
     WarningEvent,
     ConvergedEvent,
+    EarlyStopEvent,
     EndEvent,
 )
 KINDS: dict[str, Kind] = {str(kind.kind): kind for kind in _TYPED}

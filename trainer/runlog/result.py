@@ -21,6 +21,7 @@ from trainer.home.place import Place
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, RESULT
 from trainer.runlog.kinds import (
     ConvergedEvent,
+    EarlyStopEvent,
     EndEvent,
     EpochEvent,
     EvaluationEvent,
@@ -87,6 +88,7 @@ class Result:
     confusion: list[list[int]] | None = None  # evaluation rows by class and predicted class, up to 100 classes
     evaluations_given_up: int = 0  # checkpoints that were deleted for space before they were evaluated
     stages: list[dict[str, Any]] = field(default_factory=list)  # exchange, protocol, first_epoch from 0, reason
+    early_stop: dict[str, Any] | None = None  # why the run ended early: epoch, patience, best_epoch, ...; else None
     simulated: dict[str, Any] | None = None  # settings of the virtual cluster, for virtual-time runs
     error: str | None = None  # error message of a failed run
 
@@ -191,6 +193,7 @@ def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any
         "rollbacks": sum(isinstance(event, RollbackEvent) for event in events),
         "evaluations_given_up": sum(isinstance(event, GivenUpEvent) for event in live),
         "stages": stages(live),
+        "early_stop": _early_stop(live),
         "simulated": _last(live, StartEvent()).simulated,
         "error": last_event.error,
     }
@@ -229,6 +232,16 @@ def stages(live: Sequence[LogEvent]) -> list[dict[str, Any]]:
     names = {part: config.get(part, {}).get("name") for part in ("exchange", "protocol")}
     # Logs from before there were other exchanges do not name theirs.
     return [_stage(names["exchange"] or ParameterServer.name, names["protocol"], 0, START)] if config else []
+
+
+def _early_stop(live: Sequence[LogEvent]) -> dict[str, Any] | None:
+    """Return how the evaluations have ended a run early; None if they have not. live: the events that count."""
+    # A later start has trained on, or logged the end again.
+    event = next((event for event in reversed(live) if isinstance(event, EarlyStopEvent | StartEvent)), None)
+    if not isinstance(event, EarlyStopEvent):
+        return None
+    keys = ("epoch", "patience", "min_delta", "best_epoch", "best_loss")
+    return {key: getattr(event, key) for key in keys}
 
 
 def _stage(exchange: str, protocol: str | None, epoch: float, reason: str) -> dict[str, Any]:

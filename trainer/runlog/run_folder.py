@@ -256,7 +256,14 @@ def settled(
         saved_record = None if is_new else saved.intact()
         start = Start.NEW
         if not is_new:
-            start = decide(output, saved_record, requested, is_finished=is_finished(output), resume=resume)
+            start = decide(
+                output,
+                saved_record,
+                requested,
+                is_finished=is_finished(output),
+                resume=resume,
+                has_stopped_early=has_stopped_early(output),
+            )
         if start is not Start.FINISHED:
             # Other workers have another number of threads on the same cores.
             if saved_record and saved_record.num_workers == requested.num_workers:
@@ -301,7 +308,13 @@ def _with_parents(folder: Place) -> Iterator[Place]:
 
 
 def decide(
-    output: Place, saved_record: RunRecord | None, requested: RunRecord, *, is_finished: bool, resume: bool
+    output: Place,
+    saved_record: RunRecord | None,
+    requested: RunRecord,
+    *,
+    is_finished: bool,
+    resume: bool,
+    has_stopped_early: bool = False,
 ) -> Start:
     """Return the kind of a start without --overwrite in a folder that holds results. Raises UsageError. Pure.
 
@@ -311,6 +324,7 @@ def decide(
         requested: the run that the caller wants.
         is_finished: whether the run in the folder has finished.
         resume: whether --resume was given.
+        has_stopped_early: whether evaluations have ended the finished run early.
     """
     if saved_record is None:
         raise UsageError(f"{output} holds a run without its {CONFIG}; choose another --output, or --overwrite")
@@ -328,12 +342,23 @@ def decide(
             f" {requested.mini_batches} asked for; choose another --output, or --overwrite"
         )
     # Without --resume the longer run may be meant as a new one.
+    run = requested.config.run
+    other_patience = (run.patience, run.min_delta) != (
+        saved_record.config.run.patience,
+        saved_record.config.run.min_delta,
+    )
+    if has_stopped_early and other_patience and not resume:
+        raise UsageError(
+            f"{output} holds a run that --patience has ended early; --resume continues with another --patience, --overwrite"
+            " starts anew"
+        )
     if requested.steps > saved_record.steps and not resume:
         raise UsageError(
             f"{output} holds a finished run of {saved_record.mini_batches} steps per worker; --resume continues to the"
             f" {requested.mini_batches} asked for, --overwrite starts anew"
         )
-    return Start.GO_ON if requested.steps > saved_record.steps else Start.FINISHED
+    is_longer = requested.steps > saved_record.steps or (has_stopped_early and other_patience)
+    return Start.GO_ON if is_longer else Start.FINISHED
 
 
 def _refuse_other(output: Place, saved_record: RunRecord, requested: RunRecord, resume: bool) -> None:
@@ -391,5 +416,13 @@ def is_finished(output: Place) -> bool:
     """Return whether the run in a folder has finished."""
     try:
         return bool(parse_object((output / RESULT).read_bytes())["cause"] == "finished")
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def has_stopped_early(output: Place) -> bool:
+    """Return whether evaluations have ended the finished run in a folder early."""
+    try:
+        return parse_object((output / RESULT).read_bytes())["early_stop"] is not None
     except (OSError, ValueError, KeyError):
         return False

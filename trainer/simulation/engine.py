@@ -171,7 +171,7 @@ class Engine:
                 self.leader.keep(self.now)
                 due = self.now + KEEP_S
             self.observe(self)
-            self.leader.look_for_switch(self.now)  # the observer has evaluated the checkpoints of this event
+            self.leader.look_for_decision(self.now)  # the observer has evaluated the checkpoints of this event
         self.leader.keep(self.now)
         if self.leader.training:
             self.leader.training.journal.write_pushes()

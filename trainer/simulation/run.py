@@ -165,6 +165,10 @@ def check_exchange(config: Config, num_workers: int, compute: str) -> None:
         raise UsageError(
             f"--alpha auto reads the loss of evaluations, --compute {compute} has none: give --alpha SHARE"
         )
+    if config.run.patience is not None and compute != "real":
+        raise UsageError(
+            f"--patience {config.run.patience} reads the loss of evaluations, --compute {compute} has none: leave it out"
+        )
 
 
 def drawn_ratios(context: RunContext, simulated: SimulationSettings, num_workers: int) -> Ratios:

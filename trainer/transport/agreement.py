@@ -28,7 +28,10 @@ class Agreement:
     def from_config(cls, config: Config, facts: RunFacts) -> Agreement:
         about = dict(zip(SHARDS, (facts.num_workers, facts.shards), strict=True))
         model = {"parameters of the model": facts.elements}
-        return cls(about | config.essentials() | {"--servers": config.processes.servers} | model)
+        # The evaluator of one host decides what the leader on another one does.
+        run = config.run
+        stopping = {} if run.patience is None else {"--patience": run.patience, "--min-delta": run.min_delta}
+        return cls(about | config.essentials() | {"--servers": config.processes.servers} | stopping | model)
 
     @property
     def digest(self) -> str:

@@ -18,6 +18,7 @@ from pipeline.core.errors import JobError
 from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.state import RunState
+from trainer.checkpoints.stop_file import StopDecision, stop_of
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
@@ -25,6 +26,7 @@ from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import Neighbours, links_by_worker, mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
+from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerCheckpoints, PeerTimes, budget_of, plan_of
 from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.leader.peer_status import describe_divergence, status_of
@@ -81,9 +83,11 @@ class PeerEngine:
         self.usual_batch = weighted_batch(config, facts) if exchange.weigh_by == "examples" else None
         self.steps_per_epoch = config.steps_per_epoch(facts.rows)
         self.has_snapshot = False  # True after a checkpoint, until the observer resets it
+        self.evaluations = EvaluationWatch(config.run, folders.checkpoints, 0.0)
         self.down = False  # whether the leader is dead
         self.back_at = 0.0  # end of its latest scripted absence
         self.divergence: str | None = None  # why the run has diverged
+        self.stop: StopDecision | None = None  # the decision with which the generation ends the run
         self.queue: list[PeerEvent] = []
         self.generation = begin_at(self.root)[1]
         nothing = np.empty(0, np.float32)
@@ -123,6 +127,10 @@ class PeerEngine:
                 self.journal.flush(self.now)
                 due = self.now + KEEP_S
             self.observe(self)
+            # The observer has evaluated the checkpoints of this event.
+            if self.evaluations.stops_early(self.now):
+                self._load(at=self.now)
+                self._log_generation()
         self.journal.flush(self.now)
 
     def is_over(self) -> bool:
@@ -434,6 +442,8 @@ class PeerEngine:
     def _log_generation(self) -> None:
         version = self.progress.version
         log_event(self.root, "generation", generation=self.generation, version=version, models=self._stored)
+        if self.stop:
+            log_early_stop(self.root, self.stop, read_state(self.checkpoints.root, version))
 
     def _load(self, at: float | None = None) -> None:
         """Begin a generation at the newest checkpoint. Raises JobError if there is none.
@@ -442,7 +452,9 @@ class PeerEngine:
 
         at: the time of a roll-back, at which all present workers begin instead; None at the start of the program."""
         root = self.root / CHECKPOINTS
-        version_and_generation = go_back(root, at_least=self.generation + 1)
+        self.stop = stop_of(root, self.config.run)
+        self.evaluations.begin(self.stop)
+        version_and_generation = go_back(root, at_least=self.generation + 1, stop=self.stop)
         if not version_and_generation:
             raise JobError(f"{root} holds no whole checkpoint, not even the first; start with --overwrite")
         version, self.generation = version_and_generation
@@ -561,7 +573,7 @@ class PeerEngine:
                 self.progress, origin=self.origin, now=self.now, sent_bytes=self.sent_bytes
             )
             if was_written:
-                prune(self.checkpoints.root)
+                prune(self.checkpoints.root, by_rule=self.config.run.patience is not None)
                 self.has_snapshot = True
             if was_written is None:
                 self.divergence = f"the parameters are no finite numbers at version {version}; lower --learning-rate"
