@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pipeline.core.errors import UsageError
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.ratios import Ratios, ratios_text
-from trainer.config import Config, RunFacts
+from trainer.config import ADAM, SGD, Config, RunFacts
 from trainer.coordination.schedules import INVERSE_SQRT, drops
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.neighbours import NeighbourExchange
@@ -52,6 +52,7 @@ class RunPlan:
         has_own_models: whether each worker has a model of its own, to which its own gradient is applied.
         stages: each stage of a run with a switch, in words; empty for other runs. The values above that depend on the
             protocol come from the last stage, except for updates.
+        optimiser: the update rule.
     """
 
     model: str
@@ -84,6 +85,7 @@ class RunPlan:
     has_own_models: bool = False
     stages: tuple[str, ...] = ()
     local_steps: int = 1
+    optimiser: str = SGD  # plans logged before there were others do not name theirs
 
 
 def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here: int | None = None) -> RunPlan:
@@ -131,6 +133,7 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
         learning_rate=config.learning_rate,
         worker_rate=config.learning_rate / workers * config.protocol.weight(0, workers),
         momentum=config.coefficient,
+        optimiser=config.optimiser.optimiser,
         looks_ahead=config.optimiser.momentum_rule != "nesterov" and config.momentum_of(workers).at_once > 0,
         recipe=config.optimiser.recipe,
         drops=drops(config.optimiser.recipe, epochs, config.optimiser.drops),
@@ -221,7 +224,8 @@ def describe(plan: RunPlan, storage: str = "") -> str:
 def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
     """Return the plan as names and sentences."""
     # Each stage has its own rate and momentum.
-    rules = [("learning rate", _rates(plan)), ("momentum", _momentum(plan))]
+    momentum = ("momentum", _momentum(plan)) if plan.optimiser == SGD else ("optimiser", _optimiser(plan))
+    rules = [("learning rate", _rates(plan)), momentum]
     if plan.stages:
         rules = [(f"stage {number}", text) for number, text in enumerate(plan.stages, 1)]
     statistics = f" and {plan.num_buffers:,} running statistics" if plan.num_buffers else ""
@@ -289,6 +293,12 @@ def _momentum(plan: RunPlan) -> str:
     pushes = _count(plan.num_workers, "push", "pushes")
     extrapolation = "workers compute gradients at the parameters that momentum will probably reach by then"
     return f"{plan.momentum:g} in {pushes}; {extrapolation}"
+
+
+def _optimiser(plan: RunPlan) -> str:
+    """Return the line about an update rule other than SGD."""
+    decay = f"; the first moment decays by {plan.momentum:g} per update" if plan.optimiser == ADAM else ""
+    return f"{plan.optimiser}, of the mean gradient of each update{decay}"
 
 
 def _processes(plan: RunPlan) -> str:

@@ -9,7 +9,8 @@ from functools import partial
 from pipeline.core.errors import DataError
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
-from trainer.config import Config, RunFacts
+from trainer.config import ADAM, SGD, Config, RunFacts
+from trainer.coordination.adam import AdamSlice
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.cohorts import begin_passes
 from trainer.coordination.coordinator import Coordinator
@@ -22,15 +23,40 @@ from trainer.exchange.switching import Switching
 from trainer.stages import Stage
 
 
-def build_slice(config: Config, num_workers: int, values: Float32s, momentum: Float32s) -> ParameterSlice:
-    """Return a range of the model with the update rule of a run.
+def slots_of(config: Config) -> int:
+    """Return the elements of state per parameter that the update rule of a run keeps. Raises UsageError."""
+    name = config.optimiser.optimiser
+    if name == SGD:
+        return ParameterSlice.slots
+    if name == ADAM:
+        return AdamSlice.slots
+    from trainer.models.own_optimiser import slots_of  # loads torch
+
+    return slots_of(name)
+
+
+def build_slice(
+    config: Config, num_workers: int, values: Float32s, momentum: Float32s, updates: int = 0
+) -> ParameterSlice:
+    """Return a range of the model with the update rule of a run. Raises UsageError for an unusable one of the user's own.
 
     Args:
+        config: the run.
+        num_workers: n.
         values: float32, the parameters of the range, then BatchNorm's running statistics.
-        momentum: float32, one element per parameter.
+        momentum: float32, ``slots_of(config)`` elements per parameter.
+        updates: number of updates that made the values.
     """
     rule = config.momentum_of(num_workers)
-    return ParameterSlice(values, momentum, rule, num_workers, config.pushed_statistics(num_workers))
+    statistics = config.pushed_statistics(num_workers)
+    name = config.optimiser.optimiser
+    if name == SGD:
+        return ParameterSlice(values, momentum, rule, num_workers, statistics, updates)
+    if name == ADAM:
+        return AdamSlice(values, momentum, rule, num_workers, statistics, updates)
+    from trainer.models.own_optimiser import TorchSlice  # loads torch
+
+    return TorchSlice(values, momentum, rule, num_workers, statistics, updates, name)
 
 
 def enter_stage(

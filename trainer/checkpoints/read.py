@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
 from trainer.checkpoints.generations import GENERATIONS, Generations, read_generations
-from trainer.checkpoints.slice_file import Float32s, StoredSlice, broken, header_of, known_of
+from trainer.checkpoints.slice_file import Float32s, StoredSlice, broken, header_of, known_of, slots_in
 from trainer.checkpoints.state import EVALUATED, STATE, EvaluationMark, RunState, folder_of, slice_name
 from trainer.home.place import Place, entries, remembered
 
@@ -48,7 +48,8 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
     try:
         header = header_of(place, _entry(place, names))
         numbers = known_of(header)
-        length, parameters = (header.arrays[name][1] for name in ("values", "momentum"))
+        slots = slots_in(header)
+        length, states = (header.arrays[name][1] for name in ("values", "momentum"))
     except FileNotFoundError:
         raise DataError(f"{place} is missing: the checkpoint was never finished") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -59,7 +60,7 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
             raise broken(place, f"is of {name} {numbers[name]}, not {required}")
     if length != numbers["end"] - numbers["begin"]:
         raise broken(place, f"holds {length} values, not {numbers['end'] - numbers['begin']}")
-    return StoredSlice(place, numbers["begin"], numbers["end"], numbers["total"], parameters, header)
+    return StoredSlice(place, numbers["begin"], numbers["end"], numbers["total"], states // slots, header, slots)
 
 
 def read_slices(root: Place, version: int) -> tuple[RunState, list[StoredSlice]]:
@@ -92,7 +93,7 @@ def _slices(root: Place, state: RunState, names: Listed) -> list[StoredSlice]:
 
 
 def read_slice_range(root: Place, version: int, begin: int, end: int) -> tuple[Float32s, Float32s]:
-    """Read values [end-begin] of the flat vector, and the momentum of the parameters among them.
+    """Read values [end-begin] of the flat vector, and the momentum of the parameters among them (see ParameterSlice).
 
     Any number of servers may have written the checkpoint. Only the range is read. Raises DataError, and ValueError for
     a range outside the vector."""

@@ -84,6 +84,7 @@ class StoredSlice:
         total: length P + Q of the flat vector.
         num_parameters: parameters in the range, which have momentum; the rest are BatchNorm's statistics.
         header: the positions of the arrays.
+        slots: elements of momentum per parameter.
     """
 
     place: Place
@@ -92,16 +93,17 @@ class StoredSlice:
     total: int
     num_parameters: int
     header: SliceHeader
+    slots: int = 1
 
     def values(self, begin: int, end: int) -> Float32s:
         """Return the values of this slice in [begin, end) of the flat vector. Raises DataError and OSError."""
         return self._cut("values", begin, min(end, self.end))
 
     def momentum(self, begin: int, end: int) -> Float32s:
-        """Return the momentum in the same range. Statistics, which follow the parameters, have none."""
-        return self._cut("momentum", begin, min(end, self.begin + self.num_parameters))
+        """Return the momentum in the same range, ``slots`` elements per parameter. Statistics, which follow, have none."""
+        return self._cut("momentum", begin, min(end, self.begin + self.num_parameters), self.slots)
 
-    def _cut(self, name: str, begin: int, end: int) -> Float32s:
+    def _cut(self, name: str, begin: int, end: int, slots: int = 1) -> Float32s:
         """Read the part of an array in [begin, end) of the flat vector, float32; empty if the slice has nothing there.
 
         ``end`` must not be beyond the array. Raises DataError if the file is gone or shorter than its header says."""
@@ -111,10 +113,10 @@ class StoredSlice:
             return np.empty(0, np.float32)
         at = self.header.arrays[name][0]
         try:
-            data = read_range(self.place, at + 4 * first, 4 * (last - first))
+            data = read_range(self.place, at + 4 * slots * first, 4 * slots * (last - first))
         except FileNotFoundError:
             raise DataError(f"{self.place} is missing: the checkpoint was discarded") from None
-        if len(data) != 4 * (last - first):
+        if len(data) != 4 * slots * (last - first):
             raise broken(self.place, "was cut off while it was read")
         return np.frombuffer(data, "<f4").astype(np.float32, copy=False)
 
@@ -122,6 +124,14 @@ class StoredSlice:
 def broken(place: Place, fact: str) -> DataError:
     """Return the error for a damaged file of a checkpoint. fact: what is wrong with it."""
     return DataError(f"{place} {fact}; delete {place.parent} to resume from an older checkpoint")
+
+
+def slots_in(header: SliceHeader) -> int:
+    """Return the elements of momentum per parameter in a slice. Raises ValueError."""
+    slots = int(header.about.get("slots", "1"))
+    if slots < 1 or header.arrays["momentum"][1] % slots:
+        raise ValueError(f"{header.arrays['momentum'][1]} elements of momentum, {slots} per parameter")
+    return slots
 
 
 def known_of(header: SliceHeader) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def write_slice(
     values: Float32s,
     momentum: Float32s,
     generation: int = 0,
+    slots: int = 1,
 ) -> None:
     """Write one server's slice of a checkpoint. Costs one copy of the arrays. Raises OSError.
 
@@ -42,13 +43,15 @@ def write_slice(
         version, generation: of the checkpoint.
         begin, end, total: the range of the flat vector [total] on this server.
         values: float32 [end - begin].
-        momentum: float32, one element per parameter in the range.
+        momentum: float32, ``slots`` neighbouring elements per parameter in the range.
+        slots: elements of the update rule's state per parameter.
     """
     arrays = {
         "values": np.ascontiguousarray(values, np.float32),
         "momentum": np.ascontiguousarray(momentum, np.float32),
     }
     numbers = {"version": version, "generation": generation, "begin": begin, "end": end, "total": total}
+    numbers |= {"slots": slots} if slots > 1 else {}
     data = save(arrays, metadata={name: str(number) for name, number in numbers.items()})
     make(folder)
     write_whole(folder / slice_name(index, count, generation), data)

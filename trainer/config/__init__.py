@@ -3,13 +3,16 @@
 from trainer.config.config import Config
 from trainer.config.data import SEPARATOR, Data
 from trainer.config.facts import RunFacts, slice_bounds
-from trainer.config.optimiser import FRESH_MOMENTUM, Optimiser
+from trainer.config.optimiser import ADAM, ADAPTIVE_RATE, FRESH_MOMENTUM, SGD, Optimiser
 from trainer.config.processes import Processes
 from trainer.config.run_spec import RunSpec
 
 __all__ = [
+    "ADAM",
+    "ADAPTIVE_RATE",
     "FRESH_MOMENTUM",
     "SEPARATOR",
+    "SGD",
     "Config",
     "Data",
     "Optimiser",

@@ -14,7 +14,7 @@ from pipeline.core.json_values import build
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import default_member, from_json
 from trainer.config.data import Data
-from trainer.config.optimiser import FRESH_MOMENTUM, Optimiser
+from trainer.config.optimiser import FRESH_MOMENTUM, SGD, Optimiser
 from trainer.config.processes import HEARTBEAT_TIMEOUT_S, Processes
 from trainer.config.run_spec import RunSpec
 from trainer.coordination.cohorts import SINGLE, Cohorts
@@ -62,8 +62,9 @@ class Config:
         if self.exchange.stages():
             self.stage_configs()  # checks the options of each stage
             return
-        coefficient = FRESH_MOMENTUM if self.protocol.synchronous else self.model.stale_momentum
         optimiser = self.optimiser
+        has_fresh_momentum = self.protocol.synchronous or optimiser.optimiser != SGD
+        coefficient = FRESH_MOMENTUM if has_fresh_momentum else self.model.stale_momentum
         complete = replace(
             optimiser,
             learning_rate=self.default_rate if optimiser.learning_rate is None else optimiser.learning_rate,
@@ -91,6 +92,8 @@ class Config:
             raise UsageError(
                 f"--tolerance needs the whole model on a single server: give --servers 1, not {self.processes.servers}"
             )
+        if self.optimiser.optimiser != SGD:
+            self._check_optimiser()
         # The table is merged like BatchNorm's statistics, of which the last worker's would replace all others'.
         if self.table_sampler and self.optimiser.batch_norm == "last":
             name = f"--sampling {self.sampler.name}" if self.sampler.name != ShuffleSampler.name else "--repartition"
@@ -100,6 +103,25 @@ class Config:
             self._check_repartition()
         if self.data.gossip:
             self._check_gossip()
+
+    def _check_optimiser(self) -> None:
+        """Raise UsageError for exchanges that cannot hold the state of an update rule, and for rules of momentum."""
+        name = self.optimiser.optimiser
+        if not isinstance(self.exchange, ParameterServer | AllReduce):
+            raise UsageError(
+                f"--optimiser {name} keeps its state on servers or under all-reduce, which --exchange {self.exchange.name}"
+                " lacks: leave out one of them"
+            )
+        if self.protocol.most_local_steps() > 1:
+            raise UsageError(
+                f"--protocol {self.protocol.name} pushes the steps of sgd on the workers' own copies, not gradients: leave"
+                f" out --optimiser {name}"
+            )
+        if self.optimiser.momentum_rule != "auto":
+            raise UsageError(
+                f"--momentum-rule {self.optimiser.momentum_rule} is a rule of sgd, not of --optimiser {name}: leave out one"
+                " of them"
+            )
 
     def _check_gossip(self) -> None:
         """Raise UsageError for exchanges and samplers whose workers cannot exchange examples."""
@@ -242,6 +264,8 @@ class Config:
     @property
     def default_rate(self) -> float:
         """The single-process rate of a run without --learning-rate."""
+        if self.optimiser.optimiser != SGD:
+            return ADAPTIVE_RATE
         if self.protocol.synchronous:
             return self.model.learning_rate
         if self.protocol.has_momentum:
@@ -256,8 +280,10 @@ class Config:
         return self.optimiser.momentum
 
     def momentum_of(self, num_workers: int) -> Momentum:
-        """Return the momentum rule for ``num_workers`` workers."""
+        """Return the momentum rule for ``num_workers`` workers. Other update rules use its coefficient alone."""
         coefficient = self.coefficient
+        if self.optimiser.optimiser != SGD:
+            return heavy_ball(coefficient)
         rule = self.optimiser.momentum_rule
         if rule == "heavy-ball" or (rule == "auto" and (self.protocol.synchronous or num_workers == 1)):
             return heavy_ball(coefficient)

@@ -9,30 +9,43 @@ from pipeline.core.errors import UsageError
 from pipeline.core.specs import Spec, option
 from trainer.coordination.schedules import AUTO, RECIPES, are_drops, parse_drops
 from trainer.models import ModelSpec
+from trainer.models.own import is_reference
 
 FRESH_MOMENTUM = 0.9
+SGD = "sgd"
+ADAM = "adam"
+ADAPTIVE_RATE = 1e-3  # torch's default for Adam
 DROPS = ", ".join(f"{name} at epochs {' and '.join(map(str, at))}" for name, at in sorted(RECIPES.items()) if at)
 
 
 @dataclass(frozen=True)
 class Optimiser(Spec):
-    """SGD with momentum on the servers.
+    """The update rule on the servers, by default SGD with momentum.
 
     learning_rate is the single-process rate a. With n workers an update multiplies the sum of its gradients by a/n. For
     bsp this applies a to the mean of n gradients, for asp a/n to each gradient, and for an update of k gradients
     (k-bsp, k-batch-bsp) k*a/n to their mean. Protocols that weigh gradients, such as n-softsync, multiply each by its
     weight first. A rate or momentum of None means the default for the model and protocol; Config fills it in."""
 
+    optimiser: str = option(
+        SGD,
+        "update rule of the parameters: sgd, adam, or module:function, which returns a torch.optim.Optimizer for a list of"
+        " parameters",
+        metavar="NAME",
+        check=lambda name: name in (SGD, ADAM) or is_reference(name),
+        expected="sgd, adam or module:function",
+        advanced=True,
+    )
     learning_rate: float | None = option(
         None,
         "learning rate of single-process SGD; each gradient of an update is multiplied by this rate divided by the number"
         " of workers (n-softsync: by the number of gradients in the update)",
         above=0,
-        shown="set by the model, lower if gradients can be stale",
+        shown=f"set by the model, lower if gradients can be stale; without sgd {ADAPTIVE_RATE:g}",
     )
     momentum: float | None = option(
         None,
-        "momentum of SGD, kept on the servers",
+        "momentum of SGD, kept on the servers; of adam the decay of the first moment",
         least=0,
         below=1,
         shown=f"{FRESH_MOMENTUM:g}; if gradients can be stale, set by the model, mostly {ModelSpec.stale_momentum:g}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,25 +24,34 @@ class ParameterSlice:
 
     Attributes:
         values: parameters of the range, then BatchNorm's running statistics.
-        momentum: one element per parameter.
+        momentum: the state of the update rule, ``slots`` neighbouring elements per parameter.
         rule: the momentum rule.
         num_workers: n.
         statistics: the form in which workers push BatchNorm's running statistics. "changes": their change by one step,
             which is added with the factor 1/n, so that all workers together move them like one process. "whole": the
             statistics themselves, whose mean over the gradients of an update replaces the old ones.
+        updates: number of updates that made ``values``.
+        slots: elements of ``momentum`` per parameter.
     """
+
+    slots: ClassVar[int] = 1
 
     values: Vector
     momentum: Vector
     rule: Momentum
     num_workers: int
     statistics: Literal["changes", "whole"]
+    updates: int = 0
     _sum: Vector | None = field(default=None, init=False, repr=False)  # like values; reused by the next update
     _summed: int = field(default=0, init=False, repr=False)  # gradients in it
 
     @property
     def num_parameters(self) -> int:
-        return len(self.momentum)
+        return len(self.momentum) // self.slots
+
+    def restart(self, updates: int) -> None:
+        """Continue with values and momentum that were replaced in place. updates: number of updates that made them."""
+        self.updates = updates
 
     def accumulate(self, gradients: Sequence[Vector], weights: Sequence[float]) -> None:
         """Add weighted gradients to the sum of the next update, in the given order. Reads each gradient once.
@@ -69,8 +78,9 @@ class ParameterSlice:
             rate: the factor of the sum, a/n.
             count: gradients in the sum.
         """
+        factor = self._begin_update(rate, count)
         for span in self._spans():
-            total[span] *= rate
+            total[span] *= factor
             self._step(span, total[span])
         self._merge_statistics(total[self._statistics], count)
 
@@ -92,12 +102,20 @@ class ParameterSlice:
             self.apply_sum(self._sum, rate, self._summed)
             self._summed = 0
             return
+        factor = self._begin_update(rate, len(gradients))
         for span in self._spans():
-            self._step(span, _scaled_sum([vector[span] for vector in gradients], weights, rate))
+            self._step(span, _scaled_sum([vector[span] for vector in gradients], weights, factor))
         # Neither the rate nor the factors apply to statistics, which are no gradients.
         if gradients and self.num_parameters < len(self.values):
             parts = [vector[self._statistics] for vector in gradients]
             self._merge_statistics(_scaled_sum(parts, [1.0] * len(parts), 1.0), len(parts))
+
+    def _begin_update(self, rate: float, count: int) -> float:
+        """Count an update, and return the factor of the sum of its gradients that ``_step`` gets.
+
+        rate: a/n; count: gradients in the sum."""
+        self.updates += 1
+        return rate
 
     def _step(self, span: slice, update: Vector) -> None:
         """Apply an update to a span of the parameters, as Momentum says. The look-ahead rule overwrites ``update``."""

@@ -29,6 +29,7 @@ from trainer.models.devices import pick_device
 from trainer.models.flat_vector import FlatModel
 from trainer.models.normalisation import normalises
 from trainer.plan import smallest_pass
+from trainer.rules import slots_of
 from trainer.run_files import CHECKPOINTS
 from trainer.sampling.base import TableSampler
 from trainer.stages import holdout_share, switches_by_rule
@@ -189,10 +190,11 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
             f" or --overwrite"
         )
     folder = folder_of(root, 0)
-    momentum = np.zeros(facts.num_parameters, np.float32)
+    slots = slots_of(config)
+    momentum = np.zeros(slots * facts.num_parameters, np.float32)
     # One slice for any number of servers: each server reads its own range of it. The state is written last, because it
     # makes the checkpoint complete.
-    write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum)
+    write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum, slots=slots)
     # A start that was killed before the first update may have changed the workers already.
     clocks = {worker: 0 for worker in range(config.cohorts.first.workers or facts.num_workers)}
     parts: dict[str, Any] = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}

@@ -42,18 +42,23 @@ class OwnModel(ModelSpec):
 
     def function(self) -> Any:
         """Return the referenced function. Raises UsageError if there is none, and the errors of its module's import."""
-        module_name, _, function_name = self.reference.partition(":")
-        module = _import(self.reference, module_name)
-        function = getattr(module, function_name, None)
-        if not callable(function):
-            available = ", ".join(member for member, _ in inspect.getmembers(module, inspect.isroutine)) or "none"
-            raise UsageError(
-                f"--model {self.reference}: {module.__file__} has no function {function_name}; it has: {available}"
-            )
-        return function
+        return load_function("--model", self.reference)
 
 
-def _import(reference: str, module_name: str) -> Any:
+def load_function(flag: str, reference: str) -> Any:
+    """Return the function that a flag names. Raises UsageError if there is none, and the errors of its module's import.
+
+    flag: for messages; reference: module:function."""
+    module_name, _, function_name = reference.partition(":")
+    module = _import(flag, reference, module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        available = ", ".join(member for member, _ in inspect.getmembers(module, inspect.isroutine)) or "none"
+        raise UsageError(f"{flag} {reference}: {module.__file__} has no function {function_name}; it has: {available}")
+    return function
+
+
+def _import(flag: str, reference: str, module_name: str) -> Any:
     """Import a module of the current folder or an installed one. Raises UsageError if it does not exist."""
     folder = os.getcwd()
     if folder not in sys.path:
@@ -63,7 +68,7 @@ def _import(reference: str, module_name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but imports one that does not
-        message = f"--model {reference}: there is no module {error.name} in {folder} nor among the installed packages"
+        message = f"{flag} {reference}: there is no module {error.name} in {folder} nor among the installed packages"
         raise UsageError(f"{message}; run from the folder that contains it") from error
 
 

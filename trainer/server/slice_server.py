@@ -96,8 +96,8 @@ class SliceServer:
         self.trouble: str | None = None  # why the last checkpoint was not written
         self._answer: tuple[int, bytes] | None = None
 
-    def _slice(self, values: Float32s, momentum: Float32s) -> ParameterSlice:
-        return build_slice(self.stages[self.stage], self.facts.num_workers, values, momentum)
+    def _slice(self, values: Float32s, momentum: Float32s, updates: int = 0) -> ParameterSlice:
+        return build_slice(self.stages[self.stage], self.facts.num_workers, values, momentum, updates)
 
     def load(self, generation: int, version: int, stage: int) -> None:
         """Load a checkpoint and start a generation; workers of the previous one must join again. Raises DataError.
@@ -111,7 +111,7 @@ class SliceServer:
         if made_by != stage:
             rules = self.stages[made_by], self.stages[stage]
             values, momentum = enter_stage(self.config, *rules, self.facts.num_workers, values, momentum)
-        self.slice = self._slice(values, momentum)
+        self.slice = self._slice(values, momentum, version)
         self.generation = generation
         self.sequence = 0
         self._answer = None
@@ -261,7 +261,9 @@ class SliceServer:
         total = self.facts.elements
         span = (self.begin, self.end)
         try:
-            write_slice(folder, self.index, servers, version, *span, total, values, momentum, generation)
+            write_slice(
+                folder, self.index, servers, version, *span, total, values, momentum, generation, self.slice.slots
+            )
         except OSError as error:
             return WriteOutcome.FAILED, f"the checkpoint of version {version} was not written: {error}"
         return WriteOutcome.WRITTEN, None

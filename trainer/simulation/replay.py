@@ -20,7 +20,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.gossip.rounds import EMPTY, Pool
 from trainer.home.place import Place
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
-from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, local_plan, worker_rate
+from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, local_plan, slots_of, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds import GossipEvent, LogEvent, PoolEvent, StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
@@ -273,7 +273,7 @@ def _replay(
     facts, compute = build(run)
     index = 0
     config = run.stage_configs()[index]
-    momentum = np.zeros(facts.num_parameters, np.float32)
+    momentum = np.zeros(slots_of(config) * facts.num_parameters, np.float32)
     part = build_slice(config, facts.num_workers, compute.start().copy(), momentum)
     weights = build_weights(config, facts)
     uses_left = Counter(used["version_pulled"].tolist())  # by version: gradients still to be computed at it
@@ -289,7 +289,7 @@ def _replay(
             if run.cohorts != cohorts:
                 facts, compute = build(run)
                 entered = enter_cohort(config, facts.num_workers, version - 1, part.values, part.momentum)
-                part = build_slice(config, facts.num_workers, *entered)
+                part = build_slice(config, facts.num_workers, *entered, part.updates)
                 weights = build_weights(config, facts)
                 parameters_by_version[version - 1] = part.values.copy()
             compute.set_threads(config.processes.threads)
@@ -299,7 +299,7 @@ def _replay(
             index = switches[version - 1]
             config = run.stage_configs()[index]
             entered = enter_stage(run, before, config, facts.num_workers, part.values, part.momentum)
-            part = build_slice(config, facts.num_workers, *entered)
+            part = build_slice(config, facts.num_workers, *entered, part.updates)
             weights = build_weights(config, facts)
             parameters_by_version[version - 1] = part.values.copy()
         vectors = []

@@ -19,7 +19,7 @@ from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.orders import Round, StepMeasurements
 from trainer.coordination.parameter_slice import add_pushed
-from trainer.rules import build_slice, build_weights, worker_rate
+from trainer.rules import build_slice, build_weights, slots_of, worker_rate
 from trainer.transport.messages import (
     MOST_ROUNDS_BYTES,
     GradientPiece,
@@ -151,7 +151,8 @@ class Replica:
         self.num_workers = facts.num_workers
         self.bounds = slice_bounds(facts.elements, facts.num_workers)
         self.weights = build_weights(config, facts)
-        self.slice = build_slice(config, facts.num_workers, values, np.zeros(facts.num_parameters, np.float32))
+        momentum = np.zeros(slots_of(config) * facts.num_parameters, np.float32)
+        self.slice = build_slice(config, facts.num_workers, values, momentum)
         self._statistics = values[facts.num_parameters :].copy()
         self.budget = self._budget(Position())
         self.phase = Phase.OUTSIDE
@@ -288,6 +289,7 @@ class Replica:
         """Replace the model. Both arrays are complete, so an incomplete copy never overwrites part of the old model."""
         np.copyto(self.values, values)
         np.copyto(self.slice.momentum, momentum)
+        self.slice.restart(version)
         self.version = version
         self.generation = self._view_generation
         self._begin()
@@ -369,7 +371,7 @@ class Replica:
         first, second = bodies
         if isinstance(message, ModelCopy):
             values = from_body(first, self.facts.elements)
-            self._take(message.version, values, from_body(second, self.facts.num_parameters))
+            self._take(message.version, values, from_body(second, len(self.slice.momentum)))
             self._handle_early()
             return
         if message.worker >= self.num_workers:

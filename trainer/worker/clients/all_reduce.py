@@ -260,9 +260,20 @@ class AllReduceClient:
         if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
             return WriteOutcome.NOT_FINITE
         total = self.facts.elements
+        # The copy of one worker is the whole model, so it is the only slice.
         try:
             write_slice(
-                folder_of(self.checkpoints, version), 0, 1, version, 0, total, total, values, momentum, generation
+                folder_of(self.checkpoints, version),
+                0,
+                1,
+                version,
+                0,
+                total,
+                total,
+                values,
+                momentum,
+                generation,
+                self.replica.slice.slots,
             )
         except OSError as error:
             logger.warning(f"the checkpoint of version {version} was not written: {error}")

@@ -1,0 +1,65 @@
+"""Optimisers of a user's own, as ``--optimiser tests.support.optimisers:FUNCTION`` names them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+
+
+def adam(parameters: list[Any]) -> Optimizer:
+    return Adam(parameters)
+
+
+def adamw(parameters: list[Any]) -> Optimizer:
+    return AdamW(parameters, weight_decay=0.1, amsgrad=True)
+
+
+def nesterov(parameters: list[Any]) -> Optimizer:
+    return SGD(parameters, lr=0.1, momentum=0.9, nesterov=True)
+
+
+def rmsprop(parameters: list[Any]) -> Optimizer:
+    return RMSprop(parameters, momentum=0.5, centered=True)
+
+
+def plain(parameters: list[Any]) -> Optimizer:
+    return SGD(parameters, lr=0.1)
+
+
+class Clipping(SGD):
+    """Divides the gradient by its norm, which depends on all parameters."""
+
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad /= parameter.grad.norm()
+        return super().step(closure)
+
+
+class Secretive(SGD):
+    """Keeps a state that its state_dict does not have."""
+
+    steps = 0.0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad /= self.steps
+        return super().step(closure)
+
+
+def clipping(parameters: list[Any]) -> Optimizer:
+    return Clipping(parameters, lr=0.1)
+
+
+def secretive(parameters: list[Any]) -> Optimizer:
+    return Secretive(parameters, lr=0.1)
+
+
+def lbfgs(parameters: list[Any]) -> Optimizer:
+    return torch.optim.LBFGS(parameters)
+
+
+def nothing(parameters: list[Any]) -> None:
+    return None
