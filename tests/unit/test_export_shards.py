@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +22,11 @@ from pipeline.core.errors import DataError, UsageError
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, rows_of, write_rows, write_shards
 from trainer import torch_dataset
 from trainer.data.rows import Rows
+from trainer.export import mds
 from trainer.export import shards as exported
 from trainer.export.__main__ import main
 from trainer.export.dataset import class_names
+from trainer.export.samples import Samples
 
 WORKERS = [rows_of(30, 2), rows_of(50, 3, 100)]
 FILES = {"worker-000-00000": WORKERS[0], "worker-001-00000": WORKERS[1], "test-00000": EVAL_ROWS}
@@ -82,7 +85,68 @@ def test_a_dataset_holds_every_row_with_its_image_and_class(shards: Path, tmp_pa
         assert features["label"] == {"_type": "ClassLabel", "names": [str(number) for number in range(CLASSES)]}
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "dataset"])
+def read_mds(data: bytes, about: dict[str, Any]) -> list[dict[str, bytes]]:
+    """Return the values of each sample of a shard, as the format of MosaicML streaming describes it.
+
+    about: the entry of the shard in the index."""
+    assert (about["format"], about["version"], about["raw_data"]["bytes"]) == ("mds", 2, len(data))
+    (count,) = np.frombuffer(data, np.uint32, 1)
+    assert count == about["samples"]
+    offsets = np.frombuffer(data, np.uint32, count + 1, 4)
+    in_shard = json.loads(data[4 * (count + 2) : offsets[0]])
+    assert in_shard.items() <= about.items()
+    samples = []
+    for begin, end in pairwise(offsets):
+        sizes = []
+        at = int(begin)
+        for size in about["column_sizes"]:
+            sizes.append(size or int(np.frombuffer(data, np.uint32, 1, at)[0]))
+            at += 0 if size else 4
+        bounds = [at, *(at + np.cumsum(sizes))]
+        assert bounds[-1] == end
+        samples.append({name: data[bounds[i] : bounds[i + 1]] for i, name in enumerate(about["column_names"])})
+    return samples
+
+
+def number_in(data: bytes, encoding: str) -> Any:
+    return np.frombuffer(data, encoding)[0].item()
+
+
+def test_mds_shards_hold_every_row_with_its_image_and_class(shards: Path, tmp_path: Path) -> None:
+    files = export(shards, "mds", tmp_path / "mds")
+    folders = {"worker-000": WORKERS[0], "worker-001": WORKERS[1], "test": EVAL_ROWS}
+    shard_names = {f"data/{name}/{file}" for name in folders for file in ("index.json", "shard.00000.mds")}
+    assert set(files) == {"README.md", "export.json"} | shard_names
+    for name, rows in folders.items():
+        [about] = json.loads(files[f"data/{name}/index.json"])["shards"]
+        types = dict(zip(about["column_names"], about["column_encodings"], strict=True))
+        assert types == {"copy": "int32", "id": "int64", "image": "png", "label": "int64"}
+        samples = read_mds(files[f"data/{name}/{about['raw_data']['basename']}"], about)
+        ids, labels = ([number_in(each[key], "int64") for each in samples] for key in ("id", "label"))
+        assert_equal_rows(rows, ids, labels, [pixels_of(each["image"]) for each in samples])
+
+
+def test_arrays_that_png_cannot_hold_are_arrays_in_mds() -> None:
+    images = np.random.default_rng(0).normal(size=(3, 2, 4, 5)).astype(np.float32)
+    columns = {"id": np.arange(3), "copy": np.array([0, 0, 1], np.int32), "target": np.array([0.5, 1, 2], np.float32)}
+    given: Any = SimpleNamespace(layout=SimpleNamespace(dtype="float32"), shape=(2, 4, 5))
+    data = mds.make_shard(given, Samples(columns, images))
+    about = {
+        **{"format": "mds", "version": 2, "samples": 3, "raw_data": {"bytes": len(data)}},
+        **{"compression": None, "hashes": [], "size_limit": None},
+        "column_names": ["copy", "id", "image", "target"],
+        "column_encodings": ["int32", "int64", "ndarray:float32:2,4,5", "float32"],
+        "column_sizes": [4, 8, 160, 4],
+    }
+    samples = read_mds(data, about)
+    assert np.array_equal(
+        np.stack([np.frombuffer(each["image"], np.float32) for each in samples]), images.reshape(3, -1)
+    )
+    assert [number_in(each["target"], "float32") for each in samples] == [0.5, 1, 2]
+    assert [number_in(each["copy"], "int32") for each in samples] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["webdataset", "dataset", "mds"])
 def test_a_killed_export_goes_on_and_ends_with_the_same_bytes(
     shards: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +215,7 @@ def test_names_of_exported_classes_differ() -> None:
     assert names == ["1", "1 (class 1)", "1 (class 2)", "3", "4"]
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "dataset"])
+@pytest.mark.parametrize("kind", ["webdataset", "dataset", "mds"])
 def test_a_file_without_rows_becomes_a_file_without_samples(kind: str, tmp_path: Path) -> None:
     shards = write_shards(tmp_path / "shards", WORKERS, None)
     manifest = json.loads((shards / "manifest.json").read_text())
@@ -161,6 +225,10 @@ def test_a_file_without_rows_becomes_a_file_without_samples(kind: str, tmp_path:
     if kind == "dataset":
         empty = pq.read_schema(io.BytesIO(files["data/worker-000-00001.parquet"]))
         assert empty == pq.read_schema(io.BytesIO(files["data/worker-000-00000.parquet"]))
+    elif kind == "mds":
+        [first] = json.loads(files["data/worker-000/index.json"])["shards"]
+        assert first["raw_data"]["basename"] == "shard.00000.mds", "its reader expects samples in a shard"
+        assert np.frombuffer(files["data/worker-000/shard.00001.mds"], np.uint32, 1)[0] == 0
     else:
         assert not read_tar(files["data/worker-000-00001.tar"])
 

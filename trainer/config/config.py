@@ -14,7 +14,7 @@ from pipeline.core.json_values import build
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import default_member, from_json
 from trainer.config.data import Data
-from trainer.config.optimiser import FRESH_MOMENTUM, SGD, Optimiser
+from trainer.config.optimiser import ADAPTIVE_RATE, FRESH_MOMENTUM, SGD, Optimiser
 from trainer.config.processes import HEARTBEAT_TIMEOUT_S, Processes
 from trainer.config.run_spec import RunSpec
 from trainer.coordination.cohorts import SINGLE, Cohorts

@@ -10,8 +10,10 @@ MODEL_FORMATS = {
 }
 WEBDATASET = "webdataset"
 DATASET = "dataset"
+MDS = "mds"
 SET_FORMATS = {
     WEBDATASET: "a folder of .tar files with an image and its class per sample, for WebDataset",
+    MDS: "a folder for MosaicML streaming: .mds files and an index for each worker",
     DATASET: "a folder for the Hugging Face Hub and load_dataset: Parquet with PNG images, and a card, README.md",
 }
 FORMATS = MODEL_FORMATS | SET_FORMATS

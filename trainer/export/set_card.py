@@ -49,6 +49,17 @@ shard = load_dataset(".", "{{ worker_name }}", split="train")  # the rows of one
 
 Copies of rows have `copy` > 0; every example is there once among the rows with `copy` 0.
 {% endif %}
+{% elif kind == "mds" %}
+
+```python
+from streaming import StreamingDataset
+
+shard = StreamingDataset(local="data/{{ worker_name }}", batch_size=32)  # the rows of one worker
+print(shard[0])
+```
+
+A sample has `id`, `copy` (0 for the row itself), `image`{{ ", `label`" if shards.has_labels }}, and other columns if
+there are any.
 {% else %}
 
 ```python
@@ -80,6 +91,7 @@ def write_card(shards: Shards, kind: str) -> str:
     channels, height, width = shards.shape
     return environment.from_string(TEMPLATE).render(
         front=_front_matter(shards) if kind == DATASET else {},
+        kind=kind,
         shards=shards,
         name=shards.uri.rstrip("/").rpartition("/")[2],
         copies=f", and {copies:,} copies" if copies else "",

@@ -13,8 +13,8 @@ from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.manifest import dumps
 from trainer.data.opening import open_shards
 from trainer.data.shards import Shards
-from trainer.export import dataset, webdataset
-from trainer.export.formats import BEGUN, DATASET, WEBDATASET
+from trainer.export import dataset, mds, webdataset
+from trainer.export.formats import BEGUN, DATASET, MDS, WEBDATASET
 from trainer.export.samples import Samples, read_samples
 from trainer.export.set_card import worker_name, write_card
 from trainer.export.target import unwritable_is_usage_error
@@ -25,6 +25,7 @@ from trainer.tables.progress import TableProgress
 FILES = "data"  # the folder of the exported files
 CARD = "README.md"  # written last
 EVALUATION = "test"  # the files of evaluation rows
+INDEX = "index.json"  # of a folder
 
 
 class SetFormat(NamedTuple):
@@ -33,15 +34,19 @@ class SetFormat(NamedTuple):
     Attributes:
         suffix: of its files.
         make: (set, samples of a file) to the content of the exported file.
+        make_index: the folder of a worker's files to the content of its index; None for a format whose files lie in one
+            folder, without an index.
     """
 
     suffix: str
     make: Callable[[Shards, Samples], bytes]
+    make_index: Callable[[Place], bytes] | None = None
 
 
 FORMATS = {
     WEBDATASET: SetFormat(webdataset.SUFFIX, webdataset.make_tar),
     DATASET: SetFormat(dataset.SUFFIX, dataset.make_parquet),
+    MDS: SetFormat(mds.SUFFIX, mds.make_shard, mds.make_index),
 }
 
 
@@ -68,7 +73,8 @@ def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: 
     target = place_of(to)
     with unwritable_is_usage_error(target):
         written = _begin(target, shards, kind, overwrite=overwrite)
-    files = list(_files(shards, FORMATS[kind].suffix))
+    make_index = FORMATS[kind].make_index
+    files = list(_files(shards, FORMATS[kind].suffix, has_folders=make_index is not None))
     progress = TableProgress(quiet, "export")
     if shards.manifest.columns:
         kept_columns = ", ".join(column.name for column in shards.manifest.columns)
@@ -81,9 +87,15 @@ def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: 
             continue
         data = FORMATS[kind].make(shards, read_samples(shards, file))
         with unwritable_is_usage_error(target):
+            make((target / FILES / name).parent)
             write_whole(target / FILES / name, data)
         rows += file.rows
         progress.advance(rows, f"{rows:,} of {total:,} rows")
+    folders = {name.partition("/")[0] for name, _ in files} if make_index else set()
+    for folder in sorted(folders):
+        with unwritable_is_usage_error(target):
+            if make_index and f"{folder}/{INDEX}" not in written:
+                write_whole(target / FILES / folder / INDEX, make_index(target / FILES / folder))
     # The card comes last: a folder without one is unfinished. One that is there may have been edited.
     with unwritable_is_usage_error(target):
         if not (target / CARD).exists():
@@ -113,11 +125,18 @@ def _begin(target: Place, shards: Shards, kind: str, *, overwrite: bool) -> set[
     make(target)
     write_whole(target / BEGUN, json.dumps(identity).encode())
     make(target / FILES)
-    names = {entry.name for entry in entries(target / FILES)}
+    names = set(_names(target / FILES))
     drafts = {name for name in names if name.endswith(".tmp")}
     for name in drafts:
         (target / FILES / name).unlink(missing_ok=True)
     return names - drafts
+
+
+def _names(folder: Place) -> Iterator[str]:
+    """Yield the names of the files in a folder and in its folders."""
+    for entry in entries(folder):
+        inside = entries(folder / entry.name) if entry.is_dir else []
+        yield from [f"{entry.name}/{each.name}" for each in inside] if entry.is_dir else [entry.name]
 
 
 def _read_begun(target: Place) -> dict[str, str] | None:
@@ -129,10 +148,13 @@ def _read_begun(target: Place) -> dict[str, str] | None:
     return values if values.keys() == {"set", "format"} and values["format"] in FORMATS else None
 
 
-def _files(shards: Shards, suffix: str) -> Iterator[tuple[str, ShardFile]]:
-    """Yield the name of each exported file and its shard file. The names of a worker's files begin with its number."""
+def _files(shards: Shards, suffix: str, *, has_folders: bool) -> Iterator[tuple[str, ShardFile]]:
+    """Yield the name of each exported file and its shard file. The names of a worker's files begin with its number.
+
+    has_folders: whether each worker, and the evaluation rows, have a folder."""
+    middle = "/shard." if has_folders else "-"
     for worker in range(shards.num_workers):
         for number, file in enumerate(shards.worker_files(worker)):
-            yield f"{worker_name(worker)}-{number:05d}{suffix}", file
+            yield f"{worker_name(worker)}{middle}{number:05d}{suffix}", file
     for number, file in enumerate(shards.eval_files()):
-        yield f"{EVALUATION}-{number:05d}{suffix}", file
+        yield f"{EVALUATION}{middle}{number:05d}{suffix}", file
