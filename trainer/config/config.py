@@ -13,7 +13,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.json_values import build
 from pipeline.core.shardset.ratios import Ratios, largest_remainder
 from pipeline.core.specs import default_member, from_json
-from trainer.config.data import Data
+from trainer.config.data import CROP_FLIP, Data
 from trainer.config.optimiser import ADAPTIVE_RATE, FRESH_MOMENTUM, SGD, Optimiser
 from trainer.config.processes import HEARTBEAT_TIMEOUT_S, Processes
 from trainer.config.run_spec import RunSpec
@@ -94,6 +94,11 @@ class Config:
             )
         if self.optimiser.optimiser != SGD:
             self._check_optimiser()
+        if self.run.evaluation_mode == "paper" and self.data.augmentation != CROP_FLIP:
+            raise UsageError(
+                f"--evaluation-mode paper crops and flips evaluation images, which --augmentation {self.data.augmentation}"
+                " does not: leave out one of them"
+            )
         # The table is merged like BatchNorm's statistics, of which the last worker's would replace all others'.
         if self.table_sampler and self.optimiser.batch_norm == "last":
             name = f"--sampling {self.sampler.name}" if self.sampler.name != ShuffleSampler.name else "--repartition"

@@ -8,12 +8,14 @@ from typing import Literal
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import option
 from trainer.gossip.options import GossipOptions
+from trainer.models.own import is_reference
 from trainer.sampling import SAMPLERS
 from trainer.sampling.mixture import is_mix, parse_mix
 from trainer.sampling.repartition import RepartitionOptions
 from trainer.sampling.shuffle import ShuffleSampler
 
 SEPARATOR = "\n"  # of several paths in the place of a set's URI: no path has it
+CROP_FLIP = "crop-flip"
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,16 @@ class Data(RepartitionOptions, GossipOptions):
         may_change=True,
         advanced=True,
     )
-    augment: bool = option(True, "crop and flip training images at random", advanced=True)
+    augment: bool = option(True, "augment training images at random", advanced=True)
+    augmentation: str = option(
+        CROP_FLIP,
+        "augmentation of training images: crop-flip, or module:function, which is called with the images of a mini-batch"
+        " and a torch.Generator, and returns images",
+        metavar="NAME",
+        check=lambda name: name == CROP_FLIP or is_reference(name),
+        expected=f"{CROP_FLIP} or module:function",
+        advanced=True,
+    )
     follow: bool = option(
         False,
         "after each pass over a worker's rows, include the rows that a stream has appended since",
@@ -75,6 +86,11 @@ class Data(RepartitionOptions, GossipOptions):
             raise UsageError(
                 f"--follow needs passes over all rows in random order, which --sampling {self.sampling} does not make;"
                 " leave out one of them"
+            )
+        # Each of these options changes which rows or images a worker draws, and excludes others that do.
+        if self.augmentation != CROP_FLIP and not self.augment:
+            raise UsageError(
+                f"--no-augment leaves no images for --augmentation {self.augmentation}: leave out one of them"
             )
         if self.mix:
             self._check_mix()

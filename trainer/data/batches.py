@@ -20,6 +20,7 @@ from trainer.data.gossip import GossipSampler
 from trainer.data.holdout import trained_places
 from trainer.data.loading import load_eval
 from trainer.data.mixture import sources_of
+from trainer.data.own_augmentation import Augmentation, own_augmentation
 from trainer.data.repartition import partition_sampler
 from trainer.data.rows import Rows
 from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler, ValidationRows
@@ -49,16 +50,22 @@ class MiniBatch(NamedTuple):
     read_s: float
 
 
-def make_batch(draw: Draw, mean: Floats, rng: np.random.Generator | None = None) -> Batch:
+def make_batch(
+    draw: Draw, mean: Floats, rng: np.random.Generator | None = None, own: Augmentation | None = None
+) -> Batch:
     """Return the tensors of drawn rows.
 
     Args:
         draw: the rows.
         mean: float32 [C], in 0..255.
-        rng: decides on random crops and flips; None makes none. Real-valued features are never augmented.
+        rng: decides on random changes of images; None makes none. Real-valued features are not cropped and flipped.
+        own: an augmentation of the user's own, before the normalisation (default: crops and flips after it).
     """
-    images = normalise(draw.rows.images_NCHW[draw.places], mean)
-    if rng is not None and draw.rows.images_NCHW.dtype == np.uint8:
+    raw = draw.rows.images_NCHW[draw.places]
+    if own is not None and rng is not None:
+        raw = own(raw, rng)
+    images = normalise(raw, mean)
+    if own is None and rng is not None and raw.dtype == np.uint8:
         images = augment(images, rng)
     return Batch(torch.from_numpy(images), torch.from_numpy(draw.rows.labels[draw.places]))
 
@@ -71,22 +78,33 @@ class Batches:
         mean: float32 [C], in 0..255.
         seed: of the run.
         worker: number of the worker.
-        augment: whether to crop and flip images at random.
+        augment: whether to augment images at random.
+        own: see ``make_batch``.
     """
 
-    def __init__(self, sampler: RowSampler, mean: Floats, *, seed: int, worker: int, augment: bool) -> None:
+    def __init__(
+        self,
+        sampler: RowSampler,
+        mean: Floats,
+        *,
+        seed: int,
+        worker: int,
+        augment: bool,
+        own: Augmentation | None = None,
+    ) -> None:
         self.sampler = sampler
         self.mean = mean
         self.seed = seed
         self.worker = worker
         self.augment = augment
+        self.own = own
 
     def make(self, clock: int, table: Floats | None = None) -> MiniBatch:
         """Return the mini-batch at a clock, the number of the worker's step. table: see RowSampler."""
         start = time.perf_counter()
         draw = self.sampler.draw(clock, table)
         rng = generator(self.seed, Purpose.AUGMENTATION, self.worker, clock) if self.augment else None
-        return MiniBatch(make_batch(draw, self.mean, rng), draw, time.perf_counter() - start)
+        return MiniBatch(make_batch(draw, self.mean, rng, self.own), draw, time.perf_counter() - start)
 
     @property
     def gossip(self) -> GossipSampler | None:
@@ -112,7 +130,8 @@ def build_batches(
         follow: passes over rows that grow; None for fixed rows.
     """
     sampler = build_sampler(config, shards, rows, worker, num_workers, follow=follow)
-    return Batches(sampler, shards.mean, seed=config.run.seed, worker=worker, augment=config.data.augment)
+    own = own_augmentation(config)
+    return Batches(sampler, shards.mean, seed=config.run.seed, worker=worker, augment=config.data.augment, own=own)
 
 
 def build_sampler(

@@ -14,6 +14,7 @@ from trainer.data.augment import Floats
 from trainer.data.batches import Batches
 from trainer.data.cohort_passes import present_passes
 from trainer.data.loading import load_worker
+from trainer.data.own_augmentation import own_augmentation
 from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw
 from trainer.data.shards import Shards
@@ -68,6 +69,7 @@ def build_cohort_batches(
             seed=config.run.seed,
             worker=passes.worker,
             augment=config.data.augment,
+            own=own_augmentation(config),
         )
         for passes, own_numbers, own_rows in zip(needed, numbers, rows, strict=True)
     ]

@@ -17,6 +17,7 @@ from trainer.data.example_table import check_table
 from trainer.data.gossip import check_gossip
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.network import build_network
+from trainer.data.own_augmentation import check_augmentation
 from trainer.data.pinned import open_pinned
 from trainer.data.repartition import partition_plan
 from trainer.data.shards import Shards
@@ -54,6 +55,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     num_workers = config.num_workers(shards.num_workers)
     check_normalisation(config, network, shards, num_workers)
     check_evaluation(config, shards)
+    check_augmentation(config, shards)
     check_sampler(config, shards, shards.num_workers, targets=network.targets)
     flat = FlatModel(network.model)
     sizes = (num_workers, shards.rows, flat.num_parameters, flat.num_buffers)

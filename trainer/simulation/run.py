@@ -17,6 +17,7 @@ from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.data.network import build_network
+from trainer.data.own_augmentation import check_augmentation
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
@@ -127,6 +128,7 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     network = build_network(config, shards)
     check_normalisation(config, network, shards, num_workers)
     check_evaluation(config, shards)
+    check_augmentation(config, shards)
     check_sampler(config, shards, num_workers, targets=network.targets)
     return record
 
