@@ -43,8 +43,9 @@ def test_a_process_may_open_as_many_files_as_its_host_allows(tmp_path: Path) -> 
 
 
 def test_the_count_of_open_files_is_that_of_the_busiest_process() -> None:
-    assert needed(all_roles(1, 490), 1, 490) == SPARE + 3 * 492 + 1  # the supervisor
-    assert needed(parse_roles("server:0"), 2, 490) == SPARE + 3 * 490 + 2
+    assert needed(all_roles(1, 490), 1, 490) == SPARE + 4 * 490 + 1
+    assert needed(all_roles(1, 1), 1, 1) == SPARE + 3 * 3 + 1  # the supervisor
+    assert needed(parse_roles("server:0"), 2, 490) == SPARE + 4 * 490 + 2
     assert needed(parse_roles("worker:0-9"), 2, 490) == SPARE + 3 * 10 + 2
 
 
@@ -70,7 +71,7 @@ def test_a_run_that_cannot_fit_is_refused_in_a_line_before_the_start(tmp_path: P
     run = Training(shards, tmp_path / "run", "--steps", 1, "--model", "logistic", inside=inside)
     assert run.wait() == 2, run.said()
     assert run.said().count("\n") == 1
-    assert "60 workers need 251 open files in one process, and this host allows 200" in run.said()
+    assert "60 workers need 305 open files in one process, and this host allows 200" in run.said()
     assert not run.output.exists()
 
 

@@ -10,7 +10,7 @@ from pipeline.core.errors import UsageError
 from trainer.options import Role
 
 SPARE = 64  # other open files of a process: libraries, logs, checkpoints
-FILES_PER_WORKER = 3  # in a server: socket, heartbeats' socket (server 0 only), shared memory
+FILES_PER_WORKER = 4  # in a server: socket, heartbeats' socket (server 0 only), shared memory, pipe
 FILES_PER_CHILD = 3  # in the supervisor: its lifeline, and two pipes of the fork server
 
 

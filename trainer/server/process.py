@@ -52,9 +52,12 @@ from trainer.transport.messages import (
     pack,
     pack_json,
     unpack,
+    unpack_at,
     unpack_json,
     unpack_report,
+    unpack_report_at,
 )
+from trainer.transport.pipes import MessagePipe
 from trainer.transport.sockets import connect, offer, serve
 from trainer.transport.status import RunStatus
 from trainer.watchdog import kick
@@ -94,8 +97,10 @@ class Server:
         self.socket = serve(self.context, endpoint.address, endpoint.secret, body_bytes, endpoint.listener)
         self.to_leader = connect(self.context, endpoint.addresses[0], endpoint.secret) if index else None
         self.background = Background()
+        # A pipe could overtake the examples, which must arrive before the parameters that are computed with them.
+        self.pipe = None if config.data.gossip else MessagePipe()
         self.slice_server = SliceServer(
-            config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote
+            config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote, self.pipe
         )
         self._unsent_receipts: list[WriteReceipt] = []  # for server 0, in order
         self._packed = EMPTY, pack_examples(EMPTY)  # the newest examples of a pool, and the body with them
@@ -131,6 +136,8 @@ class Server:
         for socket in sockets:
             poller.register(socket, zmq.POLLIN)
         poller.register(self.background, zmq.POLLIN)
+        if self.pipe:
+            poller.register(self.pipe, zmq.POLLIN)
         # With a single server there is no follower whose hello would start the run.
         if self.leader:
             self.leader.begin_generation()
@@ -140,6 +147,8 @@ class Server:
             for ready, _ in poller.poll(int(TICK_S * 1000)):
                 if isinstance(ready, zmq.Socket):
                     self._drain(ready)
+                elif self.pipe and ready == self.pipe.fileno():
+                    self._empty(self.pipe)
                 else:
                     self.background.collect()
             # By the clock, because under load ``poll`` returns at once and there would be a tick per message.
@@ -228,8 +237,31 @@ class Server:
             try:
                 self._receive([frame.buffer for frame in frames], from_leader=socket is self.to_leader)
             except MalformedMessageError as error:
-                self.malformed += 1
-                logger.warning(f"dropped a malformed message: {error}")
+                self._drop(error)
+
+    def _empty(self, pipe: MessagePipe) -> None:
+        """Handle all pushes in the pipe. After a malformed one nobody can tell where the next one begins.
+
+        All workers must then join again, because their pushes may be in the rest."""
+        data = pipe.read()
+        at = 0
+        try:
+            while at < len(data):
+                message, at = unpack_at(data, at)
+                report, at = unpack_report_at(data, at)
+                if not isinstance(message, Push):
+                    raise MalformedMessageError(f"{type(message).__name__} in a pipe")
+                # A worker that is no peer any more was told so by its socket.
+                if peer := self.slice_server.peers.get(message.worker):
+                    self._push(peer.identity, message, report, memoryview(b""))
+        except MalformedMessageError as error:
+            self._drop(error)
+            for worker, peer in self.slice_server.peers.items():
+                self.send(peer.identity, Rejoin(worker, peer.session), None)
+
+    def _drop(self, error: MalformedMessageError) -> None:
+        self.malformed += 1
+        logger.warning(f"dropped a malformed message: {error}")
 
     def _receive(self, frames: Frames, *, from_leader: bool) -> None:
         """Parse one message and pass it on. Raises MalformedMessageError.
@@ -269,9 +301,7 @@ class Server:
                     receipt = JoinReceipt(self.index, self.slice_server.generation, message.worker, message.session)
                     self._tell_leader(receipt)
             case Push():
-                report = unpack_report(first)
-                if self.slice_server.push(identity, message, last):
-                    self._hold(identity, message, report, now)
+                self._push(identity, message, unpack_report(first), last)
             case _ if self.leader:
                 self._lead(self.leader, identity, message, first, now)
             case _:
@@ -288,18 +318,25 @@ class Server:
             self.send(identity, Refusal(getattr(message, "session", 0)), self.agreement.refusal())
         return False
 
-    def _hold(self, identity: bytes, message: Push, report: StepMeasurements, now: float) -> None:
-        """Report a gradient that this server has stored: to the leader here, or to server 0 in a receipt.
+    def _push(self, identity: bytes, message: Push, report: StepMeasurements, gradient: memoryview) -> None:
+        """Store a gradient, and report it: to the leader here, or to server 0 in a receipt.
 
-        If the leader did not expect the gradient, the worker is told to join again.
+        If the leader did not expect the gradient, the worker is told to join again. Raises MalformedMessageError.
 
-        report: the worker's measurements of its step, which only the leader uses."""
+        Args:
+            identity: the worker's connection.
+            message: the head.
+            report: the worker's measurements of its step, which only the leader uses.
+            gradient: the second body.
+        """
+        if not self.slice_server.push(identity, message, gradient):
+            return
         worker = message.worker
         session = message.session
         if not self.leader:
             generation = self.slice_server.generation
             self._tell_leader(GradientReceipt(self.index, generation, worker, session, message.clock))
-        elif not self.leader.pushed(0, worker, session, message.clock, now, report):
+        elif not self.leader.pushed(0, worker, session, message.clock, time.monotonic(), report):
             self.send(identity, Rejoin(worker, session), None)
 
     def _lead(self, leader: Leader, identity: bytes, message: Message, body: memoryview, now: float) -> None:

@@ -29,8 +29,11 @@ from trainer.transport.messages import (
     Push,
     Rejoin,
     Stop,
+    pack,
+    pack_json,
     unpack_json,
 )
+from trainer.transport.pipes import MessagePipe, PipeWriter, open_pipe, pipe_key
 from trainer.transport.shared_memory import SharedVectors, open_memory
 
 Send = Callable[[bytes, Message, "bytes | None"], None]
@@ -48,12 +51,16 @@ class Peer:
         identity: of its connection.
         session: number of its session, which grows with every join of the worker.
         memory: the vectors that it shares with this host, or None.
+        answers: its pipe for answers of this server, or None.
+        has_handle: whether it was sent the handle of this server's pipe, for its pushes.
         pushed: clock and this server's part of its gradient that no order has used yet, or None.
     """
 
     identity: bytes
     session: int
     memory: SharedVectors | None
+    answers: PipeWriter | None
+    has_handle: bool = False
     pushed: tuple[int, npt.NDArray[np.float32]] | None = None
 
 
@@ -67,6 +74,7 @@ class SliceServer:
         send: send(identity, message, body) answers a peer.
         work: writes checkpoints in the background.
         wrote: called in the caller's thread with the result of every slice.
+        pipe: where workers of this host leave their pushes; None to use sockets for all messages.
     """
 
     def __init__(
@@ -78,6 +86,7 @@ class SliceServer:
         send: Send,
         work: CallQueue | None = None,
         wrote: Wrote = lambda generation, sequence, outcome: None,
+        pipe: MessagePipe | None = None,
     ) -> None:
         self.config = config
         self.facts = facts
@@ -86,6 +95,7 @@ class SliceServer:
         self.send = send
         self.work = work or AtOnce()
         self.wrote = wrote
+        self._pipe_handle = pack_json(pipe.handle()) if pipe else None
         self.stages = config.stage_configs()
         self.stage = 0
         self.begin, self.end = slice_bounds(facts.elements, config.processes.servers)[index]
@@ -134,8 +144,11 @@ class SliceServer:
             return None
         handle = unpack_json(body)
         memory = open_memory(handle, self.facts.elements) if "pid" in handle else None
+        answers = handle.get(pipe_key(self.index)) if memory and self._pipe_handle else None
+        writer = open_pipe(answers) if answers is not None else None
         # A gradient of the earlier session stays: if all servers have it, an order that uses it may be under way.
-        self.peers[worker] = Peer(identity, message.session, memory, peer.pushed if peer else None)
+        pushed = peer.pushed if peer else None
+        self.peers[worker] = Peer(identity, message.session, memory, writer, pushed=pushed)
         return None
 
     def push(self, identity: bytes, message: Push, body: memoryview) -> bool:
@@ -210,14 +223,17 @@ class SliceServer:
 
     def _send_parameters(self, peer: Peer, reply: Reply, version: int) -> None:
         """Send the parameters of a worker's next step: through shared memory if there is any, else in the message."""
-        body = None
-        if peer.memory:
-            np.copyto(peer.memory.pulled[self.begin : self.end], self.slice.values)
-        else:
-            body = self._serialised(version)
-        in_memory = peer.memory is not None
-        message = Parameters(reply.worker, reply.session, self.generation, reply.clock, version, in_memory)
-        self.send(peer.identity, message, body)
+        place = reply.worker, reply.session, self.generation, reply.clock, version
+        if not peer.memory:
+            return self.send(peer.identity, Parameters(*place, in_memory=False), self._serialised(version))
+        np.copyto(peer.memory.pulled[self.begin : self.end], self.slice.values)
+        message = Parameters(*place, in_memory=True)
+        if not peer.has_handle:
+            peer.has_handle = True
+            return self.send(peer.identity, message, self._pipe_handle)
+        if not (peer.answers and peer.answers.offer(pack(message))):
+            self.send(peer.identity, message, None)
+        return None
 
     def _serialised(self, version: int) -> bytes:
         """Return the slice as bytes. They are computed once per version, for all workers that get them."""

@@ -167,7 +167,8 @@ class Parameters(NamedTuple):
     Attributes:
         clock: number of the step.
         version: of the parameters.
-        in_memory: whether they are in the memory that worker and server share; the body is empty then.
+        in_memory: whether they are in the memory that worker and server share; the body is empty then, or the handle of
+            the server's pipe.
     """
 
     worker: int
@@ -559,20 +560,24 @@ def pack(message: Message) -> bytes:
 
 def unpack(head: bytes | memoryview) -> Message:
     """Parse the head of a message. No field is negative. Raises MalformedMessageError."""
-    if len(head) < 4 or bytes(head[:3]) != MAGIC:
-        raise MalformedMessageError(f"a head of {len(head)} bytes")
-    code = head[3]
-    if code >= len(KINDS):
-        raise MalformedMessageError(f"kind {code}")
-    kind = KINDS[code]
-    if len(head) != _HEADS[code].size:
-        raise MalformedMessageError(f"a head of {len(head)} bytes for {kind.__name__}")
-    _, _, *values = _HEADS[code].unpack(head)
-    message = kind(*values)
-    # Numbers, sessions and generations count up from 0, so that receivers need to check upper bounds only.
-    if min(values, default=0) < 0:
-        raise MalformedMessageError(str(message))
+    message, end = unpack_at(head, 0)
+    if end != len(head):
+        raise MalformedMessageError(f"a head of {len(head)} bytes for {type(message).__name__}")
     return message
+
+
+def unpack_at(data: bytes | memoryview, at: int) -> tuple[Message, int]:
+    """Parse the head that begins at a byte, and return it with its end. Raises MalformedMessageError."""
+    try:
+        code = data[at + 3]
+        head = _HEADS[code]
+        magic, _, *values = head.unpack_from(data, at)
+    except (IndexError, struct.error):
+        raise MalformedMessageError(f"a head of {len(data) - at} bytes") from None
+    # Numbers, sessions and generations count up from 0, so that receivers need to check upper bounds only.
+    if magic != MAGIC or (values and min(values) < 0):
+        raise MalformedMessageError(f"a head {bytes(data[at : at + head.size]).hex()}")
+    return KINDS[code]._make(values), at + head.size
 
 
 def num_frames(message: Message) -> int:
@@ -597,13 +602,13 @@ def pack_report(report: StepMeasurements) -> bytes:
 
 def unpack_report(body: bytes | memoryview) -> StepMeasurements:
     """Parse a report. Raises MalformedMessageError."""
-    report, end = _unpack_report_at(body, 0)
+    report, end = unpack_report_at(body, 0)
     if end != len(body):
         raise MalformedMessageError(f"a report of {len(body)} bytes")
     return report
 
 
-def _unpack_report_at(body: bytes | memoryview, at: int) -> tuple[StepMeasurements, int]:
+def unpack_report_at(body: bytes | memoryview, at: int) -> tuple[StepMeasurements, int]:
     """Parse the report that begins at a byte, and return it with its end. Raises MalformedMessageError."""
     begin = at + _REPORT.size
     try:
@@ -646,7 +651,7 @@ def unpack_reports(body: bytes | memoryview) -> tuple[StepMeasurements, ...]:
     at = 0
     # One after the other, because their sizes differ.
     while at < len(body):
-        report, at = _unpack_report_at(body, at)
+        report, at = unpack_report_at(body, at)
         reports.append(report)
     return tuple(reports)
 
@@ -667,7 +672,7 @@ def unpack_rounds(body: bytes | memoryview, num_workers: int) -> list[Round]:
         at += 1
         reports = []
         for _ in range(num_workers):
-            report, at = _unpack_report_at(body, at)
+            report, at = unpack_report_at(body, at)
             reports.append(report)
         rounds.append(Round(snapshot, tuple(reports)))
     return rounds
@@ -692,7 +697,7 @@ def unpack_own_rounds(body: bytes | memoryview) -> list[OwnRound]:
             sent_bytes, count = _OWN_ROUND.unpack_from(body, at)
             at += _OWN_ROUND.size
             changed = struct.unpack_from(f"<{count}I", body, at)
-            report, at = _unpack_report_at(body, at + 4 * count)
+            report, at = unpack_report_at(body, at + 4 * count)
             rounds.append(OwnRound(sent_bytes, report, changed))
     except struct.error:
         raise MalformedMessageError(f"rounds of {len(body)} bytes") from None

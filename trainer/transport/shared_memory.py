@@ -1,7 +1,7 @@
 """The fast path on one host: a worker's vectors in memory that it shares with the servers, without locks.
 
 The worker owns a sealed anonymous file, which a server opens through /proc. It has no name, so that nothing is left
-behind however the processes end. Messages still go through sockets, and transfer ownership of the memory: the worker
+behind however the processes end. Messages through pipes or sockets transfer ownership of the memory: the worker
 writes ``pushed`` before it pushes and touches neither vector until all servers have replied; a server writes its range
 of ``pulled`` before it replies. A worker that dies can therefore never block a server."""
 

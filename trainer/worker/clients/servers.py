@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import zmq
@@ -33,7 +34,10 @@ from trainer.transport.messages import (
     pack,
     pack_report,
     unpack,
+    unpack_at,
+    unpack_json,
 )
+from trainer.transport.pipes import MessagePipe, PipeWriter, open_pipe, pipe_key
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
 from trainer.watchdog import kick
@@ -90,6 +94,12 @@ class ServerClient:
         self.watches = [Watch(socket) for socket in self.sockets]
         for socket, address in zip(self.sockets, addresses, strict=True):
             socket.connect(address)
+        # Of each server one, because answers do not say whose they are.
+        self.pipes = [MessagePipe() for _ in addresses] if self.memory else []
+        self.writers: list[PipeWriter | None] = [None] * len(addresses)
+        self._poller = zmq.Poller()
+        for source in [*self.sockets, *(watch.monitor for watch in self.watches), *self.pipes]:
+            self._poller.register(source, zmq.POLLIN)
         self.session = 0
         self.in_memory = [False] * len(addresses)
         self._takes_part = False
@@ -109,6 +119,8 @@ class ServerClient:
             self._takes_part = False
             self._outdated.clear()
             self.in_memory = [False] * len(self.sockets)
+            # The first answer of each server brings the handle of its pipe.
+            self.writers = [None] * len(self.sockets)
             self._pool = None
             try:
                 turn = self._wait(self._send_join)
@@ -125,6 +137,9 @@ class ServerClient:
             # A server on another host cannot open the shared memory, so each server has its own transport.
             in_memory = self.in_memory[index]
             head = pack(Push(self.worker, self.session, turn.generation, turn.clock, in_memory))
+            writer = self.writers[index]
+            if in_memory and writer and writer.offer(head + measured):
+                continue
             if in_memory:
                 is_sent = offer(socket, head, measured, b"")
             else:
@@ -171,7 +186,9 @@ class ServerClient:
         self.context.destroy(linger=0)  # also closes the sockets of the monitors
 
     def _send_join(self) -> None:
-        body = self.agreement.introduction(**(self.memory.handle() if self.memory else {}))
+        handles: dict[str, Any] = self.memory.handle() if self.memory else {}
+        handles |= {pipe_key(index): pipe.handle() for index, pipe in enumerate(self.pipes)}
+        body = self.agreement.introduction(**handles)
         for socket in self.sockets:
             offer(socket, pack(Join(self.worker, self.session)), body)
 
@@ -181,9 +198,6 @@ class ServerClient:
         resend: sends the request, now and every RESEND_S seconds; None if it is sent already and must not be repeated.
         In that case MustRejoin is raised if a connection broke or the session ended, since an answer may be lost.
         Raises UsageError if this host does not belong to the run."""
-        poller = zmq.Poller()
-        for socket in [*self.sockets, *(watch.monitor for watch in self.watches)]:
-            poller.register(socket, zmq.POLLIN)
         answers: dict[int, Parameters | Stop] = {}
         due = 0.0
         while len(answers) < len(self.sockets):
@@ -191,15 +205,29 @@ class ServerClient:
             if resend and time.monotonic() >= due:
                 resend()
                 due = time.monotonic() + RESEND_S
-            ready = dict(poller.poll(200))
+            ready = dict(self._poller.poll(200))
+            for index, pipe in enumerate(self.pipes):
+                if pipe.fileno() in ready and (answer := self._read(pipe)):
+                    answers[index] = answer
             for index, socket in enumerate(self.sockets):
                 if socket in ready and (answer := self._receive(index)):
                     answers[index] = answer
             # An answer may be lost with a broken connection, and servers see the next connection as another peer.
-            connections_broken = [watch.has_broken() for watch in self.watches]
+            connections_broken = [watch.has_broken() for watch in self.watches if watch.monitor in ready]
             if not resend and (any(connections_broken) or self._outdated.is_set()):
                 raise MustRejoin
         return self._turn(list(answers.values()))
+
+    def _read(self, pipe: MessagePipe) -> Parameters | Stop | None:
+        """Return the answer to the current request in a server's pipe; None if there are only earlier ones."""
+        answer: Parameters | None = None
+        data = pipe.read()
+        at = 0
+        while at < len(data):
+            message, at = unpack_at(data, at)
+            if isinstance(message, Parameters) and message.session == self.session:
+                answer = message
+        return answer
 
     def _receive(self, index: int) -> Parameters | Stop | None:
         """Receive one message of a server. Copies parameters into ``pulled``, unless they are in shared memory.
@@ -218,6 +246,8 @@ class ServerClient:
                 self.in_memory[index] = message.in_memory
                 if not message.in_memory:
                     self._copy(index, body.buffer)
+                elif len(body):
+                    self.writers[index] = open_pipe(unpack_json(body.buffer))
                 return message
             case GossipPool(session=self.session):
                 examples = unpack_examples(body.buffer)
