@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 
 from pipeline.core.errors import DataError
 from trainer.checkpoints.slice_file import Float32s
@@ -156,7 +156,7 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
             # A start that continues a run reopens its final checkpoint before.
             has_ended=state.final,
         ),
-        rate=partial(worker_rate, config, facts),
+        rate=worker_rates(config, facts),
         num_servers=num_servers,
         start_wait_s=config.processes.start_wait_s,
         by_examples=not config.sampler.fixed_size,
@@ -205,7 +205,7 @@ def build_replica(config: Config, facts: RunFacts, values: Float32s, momentum: F
 
 def replica_rate(config: Config, facts: RunFacts, round: int) -> float:
     """Return the scheduled single-process rate in a round, which multiplies a worker's gradient of its own model."""
-    return _rate(config, facts, round / config.steps_per_epoch(facts.rows))
+    return _rates(config, facts)(round / config.steps_per_epoch(facts.rows))
 
 
 def weighted_batch(config: Config, facts: RunFacts) -> float | None:
@@ -220,13 +220,24 @@ def weighted_batch(config: Config, facts: RunFacts) -> float | None:
 
 def worker_rate(config: Config, facts: RunFacts, epoch: float) -> float:
     """Return a/n, the factor of a sum of gradients: the scheduled rate at a global epoch / the number of workers."""
-    return _rate(config, facts, epoch) / facts.num_workers
+    return worker_rates(config, facts)(epoch)
 
 
-def _rate(config: Config, facts: RunFacts, epoch: float) -> float:
-    """Return the scheduled single-process rate at a global epoch."""
+def worker_rates(config: Config, facts: RunFacts) -> Callable[[float], float]:
+    """Return ``worker_rate`` as a function of the global epoch, for a caller that asks for every update."""
+    rate = _rates(config, facts)
+    return lambda epoch: rate(epoch) / facts.num_workers
+
+
+def _rates(config: Config, facts: RunFacts) -> Callable[[float], float]:
+    """Return the function from a global epoch to the scheduled single-process rate."""
     steps = config.steps_per_epoch(facts.rows)
     epochs = config.total_epochs(facts.rows)
     optimiser = config.optimiser
-    mini_batches = config.cohorts.present.mini_batches(epoch, steps)
-    return learning_rate(optimiser.recipe, config.learning_rate, epoch, mini_batches, epochs, optimiser.drops)
+    cohort = config.cohorts.present
+
+    def rate(epoch: float) -> float:
+        mini_batches = cohort.mini_batches(epoch, steps)
+        return learning_rate(optimiser.recipe, config.learning_rate, epoch, mini_batches, epochs, optimiser.drops)
+
+    return rate

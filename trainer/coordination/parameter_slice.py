@@ -119,14 +119,16 @@ class ParameterSlice:
 
     def _step(self, span: slice, update: Vector) -> None:
         """Apply an update to a span of the parameters, as Momentum says. The look-ahead rule overwrites ``update``."""
-        self.momentum[span] *= self.rule.decay
-        self.momentum[span] += update
+        momentum = self.momentum[span]
+        values = self.values[span]
+        momentum *= self.rule.decay
+        momentum += update
         if not self.rule.at_once:
-            self.values[span] -= self.momentum[span]
+            values -= momentum
         else:
             update *= self.rule.at_once
-            update += self.momentum[span] * self.rule.share
-            self.values[span] -= update
+            update += momentum * self.rule.share
+            values -= update
 
     def _spans(self) -> Iterator[slice]:
         return _chunks(self.num_parameters)
