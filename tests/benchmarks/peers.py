@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, MutableSequence, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +172,53 @@ def memory_worker(
         counts[worker] += 1
 
 
+def pipe_server(
+    begin: int, end: int, vectors: Sequence[Any], pushes: Sequence[Connection], answers: Sequence[Connection]
+) -> None:
+    """Add up gradients in memory, with a pipe to and from each worker: the trainer's way without its protocol.
+
+    vectors: by worker, the pushed vector and the pulled one."""
+    part = _zeros(end - begin, len(vectors))
+    halves = [np.frombuffer(both, np.float32).reshape(2, -1)[:, begin:end] for both in vectors]
+    workers = {connection.fileno(): worker for worker, connection in enumerate(pushes)}
+    poller = select.poll()
+    for descriptor in workers:
+        poller.register(descriptor, select.POLLIN)
+    header = bytes(HEADER_BYTES)
+    while True:
+        for descriptor, _ in poller.poll():
+            os.read(descriptor, HEADER_BYTES)
+            worker = workers[descriptor]
+            part.apply([halves[worker][0]], RATE, [1.0])
+            np.copyto(halves[worker][1], part.values)
+            os.write(answers[worker].fileno(), header)
+
+
+def pipe_worker(
+    worker: int, vectors: Any, pushes: Sequence[Connection], answers: Sequence[Connection], counts: Counts
+) -> None:
+    np.frombuffer(vectors, np.float32)[: len(vectors) // 2] = GRADIENT
+    header = bytes(HEADER_BYTES)
+    while True:
+        for connection in pushes:
+            os.write(connection.fileno(), header)
+        for connection in answers:
+            os.read(connection.fileno(), HEADER_BYTES)
+        counts[worker] += 1
+
+
 ROLES: dict[str, Callable[..., None]] = {
-    role.__name__: role for role in (trainer_worker, tcp_server, tcp_worker, rpc_server, rpc_worker, memory_worker)
+    role.__name__: role
+    for role in (
+        trainer_worker,
+        tcp_server,
+        tcp_worker,
+        rpc_server,
+        rpc_worker,
+        memory_worker,
+        pipe_server,
+        pipe_worker,
+    )
 }
 
 

@@ -2,7 +2,8 @@
 
 A round trip: a worker hands its whole gradient to the servers, they update, it has the whole vector. Counted is the CPU
 time (user and system) of all servers and workers between two moments of steady work; wall time on a shared machine says
-little. Nothing is computed between round trips, so servers are as busy as they can be."""
+little, and is measured of a small model only, of which messages are all. Nothing is computed between round trips, so
+servers are as busy as they can be."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import numpy as np
 import psutil
 
 from tests.benchmarks.peers import RATE, Counts, made_up_slice
-from tests.benchmarks.ways import CLEAR, FLOOR_OF, IPC, LOCKED, MEMORY, RAW, TCP, WAYS, Case, Start
+from tests.benchmarks.ways import CLEAR, FLOOR_OF, IPC, LOCKED, MEMORY, PIPES, RAW, SMALL, TCP, WAYS, Case, Start
 from trainer.launch.processes import Child, context
 
 WARM_UP = 3  # round trips of every worker before the first moment
@@ -29,19 +30,28 @@ NUMBERS = (270_000, 853_000, 11_170_000)  # ResNet-20, ResNet-56 and, on wider i
 PEERS = ((1, 1), (4, 1), (12, 2))
 CASES = [Case(numbers, workers, servers) for numbers in NUMBERS for workers, servers in PEERS]
 QUICK = [Case(270_000, 4, 1), Case(853_000, 12, 2)]
+SMALL_CASES = [Case(30, workers, 1) for workers in (1, 2, 4)]  # a linear model
 
 
 def cpu_ms(start: Start, case: Case, seconds: float) -> float:
-    """CPU milliseconds of all processes a round trip, over at least so many seconds, two trips a worker and a tick."""
+    return trip_ms(start, case, seconds)[0]
+
+
+def trip_ms(start: Start, case: Case, seconds: float) -> tuple[float, float]:
+    """CPU milliseconds of all processes a round trip, and wall milliseconds that a worker waits for one.
+
+    seconds: of the measurement at least; it has two trips a worker and a tick."""
     counts: Counts = context().RawArray("Q", case.workers)
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         children = start(case, Path(scratch), counts)
         try:
             _wait(children, lambda: min(counts) >= WARM_UP)
-            end, trips, spent = time.monotonic() + seconds, sum(counts), _cpu_s(children)
-            enough = trips + 2 * case.workers
+            began, trips, spent = time.monotonic(), sum(counts), _cpu_s(children)
+            end, enough = began + seconds, trips + 2 * case.workers
             _wait(children, lambda: time.monotonic() >= end and sum(counts) >= enough and _cpu_s(children) > spent)
-            return 1000 * (_cpu_s(children) - spent) / (sum(counts) - trips)
+            count = sum(counts) - trips
+            wall_s = time.monotonic() - began
+            return 1000 * (_cpu_s(children) - spent) / count, 1000 * wall_s * case.workers / count
         finally:
             for child in children:
                 child.kill()
@@ -72,7 +82,7 @@ class Limits:
 
     def of(self, way: str) -> float:
         """Through a socket every number is copied in and out of the kernel, both ways; in memory it is copied once."""
-        copies = 1 if way in (MEMORY, LOCKED) else 4
+        copies = 1 if way in (MEMORY, LOCKED, PIPES) else 4
         return self.update_ms + copies * self.copy_ms
 
 
@@ -128,6 +138,19 @@ def run(cases: Sequence[Case], repeat: int, seconds: float) -> None:
         f" {CLEAR} goes the same way with --encryption off"
     )
     print(f"  worst of {MEMORY} over {LOCKED}: {worst[MEMORY]:.2f} (goal <= {MEMORY_GOAL:g})")
+    _run_small(repeat, seconds)
+
+
+def _run_small(repeat: int, seconds: float) -> None:
+    """Print the wall time of a small model's round trip; of the repeats the least, which other programs disturbed least.
+
+    The floors are processes that only exchange the messages and make the update."""
+    print(f"  wall (and CPU) ms a push-pull of {SMALL_CASES[0].numbers} parameters, least of {repeat}:")
+    for case in SMALL_CASES:
+        trips = [{way: trip_ms(WAYS[way], case, seconds) for way in SMALL} for _ in range(repeat)]
+        for way in SMALL:
+            cpu, wall = (min(values) for values in zip(*(trip[way] for trip in trips), strict=True))
+            print(f"  N{case.workers} S{case.servers}  {way:<15}{wall:>7.3f} ({cpu:.3f})", flush=True)
 
 
 def _line(case: Case, way: str, results: Results, limit_ms: float) -> str:

@@ -51,6 +51,7 @@ def _trainer(
         servers=case.servers,
         steps=10**9,
         recipe="constant",
+        momentum_rule="heavy-ball",  # as all ways have it
         checkpoint_every_s=1e9,
         same_host="memory" if use_memory else "socket",
     )
@@ -135,8 +136,31 @@ def start_memory_floor(case: Case, folder: Path, counts: Counts) -> list[Child]:
     ]
 
 
+def start_pipes(case: Case, folder: Path, counts: Counts) -> list[Child]:
+    vectors = [context().RawArray("f", 2 * case.numbers) for _ in range(case.workers)]
+    servers, pushes, answers = [], [], []
+    for index, (begin, end) in enumerate(slice_bounds(case.numbers, case.servers)):
+        pushes.append([context().Pipe(duplex=False) for _ in vectors])
+        answers.append([context().Pipe(duplex=False) for _ in vectors])
+        ends = [read for read, _ in pushes[-1]], [write for _, write in answers[-1]]
+        servers.append(_child(folder, f"server-{index}", "pipe_server", begin, end, vectors, *ends))
+    return servers + [
+        _child(
+            folder,
+            f"worker-{worker}",
+            "pipe_worker",
+            worker,
+            vectors[worker],
+            [pipes[worker][1] for pipes in pushes],
+            [pipes[worker][0] for pipes in answers],
+            counts,
+        )
+        for worker in range(case.workers)
+    ]
+
+
 TCP, CLEAR, IPC, RAW, RPC = "ours, tcp", "ours, clear", "ours, ipc", "raw TCP", "torch RPC"
-MEMORY, LOCKED = "ours, memory", "memory + lock"
+MEMORY, LOCKED, PIPES = "ours, memory", "memory + lock", "memory + pipes"
 WAYS: dict[str, Start] = {
     TCP: start_tcp,
     CLEAR: start_clear_tcp,
@@ -145,5 +169,7 @@ WAYS: dict[str, Start] = {
     RPC: start_rpc,
     MEMORY: start_memory,
     LOCKED: start_memory_floor,
+    PIPES: start_pipes,
 }
-FLOOR_OF = {TCP: RAW, CLEAR: RAW, IPC: RAW, RPC: RAW, MEMORY: LOCKED}
+FLOOR_OF = {TCP: RAW, CLEAR: RAW, IPC: RAW, RPC: RAW, MEMORY: LOCKED, PIPES: LOCKED}
+SMALL = (MEMORY, IPC, PIPES, RAW)  # of which the wall time of a small model's round trip is measured
