@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_defaults
 from tests.clusters import QUICK_START
+from tests.clusters.settings import INTERPRETED
 
 # How long an example takes says how busy the machine is.
 settings.register_profile("suite", deadline=None)
@@ -39,7 +40,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    defaults: dict[str, bool | float | int | str | None] = {**spark_defaults()}
+    defaults: dict[str, bool | float | int | str | None] = {**spark_defaults(), **INTERPRETED}
     builder = SparkSession.builder.config(map=defaults).master("local[2]")
     builder = builder.config("spark.executorEnv.PYTHONPATH", str(PACKAGE.parent))
     builder = builder.config("spark.python.daemon.module", PYTHON_WORKERS)

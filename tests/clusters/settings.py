@@ -14,6 +14,9 @@ from tests.clusters.machine import HOST, current_user
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
 # The JVM of spark-submit and spark-class that only composes a command line.
 LAUNCHER_OPTIONS = " ".join(QUICK_START)
+# Spark composes and compiles Java for every new query, which takes longer than to interpret it on a test's few rows.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false"}
+COMPILED = {"spark.sql.codegen.wholeStage": "true"}  # Spark's own default, for jobs as a user submits them
 
 
 def class_archive(environ: Mapping[str, str] = os.environ) -> list[str]:

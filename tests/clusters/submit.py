@@ -17,7 +17,7 @@ from tests.clusters.artifacts import find_java, java_home, spark_home
 from tests.clusters.interpreter import executor_python
 from tests.clusters.machine import HOST
 from tests.clusters.processes import end_tree, watcher
-from tests.clusters.settings import LAUNCHER_OPTIONS, QUICK_START, class_archive
+from tests.clusters.settings import INTERPRETED, LAUNCHER_OPTIONS, QUICK_START, class_archive
 
 
 def submit_environment(
@@ -48,7 +48,7 @@ def submit_environment(
 
 def submit_conf(master: str, cores: int = 2) -> dict[str, str]:
     """The settings that these clusters ask of a job. The caller's own settings override them."""
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", **INTERPRETED}
     if master.startswith("local"):
         return quiet
     quiet["spark.executor.extraJavaOptions"] = shlex.join([*QUICK_START, *class_archive()])

@@ -15,6 +15,7 @@ from pipeline.datasets.synthetic import SampleSpec, files_of
 from tests.clusters import ROOT, S3, Hdfs, Standalone, Yarn, spark_submit
 from tests.clusters.cluster_runs import QUIET, STORE, whole
 from tests.clusters.environments import DEMO
+from tests.clusters.settings import COMPILED
 from tests.support.commands import BATCH, JOBS, in_demo, plan_batch, read_batch
 from tests.support.places import put
 
@@ -88,7 +89,7 @@ def assert_trained(output: str, *, with_evaluation: bool) -> None:
 
 def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None:
     """The sample and the run are on HDFS by its own protocol, the shards through WebHDFS."""
-    target = Target(f"{hdfs.uri}/default-flags", {"master": standalone.master_url, "env": QUIET})
+    target = Target(f"{hdfs.uri}/default-flags", {"master": standalone.master_url, "env": QUIET, "conf": COMPILED})
     sample = upload_sample(target.root)
     shards, output = f"{hdfs.web_uri}/default-flags/shards", f"{target.root}/run"
     both = ("--input", sample, "--eval-input", sample)

@@ -14,6 +14,7 @@ from pipeline.core.extras import EXTRAS
 from pipeline.entry import COMMANDS
 from tests.clusters import QUICK_START, ROOT
 from tests.clusters.environments import DEMO
+from tests.clusters.settings import COMPILED
 from tests.support.application import Ended
 
 Command = tuple[object, ...]
@@ -53,7 +54,7 @@ def in_demo(master: str, **env: str) -> dict[str, Any]:
     options = shlex.join([*shlex.split(variables["SPARK_SUBMIT_OPTS"]), *QUICK_START])
     # YARN's containers take the interpreter from these, which otherwise name the tests' own.
     names = ("spark.yarn.appMasterEnv.PYSPARK_PYTHON", "spark.executorEnv.PYSPARK_PYTHON")
-    conf = dict.fromkeys(names, str(DEMO.python)) if master == "yarn" else {}
+    conf = {**COMPILED, **(dict.fromkeys(names, str(DEMO.python)) if master == "yarn" else {})}
     return {"master": master, "env": {**variables, "SPARK_SUBMIT_OPTS": options, **env}, "conf": conf}
 
 
