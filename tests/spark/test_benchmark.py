@@ -139,7 +139,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def without_hundredth(model: Model, rows: int, length: int) -> list[Configuration]:
+def leave_out_hundredth(model: Model, rows: int, length: int) -> list[Configuration]:
     """Return the configurations with all rows and with a thousandth of them in a mini-batch."""
     configurations = configurations_of_fixed_length(model, rows, length)
     return configurations[:1] + configurations[2:]
@@ -148,7 +148,7 @@ def without_hundredth(model: Model, rows: int, length: int) -> list[Configuratio
 def run_benchmark(output: Path, flags: list[str]) -> None:
     """Run the job. What is timed is of no interest: no long warm-up."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark_run, "configurations_of_fixed_length", without_hundredth)
+        patch.setattr(benchmark_run, "configurations_of_fixed_length", leave_out_hundredth)
         patch.setattr(mllib, "WARM_UP_RUNS", 1)
         patch.setattr(measuring, "WARM_UP_MINI_BATCHES", 4)
         done = run_job("benchmark.py", "--output", output, *flags)
