@@ -76,7 +76,7 @@ def check_w(plan: TopologyPlan, num_workers: int) -> None:
 
 
 def test_weights_of_the_ring_and_graph0() -> None:
-    """SPEC 7.6's vectors, measured with MATCHA's published code."""
+    """Vectors that were measured with MATCHA's published code."""
     ring = build_plan("ring", 8, seed=0).edges(0)
     assert [weight for _, _, weight in ring] == pytest.approx([0.436130] * 8, abs=5e-7)
     assert second_eigenvalue(mixing_matrix(8, ring)) == pytest.approx(0.744521, abs=5e-7)

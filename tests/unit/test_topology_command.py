@@ -33,7 +33,7 @@ def as_object(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 
 def test_graph0_has_the_numbers_of_matcha(capsys: pytest.CaptureFixture[str]) -> None:
-    """SPEC 7.6's vectors to 4 digits; the traffic from the probabilities by hand."""
+    """Vectors of MATCHA's published code to 4 digits; the traffic from the probabilities by hand."""
     made = as_object(capsys, "graph0", "--budget", "0.5", "--parameters", "1000", "--every", "2")
     assert (made["lambda_2"], made["lambda_max"]) == pytest.approx((0.670023, 6.329977), abs=5e-7)
     assert (made["weight"], made["s"]) == pytest.approx((0.3964, 0.6440), abs=5e-5)
