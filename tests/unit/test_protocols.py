@@ -304,7 +304,7 @@ def test_downpour_pushes_after_one_step_and_then_after_every_fifth() -> None:
 
 
 def test_downpour_adds_what_each_worker_has_moved_its_copy_by() -> None:
-    """The messages of DataGossip's published program, computed by a loop: w += acc per message, without a mean or another rate."""
+    """The messages of DataGossip's published program, by a loop: w += acc per message, without a mean or another rate."""
     times = [1.0, 1.3, 0.6]
     done = run(Downpour(push_every=3), workers=3, steps=12, rate=RATE, step_time=lambda worker, clock: times[worker])
     server = START.copy()
