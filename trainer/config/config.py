@@ -117,6 +117,7 @@ class Config:
                 f"--optimiser {name} keeps its state on servers or under all-reduce, which --exchange {self.exchange.name}"
                 " lacks: leave out one of them"
             )
+        # The servers add such pushes as they are; another rule would take them for gradients.
         if self.protocol.most_local_steps() > 1:
             raise UsageError(
                 f"--protocol {self.protocol.name} pushes the steps of sgd on the workers' own copies, not gradients: leave"
