@@ -23,7 +23,6 @@ from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.transport.agreement import Agreement
-from trainer.transport.encryption import RECORD_BYTES, TAG_BYTES, Cipher
 from trainer.transport.messages import Push, pack, pack_report
 from trainer.transport.sockets import Secret
 from trainer.worker.clients.servers import ServerClient
@@ -54,81 +53,43 @@ def trainer_worker(
         counts[worker] += 1
 
 
-class Plain:
-    """How a body crosses a TCP connection: as it is."""
-
-    def send(self, connection: socket.socket, body: Any) -> None:
-        connection.sendall(memoryview(body).cast("B"))
-
-    def fill(self, connection: socket.socket, target: Any) -> bool:
-        return fill(connection, target)
-
-
-class Encrypted(Plain):
-    """How a body crosses a TCP connection: encrypted once and decrypted once, by records that stay in the cache.
-
-    With a fixed key, because nothing less could be encrypted."""
-
-    def __init__(self) -> None:
-        self.sending, self.receiving = Cipher(bytes(32)), Cipher(bytes(32))
-        self.scratch = memoryview(bytearray(RECORD_BYTES + TAG_BYTES))
-
-    def send(self, connection: socket.socket, body: Any) -> None:
-        for data in _records(body):
-            record = self.scratch[: len(data) + TAG_BYTES]
-            self.sending.encrypt_into(data, record)
-            connection.sendall(record)
-
-    def fill(self, connection: socket.socket, target: Any) -> bool:
-        for data in _records(target):
-            record = self.scratch[: len(data) + TAG_BYTES]
-            if not fill(connection, record):
-                return False
-            self.receiving.decrypt_into(record, data)
-        return True
-
-
-def _records(body: Any) -> list[memoryview]:
-    view = memoryview(body).cast("B")
-    return [view[begin : begin + RECORD_BYTES] for begin in range(0, len(view), RECORD_BYTES)]
-
-
-def tcp_server(listener: socket.socket, numbers: int, num_workers: int, encrypts: bool = False) -> None:
+def tcp_server(listener: socket.socket, numbers: int, num_workers: int) -> None:
     """One thread a connection: a single loop that blocks in a send could wait for a worker that waits for it."""
     part, lock = _zeros(numbers, num_workers), threading.Lock()
     for _ in range(num_workers):
         connection, _ = listener.accept()
-        threading.Thread(target=exchange, args=(connection, part, lock, encrypts), daemon=True).start()
+        threading.Thread(target=exchange, args=(connection, part, lock), daemon=True).start()
     threading.Event().wait()
 
 
-def exchange(connection: socket.socket, part: ParameterSlice, lock: threading.Lock, encrypts: bool) -> None:
-    bodies = Encrypted() if encrypts else Plain()
+def exchange(connection: socket.socket, part: ParameterSlice, lock: threading.Lock) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     header, pushed = bytearray(HEADER_BYTES), np.empty_like(part.values)
-    while fill(connection, header) and bodies.fill(connection, pushed):
+    while fill(connection, header) and fill(connection, pushed):
         with lock:  # the values leave from where they lie: a floor spares itself the copy
             part.apply([pushed], RATE, [1.0])
-            connection.sendall(header, socket.MSG_MORE)
-            bodies.send(connection, part.values)
+            send(connection, header, part.values)
 
 
-def tcp_worker(worker: int, numbers: int, ports: Sequence[int], counts: Counts, encrypts: bool = False) -> None:
+def tcp_worker(worker: int, numbers: int, ports: Sequence[int], counts: Counts) -> None:
     connections = [socket.create_connection(("127.0.0.1", port)) for port in ports]
     for connection in connections:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    bodies = [Encrypted() if encrypts else Plain() for _ in ports]
     bounds = slice_bounds(numbers, len(ports))
     header = bytearray(HEADER_BYTES)
     pushed, pulled = np.full(numbers, GRADIENT, np.float32), np.empty(numbers, np.float32)
     while True:
-        for connection, body, (begin, end) in zip(connections, bodies, bounds, strict=True):
-            connection.sendall(header, socket.MSG_MORE)
-            body.send(connection, pushed[begin:end])
-        for connection, body, (begin, end) in zip(connections, bodies, bounds, strict=True):
+        for connection, (begin, end) in zip(connections, bounds, strict=True):
+            send(connection, header, pushed[begin:end])
+        for connection, (begin, end) in zip(connections, bounds, strict=True):
             fill(connection, header)
-            body.fill(connection, pulled[begin:end])
+            fill(connection, pulled[begin:end])
         counts[worker] += 1
+
+
+def send(connection: socket.socket, header: bytearray, body: Any) -> None:
+    connection.sendall(header, socket.MSG_MORE)
+    connection.sendall(memoryview(body).cast("B"))
 
 
 def fill(connection: socket.socket, target: Any) -> bool:

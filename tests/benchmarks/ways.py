@@ -103,21 +103,14 @@ def start_memory(case: Case, folder: Path, counts: Counts) -> list[Child]:
     return _trainer(case, folder, counts, local_addresses(folder.name, case.servers), use_memory=True)
 
 
-def start_encrypted_raw_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
-    """Test raw TCP with one encryption and one decryption of every body."""
-    return start_raw_tcp(case, folder, counts, encrypts=True)
-
-
-def start_raw_tcp(case: Case, folder: Path, counts: Counts, *, encrypts: bool = False) -> list[Child]:
+def start_raw_tcp(case: Case, folder: Path, counts: Counts) -> list[Child]:
     children, ports = [], []
     for index, (begin, end) in enumerate(slice_bounds(case.numbers, case.servers)):
         with socket.create_server(("127.0.0.1", 0), backlog=case.workers) as listener:
             ports.append(listener.getsockname()[1])
-            children.append(
-                _child(folder, f"server-{index}", "tcp_server", listener, end - begin, case.workers, encrypts)
-            )
+            children.append(_child(folder, f"server-{index}", "tcp_server", listener, end - begin, case.workers))
     return children + [
-        _child(folder, f"worker-{index}", "tcp_worker", index, case.numbers, ports, counts, encrypts)
+        _child(folder, f"worker-{index}", "tcp_worker", index, case.numbers, ports, counts)
         for index in range(case.workers)
     ]
 
@@ -166,19 +159,17 @@ def start_pipes(case: Case, folder: Path, counts: Counts) -> list[Child]:
     ]
 
 
-TCP, CLEAR, IPC, RPC = "ours, tcp", "ours, clear", "ours, ipc", "torch RPC"
-RAW, RAW_AES = "raw TCP", "raw TCP + AES"
+TCP, CLEAR, IPC, RAW, RPC = "ours, tcp", "ours, clear", "ours, ipc", "raw TCP", "torch RPC"
 MEMORY, LOCKED, PIPES = "ours, memory", "memory + lock", "memory + pipes"
 WAYS: dict[str, Start] = {
     TCP: start_tcp,
     CLEAR: start_clear_tcp,
     IPC: start_ipc,
     RAW: start_raw_tcp,
-    RAW_AES: start_encrypted_raw_tcp,
     RPC: start_rpc,
     MEMORY: start_memory,
     LOCKED: start_memory_floor,
     PIPES: start_pipes,
 }
-FLOOR_OF = {TCP: RAW_AES, RAW_AES: RAW, CLEAR: RAW, IPC: RAW, RPC: RAW, MEMORY: LOCKED, PIPES: LOCKED}
+FLOOR_OF = {TCP: RAW, CLEAR: RAW, IPC: RAW, RPC: RAW, MEMORY: LOCKED, PIPES: LOCKED}
 SMALL = (MEMORY, IPC, PIPES, RAW)  # of which the wall time of a small model's round trip is measured

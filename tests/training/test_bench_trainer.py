@@ -51,8 +51,7 @@ def test_raw_tcp_answers_with_the_parameters_of_torchs_optimiser() -> None:
     header, pulled = bytearray(bench_peers.HEADER_BYTES), np.empty(numbers, np.float32)
     for seed in range(pushes):
         parameter.grad = torch.randn(numbers, generator=torch.Generator().manual_seed(seed))
-        ours.sendall(header)
-        bench_peers.Plain().send(ours, parameter.grad.numpy())
+        bench_peers.send(ours, header, parameter.grad.numpy())
         assert bench_peers.fill(ours, header)
         assert bench_peers.fill(ours, pulled)
         optimiser.step()
