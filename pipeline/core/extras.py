@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from pipeline.core.errors import UsageError
 
-TRAINER = ("torch", "zmq", "cryptography", "safetensors", "networkx")
+TRAINER = ("torch", "zmq", "safetensors", "networkx")
 # The modules that each extra of pyproject.toml brings, by which their absence shows.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "trainer": TRAINER,

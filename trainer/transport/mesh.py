@@ -21,7 +21,7 @@ from pipeline.core.errors import UsageError
 from trainer.transport.addresses import PRIVATE, bracketed, interface_towards
 from trainer.transport.messages import MalformedMessageError, Message, num_frames, pack, unpack
 from trainer.transport.shared_memory import SharedVectors, WorkerMemory, open_memory
-from trainer.transport.sockets import Secret, Watch, dealer, offer, progress, serve
+from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 
 Vector = npt.NDArray[np.float32]
 Body = bytes | memoryview
@@ -151,9 +151,6 @@ class Mesh:
 
     def receive(self) -> Iterator[tuple[Message, tuple[Body, ...]]]:
         """Yield the messages that have arrived. Raises MalformedMessageError."""
-        # Nothing else is received from these sockets.
-        for _, socket, _ in self._sockets.values():
-            progress(socket)
         while True:
             try:
                 frames = self.inbox.recv_multipart(zmq.NOBLOCK, copy=False)

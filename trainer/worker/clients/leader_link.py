@@ -20,7 +20,7 @@ from trainer.transport.messages import (
     pack,
     unpack,
 )
-from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
+from trainer.transport.sockets import Secret, Watch, dealer, offer
 from trainer.worker.clients.base import ReplacedError, StageSwitch
 
 HEARTBEAT_S = 0.5
@@ -100,7 +100,8 @@ class LeaderLink:
         """Send heartbeats from a separate thread, because a step may take longer than the timeout of server 0.
 
         The answer makes up for a message that was lost."""
-        socket = connect(self._context, address, secret)
+        socket = dealer(self._context, address, secret)
+        socket.connect(address)
         while not self._closing.wait(HEARTBEAT_S):
             offer(socket, pack(self.beat()), b"")
             while socket.poll(0):

@@ -235,10 +235,7 @@ class ServerClient:
         Returns the answer to the current request; None for other messages, such as answers to an earlier session.
         Raises UsageError if server 0 refuses this host, MustRejoin if the session has ended, StageSwitch if the run is
         in a stage without parameter servers."""
-        try:
-            head, body = self.sockets[index].recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # what has arrived is a part of a message
-            return None
+        head, body = self.sockets[index].recv_multipart(copy=False)
         match message := unpack(head.buffer):
             case Refusal(session=self.session):
                 raise self.agreement.refused(body.buffer)
