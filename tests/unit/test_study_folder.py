@@ -145,6 +145,27 @@ def test_an_example_table_of_several_files_is_part_of_a_plan(tmp_path: Path) -> 
     assert len({*map(str, digests)}) == 3
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_a_study_with_an_example_table_moves_to_other_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, older: bool
+) -> None:
+    """The table is named relative to the current directory, which differs between checkouts and hosts."""
+    plan = make_plan(variants={"hard": {"sampling": "curriculum", "example_table": "losses.parquet"}})
+    for place in ("one", "other"):
+        (tmp_path / place).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    claim_folder(plan, tmp_path / "study")
+    content = (tmp_path / "study/plan.json").read_text()
+    assert str(tmp_path) not in content
+    if older:  # as older versions wrote it
+        stored = json.loads(content)
+        for flags in stored["training"].values():
+            flags["--example-table"] = str(tmp_path / "one/losses.parquet")
+        (tmp_path / "study/plan.json").write_text(json.dumps(stored))
+    monkeypatch.chdir(tmp_path / "other")
+    claim_folder(plan, tmp_path / "study")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tests", [3, {"margin": "x"}, {"baseline": None}, {"colour": "red"}])
 def test_tests_that_no_study_began_with_are_broken_data(tests: object, tmp_path: Path) -> None:

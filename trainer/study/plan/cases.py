@@ -42,6 +42,7 @@ SHARDS_KEY = "shards"
 ORDER = "order"
 SEED = "seed"
 EXAMPLE_TABLE = "example_table"
+EXAMPLE_TABLE_FLAG = "--example-table"
 DIRICHLET = "dirichlet"  # the order of rows that has a concentration, as in dirichlet:0.3
 
 
@@ -97,10 +98,12 @@ def keys_of_cell(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
 
 
 def essentials(plan: StudyPlan, cell: Cell) -> dict[str, Any]:
-    """Return the settings that determine a cell's training, by flag, including defaults."""
+    """Return the settings that determine a cell's training, by flag, including defaults.
+
+    The absolute address of an example table is not among them: ``sources`` has a digest of its content."""
     config = case_of(plan, Run(cell, 0), "shards", Path("run")).config
-    varied = {"--seed", "--model-seed"}
-    return {name: value for name, value in config.essentials().items() if name not in varied}
+    left_out = {"--seed", "--model-seed", EXAMPLE_TABLE_FLAG}
+    return {name: value for name, value in config.essentials().items() if name not in left_out}
 
 
 def simulation_of(plan: StudyPlan, cell: Cell) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.core.atomic import write_durably
 from pipeline.core.errors import DataError, UsageError
-from trainer.study.plan.cases import SHARDS_KEY, essentials, simulation_of, sources, strategy_of
+from trainer.study.plan.cases import EXAMPLE_TABLE_FLAG, SHARDS_KEY, essentials, simulation_of, sources, strategy_of
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 
 PLAN = "plan.json"
@@ -60,6 +60,8 @@ def refuse_other_plan(plan: StudyPlan, root: Path) -> dict[str, Any]:
         # A plan without crossed sets lacks the key, so that only a default shows that it was added.
         stored["plan"].setdefault("sets", NO_SETS)
         expected["plan"].setdefault("sets", NO_SETS)
+        for flags in stored["training"].values():  # older versions wrote the absolute address
+            flags.pop(EXAMPLE_TABLE_FLAG, None)
         _check_tests(stored.get("tests"))
         if "sources" in stored:  # a file that does not exist here cannot be compared
             stored["sources"] = {key: value for key, value in stored["sources"].items() if key in expected["sources"]}
