@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pipeline.assignment.groups import Start
 from pipeline.core.specs import option
+from pipeline.input.dataset import Dataset
 from pipeline.strategies.base import START_HELP, Context, FitResult, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.engines import load_engine
 from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
@@ -27,6 +28,9 @@ class ClassCluster(NeighbourhoodStrategy):
     even_sizes: ClassVar[bool] = True
     even_classes: ClassVar[bool] = True
     start: Start = option("carry", START_HELP, advanced=True)
+
+    def check_input(self, dataset: Dataset) -> None:
+        load_engine(self.engine).check_input(self, dataset)
 
     def fit(self, context: Context) -> FitResult:
         """Return the (class, cluster) cell of every row, which the engine finds class by class."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pipeline.assignment.groups import SparseIf, Start
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import option
+from pipeline.input.dataset import Dataset
 from pipeline.strategies.base import SPARSE_HELP, START_HELP, Context, FitResult, StoredGroups, StoredNeighbourhoods
 from pipeline.strategies.engines import load_engine
 from pipeline.strategies.neighbourhoods import COMPONENTS, NeighbourhoodStrategy
@@ -61,6 +62,9 @@ class DistributionAware(NeighbourhoodStrategy):
         super().check_without_labels()
         if self.clusters is None and self.clustering != "dbscan":
             raise UsageError("--unlabelled needs --clusters K, as there is no number of classes to derive it from")
+
+    def check_input(self, dataset: Dataset) -> None:
+        load_engine(self.engine).check_input(self, dataset)
 
     def fit(self, context: Context) -> FitResult:
         """Return the neighbourhood of every row, which the engine finds."""

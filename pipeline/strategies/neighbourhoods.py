@@ -26,8 +26,8 @@ from pipeline.core.specs import option
 from pipeline.input.dataset import Block, Dataset
 from pipeline.spark.images import Images
 from pipeline.strategies.base import Context, Grouping
+from pipeline.strategies.clusterings import CLUSTERINGS, ClusteringName, EngineName
 from pipeline.strategies.embeddings import EmbeddingStrategy, embedded_rows, row_layout
-from pipeline.strategies.engines import CLUSTERINGS, ClusteringName, EngineName, load_engine
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -166,9 +166,6 @@ class NeighbourhoodStrategy(EmbeddingStrategy):
         """Return the parameters that identify the run, so that sets of older versions stay valid."""
         values = super().identity()
         return {key: value for key, value in values.items() if key not in self.added or value != _default(self, key)}
-
-    def check_input(self, dataset: Dataset) -> None:
-        load_engine(self.engine).check_input(self, dataset)
 
     def space(self, context: Context) -> Space:
         """Return the space of integer points in which the rows are clustered. Fits a PCA if the rows are images."""

@@ -4,7 +4,8 @@ A module is imported when its engine is first used, because spark.ml and scikit-
 
 from importlib import import_module
 
-from pipeline.strategies.engines.base import CLUSTERINGS, ClusteringEngine, ClusteringName, EngineName
+from pipeline.strategies.clusterings import EngineName
+from pipeline.strategies.engines.base import ClusteringEngine
 
 ENGINES: dict[EngineName, str] = {
     "block": "BlockEngine",
@@ -17,6 +18,3 @@ def load_engine(name: EngineName) -> ClusteringEngine:
     module = import_module(f"pipeline.strategies.engines.{name.replace('-', '_')}")
     engine: ClusteringEngine = getattr(module, ENGINES[name])()
     return engine
-
-
-__all__ = ["CLUSTERINGS", "ENGINES", "ClusteringEngine", "ClusteringName", "EngineName", "load_engine"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -13,18 +13,8 @@ from pipeline.clustering.lloyd import Fit, canonical_order
 from pipeline.core.arrays import Floats, Ints
 from pipeline.input.dataset import Dataset
 from pipeline.strategies.base import Context, Grouping
-
-if TYPE_CHECKING:
-    from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
-
-EngineName = Literal["block", "spark-ml", "scikit-learn"]
-ClusteringName = Literal["kmeans", "gaussian-mixture", "dbscan"]
-# Here and not in the engines' own modules, so that a command line is checked without loading spark.ml.
-CLUSTERINGS: dict[EngineName, tuple[ClusteringName, ...]] = {
-    "block": ("kmeans",),
-    "spark-ml": ("kmeans", "gaussian-mixture"),
-    "scikit-learn": ("kmeans", "gaussian-mixture", "dbscan"),
-}
+from pipeline.strategies.clusterings import ClusteringName
+from pipeline.strategies.neighbourhoods import NeighbourhoodStrategy
 
 
 @dataclass(frozen=True)

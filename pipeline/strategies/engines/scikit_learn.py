@@ -30,11 +30,11 @@ from pipeline.core.seeds import Purpose, word
 from pipeline.core.shardset.layout import Layout
 from pipeline.input.dataset import Block, Dataset
 from pipeline.strategies.base import Context
+from pipeline.strategies.clusterings import ClusteringName
 from pipeline.strategies.embeddings import row_layout
 from pipeline.strategies.engines.base import (
     Clustering,
     ClusteringEngine,
-    ClusteringName,
     FloatFit,
     describe_fits,
     number_clusters,
