@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from pipeline.core.errors import DataError, UsageError
@@ -17,14 +18,14 @@ from pipeline.input.dataset import Dataset, Run, ranges
 
 
 class BadRecordLimit(NamedTuple):
-    """The most broken records of an input: a number of rows, or a share of all rows."""
+    """The most broken records of an input: a number of rows, or an exact share of all rows."""
 
     rows: int | None
-    share: float | None = None
+    share: Fraction = Fraction(0)
 
     def most(self, rows: int) -> int:
-        """Return the most broken records among so many rows."""
-        return self.rows if self.rows is not None else int(rows * (self.share or 0))
+        """Return the most broken records among so many rows, rounded down."""
+        return self.rows if self.rows is not None else int(rows * self.share)
 
 
 def parse_limit(text: str) -> BadRecordLimit:
@@ -32,8 +33,9 @@ def parse_limit(text: str) -> BadRecordLimit:
     if re.fullmatch(r"\d{1,12}", text):
         return BadRecordLimit(int(text))
     percent = re.fullmatch(r"(\d{1,3}(\.\d{1,6})?)%", text)
-    if percent and float(percent[1]) <= 100:
-        return BadRecordLimit(None, float(percent[1]) / 100)
+    # A float of 0.7% would allow 6 of 1,000 rows.
+    if percent and Fraction(percent[1]) <= 100:
+        return BadRecordLimit(None, Fraction(percent[1]) / 100)
     raise UsageError(f"--max-bad-records {text}: give a number of records, such as 10, or a share, such as 0.1%")
 
 

@@ -95,6 +95,11 @@ def test_whole_data_sets_are_not_changed(tmp_path: Path) -> None:
     assert leave_out(dataset, "0") == (dataset, [])
 
 
+@pytest.mark.parametrize(("text", "rows", "most"), [("0.7%", 1000, 7), ("29%", 100, 29), ("16.6%", 12, 1), ("3", 2, 3)])
+def test_shares_are_exact(text: str, rows: int, most: int) -> None:
+    assert parse_limit(text).most(rows) == most
+
+
 @pytest.mark.parametrize("text", ["", "-1", "1.5", "101%", "x%", "5 %"])
 def test_other_limits_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"--max-bad-records .*: give a number of records, such as 10, or a share"):
