@@ -26,7 +26,7 @@ VALIDATION = re.compile(r"(val|valid|validation|dev)(?![A-Za-z])")
 TRAINING = re.compile(r"train|training")
 SPLIT = re.compile(rf"{TRAINING.pattern}|{TEST.pattern}|{VALIDATION.pattern}")
 IMAGE_SUFFIXES = {
-    "avif", "bmp", "gif", "jp2", "jpeg", "jpg", "pbm", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp",
+    "avif", "bmp", "gif", "jfif", "jp2", "jpe", "jpeg", "jpg", "pbm", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp",
 }  # fmt: skip
 # Logs that list a table's valid files. Without its log, the files of a table include removed and failed rows.
 TABLE_LOGS = {

@@ -19,7 +19,7 @@ from pipeline.input.channels import CHANNELS, to_channels
 from pipeline.input.resize import Size, resize
 
 # The first bytes of image files, as (offset, bytes): PNG, JPEG, GIF, BMP, WebP, TIFF of either byte order, AVIF, HEIF,
-# JPEG 2000.
+# JPEG 2000, and PBM, PGM and PPM as text or binary (P1 to P6 and white space).
 SIGNATURES = (
     ((0, b"\x89PNG"),),
     ((0, b"\xff\xd8\xff"),),
@@ -30,6 +30,7 @@ SIGNATURES = (
     ((0, b"MM\0*"),),
     ((4, b"ftyp"),),
     ((0, b"\0\0\0\x0cjP  "),),
+    *(((0, b"P%d%c" % (kind, space)),) for kind in range(1, 7) for space in b"\n\r\t "),
 )
 
 ONE_FRAME = ("PNG", "JPEG", "MPO")  # formats of which only the first image is read

@@ -421,7 +421,7 @@ def test_grey_images_of_sixteen_bits_are_refused_and_not_clipped(tmp_path: Path)
 
 
 # Image files of formats that keep every bit, and how Pillow writes them.
-LOSSLESS: dict[str, dict[str, object]] = {"PNG": {}, "WEBP": {"lossless": True}, "BMP": {}, "TIFF": {}}
+LOSSLESS: dict[str, dict[str, object]] = {"PNG": {}, "WEBP": {"lossless": True}, "BMP": {}, "TIFF": {}, "PPM": {}}
 
 
 def image_file(pixels: np.ndarray, kind: str = "PNG", **options: object) -> bytes:
@@ -451,13 +451,18 @@ def test_image_files_are_read_as_their_pixels(kind: str, shape: tuple[int, ...],
     assert np.array_equal(found, pixels.reshape(2, -1))
 
 
+@pytest.mark.parametrize("head", [b"P2\n3 1\n255\n", b"P2 # grey\n3 1 255\r\n", b"P2\t3\t1\t255\t", b"P2\r3 1 255 "])
+def test_a_text_file_of_pixels_is_an_image_file(head: bytes, tmp_path: Path) -> None:
+    assert read_images(tmp_path, [head + b"7 0 255\n"]).tolist() == [[7, 0, 255]]
+
+
 def test_a_gif_is_read_by_its_palette(tmp_path: Path) -> None:
     grey = np.random.default_rng(1).integers(0, 256, (6, 4), dtype=np.uint8)
     assert np.array_equal(read_images(tmp_path, [image_file(grey, "GIF")])[0].reshape(-1, 6, 4)[0], grey)
 
 
 @pytest.mark.parametrize(
-    "head", [b"\0\0\0\x1cftypavif", b"\0\0\0\x0cjP  \r\n", b"RIFF\0\0\0\0WEBP", b"II*\0", b"GIF89a"]
+    "head", [b"\0\0\0\x1cftypavif", b"\0\0\0\x0cjP  \r\n", b"RIFF\0\0\0\0WEBP", b"II*\0", b"GIF89a", b"P6\n"]
 )
 def test_a_broken_image_file_does_not_count_as_raw_pixels(head: bytes, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"p\.parquet, row 0: the image cannot be decoded"):

@@ -67,6 +67,17 @@ def test_classes_are_sorted_folders_and_rows_sorted_paths(tmp_path: Path) -> Non
     assert dataset.where(2).endswith("/cat, image 1 in the order of names")
 
 
+def test_images_of_other_suffixes_are_rows(tmp_path: Path) -> None:
+    names = ("0.ppm", "1.pnm", "2.jfif", "3.JPE")
+    for number, name in enumerate(names):
+        kind = "PPM" if number < 2 else "JPEG"
+        (tmp_path / "cat").mkdir(exist_ok=True)
+        Image.fromarray(IMAGES[number]).save(tmp_path / "cat" / name, kind)
+    labels, images = rows_of(find(tmp_path))
+    assert labels == [0] * 4
+    assert np.array_equal(images[:2], IMAGES[:2])
+
+
 def test_numbered_folders_number_the_classes(tmp_path: Path) -> None:
     for number in (0, 2, 10):
         write(tmp_path / f"{number}/a.png", IMAGES[0])
