@@ -30,6 +30,7 @@ from pipeline.input.read_options import ReadOptions
 
 NEAR_BYTES = 256 << 10  # gaps up to this size are read, not skipped, because reopening a file takes as long
 IDS_AT_ONCE = 1 << 20
+REMARKS = 3  # that the log shows of an input
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -79,6 +80,12 @@ class Dataset:
     def firsts(self) -> list[int]:
         """The id of the first row of each file."""
         return [0, *accumulate(file.rows for file in self.files)][:-1]
+
+    def remarks(self) -> list[str]:
+        """Return a line for each of the first files with a remark, and one that counts the others."""
+        lines = [f"{file.path} {file.remark}" for file in self.files if file.remark]
+        more = len(lines) - REMARKS
+        return lines[:REMARKS] + ([f"the same holds for {more:,} more of the files"] if more > 0 else [])
 
     @property
     def bytes(self) -> int:

@@ -27,6 +27,8 @@ def shard(context: SparkContext, request: Request, strategy: Strategy, progress:
     with progress.phase("discover"):
         inputs = discover_inputs(run)
         progress.report(inputs.describe())
+        for remark in inputs.remarks():
+            progress.report(remark)
     strategy.check_input(inputs.dataset)
     check_bundles(run.request, inputs.dataset)
     check_num_workers(run.request, inputs.dataset)

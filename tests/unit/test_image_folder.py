@@ -78,6 +78,29 @@ def test_images_of_other_suffixes_are_rows(tmp_path: Path) -> None:
     assert np.array_equal(images[:2], IMAGES[:2])
 
 
+def test_files_of_other_suffixes_are_counted(tmp_path: Path) -> None:
+    make_folders(tmp_path)
+    assert find(tmp_path).remarks() == []
+    for folder in ("dog", "cat", "cat/deeper"):
+        for name in ("a.tga", "b.csv"):
+            (tmp_path / folder / name).write_bytes(b"x")
+    (tmp_path / "cat/.hidden").write_bytes(b"x")
+    words = "files without the suffix of an image file, such as"
+    cats, dogs = find(tmp_path).remarks()
+    assert cats == f"{tmp_path}/cat leaves out 4 {words} {tmp_path}/cat/a.tga"
+    assert dogs == f"{tmp_path}/dog leaves out 2 {words} {tmp_path}/dog/a.tga"
+    for number in range(3):
+        write(tmp_path / f"x{number}/a.png", IMAGES[0])
+        (tmp_path / f"x{number}/a.tga").write_bytes(b"x")
+    lines = find(tmp_path).remarks()
+    assert len(lines) == 4
+    assert lines[3] == "the same holds for 2 more of the files"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/a.tga").write_bytes(b"x")
+    with pytest.raises(DataError, match=rf"new holds no image files, but 1 {words} .*/new/a\.tga; name the folder"):
+        find(tmp_path)
+
+
 def test_numbered_folders_number_the_classes(tmp_path: Path) -> None:
     for number in (0, 2, 10):
         write(tmp_path / f"{number}/a.png", IMAGES[0])

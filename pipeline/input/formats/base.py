@@ -51,6 +51,7 @@ class DataFile:
         marks: the byte at which every ``mark_rows``-th row begins, if rows are found by reading those before them.
         mark_rows: the number of rows between two marks.
         split: the split of the file's rows that is read, if a file holds several.
+        remark: what a user should know about how the file is read, for the log; "" if nothing.
     """
 
     path: str
@@ -69,6 +70,7 @@ class DataFile:
     marks: tuple[int, ...] = ()
     mark_rows: int = 0
     split: str = ""
+    remark: str = ""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ LISTED = 8  # listings of folders that a process keeps, since each block of rows
 class ImageFolder(Format):
     """The format of a folder whose files, at any depth, are the images of a class.
 
-    Rows have the order of their paths. Files without the suffix of an image file are left out."""
+    Rows have the order of their paths. Files without the suffix of an image file are left out, and counted in the log."""
 
     name: ClassVar[str] = "image-folder"
     summary: ClassVar[str] = "folders of image files, one per class"
@@ -42,9 +42,15 @@ class ImageFolder(Format):
     def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
         """Return the rows and layout of one folder, from a listing and its first valid image. Raises DataError."""
         # Labels are numbered later, when the names of all folders are there.
-        images = _list_images(store, file.path)
+        images, others = _list_files(store, file.path)
+        others_count = (
+            f"{len(others):,} files without the suffix of an image file, such as {others[0]}" if others else ""
+        )
         if not images:
-            raise DataError(f"{file.path} holds no image files; name the folder above the folders of the classes")
+            count = f", but {others_count}" if others else ""
+            raise DataError(
+                f"{file.path} holds no image files{count}; name the folder above the folders of the classes"
+            )
         shape, _ = first_shape(((_read(store, image), image.path) for image in images), Layout(CIFAR_SHAPE))
         layout = Layout(shape, class_names=(class_of_folder(file.path),), named_labels=True)
         return DataFile(
@@ -56,6 +62,7 @@ class ImageFolder(Format):
             change=_digest(images),
             encoded=True,
             class_name=class_of_folder(file.path),
+            remark=others_count and f"leaves out {others_count}",
         ), layout
 
     def read(
@@ -83,17 +90,25 @@ class ImageFolder(Format):
         return f"{file.path}, image {record} in the order of names"
 
 
-def _list_images(store: Store, folder: str) -> list[FileInfo]:
-    """Return the image files below a folder in the order of their paths. One listing per folder."""
+def _list_files(store: Store, folder: str) -> tuple[list[FileInfo], list[str]]:
+    """Return the image files below a folder in the order of their paths, and the paths of other files that are not hidden.
+
+    One listing per folder."""
     images: list[FileInfo] = []
+    others: list[str] = []
     for entry in store.list(folder):
+        # A folder inside the folder of a class belongs to that class.
         if entry.name[0] in "._":
             continue
         if entry.is_dir:
-            images += _list_images(store, entry.path)
+            deeper_images, deeper_others = _list_files(store, entry.path)
+            images += deeper_images
+            others += deeper_others
         elif is_image_name(entry.name):
             images.append(entry)
-    return sorted(images, key=lambda image: image.path)
+        else:
+            others.append(entry.path)
+    return sorted(images, key=lambda image: image.path), sorted(others)
 
 
 def _digest(images: list[FileInfo]) -> str:
@@ -105,7 +120,7 @@ def _digest(images: list[FileInfo]) -> str:
 @lru_cache(LISTED)
 def _images_of(store: Store, folder: str, digest: str) -> list[FileInfo] | None:
     """Return the image files below a folder, or None if they are no longer those of the digest."""
-    images = _list_images(store, folder)
+    images, _ = _list_files(store, folder)
     return images if _digest(images) == digest else None
 
 

@@ -30,6 +30,10 @@ class Inputs:
     def listings(self) -> tuple[str, str | None]:
         return self.dataset.listing(), self.evaluation.listing() if self.evaluation else None
 
+    def remarks(self) -> list[str]:
+        """Return lines about how files are read, for the progress log."""
+        return [line for dataset in (self.dataset, self.evaluation) if dataset for line in dataset.remarks()]
+
     def describe(self) -> str:
         """Return rows, shape and files in one line, for the progress log."""
         dataset = self.dataset
