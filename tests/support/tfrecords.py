@@ -52,13 +52,20 @@ def field(number: int, data: bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 
-def example(*, packed: bool = True, **features: bytes | int | float | str) -> bytes:
+def example(*, packed: bool = True, **features: bytes | int | float | str | list[int] | list[str]) -> bytes:
     """A tf.train.Example. Names have a slash for every two underscores."""
     entries = []
     for name, value in features.items():
-        if isinstance(value, int):
-            numbers = field(1, varint(value)) if packed else varint(1 << 3) + varint(value)
-            feature = field(3, numbers)
+        if isinstance(value, list):
+            numbers = [each for each in value if isinstance(each, int)]
+            if packed and numbers:
+                feature = field(3, field(1, b"".join(map(varint, numbers))))
+            elif numbers:
+                feature = field(3, b"".join(varint(1 << 3) + varint(each) for each in numbers))
+            else:
+                feature = field(1, b"".join(field(1, str(each).encode()) for each in value))
+        elif isinstance(value, int):
+            feature = field(3, field(1, varint(value)) if packed else varint(1 << 3) + varint(value))
         elif isinstance(value, float):
             feature = field(2, field(1, struct.pack("<f", value)))
         else:

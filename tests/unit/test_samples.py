@@ -202,10 +202,25 @@ def test_examples_have_names_and_other_features(tmp_path: Path) -> None:
         find(tmp_path / "a")
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_features_of_several_values_are_refused(packed: bool, tmp_path: Path) -> None:
+    labels: tuple[list[int] | list[str], ...] = ([3, 300, -5], ["cat", "dog", "ant"])
+    for label in labels:
+        path = write(tmp_path / "a", tfrecord([example(image=png(0), label=label, packed=packed)]))
+        with pytest.raises(DataError, match=r"record at byte 0: the feature label has 3 values, and a row has one"):
+            find(path)
+        assert find(path, unlabelled=True).rows == 1
+    path = write(tmp_path / "a", tfrecord([example(image=[0, 200] * 1536, label=0, packed=packed)]))
+    with pytest.raises(DataError, match=r"the feature image has 3,072 values, .* \(of an image its bytes\)"):
+        find(path)
+    path = write(tmp_path / "a", tfrecord([example(image=png(0), label=[300], boxes=[1, 2], packed=packed)]))
+    assert rows_of(find(path))[0] == [300]
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (tfrecord([example(image=1, label=1)]), "record at byte 0: the feature of the image is '1', not bytes"),
+        (tfrecord([example(image=1, label=1)]), "record at byte 0: the feature of the image is '1', not bytes; write"),
         (tfrecord([example(image=png(0), label=0.5)]), "record at byte 0: the label is 'None', neither"),
         (tfrecord([example(image=png(0), label=b"\xff")]), "record at byte 0: the label is no text"),
         (tfrecord([b"\x0a\xff\xff"]), "record at byte 0 is no tf.train.Example"),

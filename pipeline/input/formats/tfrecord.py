@@ -33,6 +33,12 @@ class ExampleRecord(NamedTuple):
     data: bytes
 
 
+class SeveralValues(NamedTuple):
+    """The number of values of a feature that has more than one."""
+
+    values: int
+
+
 class TFRecord(SampleFormat):
     """The format of TFRecord files of tf.train.Example."""
 
@@ -58,7 +64,10 @@ class TFRecord(SampleFormat):
                 raise DataError(f"{place} is no tf.train.Example") from None
             image = _feature(features, image_name, IMAGE_FEATURES, place)
             if not isinstance(image, bytes):
-                raise DataError(f"{place}: the feature of the image is {str(image)[:80]!r}, not bytes")
+                raise DataError(
+                    f"{place}: the feature of the image is {str(image)[:80]!r}, not bytes; write it as a bytes_list of one"
+                    " image file, or of its raw bytes"
+                )
             label: Any = None
             is_usual = label_name == "" and any(name in features for name in LABEL_FEATURES)
             if label_name or is_usual:
@@ -98,15 +107,23 @@ def _read_records(store: Store, path: str, offset: int) -> Iterator[ExampleRecor
 
 
 def _feature(features: dict[str, Any], name: str, usual: tuple[str, ...], place: str) -> Any:
-    """Return the value of a feature: of the given name, or of the first usual one. Raises DataError if there is none."""
+    """Return the value of a feature: of the given name, or of the first usual one.
+
+    Raises DataError if there is none, or if the feature has several values."""
     for choice in (name,) if name else usual:
+        value = features.get(choice)
+        if isinstance(value, SeveralValues):
+            raise DataError(
+                f"{place}: the feature {choice} has {value.values:,} values, and a row has one image and one label; name"
+                " another feature by --image-column or --label-column, or write one value (of an image its bytes)"
+            )
         if choice in features:
-            return features[choice]
+            return value
     raise DataError(f"{place} has no feature {name or usual[0]}; its features are {', '.join(sorted(features))[:200]}")
 
 
 def parse_example(data: bytes) -> dict[str, Any]:
-    """Return the first value of each feature of a tf.train.Example, bytes or int, by name.
+    """Return the value of each feature of a tf.train.Example, bytes, int or SeveralValues, by name.
 
     Features of real numbers and empty ones are None. Raises ValueError, IndexError or UnicodeDecodeError for other
     messages."""
@@ -115,19 +132,26 @@ def parse_example(data: bytes) -> dict[str, Any]:
         if number == 1 and isinstance(message, bytes):  # Features: a map of names to Feature
             for _, entry in fields_of(message):
                 parts = dict(fields_of(_as_bytes(entry)))
-                features[_as_bytes(parts.get(1, b"")).decode()] = _first_value(_as_bytes(parts.get(2, b"")))
+                features[_as_bytes(parts.get(1, b"")).decode()] = _value(_as_bytes(parts.get(2, b"")))
     return features
 
 
-def _first_value(feature: bytes) -> bytes | int | None:
-    """Return the first value of a Feature: of a BytesList (1) or an Int64List (3); None for a FloatList (2)."""
+def _value(feature: bytes) -> bytes | int | SeveralValues | None:
+    """Return the value of a Feature: of a BytesList (1) or an Int64List (3); None for a FloatList (2) or without one."""
+    count = 0
+    first: bytes | int | None = None
     for kind, values in fields_of(feature):
         for _, value in fields_of(_as_bytes(values)):
-            if kind == 3 and isinstance(value, bytes):  # packed numbers
-                return _signed(_varint(value, 0)[0])
-            if kind in (1, 3):
-                return _signed(value) if isinstance(value, int) else value
-    return None
+            # Packed numbers: each ends with a byte below 128.
+            if kind == 3 and isinstance(value, bytes):
+                first = _varint(value, 0)[0] if value and not count else first
+                count += sum(byte < 128 for byte in value)
+            elif kind in (1, 3):
+                first = first if count else value
+                count += 1
+    if count > 1:
+        return SeveralValues(count)
+    return _signed(first) if isinstance(first, int) else first
 
 
 def fields_of(message: bytes) -> Iterator[tuple[int, int | bytes]]:
