@@ -130,6 +130,29 @@ def mat(path: Path, **variables: Any) -> Path:
     return path
 
 
+@pytest.mark.parametrize("kind", ["float64", "float32", "uint8"])
+def test_labels_of_matlab_files_may_be_doubles(kind: str, tmp_path: Path) -> None:
+    labels, _ = rows_of(find(mat(tmp_path / "a.mat", X=IMAGES, y=LABELS.astype(kind)[:, None])))
+    assert labels == LABELS.tolist()
+
+
+@pytest.mark.parametrize("value", [0.5, float("nan"), float("inf"), 1e300])
+def test_labels_that_are_not_whole_numbers_are_refused(value: float, tmp_path: Path) -> None:
+    path = mat(tmp_path / "a.mat", X=IMAGES, y=np.array([value, *[1.0] * 8]))
+    with pytest.raises(DataError, match=r"a.mat, variable y is float64 \(9,\); labels are 9 whole numbers"):
+        rows_of(find(path))
+
+
+def test_the_class_of_digit_0_in_svhn_is_remarked(tmp_path: Path) -> None:
+    images = np.zeros((32, 32, 3, 4), np.uint8)
+    path = mat(tmp_path / "a.mat", X=images, y=np.array([10.0, 1, 2, 10]))
+    dataset = find(path)
+    assert rows_of(dataset)[0] == [0, 1, 2, 0]
+    assert dataset.remarks() == [f"{path} has the label 10, which is read as class 0, as SVHN calls the digit 0"]
+    assert find(mat(path, X=images, y=np.array([9, 1, 2, 9]))).remarks() == []
+    assert find(mat(path, X=images, y=np.array([10, 0, 2, 9]))).remarks() == []
+
+
 def test_matlab_files_have_rows_first_or_last(tmp_path: Path) -> None:
     for images in (IMAGES, np.moveaxis(IMAGES, 0, -1)):
         labels, pixels = rows_of(find(mat(tmp_path / "a.mat", images=images, label=LABELS)))

@@ -55,7 +55,8 @@ class Mat(Format):
             names = ", ".join(sorted(shapes)[:8]) or "none"
             raise DataError(f"{file.path} has no variable {missing}, but {names}; --image-column names another one")
         # The number of labels usually decides which axis is the rows.
-        count = len(_load(data, file.path, [labels])[labels].reshape(-1)) if labels else None
+        label_values = _load(data, file.path, [labels])[labels].reshape(-1) if labels else None
+        count = None if label_values is None else len(label_values)
         array_shape, dtype = shapes[images]
         place = f"{file.path}, variable {images}"
         if len(array_shape) < 2:
@@ -65,6 +66,9 @@ class Mat(Format):
         declared = options.shape or (CIFAR_SHAPE if len(rows_shape) == 2 else None)
         shape = image_shape(rows_shape, np.dtype(dtype), declared, place)
         rows = rows_shape[0]
+        is_svhn = (
+            label_values is not None and _counts_from_one(array_shape, label_values) and (label_values == 10).any()
+        )
         return DataFile(
             file.path,
             file.bytes,
@@ -74,6 +78,7 @@ class Mat(Format):
             change=file.change,
             image_column=images,
             label_column=labels or "",
+            remark="has the label 10, which is read as class 0, as SVHN calls the digit 0" if is_svhn else "",
         ), Layout(shape, labelled=labels is not None)
 
     def read(
@@ -87,10 +92,9 @@ class Mat(Format):
         labels = no_labels(file.rows)
         if layout.labelled:
             labels = labels_of(
-                arrays[file.label_column].reshape(-1), file.rows, f"{file.path}, variable {file.label_column}"
+                _whole(arrays[file.label_column].reshape(-1)), file.rows, f"{file.path}, variable {file.label_column}"
             )
-            # MATLAB counts from 1, so SVHN calls the digit 0 the class 10.
-            if array.shape[:3] == SVHN and file.rows and labels.min() >= 1 and labels.max() <= 10:
+            if _counts_from_one(array.shape, labels):
                 labels = labels % np.int32(10)
         if _rows_last(array.shape, file.rows, layout.shape, file.path):
             array = np.moveaxis(array, -1, 0)
@@ -100,6 +104,20 @@ class Mat(Format):
         for low in range(start, stop, step):
             span = slice(low, min(low + step, stop))
             yield Columns(labels[span], planar(array[span], layout, file.path) if images else None)
+
+
+def _whole(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return labels as int64 if they are whole numbers of a real type, which is MATLAB's default, and else as they are."""
+    if labels.dtype.kind == "f" and (np.abs(labels) <= 1 << 31).all() and (labels == np.floor(labels)).all():
+        return labels.astype(np.int64)
+    return labels
+
+
+def _counts_from_one(shape: tuple[int, ...], labels: npt.NDArray[Any]) -> bool:
+    """True for the labels 1 to 10 of images of SVHN's shape: MATLAB counts from 1, so SVHN calls the digit 0 the class 10.
+
+    shape: of the array of images."""
+    return shape[:3] == SVHN and len(labels) > 0 and bool(labels.min() >= 1 and labels.max() <= 10)
 
 
 def _rows_last(shape: tuple[int, ...], rows: int | None, declared: tuple[int, int, int] | None, place: str) -> bool:
