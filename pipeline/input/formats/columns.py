@@ -62,8 +62,8 @@ class TableFormat(Format):
     """A format of tables. The image shape comes from the schema, or from the first image."""
 
     labels_in: ClassVar[str] = (
-        "a table has them in a column label, labels, fine_label, class, cls or y, in the column that --label-column names,"
-        " or in folders label=N"
+        "a table has them in a column label, labels, fine_label, class, cls, y or a target of whole numbers or text, in the"
+        " column that --label-column names, or in folders label=N"
     )
     opens: ClassVar[bool] = True
     may_be_empty: ClassVar[bool] = True
