@@ -14,9 +14,12 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.spatial.distance import jensenshannon
+from scipy.stats import entropy
 
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.contract import Input, Manifest, Neighbourhood
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.quality import figures, report
 from pipeline.quality.measure import measure
 from pipeline.quality.verdict import verdict
@@ -219,6 +222,26 @@ def test_the_verdict_tells_better_from_random_from_worse(tmp_path: Path) -> None
         levels.append([finding.level for finding in verdict(measured) if finding.text.startswith("Classes")])
     assert levels == [["better"], ["as random"], ["worse"]]
     assert verdict(measured)[-1].level == "worse"  # the images of the sorted split
+    assert_skew_is_told(shard_set(tmp_path / "sorted", manifest), labels, sorted_)
+
+
+def assert_skew_is_told(shards: ShardSet, labels: np.ndarray, worker: np.ndarray) -> None:
+    """The page and the entry of the comparison have the figures of SciPy."""
+    table = np.array([np.bincount(labels[worker == each], minlength=labels.max() + 1) for each in range(4)])
+    shares, whole = table / table.sum(axis=1, keepdims=True), table.sum(axis=0) / table.sum()
+    total_variation = np.mean([abs(share - whole).sum() / 2 for share in shares])
+    effective = np.mean([np.exp(entropy(share)) for share in shares])
+    measured, images, sparse = measure(shards)
+    text = Page(report.render(shards.manifest, measured, images, sparse)).text
+    assert f"The class shares of a shard differ by {total_variation:.3f} from those of all rows" in text
+    assert (
+        f"a shard is as diverse as {effective:.1f} equally frequent classes, the whole set as {np.exp(entropy(whole)):.1f}"
+        in text
+    )
+    row = json.loads(json.dumps(report.comparison_row(shards.manifest, measured)))
+    assert row["total_variation"] == pytest.approx(total_variation)
+    assert row["effective_classes"] == pytest.approx(effective)
+    assert row["jensen_shannon"] == pytest.approx(np.mean([jensenshannon(share, whole, 2) ** 2 for share in shares]))
 
 
 def test_neighbourhoods_are_said_to_be_by_size_where_they_are() -> None:
