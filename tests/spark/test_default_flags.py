@@ -361,11 +361,17 @@ def test_train(shards: Path, tmp_path: Path) -> None:
 
 
 def test_train_without_evaluation_rows(sets: Sets, tmp_path: Path) -> None:
+    """The shards are named one by one, so they have no manifest."""
     shards, sharding = sets.make("baseline.py", evaluation=False)
     assert sharding.code == 0, sharding.err
     output = tmp_path / "run"
-    result = run_command("train", "--shards", shards, "--output", output, "--model", "logistic", "--epochs", 1)
+    folders = [shards / f"worker={worker:03d}" for worker in range(WORKERS)]
+    result = run_command("train", "--shards", *folders, "--output", output, "--model", "logistic", "--epochs", 1)
     assert last_line(result) == f"  report     {output}/report.html"
+    assert (
+        f"{WORKERS} shards without a manifest below {shards}: {ROWS:,} rows of 3x32x32 uint8 in 10 classes"
+        in result.out
+    )
     assert "the shard set has no evaluation rows: nothing is evaluated" in result.out + result.err
     assert_run(output, evaluation=False)
 
