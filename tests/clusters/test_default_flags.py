@@ -88,11 +88,11 @@ def assert_trained(output: str, *, with_evaluation: bool) -> None:
 
 
 def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None:
-    """The sample and the run are on HDFS by its own protocol, the shards through WebHDFS."""
+    """The training rows and the shards go through WebHDFS, the evaluation rows and the run by HDFS's own protocol."""
     target = Target(f"{hdfs.uri}/default-flags", {"master": standalone.master_url, "env": QUIET, "conf": COMPILED})
     sample = upload_sample(target.root)
     shards, output = f"{hdfs.web_uri}/default-flags/shards", f"{target.root}/run"
-    both = ("--input", sample, "--eval-input", sample)
+    both = ("--input", f"{hdfs.web_uri}/default-flags/sample", "--eval-input", sample)
     target.run("distribution_aware.py", *both, "--output", shards, "--workers", 2)
     assert_sharded(shards, 2, with_evaluation=True)
     target.run("train.py", "--shards", shards, "--output", output, "--hosts", 2, *MODEL)
