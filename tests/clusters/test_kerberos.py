@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,20 @@ class SecuredCluster:
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
     def shard_and_train(
-        self, output: str, hosts: int, cache: Path | None, packages: Path | None = None, **submit: Any
+        self,
+        output: str,
+        hosts: int,
+        cache: Path | None,
+        packages: Path | None = None,
+        further: Sequence[tuple[object, ...]] = (),
+        **submit: Any,
     ) -> None:
-        """Run a job, then training on its shards, in one application. packages: more of them, for Python."""
+        """Run the main job, training on its shards, and further jobs in one application. packages: more, for Python."""
         sample = ("--input", self.sample, "--eval-input", self.sample)
         plan: list[tuple[object, ...]] = [
-            (JOBS["stratified.py"], *sample, "--output", f"{output}/set", "--workers", 2),
+            (JOBS["distribution_aware.py"], *sample, "--output", f"{output}/set", "--workers", 2),
             (JOBS["train.py"], "--shards", f"{output}/set", "--output", f"{output}/run", "--hosts", hosts, *TRAIN),
+            *further,
         ]
         batch = plan_batch(plan, path=[ROOT], spark=True)
         path = {"PYTHONPATH": str(packages)} if packages else {}
@@ -109,13 +116,17 @@ def test_a_ticket_suffices_to_train_without_spark(secured: SecuredCluster, by_ke
     assert done.returncode == 0, done.stderr
 
 
-def test_a_ticket_suffices_over_webhdfs_and_its_blocks_can_be_read(secured: SecuredCluster) -> None:
-    """WebHDFS is not encrypted without HTTPS: the recorder sees the magic number of Parquet files."""
+def test_a_ticket_suffices_over_webhdfs_and_its_blocks_can_be_read(secured: SecuredCluster, by_keytab: str) -> None:
+    """WebHDFS is not encrypted without HTTPS: the recorder sees the magic number of Parquet files.
+
+    A further job of the application reads and writes hdfs:// by the same ticket."""
     try:
         KERBEROS.make()
     except JobError as error:
         pytest.skip(str(error))
-    secured.shard_and_train(f"{secured.web_uri}/web", 1, secured.kdc.kinit(), KERBEROS.packages)
+    output = f"{secured.hdfs.uri}/ticket/resharded"
+    reshard = (JOBS["reshard.py"], "--input", by_keytab, "--output", output, "--workers", 3)
+    secured.shard_and_train(f"{secured.web_uri}/web", 1, secured.kdc.kinit(), KERBEROS.packages, further=[reshard])
     [(_, web)] = secured.hdfs.datanode_ports
     assert any(MAGIC in stream for stream in secured.tap.recorded(web))
 
