@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,18 @@ from trainer.server import rounds
 from trainer.server.endpoint import Endpoint
 from trainer.transport.addresses import local_addresses
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import LinkLoss, Message, PeerJoin, PeerView, Regroup, pack, pack_json, unpack
+from trainer.transport.mesh import Mesh
+from trainer.transport.messages import (
+    LinkLoss,
+    Message,
+    ModelCopy,
+    PeerJoin,
+    PeerView,
+    Regroup,
+    pack,
+    pack_json,
+    unpack,
+)
 from trainer.transport.sockets import Secret, close, connect, serve
 from trainer.worker.clients import all_reduce
 from trainer.worker.clients.all_reduce import AllReduceClient
@@ -41,9 +53,10 @@ def address() -> str:
     return local_addresses(f"links-{time.time_ns()}", 1)[0]
 
 
-def run_config(folder: Path) -> Config:
+def run_config(folder: Path, **values: Any) -> Config:
     """All-reduce of many steps, from a first checkpoint in its folder."""
-    config = make_config("", folder, exchange="all-reduce", same_host="socket", steps=10**6, model="logistic")
+    common: dict[str, Any] = {"exchange": "all-reduce", "same_host": "socket", "steps": 10**6, "model": "logistic"}
+    config = make_config("", folder, **common | values)
     root = folder_of(folder / "checkpoints", 0)
     zeros = np.zeros(ELEMENTS, np.float32)
     write_slice(root, 0, 1, 0, 0, ELEMENTS, ELEMENTS, zeros, zeros)
@@ -193,3 +206,19 @@ def test_a_worker_is_answered_at_its_newest_connection(
     assert isinstance(view, PeerView)
     second.send_multipart([pack(LinkLoss(0, 7, view.number)), b""])
     received(second, Regroup)
+
+
+def test_a_copy_with_two_arrays_of_state_arrives(tmp_path: Path, address: str, closing: ExitStack) -> None:
+    """The state of adam is twice as long as its model. Otherwise a worker that returns would never get its copy."""
+    parameters = 400_000
+    config, facts = run_config(tmp_path, optimiser="adam"), RunFacts(2, 10**9, parameters, 0)
+    client = AllReduceClient(config, facts, 0, address, SECRET, tmp_path / "checkpoints")
+    closing.callback(client.close)
+    context: zmq.Context[Socket] = zmq.Context()
+    closing.callback(lambda: close(context))
+    source = Mesh(context, 1, address, SECRET, parameters, use_memory=False)
+    source.connect(1, [{"process": client.process, **client.mesh.introduction()}, None])
+    source.send(0, ModelCopy(1, 5), bytes(4 * parameters), bytes(8 * parameters))
+    assert client.mesh.inbox.poll(5_000), "the copy was refused"
+    [(message, (_, momentum))] = client.mesh.receive()
+    assert (message, len(momentum)) == (ModelCopy(1, 5), 8 * parameters)

@@ -72,7 +72,7 @@ class Mesh:
         secret: the token of the run.
         elements: length of the flat vector.
         use_memory: whether to share memory with workers of this host.
-        report_bytes: length of the longest reports of a round.
+        body_bytes: length of the largest body, if it is longer than the flat vector.
 
     Attributes:
         inbox: the ROUTER, which receives what other workers send.
@@ -89,7 +89,7 @@ class Mesh:
         elements: int,
         *,
         use_memory: bool,
-        report_bytes: int = 0,
+        body_bytes: int = 0,
     ) -> None:
         self.context = context
         self.worker = worker
@@ -97,7 +97,7 @@ class Mesh:
         self.elements = elements
         self._own = _memory(padded(elements)) if use_memory else None
         self.memory = MarkedMemory(self._own, elements) if self._own else None
-        self.inbox = serve(context, _own_address(leader), secret, max(4 * elements, report_bytes))
+        self.inbox = serve(context, _own_address(leader), secret, max(4 * elements, body_bytes))
         endpoint = self.inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self.address = endpoint if endpoint.startswith("tcp") else endpoint.rstrip("\0")
         self.host = _host()

@@ -21,6 +21,7 @@ from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
 from trainer.home.place import Place
 from trainer.leader.background import Background
+from trainer.rules import slots_of
 from trainer.transport.agreement import Agreement
 from trainer.transport.mesh import Mesh
 from trainer.transport.messages import CopyReceipt, LinkLoss, PeerBeat, RunEnd, StoreEntry, most_report_bytes
@@ -71,9 +72,10 @@ class AllReduceClient:
         has_collective = adds_by_torch(stage.exchange)
         # torch.distributed reads no memory of other processes.
         use_memory = config.processes.same_host == "memory" and not has_collective
-        longest = most_report_bytes(config.reported_rows(facts.rows))
+        # The reports of a round, or the state of the update rule in a copy of the model.
+        longest = max(most_report_bytes(config.reported_rows(facts.rows)), 4 * slots_of(stage) * facts.num_parameters)
         self.mesh = Mesh(
-            self.context, worker, leader, secret, facts.elements, use_memory=use_memory, report_bytes=longest
+            self.context, worker, leader, secret, facts.elements, use_memory=use_memory, body_bytes=longest
         )
         shared = self.mesh.memory
         self.pushed: Vector = shared.gradient if shared else np.zeros(facts.elements, np.float32)
