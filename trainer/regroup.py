@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import NoReturn
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.checkpoints.read import newest, newest_state, versions
+from trainer.checkpoints.prune import state_to_restore
+from trainer.checkpoints.read import newest, versions
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, folder_of
+from trainer.checkpoints.stop_file import stop_of
 from trainer.config import Config
 from trainer.context import RunContext
 from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort
 from trainer.exchange.neighbours import NeighbourExchange
-from trainer.home.place import Place
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, SavedRun
 from trainer.sampling.shuffle import ShuffleSampler
@@ -171,7 +172,7 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
         UsageError: the workers of the run cannot change.
         DataError: a checkpoint is damaged.
     """
-    progress = _progress(context.checkpoints, record)
+    progress = _progress(context, record)
     # A cohort without an update has left nothing: it begins again, maybe from another checkpoint.
     entries = record.cohorts.up_to(progress.version)
     last = entries[-1]
@@ -198,9 +199,12 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
     return result
 
 
-def _progress(root: Place, record: RunRecord) -> CheckpointProgress:
-    """Return the progress of a run in its newest checkpoint. Raises DataError if all of its checkpoints are damaged."""
-    state = newest_state(root, verify=True)
+def _progress(context: RunContext, record: RunRecord) -> CheckpointProgress:
+    """Return the progress of a run in the checkpoint with which it continues: the newest, or that of an early end.
+
+    Raises DataError if all of its checkpoints are damaged."""
+    root = context.checkpoints
+    state = state_to_restore(root, stop=stop_of(root, _with_cohorts(context, record.cohorts).config))
     if state:
         return CheckpointProgress(state.version, state.accepted, state.clocks)
     if not any(versions(root)):  # a first checkpoint without its last file is written again

@@ -11,23 +11,24 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import UsageError
-from tests.support.configs import make_config
+from tests.support.configs import change, make_config
 from tests.support.references import RUNS, undocumented_below, unlisted
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Options, Result
 from trainer.checkpoints.read import read_state, whole
 from trainer.checkpoints.stop_file import StopDecision, read_stop, stop_of, write_stop
-from trainer.config import RunSpec
+from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.coordination.early_stopping import last_improvement, stops_now
 from trainer.leader import leader
 from trainer.report.terminal import ending
 from trainer.runlog.kinds import EvaluationEvent
+from trainer.runlog.run_folder import read_record
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.engine import Engine
 from trainer.simulation.replay import replay
 
-RUN = RunSpec(output="o", steps=1, patience=2, min_delta=0.05)
+CONFIG = make_config(patience=2, min_delta=0.05)
 
 
 def stop_by_hand(losses: list[float], patience: int, min_delta: float) -> int | None:
@@ -202,13 +203,43 @@ def test_a_decision_counts_for_its_options_and_history(shards: Path, tmp_path: P
     version = whole(root)[-1]
     decision = StopDecision(version, read_state(root, version).generation, 2, 2, 0.05, 1, 1.5)
     write_stop(root, decision)
-    assert stop_of(root, RUN) == decision
-    assert stop_of(root, replace(RUN, patience=3)) is None
-    assert stop_of(root, replace(RUN, patience=None, min_delta=0.0)) is None
+    assert stop_of(root, CONFIG) == decision
+    assert stop_of(root, change(CONFIG, patience=3)) is None
+    assert stop_of(root, change(CONFIG, patience=None, min_delta=0.0)) is None
     write_stop(root, replace(decision, version=version + 1))
     assert read_stop(root) is None, "of a checkpoint that is not there"
     (root / "stop.json").write_text('{"version": ')
     assert read_stop(root) is None
+
+
+def decide_for(root: Path, version: int) -> None:
+    """Write the decision of an evaluator that was late."""
+    write_stop(root, StopDecision(version, read_state(root, version).generation, 3, 5, 0.0, 1, 1.5))
+
+
+def test_a_late_decision_ends_a_resume_with_other_workers(shards: Path, tmp_path: Path) -> None:
+    """The run has gone on after the decision. Other workers begin with its checkpoint, not with the newest."""
+    run(shards, tmp_path / "run", epochs=4, patience=5)
+    root = tmp_path / "run" / "checkpoints"
+    earlier = whole(root)[-2]
+    decide_for(root, earlier)
+    done = run(shards, tmp_path / "run", RESUME, epochs=6, patience=5, workers=3)
+    assert done.early_stop
+    assert done.early_stop["epoch"] == 3
+    assert whole(root)[-1] == earlier
+
+
+def test_a_decision_before_other_workers_is_void(shards: Path, tmp_path: Path) -> None:
+    """A checkpoint before them may be there still, but their rows are not those of a run that goes back to it."""
+    run(shards, tmp_path / "run", epochs=4, patience=5)
+    run(shards, tmp_path / "run", RESUME, epochs=6, patience=5, workers=3)
+    root = tmp_path / "run" / "checkpoints"
+    config = read_record(tmp_path / "run").config
+    last = whole(root)[-1]
+    decide_for(root, last)
+    assert stop_of(root, config)
+    next_workers = Cohort(2, 10, last + 1, config.cohorts.present.accepted, ends=(0, 0, 0), turn=9)
+    assert stop_of(root, replace(config, cohorts=Cohorts((*config.cohorts.entries, next_workers)))) is None
 
 
 @pytest.mark.parametrize(

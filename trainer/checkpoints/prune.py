@@ -69,27 +69,40 @@ def go_back(
     Raises:
         OSError: the folder cannot be read, or later checkpoints can be neither deleted nor recorded as void.
     """
-    state = newest_state(root, verify=True)
+    state = state_to_restore(root, by_rule=by_rule, stop=stop)
     if state is None:
         return None
     version = state.version
-    # Training has gone on while the rule decided. What it did after the switch is void.
-    switch = read_switch(root) if by_rule and not state.stage else None
-    if switch and is_sound(root, read_state(root, switch.version), listed(folder_of(root, switch.version))):
-        version = switch.version
-    if stop and is_sound(root, read_state(root, stop.version), listed(folder_of(root, stop.version))):
-        version = stop.version
     past = read_generations(root)
-    generation = max(at_least, read_state(root, version).generation + 1, past.latest + 1)
+    generation = max(at_least, state.generation + 1, past.latest + 1)
     discard_after(root, version)
+    # A checkpoint that cannot be deleted counts until a later generation is on record.
     try:
         write_generations(root, past.begin(generation, version))
     except OSError:
         if versions(root)[-1] > version:
             raise
     if stop and stop.version == version:
-        make_final(root, read_state(root, version))
+        make_final(root, state)
     return version, generation
+
+
+def state_to_restore(root: Place, *, by_rule: bool = False, stop: StopDecision | None = None) -> RunState | None:
+    """Return the state to which ``go_back`` rolls back, or None if no checkpoint is sound. Changes nothing.
+
+    Raises OSError if the folder cannot be read. by_rule, stop: as for ``go_back``."""
+    state = newest_state(root, verify=True)
+    if state is None:
+        return None
+    # Training has gone on while a rule decided. What it did after the switch, or after the end, is void.
+    switch = read_switch(root) if by_rule and not state.stage else None
+    for decision in (stop, switch):
+        if decision is None:
+            continue
+        earlier = read_state(root, decision.version)
+        if is_sound(root, earlier, listed(folder_of(root, decision.version))):
+            return earlier
+    return state
 
 
 def discard_after(root: Place, version: int) -> None:

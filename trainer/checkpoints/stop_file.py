@@ -2,7 +2,8 @@
 
 The evaluator writes it before it marks the checkpoint as evaluated. The leader then rolls back to that checkpoint, which
 becomes the final one, so that the result does not depend on how far training has gone on meanwhile. The decision is void
-if a roll-back has made the checkpoint void, and for a run that was resumed with another --patience or --min-delta."""
+if a roll-back has made the checkpoint void, and for a run that was resumed with another --patience or --min-delta, or with
+other workers after that checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pipeline.core.json_values import build, parse
 from trainer.checkpoints.generations import read_generations
 from trainer.checkpoints.read import whole_state
-from trainer.config import RunSpec
+from trainer.config import Config, RunSpec
 from trainer.home.place import Place, write_whole
 
 STOP = "stop.json"
@@ -56,12 +57,14 @@ def read_stop(root: Place) -> StopDecision | None:
     return decision if counts and whole_state(root, decision.version) else None
 
 
-def stop_of(root: Place, run: RunSpec) -> StopDecision | None:
-    """Return the decision that ends a run with its present options, else None. Raises OSError."""
-    if run.patience is None:
+def stop_of(root: Place, config: Config) -> StopDecision | None:
+    """Return the decision that ends a run with its present options and workers, else None. Raises OSError."""
+    if config.run.patience is None:
         return None
     decision = read_stop(root)
-    return decision if decision and decision.is_by(run) else None
+    # The rows of the present workers are those that were left at the checkpoint with which they began.
+    is_earlier = decision and decision.version < config.cohorts.present.version
+    return decision if decision and decision.is_by(config.run) and not is_earlier else None
 
 
 def write_stop(root: Place, decision: StopDecision) -> None:

@@ -109,7 +109,7 @@ class Evaluator:
         results = []
         for state in checkpoint.waiting_of(states):
             # The leader rolls back to the checkpoint of a decision. Later ones, even a final one, are void then.
-            stop = stop_of(self.root, self.config.run)
+            stop = stop_of(self.root, self.config)
             if stop and stop.version < state.version:
                 results.append(False)
                 break
@@ -246,7 +246,10 @@ class Evaluator:
 
         The first decision counts: later checkpoints may have been written before it was made."""
         run = self.config.run
-        if run.patience is None or state.epoch_boundary is None or state.final or stop_of(self.root, run):
+        if run.patience is None or state.epoch_boundary is None or state.final:
+            return
+        # The present workers cannot go back to a checkpoint before them, so that the next epoch decides.
+        if state.version < self.config.cohorts.present.version or stop_of(self.root, self.config):
             return
         # From the log, which has the losses of an evaluator that was restarted, too.
         by_epoch = {event.epoch: event.loss_alone() for event in self._evaluations() if event.epoch is not None}

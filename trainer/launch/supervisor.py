@@ -308,7 +308,7 @@ class Supervisor:
         state = newest_state(root)
         if state is None:
             return False
-        stop = stop_of(root, self.config.run)
+        stop = stop_of(root, self.config)
         ends_early = stop is not None and stop.version == state.version and state.final
         return ends_early or is_end(state, self.config, self.facts)
 

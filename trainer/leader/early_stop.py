@@ -8,7 +8,7 @@ from pathlib import Path
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.state import RunState
 from trainer.checkpoints.stop_file import StopDecision, stop_of
-from trainer.config import RunSpec
+from trainer.config import Config
 from trainer.home.place import Place
 from trainer.runlog.events import log_event
 
@@ -17,30 +17,30 @@ class EvaluationWatch:
     """Looks at the evaluations of a run that may end early. A run without --patience has nothing to look for.
 
     Args:
-        run: the options.
+        config: the run.
         root: folder of checkpoints.
         look_s: least seconds between two looks at the folder.
     """
 
-    def __init__(self, run: RunSpec, root: Place, look_s: float) -> None:
-        self.run = run
+    def __init__(self, config: Config, root: Place, look_s: float) -> None:
+        self.config = config
         self.root = root
         self.look_s = look_s
         self._looked_at = self._counted_at = -math.inf
         self._obeyed: StopDecision | None = None
-        self._are_complete = run.patience is None
+        self._are_complete = config.run.patience is None
 
     def begin(self, stop: StopDecision | None) -> None:
         """Note that a generation begins. stop: the decision with which it ends the run, None if there is none."""
         self._obeyed = stop
-        self._are_complete = self.run.patience is None
+        self._are_complete = self.config.run.patience is None
 
     def stops_early(self, now: float) -> bool:
         """Return whether the evaluator has made a decision that is not obeyed yet. now: the caller's clock in seconds."""
-        if self.run.patience is None or now - self._looked_at < self.look_s:
+        if self.config.run.patience is None or now - self._looked_at < self.look_s:
             return False
         self._looked_at = now
-        return stop_of(self.root, self.run) not in (None, self._obeyed)
+        return stop_of(self.root, self.config) not in (None, self._obeyed)
 
     def are_complete(self, now: float) -> bool:
         """Return whether no evaluation is missing that could end the run earlier; always True without --patience.
@@ -51,7 +51,7 @@ class EvaluationWatch:
         self._counted_at = now
         # Before the decision is read, because an evaluation is marked after the decision that follows from it.
         waiting = [state for state in unevaluated(self.root) if not state.final]
-        self._are_complete = not waiting and stop_of(self.root, self.run) in (None, self._obeyed)
+        self._are_complete = not waiting and stop_of(self.root, self.config) in (None, self._obeyed)
         return self._are_complete
 
 

@@ -136,7 +136,7 @@ class Leader:
         self.training: Training | None = None  # None until all servers have loaded one generation
         self.ledger: ExampleLedger | None = None  # of the present generation
         self._look_s = 0.0 if folders.is_local else FAR_LOOK_S
-        self.evaluations = EvaluationWatch(config.run, self.checkpoints, self._look_s)
+        self.evaluations = EvaluationWatch(config, self.checkpoints, self._look_s)
         self._looked_at = -math.inf  # when a decision of the rule was looked for
         self._snapshot_at = 0.0  # when the last checkpoint began
         self._left: int | None = None  # the version that a roll-back left, until it is logged
@@ -180,7 +180,7 @@ class Leader:
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             at_least = max(self.generation + 1, self.microseconds())
-            stop = stop_of(self.checkpoints, self.config.run)
+            stop = stop_of(self.checkpoints, self.config)
             restored = go_back(self.checkpoints, at_least, by_rule=self.stages[0].by_rule, stop=stop)
             if restored:
                 self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])

@@ -107,7 +107,7 @@ class NeighbourLeader:
         self.microseconds = microseconds
         self.writer = ReplicaWriter(folders, work or AtOnce(), by_rule=config.run.patience is not None)
         self.root = folders.checkpoints
-        self.evaluations = EvaluationWatch(config.run, self.root, 0.0 if folders.is_local else FAR_LOOK_S)
+        self.evaluations = EvaluationWatch(config, self.root, 0.0 if folders.is_local else FAR_LOOK_S)
         self.log = folders.work
         self.stage = build_stages(config, facts.num_workers, facts.rows)[0]
         self.has_handed_over = False
@@ -158,7 +158,7 @@ class NeighbourLeader:
         self._retry_cause = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
-            stop = stop_of(self.root, self.config.run)
+            stop = stop_of(self.root, self.config)
             restored = go_back(self.root, max(self.generation + 1, self.microseconds()), stop=stop)
             if restored:
                 self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])

@@ -83,7 +83,7 @@ class PeerEngine:
         self.usual_batch = weighted_batch(config, facts) if exchange.weigh_by == "examples" else None
         self.steps_per_epoch = config.steps_per_epoch(facts.rows)
         self.has_snapshot = False  # True after a checkpoint, until the observer resets it
-        self.evaluations = EvaluationWatch(config.run, folders.checkpoints, 0.0)
+        self.evaluations = EvaluationWatch(config, folders.checkpoints, 0.0)
         self.down = False  # whether the leader is dead
         self.back_at = 0.0  # end of its latest scripted absence
         self.divergence: str | None = None  # why the run has diverged
@@ -452,7 +452,7 @@ class PeerEngine:
 
         at: the time of a roll-back, at which all present workers begin instead; None at the start of the program."""
         root = self.root / CHECKPOINTS
-        self.stop = stop_of(root, self.config.run)
+        self.stop = stop_of(root, self.config)
         self.evaluations.begin(self.stop)
         version_and_generation = go_back(root, at_least=self.generation + 1, stop=self.stop)
         if not version_and_generation:
