@@ -36,10 +36,12 @@ from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import evaluation_of, read_state, versions
 from trainer.checkpoints.state import RunState, folder_of, slice_name
+from trainer.checkpoints.stop_file import read_stop
 from trainer.checkpoints.write import mark_evaluated, reopen
 from trainer.checkpoints.write import write_slice as save_slice
 from trainer.checkpoints.write import write_state as save_state
 from trainer.config import Config
+from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.data.batches import Batch
 from trainer.data.opening import open_shards
 from trainer.data.rows import Rows
@@ -710,6 +712,20 @@ def test_a_broken_checkpoint_is_told_of_and_passed_over(tmp_path: Path, shards: 
     assert [event["version"] for event in events(tmp_path, "eval")] == [20, 25]
     (warning,) = events(tmp_path, "warning")
     assert str(broken) in warning["message"]
+
+
+@pytest.mark.parametrize("first", [0, 30], ids=["of these workers", "before other workers"])
+def test_patience_counts_epochs_that_cannot_be_measured(tmp_path: Path, shards: Path, first: int) -> None:
+    """A checkpoint before the present workers ends no run, because none of them has its rows."""
+    for epoch in (1, 2, 3):
+        write(tmp_path, 10 * epoch, boundary=epoch)
+    write(tmp_path, 40)
+    (folder_of(tmp_path / "checkpoints", 20) / slice_name(1, 2)).write_bytes(b"")
+    config = config_of(shards, patience=2, min_delta=1e6)
+    later = Cohorts((Cohort(2, 128), Cohort(3, 128, version=first + 1, ends=(0, 0)))) if first else Cohorts()
+    Evaluator(replace(config, cohorts=later), open_shards(str(shards)), Folders.from_home(tmp_path)).catch_up()
+    stop = read_stop(tmp_path / "checkpoints")
+    assert (stop and stop.epoch) == (None if first else 3)
 
 
 def test_a_broken_final_checkpoint_is_an_error(tmp_path: Path, shards: Path) -> None:

@@ -252,13 +252,13 @@ class Evaluator:
         if state.version < self.config.cohorts.present.version or stop_of(self.root, self.config):
             return
         # From the log, which has the losses of an evaluator that was restarted, too.
-        by_epoch = {event.epoch: event.loss_alone() for event in self._evaluations() if event.epoch is not None}
-        epochs = sorted(epoch for epoch in by_epoch if epoch == int(epoch) and epoch <= state.epoch_boundary)
-        losses = [by_epoch[epoch] for epoch in epochs]
+        loss_by_epoch = {event.epoch: event.loss_alone() for event in self._evaluations()}
+        # An epoch whose checkpoint was damaged counts as one without an improvement.
+        losses = [loss_by_epoch.get(number, math.nan) for number in range(1, state.epoch_boundary + 1)]
         if not stops_now(losses, run.patience, run.min_delta):
             return
         best = last_improvement(losses, run.min_delta)
-        best_epoch = None if best is None else int(epochs[best])
+        best_epoch = None if best is None else best + 1
         best_loss = None if best is None else losses[best]
         options = (run.patience, run.min_delta, best_epoch, best_loss)
         write_stop(self.root, StopDecision(state.version, state.generation, state.epoch_boundary, *options))
