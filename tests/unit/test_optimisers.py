@@ -174,6 +174,7 @@ def test_the_state_of_torchs_optimisers_is_known() -> None:
     [
         ({"exchange": "d-psgd"}, "which --exchange d-psgd lacks: leave out one of them"),
         ({"exchange": "sync-switch"}, "which --exchange sync-switch lacks"),
+        ({"protocol": "downpour", "push_every": 1}, "--protocol downpour pushes the steps of sgd"),
         ({"momentum_rule": "nesterov"}, "--momentum-rule nesterov is a rule of sgd, not of --optimiser adam"),
         ({"optimiser": "adagrad"}, "--optimiser must be sgd, adam or module:function, got 'adagrad'"),
     ],

@@ -118,7 +118,7 @@ class Config:
                 " lacks: leave out one of them"
             )
         # The servers add such pushes as they are; another rule would take them for gradients.
-        if self.protocol.most_local_steps() > 1:
+        if not self.protocol.has_momentum:
             raise UsageError(
                 f"--protocol {self.protocol.name} pushes the steps of sgd on the workers' own copies, not gradients: leave"
                 f" out --optimiser {name}"
