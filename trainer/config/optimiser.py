@@ -39,7 +39,7 @@ class Optimiser(Spec):
     learning_rate: float | None = option(
         None,
         "learning rate of single-process SGD; each gradient of an update is multiplied by this rate divided by the number"
-        " of workers (n-softsync: by the number of gradients in the update)",
+        " of workers (n-softsync: by the number of gradients in the update, except with adam)",
         above=0,
         shown=f"set by the model, lower if gradients can be stale; without sgd {ADAPTIVE_RATE:g}",
     )
