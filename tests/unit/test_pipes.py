@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from pipeline.spark.session import PACKAGE
 from trainer.transport.messages import MalformedMessageError
-from trainer.transport.pipes import CAPACITY, MOST_BYTES, MessagePipe, PipeWriter, open_pipe
+from trainer.transport.pipes import MOST_BYTES, MessagePipe, PipeWriter, open_pipe
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="pipes are opened through /proc")
 
@@ -65,8 +66,26 @@ def test_a_full_pipe_refuses_and_one_read_empties_it(pipe: MessagePipe) -> None:
         count += 1
     assert pipe.read() == b"".join(b"%064d" % number for number in range(count))
     assert pipe.read() == b""
-    assert count == CAPACITY // 64
+    assert count == pipe.capacity // 64
     assert writer.offer(b"again")
+
+
+def test_one_read_empties_a_pipe_of_a_kernel_with_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pages of 64 KiB the kernel makes pipes of 1 MiB, as this one."""
+    create = os.pipe
+
+    def create_large() -> tuple[int, int]:
+        ends = create()
+        fcntl.fcntl(ends[0], fcntl.F_SETPIPE_SZ, 1 << 20)
+        return ends
+
+    monkeypatch.setattr(os, "pipe", create_large)
+    pipe = MessagePipe()
+    writer = opened(pipe)
+    count = 0
+    while count < 1000 and writer.offer(b"%0109d" % count):
+        count += 1
+    assert pipe.read() == b"".join(b"%0109d" % number for number in range(count))
 
 
 def test_a_message_that_could_be_cut_is_refused(pipe: MessagePipe) -> None:
@@ -103,7 +122,7 @@ def test_a_killed_writer_leaves_whole_messages_only(pipe: MessagePipe) -> None:
     processes[0].wait()
     pipe.read()  # the last of it
     rest = b""
-    while len(rest) < CAPACITY:
+    while len(rest) < pipe.capacity:
         rest += bytes(pipe.read())
     processes[1].kill()
     processes[1].wait()

@@ -7,6 +7,7 @@ else, and whatever a pipe refuses."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import stat
@@ -15,18 +16,23 @@ from typing import Any
 from trainer.transport.messages import MalformedMessageError
 
 MOST_BYTES = select.PIPE_BUF  # of a message
-CAPACITY = 1 << 16  # of a pipe on Linux, so that one read empties it
 
 
 class MessagePipe:
     """A pipe from which its owner reads the messages of other processes. ``fileno`` is readable if there are any.
 
     It stays open while no other process has it open, so that there is no end of file. Raises OSError without
-    descriptors left."""
+    descriptors left.
+
+    Attributes:
+        capacity: the most bytes that it holds.
+    """
 
     def __init__(self) -> None:
         self._messages, self._entrance = os.pipe()
         os.set_blocking(self._messages, False)
+        # 64 KiB with pages of 4 KiB, more with larger ones. A read of fewer bytes could end within a message.
+        self.capacity = fcntl.fcntl(self._messages, fcntl.F_GETPIPE_SZ)
 
     def fileno(self) -> int:
         return self._messages
@@ -38,7 +44,7 @@ class MessagePipe:
     def read(self) -> memoryview:
         """Return all waiting messages, one after the other; b"" if there are none."""
         try:
-            return memoryview(os.read(self._messages, CAPACITY))
+            return memoryview(os.read(self._messages, self.capacity))
         except BlockingIOError:
             return memoryview(b"")
 
