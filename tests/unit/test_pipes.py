@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from pipeline.spark.session import PACKAGE
 from trainer.transport.messages import MalformedMessageError
-from trainer.transport.pipes import MOST_BYTES, MessagePipe, PipeWriter, open_pipe
+from trainer.transport.pipes import MOST_BYTES, MessagePipe, PipeWriter, open_pipe, open_pipes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="pipes are opened through /proc")
 
@@ -100,6 +101,16 @@ def test_a_pipe_without_its_reader_refuses() -> None:
     writer = opened(pipe)
     del pipe
     assert not writer.offer(b"anybody?")
+
+
+def test_without_descriptors_sockets_carry_all() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        assert open_pipes(2) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(open_pipes(2)) == 2
 
 
 def test_both_ends_leave_no_descriptor() -> None:

@@ -57,7 +57,7 @@ from trainer.transport.messages import (
     unpack_report,
     unpack_report_at,
 )
-from trainer.transport.pipes import MessagePipe
+from trainer.transport.pipes import MessagePipe, open_pipes
 from trainer.transport.sockets import connect, offer, serve
 from trainer.transport.status import RunStatus
 from trainer.watchdog import kick
@@ -98,7 +98,8 @@ class Server:
         self.to_leader = connect(self.context, endpoint.addresses[0], endpoint.secret) if index else None
         self.background = Background()
         # A pipe could overtake the examples, which must arrive before the parameters that are computed with them.
-        self.pipe = None if config.data.gossip else MessagePipe()
+        pipes = open_pipes(0 if config.data.gossip else 1)
+        self.pipe = pipes[0] if pipes else None
         self.slice_server = SliceServer(
             config, facts, index, self.folders.checkpoints, self.send, self.background, self._wrote, self.pipe
         )

@@ -29,7 +29,8 @@ class MessagePipe:
     """
 
     def __init__(self) -> None:
-        self._messages, self._entrance = os.pipe()
+        self._descriptors: tuple[int, ...] = ()  # before the call below, which may fail
+        self._descriptors = self._messages, self._entrance = os.pipe()
         os.set_blocking(self._messages, False)
         # 64 KiB with pages of 4 KiB, more with larger ones. A read of fewer bytes could end within a message.
         self.capacity = fcntl.fcntl(self._messages, fcntl.F_GETPIPE_SZ)
@@ -49,8 +50,8 @@ class MessagePipe:
             return memoryview(b"")
 
     def __del__(self) -> None:
-        os.close(self._messages)
-        os.close(self._entrance)
+        for descriptor in self._descriptors:
+            os.close(descriptor)
 
 
 class PipeWriter:
@@ -76,6 +77,14 @@ class PipeWriter:
 def pipe_key(server: int) -> str:
     """Return the key, in a worker's introduction, of the handle of its pipe for the answers of a server."""
     return f"pipe {server}"
+
+
+def open_pipes(count: int) -> list[MessagePipe]:
+    """Return new pipes for the messages of others; none without descriptors left, as sockets can carry all messages."""
+    try:
+        return [MessagePipe() for _ in range(count)]
+    except OSError:
+        return []
 
 
 def open_pipe(handle: Any) -> PipeWriter | None:

@@ -37,7 +37,7 @@ from trainer.transport.messages import (
     unpack_at,
     unpack_json,
 )
-from trainer.transport.pipes import MessagePipe, PipeWriter, open_pipe, pipe_key
+from trainer.transport.pipes import MessagePipe, PipeWriter, open_pipe, open_pipes, pipe_key
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
 from trainer.watchdog import kick
@@ -95,7 +95,7 @@ class ServerClient:
         for socket, address in zip(self.sockets, addresses, strict=True):
             socket.connect(address)
         # Of each server one, because answers do not say whose they are.
-        self.pipes = [MessagePipe() for _ in addresses] if self.memory else []
+        self.pipes = open_pipes(len(addresses) if self.memory else 0)
         self.writers: list[PipeWriter | None] = [None] * len(addresses)
         self._poller = zmq.Poller()
         for source in [*self.sockets, *(watch.monitor for watch in self.watches), *self.pipes]:
