@@ -27,5 +27,9 @@ def unseeded(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return images + torch.randint(0, 3, images.shape).to(images.dtype)
 
 
+def impatient(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    raise KeyError("contrast")
+
+
 def alone(images: torch.Tensor) -> torch.Tensor:
     return images

@@ -61,5 +61,20 @@ def lbfgs(parameters: list[Any]) -> Optimizer:
     return torch.optim.LBFGS(parameters)
 
 
+def impatient(parameters: list[Any]) -> Optimizer:
+    raise KeyError("betas")
+
+
+class Careless(SGD):
+    """Looks for an entry that its group does not have."""
+
+    def step(self, closure: Any = None) -> Any:
+        return self.param_groups[0]["warmup"]
+
+
+def careless(parameters: list[Any]) -> Optimizer:
+    return Careless(parameters, lr=0.1)
+
+
 def nothing(parameters: list[Any]) -> None:
     return None

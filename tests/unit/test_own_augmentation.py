@@ -80,6 +80,7 @@ def test_a_run_has_the_same_bits_again(shards: Path, tmp_path: Path) -> None:
         ("scaled", "made torch.float32"),
         ("unseeded", "draws from another source than its generator"),
         ("alone", "fails: alone.. takes 1 positional argument but 2 were given"),
+        ("impatient", "fails: 'contrast'"),
         ("absent", "has no function absent; it has: "),
     ],
 )

@@ -56,7 +56,9 @@ def check_augmentation(config: Config, shards: Shards) -> None:
     try:
         # Many times, because half of all images may be left as they are.
         results = [[augment(noise.copy(), np.random.default_rng(seed)) for seed in range(8)] for _ in range(2)]
-    except (TypeError, ValueError, RuntimeError) as error:
+    except UsageError:
+        raise
+    except Exception as error:
         raise UsageError(f"{FLAG} {reference} fails: {' '.join(str(error).split())[:200]}") from None
     if any(one.tobytes() != other.tobytes() for one, other in zip(*results, strict=True)):
         raise UsageError(

@@ -127,14 +127,18 @@ def _run(reference: str, span: slice) -> tuple[torch.Tensor, Optimizer]:
         parameter.grad = torch.tensor([0.3, -1.0, 2.0, 0.7])[span] * (step + 1)
         try:
             optimiser.step()
-        except (TypeError, ValueError, RuntimeError) as error:  # such as one that needs a closure
+        except Exception as error:  # such as of one that needs a closure
             raise UsageError(f"{FLAG} {reference} fails in its step: {' '.join(str(error).split())[:200]}") from None
     return parameter.detach(), optimiser
 
 
 def _make(reference: str, parameter: nn.Parameter) -> Optimizer:
-    """Return the optimiser of one parameter. Raises UsageError if the function returns anything else."""
-    optimiser = load_function(FLAG, reference)([parameter])
+    """Return the optimiser of one parameter. Raises UsageError if the function fails or returns anything else."""
+    function = load_function(FLAG, reference)
+    try:
+        optimiser = function([parameter])
+    except Exception as error:
+        raise UsageError(f"{FLAG} {reference} fails: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(optimiser, Optimizer) or len(optimiser.param_groups) != 1:
         kind = type(optimiser).__name__
         raise UsageError(f"{FLAG} {reference} returned a {kind}: it must return a torch.optim.Optimizer with one group")
