@@ -87,7 +87,8 @@ def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: 
             continue
         data = FORMATS[kind].make(shards, read_samples(shards, file))
         with unwritable_is_usage_error(target):
-            make((target / FILES / name).parent)
+            if make_index:  # only these have a folder for each worker
+                make((target / FILES / name).parent)
             write_whole(target / FILES / name, data)
         rows += file.rows
         progress.advance(rows, f"{rows:,} of {total:,} rows")
