@@ -14,7 +14,7 @@ from pipeline.core.seeds import Purpose, generator
 from tests.support import augmentations
 from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
-from tests.support.virtual_runs import QUIET, final
+from tests.support.virtual_runs import QUIET, final, virtual
 from trainer.config import Config
 from trainer.data.augment import normalise
 from trainer.data.batches import Batches, build_batches
@@ -87,6 +87,12 @@ def test_a_run_has_the_same_bits_again(shards: Path, tmp_path: Path) -> None:
 def test_an_unusable_function_is_refused(shards: Path, name: str, line: str) -> None:
     with pytest.raises(UsageError, match=line):
         check_augmentation(config_for(shards, name), open_shards(str(shards)))
+
+
+def test_gradients_without_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="identity changes images of rows, --compute quadratic has none"):
+        virtual(tmp_path / "run", augmentation=f"{OWN}identity")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

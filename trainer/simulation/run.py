@@ -14,7 +14,7 @@ from pipeline.core.errors import DivergenceError, JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
-from trainer.config import Config, RunFacts
+from trainer.config import CROP_FLIP, Config, RunFacts
 from trainer.context import RunContext
 from trainer.data.network import build_network
 from trainer.data.own_augmentation import check_augmentation
@@ -141,6 +141,7 @@ def check_rows(config: Config, compute: str) -> None:
         (config.sampler != ShuffleSampler(), f"--sampling {config.sampler.name} draws from rows"),
         (config.run.example_ledger, "--example-ledger keeps losses of rows"),
         (bool(config.data.gossip), f"--gossip {config.data.gossip} exchanges rows"),
+        (config.data.augmentation != CROP_FLIP, f"--augmentation {config.data.augmentation} changes images of rows"),
         (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides rows"),
     )
     use = next((use for applies, use in uses if applies), None)
