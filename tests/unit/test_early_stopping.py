@@ -229,6 +229,18 @@ def test_a_late_decision_ends_a_resume_with_other_workers(shards: Path, tmp_path
     assert whole(root)[-1] == earlier
 
 
+def test_a_decision_does_not_outlive_its_options(shards: Path, tmp_path: Path) -> None:
+    """Otherwise a later resume with the first options would void all that was trained in between."""
+    run(shards, tmp_path / "run", epochs=4, patience=5)
+    root = tmp_path / "run" / "checkpoints"
+    earlier = whole(root)[-2]
+    decide_for(root, earlier)
+    run(shards, tmp_path / "run", RESUME, epochs=5, patience=6)
+    done = run(shards, tmp_path / "run", RESUME, epochs=6, patience=5)
+    assert done.early_stop is None
+    assert whole(root)[-1] > earlier
+
+
 def test_a_decision_before_other_workers_is_void(shards: Path, tmp_path: Path) -> None:
     """A checkpoint before them may be there still, but their rows are not those of a run that goes back to it."""
     run(shards, tmp_path / "run", epochs=4, patience=5)

@@ -67,6 +67,12 @@ def stop_of(root: Place, config: Config) -> StopDecision | None:
     return decision if decision and decision.is_by(config.run) and not is_earlier else None
 
 
+def delete_void_stop(root: Place, config: Config) -> None:
+    """Delete a decision that does not end a run now, so that it ends no later start either. Raises OSError."""
+    if stop_of(root, config) is None:
+        (root / STOP).unlink(missing_ok=True)
+
+
 def write_stop(root: Place, decision: StopDecision) -> None:
     """Write the decision of a run. Raises OSError."""
     write_whole(root / STOP, (json.dumps(asdict(decision), allow_nan=False) + "\n").encode())

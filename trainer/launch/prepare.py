@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.core.errors import DataError, UsageError
 from trainer.checkpoints.read import newest_state, versions
 from trainer.checkpoints.state import RunState, folder_of
+from trainer.checkpoints.stop_file import delete_void_stop
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table
@@ -184,6 +185,8 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
         _check_identity(config, root, state)
         _check_links(config, facts, root, state)
         reopen(root, state)
+        # What this start trains must not be void for a later one with the options of an earlier decision.
+        delete_void_stop(root, config)
         return
     # To start again from version 0 would silently discard the training in the damaged checkpoints.
     if any(versions(root)):
