@@ -165,8 +165,12 @@ def test_a_killed_run_stops_where_it_would_have(
 def test_a_resume_with_more_patience_trains_on(shards: Path, tmp_path: Path, exchange: str) -> None:
     values: dict[str, Any] = {"exchange": exchange} | ({"topology": "ring"} if exchange == "d-psgd" else {})
     done = stopped(shards, tmp_path / "run", **values)
-    with pytest.raises(UsageError, match="ended early; --resume continues with another --patience"):
-        stopped(shards, tmp_path / "run", patience=12, **values)
+    for other in ({"patience": 12}, {"epochs": 13}):
+        with pytest.raises(UsageError, match="ended early; --resume continues with another --patience"):
+            stopped(shards, tmp_path / "run", **values | other)
+    same = stopped(shards, tmp_path / "run", RESUME, epochs=13, **values)
+    assert same.early_stop == done.early_stop, "a larger length alone changes nothing"
+    assert same.updates == done.updates
     longer = stopped(shards, tmp_path / "run", RESUME, patience=12, **values)
     plain = run(shards, tmp_path / "plain", epochs=12, **values)
     assert longer.early_stop is None

@@ -347,18 +347,20 @@ def decide(
         saved_record.config.run.patience,
         saved_record.config.run.min_delta,
     )
-    if has_stopped_early and other_patience and not resume:
+    is_longer = requested.steps > saved_record.steps
+    if has_stopped_early and (other_patience or is_longer) and not resume:
         raise UsageError(
             f"{output} holds a run that --patience has ended early; --resume continues with another --patience, --overwrite"
             " starts anew"
         )
-    if requested.steps > saved_record.steps and not resume:
+    if is_longer and not resume:
         raise UsageError(
             f"{output} holds a finished run of {saved_record.mini_batches} steps per worker; --resume continues to the"
             f" {requested.mini_batches} asked for, --overwrite starts anew"
         )
-    is_longer = requested.steps > saved_record.steps or (has_stopped_early and other_patience)
-    return Start.GO_ON if is_longer else Start.FINISHED
+    # A decision to end the run counts for any length.
+    goes_on = other_patience if has_stopped_early else is_longer
+    return Start.GO_ON if goes_on else Start.FINISHED
 
 
 def _refuse_other(output: Place, saved_record: RunRecord, requested: RunRecord, resume: bool) -> None:
