@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     others = [_other_study(plan, folder) for folder in args.merge]
     if not args.report_only:
         check_plan(plan, set() if args.prepare else Sets(plan, root).prepared_datasets(runs))
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    _interrupt_by_signals()
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(root))
@@ -192,8 +192,22 @@ def _silent(text: str) -> None:
     """Print nothing, for --quiet."""
 
 
-def _on_sigterm(signum: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _interrupt_by_signals() -> None:
+    """Raise KeyboardInterrupt at the first SIGINT or SIGTERM. Later ones are ignored, so that the end is orderly."""
+    # A shell starts background commands with SIGINT ignored, which stays so.
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+
+    def interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+        for number in numbers:
+            signal.signal(number, _ignore)  # not SIG_IGN, which processes that this one starts would inherit
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        signal.signal(number, interrupt)
+
+
+def _ignore(signum: int, frame: FrameType | None) -> None:
+    """Handle a signal by doing nothing."""
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.provenance import provenance
@@ -29,6 +31,8 @@ SETS_AT_ONCE = 24  # made in one start of Spark before their runs; limits the sp
 TRIES = 2  # of a run whose process is killed, usually by the system for lack of memory
 SILENCE_S = 300.0  # without a finished run until the progress of running ones is printed
 MAX_FAILURES = 3  # failed runs after which the others are expected to fail too
+
+T = TypeVar("T")
 
 
 class Runner:
@@ -128,9 +132,14 @@ class Runner:
         pool = ThreadPoolExecutor(self.jobs)
         try:
             futures: dict[Future[Record], Run] = {pool.submit(self._measure, run): run for run in part}
-            pending = set(futures)
+            # A queue, because a signal during concurrent.futures.wait can raise RuntimeError: release unlocked lock.
+            ended: SimpleQueue[Future[Record]] = SimpleQueue()
+            for future in futures:
+                future.add_done_callback(ended.put)
+            pending = len(futures)
             while pending:
-                completed, pending = wait(pending, SILENCE_S, FIRST_COMPLETED)
+                completed = next_items(ended, SILENCE_S)
+                pending -= len(completed)
                 if not completed:
                     under_way = self._running()
                     self.say(progress_line(list(under_way.values()), self._left_s(waiting, under_way)))
@@ -249,6 +258,17 @@ class Runner:
         """Return the estimated seconds until all waiting runs are done."""
         remaining_runs = [run for run in waiting if run not in self.ledger and run not in self.failures]
         return remaining_s(remaining_runs, self.run_seconds, self.jobs, under_way)
+
+
+def next_items(queue: SimpleQueue[T], timeout_s: float) -> list[T]:
+    """Wait for an item of a queue, and remove and return all items. Returns none after ``timeout_s`` without an item."""
+    items = []
+    try:
+        items.append(queue.get(timeout=timeout_s))
+        while True:
+            items.append(queue.get_nowait())
+    except Empty:
+        return items
 
 
 def batches(runs: Sequence[Run], key: Callable[[Run], Hashable], size: int) -> Iterator[list[Run]]:
