@@ -379,7 +379,10 @@ def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a job that ends with an error."""
     if isinstance(error, JobError):
         return error.exit_code
-    return _cause(error)[1] if isinstance(error, Exception) else 1
+    # The same as ``command_line.execute``: errors of the system are no errors of Spark, and need no text.
+    if not isinstance(error, Exception) or isinstance(error, OSError | MemoryError):
+        return 1
+    return _cause(error)[1]
 
 
 def _cause(error: Exception) -> tuple[str, int]:
@@ -394,5 +397,5 @@ def _cause(error: Exception) -> tuple[str, int]:
     )
     if not isinstance(error, ImportError) and (line := cluster_failure(text)):
         return line, 1
-    detail = ": ".join(raised[-1]) if raised else text.strip().splitlines()[0][:300]
-    return f"{type(error).__name__}: {detail} (--debug shows the whole trace)", 1
+    detail = ": ".join(raised[-1]) if raised else next(iter(text.strip().splitlines()), "")[:300]
+    return f"{type(error).__name__}{': ' * bool(detail)}{detail} (--debug shows the whole trace)", 1

@@ -10,6 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.core.errors import UsageError
+from pipeline.runs.flags import execute, exit_code_of
 from pipeline.runs.metrics_file import JobRecord, check_metrics_file, recorded, strip_interval, write_metrics
 
 LABELS = {"output": "/shards/{ds}", "strategy": "stratified"}
@@ -71,6 +72,29 @@ def test_a_job_ends_as_it_does_without_metrics(tmp_path: Path, capsys: pytest.Ca
     err = capsys.readouterr().err.splitlines()
     assert len(err) == 2
     assert all(line.startswith(f"warning: --metrics-file {gone}: ") for line in err)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (MemoryError(), 1, "MemoryError"),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (AssertionError(), 1, "AssertionError (--debug shows"),
+        (KeyboardInterrupt(), 1, "interrupted; "),
+        (UsageError("no input"), 2, "no input"),
+        (RuntimeError("pipeline.core.errors.DataError: a broken file"), 3, "a broken file"),
+    ],
+)
+def test_an_error_has_the_code_of_the_process(
+    error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> int:
+        raise error
+
+    with pytest.raises(SystemExit) as raised:
+        execute(fail)
+    assert exit_code_of(error) == raised.value.code == code
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "words"), [("job.txt", "does not end in .prom"), ("no/job.prom", "is no folder")])
