@@ -10,7 +10,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")  # of a URI
+# Of a URI. In Azure's abfss://container@account/path, the container comes before the @.
+CREDENTIALS = re.compile(r"(?<=://)(?:(?<!\babfs://)(?<!\babfss://)|(?=[^/@\s]*:))[^/@\s]+@")
 SECRET = re.compile(r"(?i)secret|passw|token|jaas|credential|signature")
 HIDDEN = "***"
 

@@ -46,8 +46,10 @@ def dataset_name(uri: str) -> tuple[str, str]:
     scheme, authority, path = split_uri(uri)
     if scheme in ("", "file"):
         return "file", path
+    # Before an @, there is the container in Azure's addresses, and credentials in others.
+    host = authority if scheme in ("abfs", "abfss") else authority.rpartition("@")[2]
     # Object stores have keys, which do not begin with a slash; file systems have paths.
-    return f"{scheme}://{authority.rpartition('@')[2]}", path if "hdfs" in scheme else path.strip("/") or "/"
+    return f"{scheme}://{host}", path if "hdfs" in scheme else path.strip("/") or "/"
 
 
 def version_of(manifest: Manifest) -> str:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from openlineage.client.naming.dataset import GCS, HDFS, S3, LocalFileSystem
+from openlineage.client.naming.dataset import ABFSS, GCS, HDFS, S3, LocalFileSystem
 
 from pipeline.core.storage.store import Store
 from pipeline.runs.lineage import dataset_name, lineage_events
@@ -31,6 +31,7 @@ def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://key:secret@lake/raw/x/", S3("lake", "raw/x")),
         ("s3://lake", S3("lake", "/")),
         ("gs://lake/raw/x", GCS("lake", "raw/x")),
+        ("abfss://raw@lake.dfs.core.windows.net/x", ABFSS("raw", "lake", "x")),
         ("delta:s3://lake/raw/x", S3("lake", "raw/x")),
     ],
 )

@@ -109,3 +109,5 @@ def test_labels_do_not_grow_by_the_day() -> None:
     assert strip_interval("hdfs://n:8020/x/scheduled__2026-01-31T00_00_00", run) == "hdfs://n:8020/x/{run_id}"
     assert strip_interval("/lake7/x-7/7", {"run_id": "7"}) == "/lake7/x-7/{run_id}"
     assert strip_interval("s3://key:secret@lake/x", None) == "s3://***@lake/x"
+    container = "abfss://raw@lake.dfs.core.windows.net/x"
+    assert strip_interval(container, None) == container

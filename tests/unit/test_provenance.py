@@ -17,6 +17,8 @@ MAIN = str(Path(str(pipeline.__file__)).parent / "__main__.py")
         (["/x/bin/sharding", "shard", "--workers", "3"], "sharding shard --workers 3"),
         (["/tmp/spark-1/jobs/random.py", "--seed", "1"], "python jobs/random.py --seed 1"),
         (["a.py", "s3a://key:word@bucket/x"], "python a.py 's3a://***@bucket/x'"),
+        (["a.py", "abfss://raw@lake.net/x"], "python a.py abfss://raw@lake.net/x"),
+        (["a.py", "abfss://key:word@lake.net/x"], "python a.py 'abfss://***@lake.net/x'"),
         (
             ["a.py", "--option", "kafka.ssl.keystore.password=p=q"],
             "python a.py --option 'kafka.ssl.keystore.password=***'",
