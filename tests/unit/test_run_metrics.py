@@ -113,6 +113,17 @@ def test_a_resumed_run_counts_its_own_work_alone(served: Any) -> None:
     assert found[name("sent_bytes_total"),] == 4 * 40 + 100
 
 
+def test_a_push_of_several_mini_batches_is_one_push() -> None:
+    """The status counts the mini-batches of downpour's pushes."""
+    with serve_metrics(ENDPOINT) as (metrics, address):
+        metrics.begin(make_config(protocol="downpour", push_every=5), FACTS)
+        metrics.add(StartEvent())
+        metrics.update(replace(STATUS, version=4, accepted=20))
+        found = scrape(address)
+    assert (found[name("updates_total"),], found[name("pushes_total"),]) == (4, 4)
+    assert found[name("sent_bytes_total"),] == 4 * 40
+
+
 def test_the_end_is_a_state_and_then_a_closed_port() -> None:
     with serve_metrics(ENDPOINT) as (metrics, address):
         metrics.end("finished")

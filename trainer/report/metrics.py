@@ -41,7 +41,7 @@ GAUGES: tuple[tuple[str, str, Callable[[RunStatus], float | None]], ...] = (
     ("version", "Updates of the parameters so far; a roll-back makes it smaller.", lambda its: its.version),
     ("epoch", "Global epochs so far.", lambda its: its.epoch),
     ("epochs", "Global epochs of the whole run.", lambda its: its.epochs),
-    ("pushes_planned", "Accepted pushes of the whole run.", lambda its: its.total),
+    ("pushes_planned", "Accepted pushes of the whole run; with downpour, their mini-batches.", lambda its: its.total),
     ("time_seconds", "Training time so far, over all starts of the run.", lambda its: its.seconds),
     ("workers_present", "Workers that take part at present.", lambda its: its.alive),
     ("workers", "Workers of the run.", lambda its: its.num_workers),
@@ -78,6 +78,7 @@ class RunMetrics:
         self._sent_bytes: int | None = None  # of an exchange among neighbours
         self._about: dict[str, str] = {}
         self._push_bytes = 0
+        self._push_is_update = False
         self._counts: Counter[str] = Counter()
         self._restarts: Counter[str] = Counter({role: 0 for role in ROLES})
 
@@ -92,6 +93,8 @@ class RunMetrics:
         # Neighbours send models, which their own event counts.
         has_pushes = not isinstance(config.exchange, NeighbourExchange)
         self._push_bytes = facts.num_parameters * FLOAT_BYTES if has_pushes else 0
+        # A push of several mini-batches is an update of its own, and the status counts its mini-batches as accepted.
+        self._push_is_update = config.protocol.most_local_steps() > 1
         self._status = NOT_READY
         self._state = "running"
         self._accepted = self._version = self._sent_bytes = None
@@ -100,9 +103,10 @@ class RunMetrics:
         """Take over a status of server 0."""
         if not status.ready:
             return
-        pushes = _growth(self._accepted, status.accepted)
+        updates = _growth(self._version, status.version)
+        pushes = updates if self._push_is_update else _growth(self._accepted, status.accepted)
         self._counts["pushes"] += pushes
-        self._counts["updates"] += _growth(self._version, status.version)
+        self._counts["updates"] += updates
         self._counts["sent_bytes"] += pushes * self._push_bytes
         self._accepted = status.accepted
         self._version = status.version
