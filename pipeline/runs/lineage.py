@@ -92,13 +92,17 @@ class RunLineage:
                 self._client.emit(self._event(kind, error))
         except Exception as problem:  # whatever a transport raises must not fail the run
             self._client = None
-            _warn(f"{kind} was not sent: {type(problem).__name__}: {problem}")
+            _warn(f"no OpenLineage events: {kind} was not sent: {type(problem).__name__}: {problem}")
 
     def close(self) -> None:
-        """Wait until asynchronous transports have sent all events, at most some seconds."""
-        if self._client is not None and hasattr(self._client, "close"):
+        """Wait until asynchronous transports have sent all events, at most some seconds. A failure is one warning."""
+        if self._client is None or not hasattr(self._client, "close"):
+            return
+        try:
             with _quiet_libraries():
                 self._client.close(timeout=10.0)
+        except Exception as problem:  # whatever a transport raises must not fail a run that is committed
+            _warn(f"OpenLineage events may be missing: {type(problem).__name__}: {problem}")
 
     def _event(self, kind: str, error: BaseException | None) -> Any:
         from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
@@ -241,7 +245,7 @@ def _configured_client() -> Any:
         configured = (client.config.transport or {}).get("type") or os.environ.get("OPENLINEAGE_URL")
         return client if configured else None
     except Exception as problem:
-        _warn(f"its configuration is refused: {type(problem).__name__}: {problem}")
+        _warn(f"no OpenLineage events: its configuration is refused: {type(problem).__name__}: {problem}")
         return None
 
 
@@ -259,7 +263,7 @@ def _client_version() -> str:
 
 def _warn(text: str) -> None:
     line = CREDENTIALS.sub(f"{HIDDEN}@", " ".join(text.split())[:400])
-    console.say("sharding.lineage", f"warning: no OpenLineage events: {line}", level="warning")
+    console.say("sharding.lineage", f"warning: {line}", level="warning")
 
 
 @contextmanager
