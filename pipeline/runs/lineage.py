@@ -35,6 +35,8 @@ FILE = "openlineage.yml"
 PARENT = "spark.openlineage.parent"  # prefix of the settings by which a scheduler names the run that started this one
 LIBRARIES = ("openlineage", "urllib3")  # log several lines for one event that cannot be sent
 
+_UNREACHED: set[str] = set()  # transports to which this process could not send START: later runs do not try again
+
 
 def dataset_name(uri: str) -> tuple[str, str]:
     """Return namespace and name of a data set, as OpenLineage's naming specification defines them.
@@ -91,6 +93,8 @@ class RunLineage:
             with _quiet_libraries():
                 self._client.emit(self._event(kind, error))
         except Exception as problem:  # whatever a transport raises must not fail the run
+            if kind == "START":
+                _UNREACHED.add(_transport_of(self._client))
             self._client = None
             _warn(f"no OpenLineage events: {kind} was not sent: {type(problem).__name__}: {problem}")
 
@@ -243,10 +247,15 @@ def _configured_client() -> Any:
             client = OpenLineageClient()
         # Without a transport the client would print all events on the console.
         configured = (client.config.transport or {}).get("type") or os.environ.get("OPENLINEAGE_URL")
-        return client if configured else None
+        return client if configured and _transport_of(client) not in _UNREACHED else None
     except Exception as problem:
         _warn(f"no OpenLineage events: its configuration is refused: {type(problem).__name__}: {problem}")
         return None
+
+
+def _transport_of(client: Any) -> str:
+    """Return a text that identifies the configured transport of a client."""
+    return f"{client.config.transport} {os.environ.get('OPENLINEAGE_URL')}"
 
 
 def _may_be_configured(environment: Mapping[str, str]) -> bool:

@@ -11,6 +11,7 @@ from openlineage.client.naming.dataset import ABFSS, GCS, HDFS, S3, LocalFileSys
 from openlineage.client.transport import Transport
 
 from pipeline.core.storage.store import Store
+from pipeline.runs import lineage
 from pipeline.runs.lineage import dataset_name, lineage_events
 from pipeline.runs.request import Request
 
@@ -32,6 +33,7 @@ class FaultyEnd(Transport):
 
 @pytest.fixture(autouse=True)
 def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lineage, "_UNREACHED", set())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -102,3 +104,15 @@ def test_a_collector_that_fails_is_one_warning(
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1), err
     assert err.startswith(f"warning: {words}")
+
+
+def test_a_collector_that_fails_costs_a_process_one_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The retries of a transport take most of a minute. A collector at another address gets events again."""
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
+    for port, warnings in ((9, 1), (9, 0), (11, 1)):
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", f"http://127.0.0.1:{port}")
+        run(tmp_path)
+        assert capfd.readouterr().err.count("START was not sent: ") == warnings
