@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pipeline.core import console
 from trainer.config import Config
 from trainer.home.place import place_of
 from trainer.launch.workers_request import Requests
@@ -68,9 +69,11 @@ def served_metrics(options: Options) -> Iterator[RunMetrics | None]:
     if not options.metrics_port or not options.has(Role("server", 0)):
         yield None
         return
-    from trainer.report.metrics import serve_metrics  # loads the transport, which --help should not
+    # Here, because they load the transport and tqdm, which --help should not.
+    from trainer.report.metrics import serve_metrics
+    from trainer.report.progress import LOGGER
 
     with serve_metrics(options.metrics_port) as (metrics, address):
         if not options.silent:
-            print(f"metrics: {address}", flush=True)
+            console.say(LOGGER, f"metrics: {address}")
         yield metrics

@@ -170,7 +170,7 @@ def test_a_storm_of_kills_and_stops_changes_no_bit_of_bsp(
         sets[3], "storm", *flags, "--heartbeat-timeout-s", 4, "--metrics-port", "127.0.0.1:0", "--log-format", "json"
     )
     until(lambda: "metrics: " in run.said(), "the address is printed")
-    address = re.findall("^metrics: (.*)$", run.said(), re.MULTILINE)[0]
+    address = re.findall('"message": "metrics: (.*?)"', run.said())[0]
     for version, role, number in (
         (5, "worker-1", signal.SIGKILL),
         (10, "server-1", signal.SIGKILL),

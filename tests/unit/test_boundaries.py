@@ -171,7 +171,6 @@ FILES_PRINT = {
     "pipeline/runs": {"compare.py"},
     "pipeline/spark": {"package.py"},
     "pipeline/upkeep": {"clean.py", "contents.py", "verify.py"},
-    "trainer": {"api.py"},
     "trainer/cluster": {"run.py"},
     "trainer/launch": {"ends.py", "processes.py", "run.py"},
     "trainer/start": {"decide.py", "folder.py"},

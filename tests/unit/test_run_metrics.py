@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -12,7 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
+from trainer.api import served_metrics
 from trainer.config import RunFacts
+from trainer.options import Options
 from trainer.report.metrics import parse_endpoint, serve_metrics
 from trainer.runlog.kinds import (
     ConsensusEvent,
@@ -131,6 +134,15 @@ def test_the_end_is_a_state_and_then_a_closed_port() -> None:
         assert [key[1] for key, value in found.items() if key[0] == name("state") and value] == ["finished"]
     with pytest.raises(urllib.error.URLError):
         scrape(address)
+
+
+def test_the_address_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output has the results of a run alone."""
+    with served_metrics(Options(metrics_port=ENDPOINT)) as metrics:
+        assert metrics
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(r"metrics: http://127.0.0.1:\d+/metrics\n", err)
 
 
 def test_a_port_in_use_is_one_line() -> None:
