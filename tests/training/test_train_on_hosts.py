@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from tests.support.configs import make_config
 from tests.support.tiers import only
 from tests.support.trainer_runs import Training, train_here, until
@@ -27,7 +27,8 @@ from trainer.checkpoints.read import whole
 from trainer.cluster.launcher import LaunchArguments, Part
 from trainer.cluster.local import LocalLauncher
 from trainer.options import Options
-from trainer.runlog.kinds import StartEvent
+from trainer.report.metrics import RunMetrics, serve_metrics
+from trainer.runlog.kinds import EvaluationEvent, StartEvent
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
 BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 600, "--checkpoint-every-s", 0.5)
@@ -262,6 +263,43 @@ def test_what_cannot_be_trained_is_said_in_a_line_and_leaves_nothing(shards: Pat
         train(config, Options(silent=True), launcher=LocalLauncher(), hosts=2)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "run").exists()
+
+
+class WithoutRoom(LocalLauncher):
+    def check(self, parts: Sequence[Part]) -> None:
+        raise JobError("no room")
+
+
+@pytest.mark.full
+def test_metrics_of_an_overwritten_run_have_all_its_events(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count from the beginning of the new log, however long the old one was, and end with a state."""
+    used = []
+
+    @contextmanager
+    def serve(endpoint: tuple[str, int]) -> Iterator[tuple[RunMetrics, str]]:
+        with serve_metrics(endpoint) as (metrics, address):
+            used.append(metrics)
+            yield metrics, address
+
+    monkeypatch.setattr("trainer.report.metrics.serve_metrics", serve)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text("\n" * 1_000_000)
+    config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=4)
+    options = Options(silent=True, report=False, overwrite=True, metrics_port=("127.0.0.1", 0))
+    result = train(config, options, launcher=LocalLauncher(), hosts=1)
+    with pytest.raises(JobError, match="no room"):
+        train(config, options, launcher=WithoutRoom(), hosts=1)
+    trained, refused = (
+        {(each.name, *each.labels.values()): each.value for family in metrics.collect() for each in family.samples}
+        for metrics in used
+    )
+    assert result
+    evaluations = sum(isinstance(event, EvaluationEvent) for event in result.events())
+    assert trained["sharding_training_evaluations_total",] == evaluations > 0
+    assert trained["sharding_training_state", "finished"] == 1
+    assert refused["sharding_training_state", "failed"] == 1
 
 
 class Elsewhere(LocalLauncher):

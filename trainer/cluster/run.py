@@ -72,8 +72,7 @@ class ClusterRun:
         self.requests = requests
         self.start_s = start_s
         self.metrics = metrics
-        # A folder in a store has the log with a delay and by listings; there the metrics lack what only the log says.
-        self._events = EventTail(requests.home / METRICS) if metrics and isinstance(requests.home, Path) else None
+        self._events: EventTail | None = None
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.token = secrets.token_hex(32)
@@ -154,6 +153,10 @@ class ClusterRun:
     def train(self) -> None:
         """Train until the leading part has ended without an error. Raises the error of a failed part, or JobError."""
         everybody = [part.index for part in self.parts]
+        # Only now the folder has the log that this start continues. A folder in a store has it with a delay and by
+        # listings; there the metrics lack what only the log says.
+        if self.metrics and isinstance(self.requests.home, Path):
+            self._events = EventTail(self.requests.home / METRICS)
         self.rendezvous.want(everybody, GO)
         while not self._watch():
             changes = not self.interrupted and self.requests.is_waiting()

@@ -7,6 +7,7 @@ from contextlib import closing
 from trainer.cluster.launcher import Launcher, share_roles
 from trainer.cluster.run import ClusterRun
 from trainer.launch.ends import announce, interruptible
+from trainer.launch.supervisor import RunInterruptedError
 from trainer.launch.workers_request import Requests
 from trainer.report.metrics import RunMetrics
 from trainer.run_files import REPORT
@@ -32,11 +33,20 @@ def train_on_cluster(
     options = start.options
     parts = share_roles(context.config.processes.servers, context.num_workers, hosts)
     run = ClusterRun(context.config, options, launcher, parts, requests, metrics=metrics)
-    # The folder is changed only after run.start has found that the parts can train the run.
-    with interruptible(run), locked_start(start, run.start, run.lose) as kind, closing(run):
-        requests.meet()
-        if kind is not Start.FINISHED:
-            run.train()
+    cause = "failed"
+    try:
+        # The folder is changed only after run.start has found that the parts can train the run.
+        with interruptible(run), locked_start(start, run.start, run.lose) as kind, closing(run):
+            requests.meet()
+            if kind is not Start.FINISHED:
+                run.train()
+        cause = "finished"
+    except RunInterruptedError:
+        cause = "interrupted"
+        raise
+    finally:
+        if metrics:
+            metrics.end(cause)
     result = read_result(context.home)
     if kind is not Start.FINISHED:
         page = result.output / REPORT
