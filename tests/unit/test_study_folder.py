@@ -17,6 +17,7 @@ from trainer.study.run import runner
 from trainer.study.run.children import run_child
 from trainer.study.run.folder import claim_folder, refuse_other_plan
 from trainer.study.run.prepared import PREPARED, read_prepared, write_prepared
+from trainer.study.run.sets import Sets
 
 DRAW = normal({"random": 0.01, "stratified": 0.01})
 
@@ -230,6 +231,18 @@ def test_prepared_sets_are_added_to_those_recorded_before(tmp_path: Path) -> Non
     for name in sets:
         write_prepared(tmp_path, {name: sets[name]})
     assert read_prepared(tmp_path) == sets
+
+
+def test_a_deleted_prepared_set_needs_its_data_set_again(tmp_path: Path) -> None:
+    """Unless all runs on it are in the ledger: sets are deleted after their last run."""
+    plan = make_plan(("random",), seeds=1)
+    runs = list(plan.runs())
+    key = str(Sets(plan, tmp_path).key(runs[0]))
+    write_prepared(tmp_path, {key: {"train": "t", "eval": "e", "shards": "s"}})
+    assert Sets(plan, tmp_path).prepared_datasets(runs, runs) == set()
+    assert Sets(plan, tmp_path).prepared_datasets(runs, []) == {"made-up"}
+    (tmp_path / "sets" / key).mkdir(parents=True)
+    assert Sets(plan, tmp_path).prepared_datasets(runs, runs) == {"made-up"}
 
 
 @pytest.mark.parametrize(

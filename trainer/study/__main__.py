@@ -129,7 +129,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = share_of_runs(plan, *args.share)
     others = [_other_study(plan, folder) for folder in args.merge]
     if not args.report_only:
-        check_plan(plan, set() if args.prepare else Sets(plan, root).prepared_datasets(runs))
+        ledger = StudyLedger(root / LEDGER)
+        waiting = [run for run in runs if run not in ledger]
+        check_plan(plan, set() if args.prepare else Sets(plan, root).prepared_datasets(runs, waiting))
     _interrupt_by_signals()
     with ExitStack() as stack:
         try:

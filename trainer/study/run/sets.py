@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,8 +76,7 @@ class Sets:
 
         They are trained on as they are, without a look at the data sets. Raises DataError if a set was changed since."""
         for key in dict.fromkeys(keys):
-            # A prepared set that was deleted after its last run is made again, with Spark.
-            if str(key) in self.prepared and (self.root / SETS / str(key)).is_dir():
+            if self._is_prepared(key):
                 if self._fingerprints(key) != self.prepared[str(key)]:
                     raise DataError(
                         f"{self.uri(key)} is not the set that --prepare made; delete it, and run the command again with"
@@ -89,10 +88,16 @@ class Sets:
         """Record all sets that this process has made as prepared."""
         write_prepared(self.root, {str(key): self._fingerprints(key) for key in sorted(self.made_keys, key=str)})
 
-    def prepared_datasets(self, runs: Iterable[Run]) -> set[str]:
-        """Return the data sets that are not needed here, because all sets of the runs are prepared."""
-        keys = set(map(self.key, runs))
-        return {key.dataset for key in keys} - {key.dataset for key in keys if str(key) not in self.prepared}
+    def prepared_datasets(self, runs: Sequence[Run], waiting: Sequence[Run]) -> set[str]:
+        """Return the data sets that are not needed here, because the sets of all waiting runs are prepared and there.
+
+        Args:
+            runs: the runs of the study, all of whose sets must have been prepared.
+            waiting: those of them that are not in the ledger. The sets of the others may be deleted.
+        """
+        needed = {key.dataset for key in map(self.key, runs) if str(key) not in self.prepared}
+        needed |= {key.dataset for key in map(self.key, waiting) if not self._is_prepared(key)}
+        return {run.cell.dataset for run in runs} - needed
 
     def make(self, keys: Iterable[SetKey]) -> None:
         """Make sets, or verify that existing ones are as they would be made.
@@ -127,6 +132,10 @@ class Sets:
     def drop_datasets(self) -> None:
         """Delete the data sets that were derived for the sets."""
         _delete(self.root / DATASETS)
+
+    def _is_prepared(self, key: SetKey) -> bool:
+        """Return whether a prepared set is there. One that was deleted after its last run is made again, with Spark."""
+        return str(key) in self.prepared and (self.root / SETS / str(key)).is_dir()
 
     def _fingerprints(self, key: SetKey) -> Fingerprints:
         from trainer.data.opening import open_shards
