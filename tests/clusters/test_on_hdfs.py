@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -301,7 +302,7 @@ def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(
     for ended, (command, code, fact) in zip(done, cases, strict=True):
         *progress, last = ended.err.splitlines()
         assert (ended.code, last.startswith(f"error: {fact}")) == (code, True), (command, ended)
-        assert all(line.startswith("[") for line in progress), ended.err
+        assert all(re.match(r"[\d-]+T[\d:]+Z \[", line) for line in progress), ended.err
         assert ended.out == ""
     assert str(3 * RECORD_BYTES) in done[4].err.splitlines()[-1], "the place in the file"
     for sign in ("Traceback", "\tat ", "Exception"):

@@ -17,7 +17,7 @@ from tests.clusters.environments import Wheel, install_wheel
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 ROOT = PACKAGE.parent
 SET_UP = {"conf/setup.sh", "conf/constraints.txt"}  # of a checkout's environment
-OF_CHECKOUT = ("conf/airflow/", "conf/study/results/")
+OF_CHECKOUT = ("conf/airflow/", "conf/container/", "conf/study/results/")
 LOCATIONS = """
 import pipeline, trainer
 from pipeline.core.command_line import CONF
