@@ -234,7 +234,7 @@ def discover(
         surveyed.append((file, layout.drop_labels() if read_options.unlabelled else layout))
     if not surveyed:
         raise DataError(f"{uri} holds no rows: all {len(entries)} files are empty")
-    names = kind.names_beside(store, surveyed[0][0].path.rpartition("/")[0])
+    names = kind.names_beside(store, surveyed[0][0].path.rpartition("/")[0], read_options)
     surveyed = number_classes([with_names(entry, names) for entry in surveyed], class_names)
     files = [file for file, _ in surveyed]
     first_file, expected = surveyed[0]

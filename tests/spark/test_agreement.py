@@ -7,18 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from sklearn.metrics import adjusted_rand_score
 
+import pipeline
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.manifest import ShardSet, open_committed
 from pipeline.core.storage.store import Store
 from pipeline.quality.agreement import Cells, PairSums
 from pipeline.quality.metrics import chi_square
 from pipeline.runs.agreement import agreement, cells_of_chunk
+from pipeline.strategies.class_cluster import ClassCluster
 from pipeline.strategies.distribution_aware import DistributionAware
 from pipeline.strategies.hash import Hash
 from pipeline.strategies.round_robin import RoundRobin
@@ -77,6 +80,30 @@ def test_sets_of_other_rows_do_not_agree(spark: SparkSession, source: Source, tm
     one, other = ((shards.uri, shards.assignment_files()[0]) for shards in sets)
     with pytest.raises(DataError, match="hold other rows; make one again with --overwrite"):
         list(cells_of_chunk(Store(), 4, 1, (one, other)))
+
+
+@pytest.mark.full
+def test_cifar100_reports_neighbourhoods_beside_fine_labels(spark: SparkSession, tmp_path: Path) -> None:
+    """A job on CIFAR-100 by coarse labels, whose neighbourhoods inside each class are compared with the fine labels."""
+    fine, images = make_rows(600, seed=4, pixels=3072, classes=8)
+    records = np.concatenate([fine[:, None] // 4, fine[:, None], images], axis=1).astype(np.uint8)
+    (tmp_path / "train.bin").write_bytes(records.tobytes())
+    strategy = ClassCluster(clusters=40, components=8)
+    shards = pipeline.shard(
+        spark, input=str(tmp_path / "train.bin"), output=str(tmp_path / "o"), strategy=strategy, num_workers=3,
+        format="cifar100-binary", label_column="coarse_label", keep_columns=["fine_label"], quiet=True,
+    ).shards  # fmt: skip
+    rows = pd.concat([pq.read_table(f"{shards.uri}/{file.path}").to_pandas() for file in shards.files()])
+    rows = rows.sort_values("id")
+    assert np.array_equal(rows.label, fine // 4)
+    assert np.array_equal(rows.fine_label, fine)
+    page = (tmp_path / "o" / "report.html").read_text()
+    most = np.bincount(fine).max() / 600
+    purity = pd.crosstab(rows.neighbourhood, fine).max(axis=1).sum() / 600
+    figures = [adjusted_rand_score(fine, rows.neighbourhood), purity, most]
+    cells = "".join(f'<td class="number">{figure:.3f}</td>' for figure in figures)
+    assert f"<tr><td>fine_label</td>{cells}</tr>" in page
+    assert rows.neighbourhood.nunique() > 2  # more than coarse classes
 
 
 @pytest.mark.full

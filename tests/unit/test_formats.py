@@ -18,7 +18,7 @@ import pytest
 from PIL import ExifTags, Image
 from scipy.io import savemat
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.storage.files import FileInfo, RemoteReader
 from pipeline.core.storage.store import Store
@@ -66,9 +66,11 @@ def pickled(labels: np.ndarray, images: np.ndarray) -> bytes:
     return pickle.dumps(batch, protocol=2)
 
 
-def write_archive(path: Path, labels: np.ndarray, images: np.ndarray) -> None:
-    names = pickle.dumps({"fine_label_names": [f"class {number}" for number in range(100)]})
-    members = (("cifar-100-python/train", pickled(labels, images)), ("cifar-100-python/meta", names))
+def write_archive(
+    path: Path, labels: np.ndarray, images: np.ndarray, names: dict[str, list[str]] | None = None
+) -> None:
+    names = names or {"fine_label_names": [f"class {number}" for number in range(100)]}
+    members = (("cifar-100-python/train", pickled(labels, images)), ("cifar-100-python/meta", pickle.dumps(names)))
     with tarfile.open(path, "w:gz") as file:
         for name, data in (*members, ("cifar-100-python/test", pickled(labels[:3], images[:3]))):
             info = tarfile.TarInfo(name)
@@ -206,6 +208,55 @@ def test_every_format_gives_the_same_ids_and_bits(
         assert [number for block in rows for number in block.ids] == list(range(12)), name
         assert np.array_equal(np.concatenate([block.labels for block in rows]), labels), name
         assert np.array_equal(np.concatenate([block.images for block in rows]), images), name
+
+
+@pytest.mark.parametrize("name", ["cifar100-binary", "cifar-pickle", "cifar-archive"])
+def test_cifar100_has_columns_of_coarse_and_fine_labels(files: dict[str, Path], name: str) -> None:
+    """The labels, and the same rows as of a Parquet file with these columns."""
+    path = str(files[name])
+    by_coarse = ReadOptions(label_column="coarse_label", columns=("fine_label",))
+    dataset = discover(STORE, path, run=serial, read_options=by_coarse)
+    assert (dataset.layout.num_classes, dataset.layout.coarse) == (20, 20)
+    blocks = list(dataset.read(100, ROWS))
+    assert np.array_equal(np.concatenate([block.labels for block in blocks]), coarse_of(LABELS)[100:])
+    assert np.array_equal(np.concatenate([block.columns.coarse_labels for block in blocks]), coarse_of(LABELS)[100:])
+    fine = np.concatenate([block.columns.attributes["fine_label"].to_numpy() for block in blocks])
+    assert np.array_equal(fine, LABELS[100:])
+    assert np.array_equal(np.concatenate([block.images for block in blocks]), IMAGES[100:])
+    unlabelled = discover(STORE, path, run=serial, read_options=ReadOptions(unlabelled=True, columns=("fine_label",)))
+    (block, *_) = unlabelled.read(0, 50)
+    assert (set(block.labels), block.columns.coarse_labels) == ({0}, None)
+    assert block.columns.attributes["fine_label"].to_pylist() == LABELS[:50].tolist()
+    by_fine = discover(STORE, path, run=serial, read_options=ReadOptions(label_column="fine_label"))
+    assert by_fine.layout == discover(STORE, path, run=serial).layout
+
+
+@pytest.mark.parametrize("name", ["cifar100-binary", "cifar-pickle", "cifar-archive"])
+def test_cifar100_has_names_of_coarse_classes(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "train"
+    names = {"fine_label_names": [f"f{number}" for number in range(100)]}
+    names |= {"coarse_label_names": [f"c{number}" for number in range(20)]}
+    if name == "cifar-archive":
+        write_archive(path, LABELS[:9], IMAGES[:9], names)
+    else:
+        WRITERS[name](path, LABELS[:9], IMAGES[:9])
+    (tmp_path / "meta").write_bytes(pickle.dumps(names))
+    for key, values in names.items():
+        (tmp_path / f"{key}.txt").write_text("\n".join(values))
+    source = str(path if name == "cifar-archive" else tmp_path)
+    for column, first in ((None, "f0"), ("coarse_label", "c0")):
+        dataset = discover(STORE, source, run=serial, read_options=ReadOptions(name, label_column=column))
+        assert dataset.layout.class_names[0] == first
+        assert len(dataset.layout.class_names) == dataset.layout.num_classes
+
+
+@pytest.mark.parametrize("name", ["cifar100-binary", "cifar-pickle", "cifar-archive"])
+def test_cifar100_has_no_other_columns(files: dict[str, Path], name: str) -> None:
+    for options in (ReadOptions(label_column="label"), ReadOptions(columns=("site",))):
+        with pytest.raises(UsageError, match=r"has no column \w+; its columns are fine_label, coarse_label"):
+            discover(STORE, str(files[name]), run=serial, read_options=options)
+    with pytest.raises(UsageError, match=f"--image-column: {name} files have no columns with names; leave it out"):
+        discover(STORE, str(files[name]), run=serial, read_options=ReadOptions(image_column="data"))
 
 
 def test_every_format_has_a_writer_here() -> None:

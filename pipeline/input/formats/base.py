@@ -130,7 +130,7 @@ class Format(ABC):
         uri: the path of the input."""
         return entries
 
-    def names_beside(self, store: Store, folder: str) -> tuple[str, ...]:
+    def names_beside(self, store: Store, folder: str, options: ReadOptions) -> tuple[str, ...]:
         """Return the names of the classes from a file beside the data files, or ()."""
         return ()
 

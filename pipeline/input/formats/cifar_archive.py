@@ -12,8 +12,9 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
+from pipeline.input.formats.base import Columns, DataFile, block_rows
 from pipeline.input.formats.cifar_binary import Cifar10Binary, Cifar100Binary, FixedRecords
+from pipeline.input.formats.cifar_columns import COARSE, CifarColumns
 from pipeline.input.formats.cifar_pickle import columns_of, names_of
 from pipeline.input.formats.gzipped import inflate_start
 from pipeline.input.formats.tar import BLOCK, CIFAR_FOLDER, is_tar, read_members
@@ -22,10 +23,11 @@ from pipeline.input.read_options import ReadOptions
 BATCH = re.compile(r"(data_batch_\d+|test_batch|train|test)(\.bin)?")
 TEST = re.compile(r"test(_batch)?(\.bin)?")
 NAMES = ("batches.meta.txt", "fine_label_names.txt", "batches.meta", "meta")
+COARSE_NAMES = ("coarse_label_names.txt", "meta")
 MOST_BYTES = 1 << 30  # of all files of an archive: a task holds them
 
 
-class CifarArchive(Format):
+class CifarArchive(CifarColumns):
     """The format of an archive, whose training batches are the rows, and whose test batch is for evaluation.
 
     Rows have the ids of the extracted folder. The archive is decompressed whole by tasks."""
@@ -39,22 +41,22 @@ class CifarArchive(Format):
         start = inflate_start(head, 2 * BLOCK)
         return is_tar(start) and CIFAR_FOLDER.match(start) is not None
 
-    def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
+    def survey_rows(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
         """Return the rows and layout of one side of an archive, which is read whole. Raises DataError."""
         split = "test" if options.evaluation else "train"
-        columns, names = _read(store, file.path, split)
+        is_coarse = options.label_column == COARSE
+        columns, names = _read(store, file.path, split, is_coarse)
         rows = len(columns.labels)
         coarse = columns.coarse_labels is not None
         classes = 100 if coarse else 10
-        layout = Layout(
-            CIFAR_SHAPE, classes, 20 if coarse else None, class_names=names if len(names) == classes else ()
-        )
+        named = 20 if coarse and is_coarse else classes
+        layout = Layout(CIFAR_SHAPE, classes, 20 if coarse else None, class_names=names if len(names) == named else ())
         data = DataFile(
             file.path, file.bytes, file.modified_ms, rows, decode_rows=rows, change=file.change, split=split
         )
         return data, layout
 
-    def read(
+    def read_rows(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
         """Yield records start <= r < stop of one side of an archive. Raises DataError."""
@@ -70,10 +72,10 @@ class CifarArchive(Format):
             )
 
 
-def _read(store: Store, path: str, split: str) -> tuple[Columns, tuple[str, ...]]:
+def _read(store: Store, path: str, split: str, is_coarse: bool = False) -> tuple[Columns, tuple[str, ...]]:
     """Return the rows of one side of an archive, and the names of its classes. Raises DataError.
 
-    split: "train" or "test"."""
+    split: "train" or "test". is_coarse: return the names of the coarse classes."""
     batches: dict[str, bytes] = {}
     names: tuple[str, ...] = ()
     size = 0
@@ -84,8 +86,8 @@ def _read(store: Store, path: str, split: str) -> tuple[Columns, tuple[str, ...]
             raise DataError(f"{path} holds more than {MOST_BYTES:,} bytes; extract it, and name its folder")
         if BATCH.fullmatch(name) and bool(TEST.fullmatch(name)) == (split == "test"):
             batches[name] = member.data
-        elif name in NAMES:
-            names = names_of(member.data, name, path)
+        elif name in (COARSE_NAMES if is_coarse else NAMES):
+            names = names_of(member.data, name, path, is_coarse)
     if not batches:
         raise DataError(f"{path} has no {split} batches")
     # In the order of names, as in the extracted folder: an archive has an order of its own.

@@ -13,12 +13,13 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
+from pipeline.input.formats.base import Columns, DataFile, block_rows
+from pipeline.input.formats.cifar_columns import COARSE, CifarColumns
 from pipeline.input.formats.cifar_pickle import read_names
 from pipeline.input.read_options import ReadOptions
 
 
-class FixedRecords(Format):
+class FixedRecords(CifarColumns):
     """A format of fixed-size records.
 
     label_bytes: the number of label bytes at the start of a record. limits: the number of classes for each of them."""
@@ -51,8 +52,11 @@ class FixedRecords(Format):
             return True
         return bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
-    def names_beside(self, store: Store, folder: str) -> tuple[str, ...]:
-        return read_names(store, folder, ("fine_label_names.txt" if self.label_bytes == 2 else "batches.meta.txt",))
+    def names_beside(self, store: Store, folder: str, options: ReadOptions) -> tuple[str, ...]:
+        name = "batches.meta.txt"
+        if self.label_bytes == 2:
+            name = "coarse_label_names.txt" if options.label_column == COARSE else "fine_label_names.txt"
+        return read_names(store, folder, (name,))
 
     def resembles(self, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         """True if the first bytes of a file are records of this length with valid labels.
@@ -62,7 +66,7 @@ class FixedRecords(Format):
         records = np.frombuffer(head[: len(head) // size * size], np.uint8).reshape(-1, size)
         return len(records) > 1 and bool((records[:, : self.label_bytes] < np.array(self.limits)).all())
 
-    def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
+    def survey_rows(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
         """Return the rows and layout of a file, from its size alone. Raises DataError if it ends within a record."""
         shape = options.shape
         size = self.record_bytes(shape)
@@ -80,7 +84,7 @@ class FixedRecords(Format):
             shape or CIFAR_SHAPE, classes, coarse
         )
 
-    def read(
+    def read_rows(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
         """Yield records start <= r < stop of a file. Raises DataError if the file has become shorter."""

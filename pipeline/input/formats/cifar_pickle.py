@@ -19,7 +19,8 @@ from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.shardset.schema import no_labels, words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import MOST_LABEL, Columns, DataFile, Format, block_rows
+from pipeline.input.formats.base import MOST_LABEL, Columns, DataFile, block_rows
+from pipeline.input.formats.cifar_columns import COARSE, CifarColumns
 from pipeline.input.read_options import ReadOptions
 
 _reconstruct: Any = np.empty(0).__reduce__()[0]  # numpy's own function, whose module depends on the version
@@ -112,32 +113,36 @@ def _unpickle(data: bytes, path: str) -> dict[bytes, Any]:
     return {key.encode() if isinstance(key, str) else key: value for key, value in batch.items()}
 
 
-def names_of(data: bytes, name: str, path: str) -> tuple[str, ...]:
+def names_of(data: bytes, name: str, path: str, coarse: bool = False) -> tuple[str, ...]:
     """Return the names of the classes from a file of an official archive, () if it has none. Raises DataError.
 
     Args:
         data: the file.
         name: its name; .txt has a name per line, others are pickles.
         path: its path or archive, for error lines.
+        coarse: return the names of the coarse classes, if it is a pickle.
     """
     if name.endswith(".txt"):
         names: Any = data.split()
     else:
         values = _unpickle(data, f"{path}, file {name}")
-        names = values.get(b"fine_label_names", values.get(b"label_names"))
+        fine = values.get(b"fine_label_names", values.get(b"label_names"))
+        names = values.get(b"coarse_label_names") if coarse else fine
     if not isinstance(names, list) or not all(isinstance(each, str | bytes) for each in names):
         return ()
     return tuple(each if isinstance(each, str) else each.decode("latin1") for each in names)
 
 
-def read_names(store: Store, folder: str, files: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of the classes from the first of some files in a folder that exists; () if none can be read."""
+def read_names(store: Store, folder: str, files: tuple[str, ...], *, coarse: bool = False) -> tuple[str, ...]:
+    """Return the names of the classes from the first of some files in a folder that exists; () if none can be read.
+
+    coarse: return the names of the coarse classes, of files that have both."""
     for name in files:
         path = f"{folder}/{name}"
         # The names are an addition: a damaged file of them does not keep anybody from using the rows.
         with suppress(OSError, DataError):
             if store.info(path).bytes <= MOST_NAMES:
-                return names_of(store.read(path), name, path)
+                return names_of(store.read(path), name, path, coarse)
     return ()
 
 
@@ -177,7 +182,7 @@ def _labels(batch: dict[bytes, Any], key: bytes, path: str, rows: int) -> np.nda
     return labels.astype(np.int32)
 
 
-class CifarPickle(Format):
+class CifarPickle(CifarColumns):
     """The format of one pickle per file, which is read whole by tasks, never by the driver."""
 
     name: ClassVar[str] = "cifar-pickle"
@@ -188,10 +193,10 @@ class CifarPickle(Format):
     def recognises(self, file: FileInfo, head: bytes, shape: tuple[int, int, int] | None) -> bool:
         return (len(head) > 1 and head[0] == 0x80 and head[1] <= 5) or head[:4] in (b"(dp0", b"(dp1")
 
-    def names_beside(self, store: Store, folder: str) -> tuple[str, ...]:
-        return read_names(store, folder, ("batches.meta", "meta"))
+    def names_beside(self, store: Store, folder: str, options: ReadOptions) -> tuple[str, ...]:
+        return read_names(store, folder, ("batches.meta", "meta"), coarse=options.label_column == COARSE)
 
-    def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
+    def survey_rows(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
         """Return the rows and layout of one file, which is loaded whole. Raises DataError."""
         batch = load(store.read(file.path), file.path)
         rows, pixels = batch[b"data"].shape
@@ -208,7 +213,7 @@ class CifarPickle(Format):
         # A pickle can only be loaded whole; decode_rows keeps its rows, so that later passes need not load it.
         return DataFile(file.path, file.bytes, file.modified_ms, rows, decode_rows=rows, change=file.change), layout
 
-    def read(
+    def read_rows(
         self, store: Store, file: DataFile, start: int, stop: int, layout: Layout, images: bool
     ) -> Iterator[Columns]:
         """Yield records start <= r < stop of a file, which is loaded whole. Raises DataError."""
