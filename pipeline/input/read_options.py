@@ -26,6 +26,8 @@ class ReadOptions:
         resize: (height, width), to resize images (resize.py); None: as they are.
         image_column: name of the column, array or file extension of images; None: one of the usual names.
         label_column: name of the column, array or file extension of labels; None: one of the usual names.
+        counts_broken: the survey counts broken records as rows, where the next ones can be read; set by runs that leave
+            broken records out.
         evaluation: the evaluation rows are read, of files that hold training rows, too; set by ``discover``.
     """
 
@@ -38,6 +40,7 @@ class ReadOptions:
     resize: Size | None = None
     image_column: str | None = None
     label_column: str | None = None
+    counts_broken: bool = False
     evaluation: bool = False
 
     def __post_init__(self) -> None:

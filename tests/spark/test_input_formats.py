@@ -16,6 +16,7 @@ from scipy.io import savemat
 import pipeline
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.manifest import ShardSet
+from tests.support.tfrecords import example, tfrecord
 
 NAMES = ("ant", "bee", "cat")
 LABELS = np.repeat(np.arange(3), 20)
@@ -93,6 +94,22 @@ def test_broken_records_are_left_out_and_listed(tmp_path: Path, spark: Any) -> N
     (line,) = (tmp_path / "out/_quarantine/batch-00000000.jsonl").read_text().splitlines()
     assert json.loads(line)["source"] == str(tmp_path / "in/bee")
     assert "025.png" in json.loads(line)["reason"]
+
+
+@pytest.mark.full
+def test_a_record_with_a_wrong_checksum_is_left_out(tmp_path: Path, spark: Any) -> None:
+    parts = [tfrecord([example(image=bytes(3072), label=number % 2)]) for number in range(8)]
+    parts[0] = parts[0][:-1] + bytes([parts[0][-1] ^ 1])
+    (tmp_path / "in").write_bytes(b"".join(parts))
+    flags: dict[str, Any] = {"strategy": "random", "num_workers": 2, "report": False, "quiet": True}
+    with pytest.raises(DataError, match=r"is damaged: the record at byte 0 has a wrong checksum"):
+        pipeline.shard(spark, input=str(tmp_path / "in"), output=str(tmp_path / "out"), **flags)
+    shards = pipeline.shard(
+        spark, input=str(tmp_path / "in"), output=str(tmp_path / "out"), max_bad_records="1", **flags
+    ).shards
+    assert (shards.manifest.rows, shards.manifest.input.quarantined) == (7, 1)
+    (line,) = (tmp_path / "out/_quarantine/batch-00000000.jsonl").read_text().splitlines()
+    assert "wrong checksum" in json.loads(line)["reason"]
 
 
 def test_broken_evaluation_rows_are_not_counted_as_training(tmp_path: Path, spark: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,87 @@ def test_labels_out_of_range_are_left_out(tmp_path: Path) -> None:
     assert [block.labels.tolist() for block in rest.read(0, 2)] == [[1], [3]]
     with pytest.raises(DataError, match=r"4 of 4 records are broken, and --max-bad-records allows 4"):
         leave_out(discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(num_classes=1)), "100%")
+
+
+SAMPLES = ["1", "0", "1", "x", "0", "1", "0", "1"]  # labels, of which one is no number
+
+
+def make_archive(path: Path, json_row: int) -> None:
+    """A tar whose labels are numbers in files .cls, except for a broken .json of one row, and a name."""
+    with tarfile.open(path / "a.tar", "w") as file:
+        for row, label in enumerate(SAMPLES):
+            beside = ("json", b'{"label": ') if row == json_row else ("cls", label.encode())
+            image = io.BytesIO()
+            Image.fromarray(IMAGES[row]).save(image, "PNG")
+            for suffix, data in (("png", image.getvalue()), beside):
+                info = tarfile.TarInfo(f"{row:02d}.{suffix}")
+                info.size = len(data)
+                file.addfile(info, io.BytesIO(data))
+
+
+def make_damaged_records(path: Path, json_row: int) -> None:
+    """TFRecord with a wrong checksum of one example, and a name among labels that are numbers."""
+    parts = []
+    for row, label in enumerate(SAMPLES):
+        image = io.BytesIO()
+        Image.fromarray(IMAGES[row]).save(image, "PNG")
+        number: int | str = int(label) if label.isdecimal() else label
+        data = tfrecord([example(image=image.getvalue(), label=number)])
+        parts.append(data[:-1] + bytes([data[-1] ^ 1]) if row == json_row else data)
+    (path / "a").write_bytes(b"".join(parts))
+
+
+@pytest.mark.parametrize("broken_row", [0, 5])
+@pytest.mark.parametrize("make_samples", [make_archive, make_damaged_records])
+def test_broken_labels_of_samples_are_left_out(make_samples: object, broken_row: int, tmp_path: Path) -> None:
+    """A broken .json, .cls or checksum is one broken record; without a limit it still ends the survey."""
+    assert callable(make_samples)
+    make_samples(tmp_path, broken_row)
+    with pytest.raises(DataError, match=r"is no JSON|wrong checksum|labels are all whole numbers"):
+        discover(Store(), str(tmp_path), run=serial)
+    dataset = discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(counts_broken=True))
+    assert dataset.rows == 8
+    rest, bad_records = leave_out(dataset, "2")
+    assert [entry.record for entry in bad_records] == sorted([broken_row, 3])
+    good = [row for row in range(8) if row not in (broken_row, 3)]
+    blocks = list(rest.read(0, rest.rows))
+    assert [label for block in blocks for label in block.labels] == [int(SAMPLES[row]) for row in good]
+    pixels = np.concatenate([block.images for block in blocks]).reshape(-1, 3, 5, 4)
+    assert np.array_equal(pixels, IMAGES[good].transpose(0, 3, 1, 2))
+    with pytest.raises(DataError, match=r"2 of 8 records are broken, and --max-bad-records allows 1; the first: .*"):
+        leave_out(dataset, "1")
+
+
+def test_numbers_among_names_are_left_out(tmp_path: Path) -> None:
+    image = io.BytesIO()
+    Image.fromarray(IMAGES[0]).save(image, "PNG")
+    labels: list[int | str] = ["dog", 1, "cat", "dog"]
+    (tmp_path / "a").write_bytes(tfrecord([example(image=image.getvalue(), label=label) for label in labels]))
+    dataset = discover(Store(), str(tmp_path), run=serial, read_options=ReadOptions(counts_broken=True))
+    assert dataset.layout.class_names == ("cat", "dog")
+    rest, bad_records = leave_out(dataset, "1")
+    assert [(entry.record, entry.reason.partition(": ")[2]) for entry in bad_records] == [
+        (1, "the label 1 is no known class")
+    ]
+    assert [label for block in rest.read(0, 3) for label in block.labels] == [1, 0, 1]
+
+
+def spark_image(row: int) -> dict[str, object]:
+    data = b"short" if row == 0 else IMAGES[row][:, :, ::-1].tobytes()
+    return {"origin": "", "height": 5, "width": 4, "nChannels": 3, "mode": 16, "data": data}
+
+
+@pytest.mark.parametrize("kind", ["spark", "nested"])
+def test_a_broken_first_row_of_a_table_is_left_out(kind: str, tmp_path: Path) -> None:
+    nested = [None if row == 0 else IMAGES[row].tolist() for row in range(6)]
+    images = [spark_image(row) for row in range(6)] if kind == "spark" else nested
+    pq.write_table(pa.table({"image": images, "label": [0] * 6}), tmp_path / "a.parquet")
+    dataset = discover(Store(), str(tmp_path), run=serial)
+    assert dataset.layout.shape == (3, 5, 4)
+    rest, bad_records = leave_out(dataset, "1")
+    assert [entry.record for entry in bad_records] == [0]
+    pixels = np.concatenate([block.images for block in rest.read(0, 5)]).reshape(-1, 3, 5, 4)
+    assert np.array_equal(pixels, IMAGES[1:6].transpose(0, 3, 1, 2))
 
 
 def test_whole_data_sets_are_not_changed(tmp_path: Path) -> None:

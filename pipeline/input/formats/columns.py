@@ -405,22 +405,42 @@ def _first_shape(table: ColumnTable, column: str, layout: Layout, path: str) -> 
     # One row at a time, because the first image is nearly always valid.
     kind = table.schema.field(column).type
     batches = table.batches(1, None, [column])
-    if _is_spark_image(kind):
-        channels, height, width = _spark_image(next(batches).column(0)[0].as_py(), f"{path}, row 0").shape
-        return (channels, height, width), True
-    if _numbers_in(kind):
-        shape = _nested(next(batches).column(0), path, 0).shape
-        if len(shape) > 2 and shape[1:] != layout.shape:
-            return shape_of(shape, f"{path}, column {column}"), False
-        if len(shape) == 2 and shape[1] != layout.record_bytes:
-            size = "x".join(map(str, layout.shape))
-            raise DataError(f"{path}, row 0: {shape[1]} numbers are no image of {size}; declare --image-shape")
-        return layout.shape, False
-    images = (
-        (_payload(batch.column(0))[0].as_py(), f"{path}, row {row}")
-        for row, batch in enumerate(islice(batches, LOOKED_AT))
-    )
-    return first_shape(images, layout)
+    if not _is_spark_image(kind) and not _numbers_in(kind):
+        images = (
+            (_payload(batch.column(0))[0].as_py(), f"{path}, row {row}")
+            for row, batch in enumerate(islice(batches, LOOKED_AT))
+        )
+        return first_shape(images, layout)
+    problem: DataError | None = None
+    for row, batch in enumerate(islice(batches, LOOKED_AT)):
+        try:
+            if not _is_spark_image(kind):
+                return _nested_shape(batch.column(0), layout, column, path, row), False
+            channels, height, width = _spark_image(batch.column(0)[0].as_py(), f"{path}, row {row}").shape
+            return (channels, height, width), True
+        except DataError as error:
+            problem = problem or error
+    assert problem, "there is at least one row"
+    raise problem
+
+
+def _nested_shape(array: pa.Array, layout: Layout, column: str, path: str, row: int) -> tuple[int, int, int]:
+    """Return the shape of an image in lists of numbers. Raises DataError.
+
+    Args:
+        array: the column of this row alone.
+        layout: the layout of images in flat lists.
+        column: the name of the column.
+        path: the file, for error lines.
+        row: the number of the row in the file.
+    """
+    shape = _nested(array, path, row).shape
+    if len(shape) > 2 and shape[1:] != layout.shape:
+        return shape_of(shape, f"{path}, column {column}")
+    if len(shape) == 2 and shape[1] != layout.record_bytes:
+        size = "x".join(map(str, layout.shape))
+        raise DataError(f"{path}, row {row}: {shape[1]} numbers are no image of {size}; declare --image-shape")
+    return layout.shape
 
 
 def _dtype(schema: pa.Schema, column: str, path: str) -> Dtype:

@@ -5,6 +5,7 @@ A survey reads a file once from its start. It marks where rows begin, so that ta
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from typing import ClassVar, NamedTuple
@@ -30,12 +31,14 @@ class Sample(NamedTuple):
         image: the image file or the raw pixels.
         label: a number or the name of a class; None without one.
         place: the file and the sample, for error lines.
+        problem: why the sample cannot be read, although the next ones can; None if it can.
     """
 
     offset: int
     image: bytes
     label: int | str | None
     place: str
+    problem: DataError | None = None
 
 
 class SampleFormat(Format):
@@ -48,7 +51,7 @@ class SampleFormat(Format):
     def samples(
         self, store: Store, path: str, offset: int, image_name: str, label_name: str | None
     ) -> Iterator[Sample]:
-        """Yield the samples of a file from a marked offset on. Raises DataError.
+        """Yield the samples of a file from a marked offset on. Raises DataError if the next sample cannot be found.
 
         Args:
             store: the file system.
@@ -63,7 +66,10 @@ class SampleFormat(Format):
         return True
 
     def survey(self, store: Store, file: FileInfo, options: ReadOptions) -> tuple[DataFile, Layout]:
-        """Return the rows and layout of one file, which is read whole. Raises DataError."""
+        """Return the rows and layout of one file, which is read whole. Raises DataError.
+
+        With ``options.counts_broken`` broken samples are rows, which ``read`` refuses; labels of the less frequent kind
+        (number, name or none) are broken, too."""
         image_name = options.image_column or ""
         label_name = options.label_column or ""
         layout = Layout(options.shape or CIFAR_SHAPE)
@@ -71,14 +77,19 @@ class SampleFormat(Format):
         names: set[str] = set()
         is_encoded: bool | None = None
         problem: DataError | None = None
-        kinds: set[type] = set()
+        kinds: Counter[type] = Counter()
         samples = self.samples(store, file.path, 0, image_name, None if options.unlabelled else label_name)
         for number, sample in enumerate(samples):
             offsets.append(sample.offset)
-            kinds.add(type(sample.label))
+            if sample.problem:
+                if not options.counts_broken:
+                    raise sample.problem
+                problem = problem or sample.problem
+                continue
+            kinds[type(sample.label)] += 1
             if isinstance(sample.label, str):
                 names.add(sample.label)
-            if len(kinds) > 1 or len(names) > MAX_CLASSES:
+            if (len(kinds) > 1 and not options.counts_broken) or len(names) > MAX_CLASSES:
                 raise DataError(
                     f"{sample.place}: labels are all whole numbers, or all the names of at most {MAX_CLASSES:,} classes"
                 )
@@ -92,8 +103,13 @@ class SampleFormat(Format):
             if problem:
                 raise problem
             return DataFile(file.path, file.bytes, file.modified_ms, 0, change=file.change), layout
+        ((kind, _),) = kinds.most_common(1)
+        named = kind is str
         layout = Layout(
-            shape, labelled=kinds != {type(None)}, class_names=tuple(sorted(names)), named_labels=kinds == {str}
+            shape,
+            labelled=kind is not type(None),
+            class_names=tuple(sorted(names)) if named else (),
+            named_labels=named,
         )
         rows = len(offsets)
         step = max(1, DECODED_BYTES // layout.record_bytes)
@@ -129,6 +145,8 @@ class SampleFormat(Format):
         step = block_rows(layout.record_bytes)
         numbers = {name: at for at, name in enumerate(layout.class_names)}
         while block := list(islice(wanted_rows, step)):
+            if problem := next((sample.problem for sample in block if sample.problem), None):
+                raise problem
             labels = [_number(sample, layout, numbers) for sample in block]
             pixels = None
             if images:
@@ -145,8 +163,9 @@ def _number(sample: Sample, layout: Layout, numbers: dict[str, int]) -> int:
     if not layout.labelled:
         return 0
     label = sample.label
-    if isinstance(label, str) and layout.named_labels:
-        label = numbers.get(label) if numbers else int(label)
+    if layout.named_labels:
+        is_name = isinstance(label, str) and (bool(numbers) or label.isdecimal())
+        label = (numbers.get(str(label)) if numbers else int(str(label))) if is_name else None
     if not isinstance(label, int) or not -MOST_LABEL <= label <= MOST_LABEL:
         raise DataError(f"{sample.place}: the label {sample.label!r} is no known class")
     return label

@@ -82,7 +82,11 @@ class Tar(SampleFormat):
                 if image and first is not None:
                     yield Sample(first, image.data, None, place)
             elif image and first is not None:
-                label = _label(files, folder, label_name, place)
+                try:
+                    label = _label(files, folder, label_name, place)
+                except DataError as error:
+                    yield Sample(first, b"", None, place, error)
+                    continue
                 above = folder.split("/")
                 # The last folder may be the class, whatever its name.
                 for name in above[:-1] if label == above[-1] else above:

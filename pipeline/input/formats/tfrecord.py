@@ -27,10 +27,11 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # the types of a field
 
 
 class ExampleRecord(NamedTuple):
-    """A record of a file: its offset and its content."""
+    """A record of a file: its offset, its content, and whether this has a wrong checksum."""
 
     offset: int
     data: bytes
+    is_damaged: bool
 
 
 class SeveralValues(NamedTuple):
@@ -59,24 +60,38 @@ class TFRecord(SampleFormat):
             # Whatever is wrong with a message, its place is what a user needs.
             place = f"{path}, record at byte {record.offset}"
             try:
-                features = parse_example(record.data)
-            except (ValueError, IndexError, UnicodeDecodeError, struct.error):
-                raise DataError(f"{place} is no tf.train.Example") from None
-            image = _feature(features, image_name, IMAGE_FEATURES, place)
-            if not isinstance(image, bytes):
-                raise DataError(
-                    f"{place}: the feature of the image is {str(image)[:80]!r}, not bytes; write it as a bytes_list of one"
-                    " image file, or of its raw bytes"
-                )
-            label: Any = None
-            is_usual = label_name == "" and any(name in features for name in LABEL_FEATURES)
-            if label_name or is_usual:
-                label = _feature(features, label_name or "", LABEL_FEATURES, place)
-                try:
-                    label = as_label(label.decode() if isinstance(label, bytes) else label, place)
-                except UnicodeDecodeError:
-                    raise DataError(f"{place}: the label is no text") from None
-            yield Sample(record.offset, image, label, place)
+                if record.is_damaged:
+                    raise DataError(f"{path} is damaged: the record at byte {record.offset} has a wrong checksum")
+                yield Sample(record.offset, *_image_and_label(record.data, image_name, label_name, place), place)
+            except DataError as error:
+                yield Sample(record.offset, b"", None, place, error)
+
+
+def _image_and_label(
+    data: bytes, image_name: str, label_name: str | None, place: str
+) -> tuple[bytes, int | str | None]:
+    """Return the image and the label of an example. Raises DataError if one of them cannot be read.
+
+    data: the example. place: it in words, for error lines. For the names see ``samples``."""
+    try:
+        features = parse_example(data)
+    except (ValueError, IndexError, UnicodeDecodeError, struct.error):
+        raise DataError(f"{place} is no tf.train.Example") from None
+    image = _feature(features, image_name, IMAGE_FEATURES, place)
+    if not isinstance(image, bytes):
+        raise DataError(
+            f"{place}: the feature of the image is {str(image)[:80]!r}, not bytes; write it as a bytes_list of one"
+            " image file, or of its raw bytes"
+        )
+    # An example without any usual feature has no label, which is no error yet.
+    is_usual = label_name == "" and any(name in features for name in LABEL_FEATURES)
+    if not label_name and not is_usual:
+        return image, None
+    label = _feature(features, label_name or "", LABEL_FEATURES, place)
+    try:
+        return image, as_label(label.decode() if isinstance(label, bytes) else label, place)
+    except UnicodeDecodeError:
+        raise DataError(f"{place}: the label is no text") from None
 
 
 def masked_crc(data: bytes) -> int:
@@ -86,7 +101,9 @@ def masked_crc(data: bytes) -> int:
 
 
 def _read_records(store: Store, path: str, offset: int) -> Iterator[ExampleRecord]:
-    """Yield the records of a file from an offset on. Raises DataError if one is cut, or has a wrong checksum."""
+    """Yield the records of a file from an offset on.
+
+    Raises DataError if one is cut, or if the checksum of its length is wrong, so that the next one cannot be found."""
     with store.open(path) as raw, io.BufferedReader(raw, BUFFER_BYTES) as file:  # type: ignore[type-var]
         file.seek(offset)
         while head := file.read(HEADER.size):
@@ -100,9 +117,7 @@ def _read_records(store: Store, path: str, offset: int) -> Iterator[ExampleRecor
             if len(body) < length + CHECKSUM.size:
                 raise DataError(f"{path} is cut: the record at byte {offset} has {len(body)} of {length + 4} bytes")
             data = body[:length]
-            if masked_crc(data) != CHECKSUM.unpack_from(body, length)[0]:
-                raise DataError(f"{path} is damaged: the record at byte {offset} has a wrong checksum")
-            yield ExampleRecord(offset, data)
+            yield ExampleRecord(offset, data, masked_crc(data) != CHECKSUM.unpack_from(body, length)[0])
             offset += HEADER.size + len(body)
 
 

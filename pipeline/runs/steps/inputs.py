@@ -79,7 +79,8 @@ def discover_inputs(run: ShardingRun) -> Inputs:
 
     def find(uri: str, evaluation: bool, names: tuple[str, ...] = ()) -> Dataset:
         # Kept columns describe the rows that are divided; evaluation rows have none.
-        options = replace(request.read_options, columns=()) if evaluation else request.read_options
+        options = replace(request.read_options, counts_broken=request.max_bad_records is not None)
+        options = replace(options, columns=()) if evaluation else options
         if uri in request.tables:
             options = replace(options, format=None)  # --format is the format of the other input
         dataset = discover(
