@@ -169,6 +169,7 @@ def test_a_run_goes_on_after_a_signal_and_after_a_killed_starter(start: Start, u
     version = max(whole(run.output / "checkpoints"))
     assert version >= 100
     second = start(*BSP, "--resume")
+    until(lambda: len(second.events("start")) == 2, "the second start is logged")
     second.wait_for_updates(version + 10)
     second.process.kill()
     until(lambda: not second.family(), "every process on every host ends", 15)
