@@ -279,6 +279,7 @@ def test_every_flag_named_exists() -> None:
     code = "\n".join(path.read_text() for path in [*sources, ROOT / "tests" / "digests.py"])
     fields = re.findall(r"^ +(\w+): .*= (?:\w+_)?option\(", code + ALL_TEXT, re.MULTILINE)
     known = set(re.findall(r'"(--[a-z][\w-]*)"', code)) | {f"--{name.replace('_', '-')}" for name in fields}
-    known |= OTHERS_OWN | {"--help"}
+    switches = re.findall(r"^ +(\w+): bool = (?:\w+_)?option\(", code, re.MULTILINE)
+    known |= OTHERS_OWN | {"--help"} | {f"--no-{name.replace('_', '-')}" for name in switches}
     named = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*(?![\w-])", ALL_TEXT)) - ARROWS
     assert {flag.replace("--no-report", "--report") for flag in named} <= known
