@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import NoReturn
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.checkpoints.prune import state_to_restore
 from trainer.checkpoints.read import newest, versions
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, folder_of
@@ -203,6 +202,8 @@ def _progress(context: RunContext, record: RunRecord) -> CheckpointProgress:
     """Return the progress of a run in the checkpoint with which it continues: the newest, or that of an early end.
 
     Raises DataError if all of its checkpoints are damaged."""
+    from trainer.checkpoints.prune import state_to_restore  # loads safetensors, which --help goes without
+
     root = context.checkpoints
     state = state_to_restore(root, stop=stop_of(root, _with_cohorts(context, record.cohorts).config))
     if state:
