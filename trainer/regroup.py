@@ -199,7 +199,7 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
 
 
 def _progress(context: RunContext, record: RunRecord) -> CheckpointProgress:
-    """Return the progress of a run in the checkpoint with which it continues: the newest, or that of an early end.
+    """Return the progress of a run in the checkpoint with which it continues: the newest, or the one of an early end.
 
     Raises DataError if all of its checkpoints are damaged."""
     from trainer.checkpoints.prune import state_to_restore  # loads safetensors, which --help goes without

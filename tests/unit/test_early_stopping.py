@@ -246,7 +246,7 @@ def test_a_decision_does_not_outlive_its_options(shards: Path, tmp_path: Path) -
 
 
 def test_a_decision_before_other_workers_is_void(shards: Path, tmp_path: Path) -> None:
-    """A checkpoint before them may be there still, but their rows are not those of a run that goes back to it."""
+    """A checkpoint before them may be there still, but a run that goes back to it has other rows."""
     run(shards, tmp_path / "run", epochs=4, patience=5)
     run(shards, tmp_path / "run", RESUME, epochs=6, patience=5, workers=3)
     root = tmp_path / "run" / "checkpoints"

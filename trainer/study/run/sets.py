@@ -93,7 +93,7 @@ class Sets:
 
         Args:
             runs: the runs of the study, all of whose sets must have been prepared.
-            waiting: those of them that are not in the ledger. The sets of the others may be deleted.
+            waiting: the runs that are not in the ledger. The sets of the others may be deleted.
         """
         needed = {key.dataset for key in map(self.key, runs) if str(key) not in self.prepared}
         needed |= {key.dataset for key in map(self.key, waiting) if not self._is_prepared(key)}
