@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,5 +147,8 @@ def neighbourhoods_of(rows: Rows, shards: Shards, cache: Path) -> Ints | None:
     fit = fit_in_process(rows.ids, points, KMeansSettings(clusters, ITERATIONS, 1e-4, 0))
     groups = nearest(points, fit.centres)[0]
     # Stored by ascending id, because the files of another set may have the rows in another order.
-    write_durably(path, groups[np.argsort(rows.ids, kind="stable")].astype("<i8").tobytes())
+    content = groups[np.argsort(rows.ids, kind="stable")].astype("<i8").tobytes()
+    # Another run that writes the same file at the same time takes this one's temporary file for a killed run's.
+    with suppress(FileNotFoundError):
+        write_durably(path, content)
     return groups
