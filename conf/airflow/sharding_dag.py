@@ -126,7 +126,7 @@ def submit(parameters, task_id, application, arguments, **others):
 
 
 def identity(manifest):
-    """What tells a set from every other, for the runs that an asset event triggers: they can check what they read."""
+    """Return the identity of a set, by which runs that an asset event triggers can check what they read."""
     source = manifest["input"]
     return {
         "rows": manifest["rows"],

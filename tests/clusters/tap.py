@@ -32,7 +32,7 @@ class Tap:
             listener.close()
 
     def recorded(self, port: int) -> list[bytes]:
-        """What has passed so far: an entry for each direction of each connection to a port."""
+        """Return the bytes that have passed so far: an entry for each direction of each connection to a port."""
         return [bytes(stream) for stream in self._recorded[port]]
 
     def _accept(self, listener: socket.socket) -> None:

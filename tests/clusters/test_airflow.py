@@ -44,7 +44,7 @@ QUICK: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a run says of itself: first day of its interval, state, (state, try) of each task, (URI, extra) of each asset."""
+    """A run of the DAG: first day of its interval, state, (state, try) of each task, (URI, extra) of each asset."""
 
     run_id: str
     interval: str | None

@@ -237,7 +237,7 @@ class Simulation:
 
 
 def pushed(protocol: Protocol, gradient: Gradient, rate: float, parameters: Vector, worker: int, clock: int) -> Vector:
-    """What a worker pushes: its gradient, or the sum of those along the way of a copy of its own."""
+    """Return the push of a worker: its gradient, or the sum of the gradients along the steps of its own copy."""
     own = parameters.copy()
     for step in range(clock, clock + protocol.local_steps(clock)):
         own -= rate * gradient(own, worker, step)

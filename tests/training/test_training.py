@@ -151,7 +151,7 @@ def role_lines(log: Path) -> list[str]:
 
 
 def scrapes_to_the_end(address: str) -> list[Samples]:
-    """What a server that scrapes all the time gets until the port is closed."""
+    """Return the samples of scrapes that follow each other until the port is closed."""
     scrapes = []
     while True:
         try:

@@ -72,7 +72,7 @@ def test_a_full_pipe_refuses_and_one_read_empties_it(pipe: MessagePipe) -> None:
 
 
 def test_one_read_empties_a_pipe_of_a_kernel_with_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With pages of 64 KiB the kernel makes pipes of 1 MiB, as this one."""
+    """A kernel with pages of 64 KiB makes pipes of 1 MiB, as this one."""
     create = os.pipe
 
     def create_large() -> tuple[int, int]:

@@ -346,7 +346,7 @@ def test_a_run_that_was_made_longer_replays(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_of_downpour_replays(tmp_path: Path) -> None:
-    """With a worker and servers that die, workers of other speeds, and rates that fall on the copies too."""
+    """A worker and servers die, workers differ in speed, and the learning rate falls on the copies too."""
     values = HARD | {"workers": 3, "servers": 2}
     virtual(tmp_path, "downpour", steps=23, **values)
     longer = virtual(tmp_path, "downpour", steps=60, options=Options(silent=True, report=False, resume=True), **values)

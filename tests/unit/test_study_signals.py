@@ -69,7 +69,7 @@ def test_many_signals_are_one_interruption(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
-    """As SIGINT is for a command that a shell starts in the background."""
+    """A shell ignores SIGINT for the commands that it starts in the background."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     study._interrupt_by_signals()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -157,7 +157,7 @@ class Config:
 
     @property
     def reads_losses(self) -> bool:
-        """Whether workers select examples for others by the losses of their rows."""
+        """True if workers select examples for others by the losses of their rows."""
         return bool(self.data.gossip) and self.data.selector != "random"
 
     @property

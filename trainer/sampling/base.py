@@ -165,7 +165,7 @@ class TableSampler(Sampler):
 
     @property
     def validates(self) -> bool:
-        """Whether the table has losses of evaluation rows, measured once per epoch, instead of training rows."""
+        """True if the table has losses of evaluation rows, measured once per epoch, instead of training rows."""
         return False
 
     def stream(self, population: Population) -> SelectionStream:
