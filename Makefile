@@ -66,7 +66,7 @@ demo-shards: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated 
 	    --input "$$data" $${eval:+--eval-input "$$eval"} --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
 
 setup-dev: $(READY_DEV) ## install and download all that the tests need, so that none of them does
-	@$(ENV); python -m tests.clusters.environments
+	@$(ENV); python -m tests.clusters.environments; mypy -c 'import hypothesis, numpy, PIL.Image, pyspark.ml, pyspark.sql, pytest, torch, zmq'
 
 # The linter and the type checker run beside the tests. What they say is shown after them.
 test: $(READY_DEV) ## run the linter, the type checker and the default tier of the tests: before every commit

@@ -1,5 +1,6 @@
-"""Pytest fixtures of clusters for the whole session, each started when a test first asks for it: a pytest plugin.
+"""Pytest fixtures of clusters, each started when a test first asks for it: a pytest plugin.
 
+YARN and Kafka live as long as the one module that uses them, because they compute when idle, too; others for the session.
 A test that kills a server starts it again before the test ends. A test's files go into a folder of its own. Each process of
 pytest-xdist that runs such a test has a cluster of its own."""
 
@@ -66,7 +67,7 @@ def s3() -> Iterator[S3]:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka() -> Iterator[Kafka]:
     """One Kafka broker without topics."""
     with Kafka() as broker:
@@ -80,7 +81,7 @@ def standalone() -> Iterator[Standalone]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def yarn(hdfs: Hdfs) -> Iterator[Yarn]:
     """A ResourceManager and one NodeManager on the session's HDFS."""
     with Yarn(hdfs) as cluster:

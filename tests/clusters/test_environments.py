@@ -203,7 +203,7 @@ def test_subcommands_work_in_a_users_environment(installation: Installation, mir
 
 
 def test_jobs_work_in_the_demo_environment(tmp_path: Path) -> None:
-    """Run the jobs in one application; tests/clusters/test_default_flags.py submits some by themselves."""
+    """Run the jobs in one application; tests/clusters/users_jobs.py submits some by themselves."""
     for folder in ("sample", "arriving"):
         write(files_of(SampleSpec(rows=400, test_rows=80)), tmp_path / folder)
     shutil.copytree(ledger_of(400), tmp_path / "ledger")

@@ -80,7 +80,7 @@ class SecuredCluster:
             assert result.code == 0, result.out[-3000:] + result.err[-3000:]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster]:
     sample = tmp_path_factory.mktemp("secured") / "sample"
     command = [sys.executable, "-m", "pipeline", "sample", "--to", str(sample), "--rows", "400", "--test-rows", "40"]
@@ -90,7 +90,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredCluster
             yield SecuredCluster(kdc, hdfs, yarn, sample, tap)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def by_keytab(secured: SecuredCluster) -> str:
     """A set that was made by a job with a keytab and without a ticket, and trained on in the same way."""
     conf = {"spark.kerberos.principal": f"{USER}@{REALM}", "spark.kerberos.keytab": str(secured.kdc.user_keytab)}

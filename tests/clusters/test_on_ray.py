@@ -16,7 +16,7 @@ import pytest
 from pipeline.core.errors import UsageError
 from tests.clusters import ROOT
 from tests.clusters.environments import DEMO
-from tests.clusters.test_default_flags import MODEL, assert_trained, upload_sample, users_only
+from tests.clusters.users_jobs import MODEL, assert_trained, upload_sample, users_only
 from tests.support.application import Ended, run_job
 from tests.support.commands import assert_names_extra
 from tests.support.configs import make_config

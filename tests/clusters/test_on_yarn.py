@@ -22,6 +22,8 @@ from tests.clusters.cluster_runs import (
     strays,
 )
 from tests.clusters.cluster_training import hosts_in, job, make_task, training_processes, vector
+from tests.clusters.users_jobs import Target, assert_jobs_work
+from tests.support.commands import in_demo
 from tests.support.stream_runs import assert_streams_alike
 from tests.support.trainer_runs import until
 
@@ -53,6 +55,12 @@ def test_yarn_makes_the_same_shards_in_cluster_mode(
     assert len(set((yarn.folder / "containers").glob("application_*/*")) - earlier) == 3
     assert digests(output) == small_set.digests
     assert strays(output) == []
+
+
+@pytest.mark.timeout(900)  # the environment may have to be made
+def test_default_flags_on_yarn_in_the_demo_environment(yarn: Yarn, hdfs: Hdfs, tmp_path: Path) -> None:
+    submit = in_demo("yarn", HADOOP_CONF_DIR=str(yarn.conf_dir))
+    assert_jobs_work(Target(f"{hdfs.uri}/demo-yarn", submit, ("matcha",), slow_start=True), tmp_path)
 
 
 def test_a_stream_on_yarn_gives_the_bits_of_two_local_cores(
