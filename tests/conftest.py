@@ -8,6 +8,7 @@ import pickle
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.clusters.settings import INTERPRETED
 # How long an example takes says how busy the machine is.
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
+EMPTY = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
 pytest_plugins = ["tests.clusters.fixtures", "tests.clusters.cluster_runs", "tests.support.places"]
 # The drivers of these tests live for seconds; .venv/env.sh names the log's settings and the class archive.
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *QUICK_START])
@@ -47,6 +49,20 @@ def spark() -> Iterator[SparkSession]:
     session = builder.config("spark.sql.shuffle.partitions", "4").getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save an empty image for each figure: for tests of texts, as drawing is most of the time that a report takes."""
+    from matplotlib.figure import Figure
+
+    def save_empty(_: Figure, target: Any, **options: Any) -> None:
+        if hasattr(target, "write"):
+            target.write(EMPTY)
+        else:
+            Path(target).write_bytes(EMPTY)
+
+    monkeypatch.setattr(Figure, "savefig", save_empty)
 
 
 @pytest.fixture(scope="session")

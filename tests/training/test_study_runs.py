@@ -24,6 +24,7 @@ from trainer.study.__main__ import find_plan, main
 from trainer.study.run import runner
 from trainer.study.run.measure import measure
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 READY = """
 seeds = {seeds}
 workers = 3

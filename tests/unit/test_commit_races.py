@@ -155,7 +155,11 @@ def watch(output: str, stop: threading.Event) -> int:
     return seen
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(
+    ("place", "overwrite"),
+    [("file", False), ("file", True), ("hdfs", True), ("webhdfs", True), ("s3", True)],
+    indirect=["place"],
+)
 def test_eight_concurrent_commits_leave_whole_sets(overwrite: bool, place: str) -> None:
     stop, count, rounds = threading.Event(), 8, 3 if overwrite and place.startswith("/") else 1
     with ThreadPoolExecutor(1) as reader:
