@@ -56,7 +56,7 @@ def train(
         decided = decide_start(config, home, options)
         print_start(decided)
         if launcher:
-            return train_on_cluster(decided, launcher, hosts, requests, metrics)
+            return train_on_cluster(decided, launcher, hosts - requests.departed_hosts, requests, metrics)
         return train_here(decided, requests, metrics)
 
     with served_metrics(options) as metrics:

@@ -256,6 +256,13 @@ def _next(
     )
 
 
+def departure_obstacle(config: Config) -> str | None:
+    """Return why a run keeps the workers of a host that is to end; None if it continues without them."""
+    if config.protocol.reproducible:
+        return f"with other workers a run of {config.protocol.name} would end with other bits"
+    return obstacle(config)
+
+
 def obstacle(config: Config) -> str | None:
     """Return why the workers of a run cannot change; None if they can.
 

@@ -7,6 +7,7 @@ import re
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.core.errors import UsageError
@@ -94,6 +95,39 @@ def test_a_refused_change_leaves_the_run_as_it_is(tmp_path: Path, runs: list[Tra
     assert_complete(shards, output, 1)
 
 
+@pytest.mark.full
+def test_a_run_continues_without_a_host_that_is_to_end(tmp_path: Path, runs: list[Training]) -> None:
+    """Host 1 of 2, with two of four workers, gets SIGTERM."""
+    parts = [rows_of(380, 10 + number, 1000 * number) for number in range(4)]
+    shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    output = tmp_path / "run"
+    hosts = ("--launcher", "local", "--hosts", 2)
+    run = Training(shards, output, *COMMON[:-1], *hosts, "--protocol", "asp", "--batch-size", 60, "--steps", 1_000_000)
+    runs.append(run)
+    run.wait_for_updates(20)
+    host = host_of(run, "worker-3")
+    host.terminate()
+    until(lambda: read_record(output).num_workers == 2, "the run continues with two workers")
+    assert not host.is_running()
+    run.wait_for_updates(run.updates() + 100)
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 1
+    assert run.said().count("host 1 is to end (SIGTERM): the run continues with 2 workers") == 1
+    assert "Traceback" not in run.said()
+    record = read_record(output)
+    assert [each.workers for each in record.config.cohorts.entries] == [4, 2]
+    assert_complete(shards, output, record.config.cohorts.present.version)
+
+
+def host_of(run: Training, role: str) -> psutil.Process:
+    """Return the process that acts as the host of a role: the parent of the process that the role is forked from."""
+    fork_server = psutil.Process(run.send(role, 0)).parent()
+    assert fork_server
+    host = fork_server.parent()
+    assert host
+    return host
+
+
 def assert_complete(shards: Path, output: Path, version: int) -> None:
     """Check that every pass of a run has trained each row once, also passes after a version."""
     live = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
@@ -101,7 +135,7 @@ def assert_complete(shards: Path, output: Path, version: int) -> None:
     assert (live[-1].version or 0) > version
     # The manifest of this set has no fingerprint: it is summed up here.
     opened = open_shards(str(shards))
-    total = sum(int(hash_) for worker in range(3) for hash_ in load_worker(opened, worker).hashes)
+    total = sum(int(hash_) for worker in range(opened.num_workers) for hash_ in load_worker(opened, worker).hashes)
     assert [each.fingerprint for each in live] == [
         f"{total * (each.last - each.first + 1) % WORD:016x}" for each in live
     ]

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
+from tests.support.configs import make_config
 from trainer.cluster import ray, spark
 from trainer.cluster.attempts import MOST_SHORT, SHORT_S, Attempts
 from trainer.cluster.launcher import Part, roles_in_words, share_roles, visible
+from trainer.cluster.local import LocalLauncher
 from trainer.cluster.roster import CUT_S, LEASE_S, Roster
-from trainer.options import Role, all_roles, parse_roles
+from trainer.cluster.run import ClusterRun
+from trainer.launch.workers_request import Requests, WorkersRequest
+from trainer.options import Options, Role, all_roles, parse_roles
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
@@ -147,6 +155,53 @@ def test_the_silent_are_named() -> None:
     roster.heard(2, 0, 9.0)
     assert roster.silent(LEASE_S) == {}
     assert roster.silent(LEASE_S + 1) == {0: LEASE_S + 1, 1: LEASE_S + 1}
+
+
+# --- hosts that are to end -------------------------------------------------------------------------------------------
+
+
+def cluster_run(home: Path, **fields: Any) -> ClusterRun:
+    """Return a run of 7 workers on 3 hosts, of which none runs."""
+    config = make_config(batch_size=70, **fields)
+    run = ClusterRun(config, Options(silent=True), LocalLauncher(), share_roles(2, 7, 3), Requests(home))
+    run.rendezvous = SimpleNamespace(departures=SimpleQueue())  # type: ignore[assignment]
+    return run
+
+
+def departed(run: ClusterRun, *hosts: int) -> WorkersRequest | None:
+    for host in hosts:
+        run.rendezvous.departures.put(host)
+        run._release_hosts()
+    return run.requests.take()
+
+
+def test_a_run_continues_without_hosts_that_are_to_end(tmp_path: Path) -> None:
+    """Its hosts have 2, 2 and 3 workers. Without any host it is interrupted."""
+    run = cluster_run(tmp_path, protocol="asp")
+    assert departed(run, 1) == WorkersRequest("", 5)
+    assert departed(run, 2) == WorkersRequest("", 2)
+    assert run.requests.departed_hosts == 2
+    assert not run.interrupted
+    assert departed(run, 0) is None
+    assert run.interrupted
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"protocol": "bsp"}, "other bits"), ({"protocol": "asp", "sampling": "balanced"}, "balanced")],
+)
+def test_a_run_that_keeps_its_workers_waits_for_a_host(
+    fields: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = cluster_run(tmp_path, **fields)
+    lines: list[str] = []
+    monkeypatch.setattr(run.progress, "message", lines.append)
+    assert departed(run, 2, 1, 0) is None
+    assert run.requests.departed_hosts == 0
+    assert not run.interrupted
+    assert len(lines) == 3
+    assert lines[0].startswith("host 2 is to end (SIGTERM), and is replaced when it has: ")
+    assert named in lines[0]
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------

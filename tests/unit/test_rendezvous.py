@@ -128,6 +128,19 @@ def test_a_successor_of_a_killed_process_does_not_wait_for_its_lease(
     until(lambda: new.answer().edition == 2, "the second edition")
 
 
+def test_a_host_that_is_to_end_is_reported_once(meeting: Rendezvous, call: Call) -> None:
+    """Not that of a replaced attempt, but that of its successor again."""
+    old, new = call(1), call(1, 1)
+    until(lambda: old.answer().wanted == LEAVE, "the old attempt is told to leave")
+    old.departs = new.departs = True
+    for line in (old, new, new):
+        line.flush()
+    assert drained(meeting.departures) == [1]
+    newest = call(1, 2)
+    newest.departs = True
+    assert collected(meeting.departures, 1) == [1]
+
+
 @pytest.mark.slow
 def test_one_that_hears_nothing_is_lost(call: Call, meeting: Rendezvous, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENT_S", 1.0)

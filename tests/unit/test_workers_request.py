@@ -60,6 +60,22 @@ def test_a_stop_for_a_withdrawn_request_keeps_the_workers(home: Path) -> None:
     assert continued.batch_size_given is False
 
 
+def test_a_request_without_a_file_precedes_that_of_a_file(home: Path) -> None:
+    """Its refusal is written nowhere."""
+    requests = requests_of(home)
+    write_request(home, FIVE)
+    assert requests.is_waiting()
+    requests.submit(2)
+    assert requests.is_waiting()
+    tried = next_options(STOPPED, Options(silent=True), requests)
+    assert tried is not None
+    assert tried.workers == 2
+    fallback = next_options(UsageError("too few for --k"), tried, requests)
+    assert fallback is not None
+    assert fallback.workers == 3
+    assert read_request(home) == FIVE
+
+
 @pytest.mark.parametrize("withdrawn", [False, True])
 def test_a_refused_start_falls_back_to_the_workers_of_the_run(home: Path, withdrawn: bool) -> None:
     """It keeps its mini-batch, whether or not the command still waits."""

@@ -15,7 +15,8 @@ from trainer.cluster.part import run_part
 
 def main() -> int:
     """Run the part. Returns 0 once it has reported its end, even a failure, and 1 if it should be restarted."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the starter reacts
+    # Sent to all processes; the starter reacts. ``run_part`` handles SIGTERM meanwhile, which this host alone may get.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     arguments, slot = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_starter, name="lifeline", daemon=True).start()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import socket as sockets
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -124,7 +126,12 @@ class _Host:
         """Obey the commands of the rendezvous until the run is over. Raises JobError if it fails or is interrupted.
 
         The processes are started once the addresses of all servers are known, and again whenever a server has moved."""
-        FORK_SERVER.ensure()
+        FORK_SERVER.ensure()  # before SIGTERM is handled, because it inherits a signal that is ignored
+        with _departing_at_sigterm(self.line):
+            self._obey()
+
+    def _obey(self) -> None:
+        """Obey the commands of the rendezvous, as ``take_part`` does."""
         context = RunContext.from_config(self.config)
         if self.part.leads:
             self.line.tell(facts=check(context, self.options).to_json())
@@ -196,6 +203,25 @@ class _Host:
         except SupersededError:
             return False
         return True
+
+
+@contextmanager
+def _departing_at_sigterm(line: Line) -> Iterator[None]:
+    """Have SIGTERM, which this host alone gets when it is to end, tell the rendezvous so. The part itself continues.
+
+    A no-op outside the main thread, which alone can handle signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        line.departs = True
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Caller:

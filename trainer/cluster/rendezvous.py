@@ -66,6 +66,7 @@ class Rendezvous:
         texts: (part, text) of messages to print.
         ends: ends of current attempts.
         arrivals: (part, host) for each new attempt.
+        departures: parts whose current attempts are on hosts that are to end.
         status: the newest status of server 0 that a part has sent.
         facts: the facts of the run, None until the leading part has sent them.
         commands: the command to each part.
@@ -77,6 +78,7 @@ class Rendezvous:
         self.texts: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.ends: SimpleQueue[PartEnd] = SimpleQueue()
         self.arrivals: SimpleQueue[tuple[int, str]] = SimpleQueue()
+        self.departures: SimpleQueue[int] = SimpleQueue()
         self.status = NOT_READY
         self.facts: dict[str, Any] | None = None
         self.commands: dict[int, str] = dict.fromkeys(range(num_parts), WAIT)
@@ -87,6 +89,7 @@ class Rendezvous:
         # by (part, attempt)
         self._identities: dict[tuple[int, int], bytes] = {}  # connections, as addresses of messages
         self._ended: set[tuple[int, int]] = set()  # whose end is already in ``ends``
+        self._departing: set[tuple[int, int]] = set()  # which are already in ``departures``
         self._said_by: dict[tuple[int, int], int] = {}  # the number of an attempt's last line that was taken over
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -175,11 +178,14 @@ class Rendezvous:
         return {"heard": message["number"], "said": last, "wanted": command, "facts": self.facts} | page
 
     def _take(self, part: int, attempt: int, message: Mapping[str, Any]) -> None:
-        """Take over the status, the facts and, once, the end that a current attempt's message may carry."""
+        """Take over what a current attempt's message may carry: status, facts and, once each, departure and end."""
         if isinstance(message.get("status"), dict):
             self.status = RunStatus.from_json(message["status"])
         if isinstance(message.get("facts"), dict):
             self.facts = message["facts"]
+        if message.get("departs") and (part, attempt) not in self._departing:
+            self._departing.add((part, attempt))
+            self.departures.put(part)
         end = message.get("end")
         if end and (part, attempt) not in self._ended:
             self._ended.add((part, attempt))
@@ -212,11 +218,15 @@ class Line:
         part, attempt: the part, and the number of this attempt.
         addresses: addresses of the part's servers, by server index.
         host: name of this host.
+
+    Attributes:
+        departs: whether this host is to end. A signal handler may set it, which could not take a lock.
     """
 
     def __init__(
         self, address: str, secret: Secret, part: int, attempt: int, addresses: Mapping[int, str], host: str
     ) -> None:
+        self.departs = False
         self._about = {"part": part, "attempt": attempt, "addresses": dict(addresses), "host": host}
         self._address = address
         self._secret = secret
@@ -301,9 +311,8 @@ class Line:
     def _message(self) -> bytes:
         with self._lock:
             self._number += 1
-            return pack_json(
-                self._about | self._news | {"number": self._number, "said": self._unacknowledged[:MOST_LINES]}
-            )
+            state = {"number": self._number, "said": self._unacknowledged[:MOST_LINES], "departs": self.departs}
+            return pack_json(self._about | self._news | state)
 
     def _hear(self, data: bytes) -> None:
         """Take over an answer, and forget the lines of text that it acknowledges. A malformed answer is ignored."""

@@ -22,6 +22,7 @@ from trainer.launch.supervisor import INTERRUPTED, RunInterruptedError
 from trainer.launch.workers_request import Requests
 from trainer.options import Options
 from trainer.plan import describe, plan
+from trainer.regroup import departure_obstacle
 from trainer.report.metrics import RunMetrics
 from trainer.report.progress import ProgressLine
 from trainer.run_files import METRICS
@@ -80,6 +81,7 @@ class ClusterRun:
         self.restarts = Restarts()
         self._came: set[int] = set()  # parts that have arrived at least once
         self._silent: set[int] = set()  # parts that were silent at the last look
+        self._departing: set[int] = set()  # parts whose hosts are to end, and with which the run does not continue
         self._start_time = 0.0  # when the parts were started (monotonic seconds), 0 before
         self._has_reported_missing = False
         self._is_lost = False  # another start has taken the folder
@@ -198,6 +200,7 @@ class ClusterRun:
                 return True
         for part, host in drained(self.rendezvous.arrivals):
             self._arrived(part, host)
+        self._release_hosts()
         failure = "a later start of the run has its --output now" if self._is_lost else self.launcher.failure()
         if failure:
             self._show()
@@ -235,6 +238,28 @@ class ClusterRun:
         if self.metrics:
             self.metrics.count_restart("host")
         return self.progress.message(f"host {part} was lost, and is started again on {host}")
+
+    def _release_hosts(self) -> None:
+        """Have the run continue without the hosts that are to end; a host whose workers must stay is only reported.
+
+        If all are to end, the run is interrupted."""
+        if self.interrupted:  # by a signal that all processes get
+            return
+        for part in drained(self.rendezvous.departures):
+            obstacle = departure_obstacle(self.config)
+            if obstacle:
+                self.progress.message(f"host {part} is to end (SIGTERM), and is replaced when it has: {obstacle}")
+                continue
+            self._departing.add(part)
+            rest = [each for each in self.parts if each.index not in self._departing]
+            if not rest:
+                self.progress.message("all hosts are to end (SIGTERM)")
+                self.interrupted = True
+                return
+            workers = sum(each.count("worker") for each in rest)
+            self.progress.message(f"host {part} is to end (SIGTERM): the run continues with {workers} workers")
+            self.requests.departed_hosts += 1
+            self.requests.submit(workers)
 
     def _report_missing_parts(self) -> None:
         """Report once if parts have not started after SLOW_S, as on a cluster without room for all of them.
@@ -285,6 +310,7 @@ class ClusterRun:
         while time.monotonic() < end and not self.launcher.failure():
             time.sleep(POLL_S)
             self._show()
+            self._release_hosts()
             for part_end in drained(self.rendezvous.ends):
                 if part_end.part == head and not part_end.code:
                     return  # the run has just ended

@@ -1,7 +1,8 @@
 """The request of another number of workers for a run in progress: a file in the run's folder.
 
-``sharding workers`` writes it. The process that leads the run stops at a checkpoint and resumes with that number. The
-resumed start deletes the file once it has found that it can train; otherwise it writes into the file why it cannot."""
+``sharding workers`` writes it; a run that hosts leave has a request without a file. The process that leads the run stops
+at a checkpoint and resumes with that number. The resumed start deletes the file once it has found that it can train;
+otherwise it writes into the file why it cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class WorkersRequest:
     """The content of the file.
 
     Attributes:
-        id: names the request.
+        id: names the request; "" for one without a file.
         workers: the number of workers, at least 1.
         refusal: why the run does not change to this number; "" before an answer.
     """
@@ -68,12 +69,14 @@ class Requests:
 
     Attributes:
         tried: the request that the present start tries to meet; None if it does not, or has met it.
+        departed_hosts: hosts of a cluster that have left the run.
     """
 
     def __init__(self, home: Place, obstacle: str = "", now: Callable[[], float] = time.monotonic) -> None:
         self.home = home
         self.obstacle = obstacle
         self.tried: WorkersRequest | None = None
+        self.departed_hosts = 0
         self._now = now
         self._next_look = 0.0
         self._waiting: WorkersRequest | None = None
@@ -91,6 +94,10 @@ class Requests:
                 self._thread = threading.Thread(target=self._look, name="workers request", daemon=True)
                 self._thread.start()
         return self._waiting is not None
+
+    def submit(self, workers: int) -> None:
+        """Have the run stop for a number of workers that no file asks for. It takes precedence over a file."""
+        self._waiting = WorkersRequest("", workers)
 
     def _look(self) -> None:
         with suppress(OSError):  # the next look may succeed
@@ -110,7 +117,7 @@ class Requests:
             return None
         self._handled_ids.add(request.id)
         with suppress(OSError):  # then it counts as present
-            present = read_request(self.home)
+            present = read_request(self.home) if request.id else request
             if present is None or present.id != request.id:
                 return None
         self.tried = request
@@ -124,6 +131,8 @@ class Requests:
 
     def _refuse(self, request: WorkersRequest, reason: str) -> None:
         self._handled_ids.add(request.id)
+        if not request.id:
+            return
         with suppress(OSError):  # the command finds out from the number of workers
             write_request(self.home, replace(request, refusal=reason))
 
