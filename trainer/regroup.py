@@ -268,8 +268,12 @@ def obstacle(config: Config) -> str | None:
 
     Each cause keeps something per worker, or per pass of a worker, that cannot be divided anew."""
     name = config.exchange.name
+    # The first one that applies is reported.
     causes = (
-        (config.sampler.name != ShuffleSampler.name, f"--sampling {config.sampler.name} has no passes to divide anew"),
+        (
+            config.sampler.makes_passes and config.sampler.name != ShuffleSampler.name,
+            f"--sampling {config.sampler.name} orders the passes of each worker by the groups of its own rows",
+        ),
         (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides the rows by itself"),
         (bool(config.data.gossip), "--gossip exchanges examples between fixed shards"),
         (bool(config.data.mix), "--mix has no passes over one set to divide anew"),

@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     REMAINDER = 22  # who draws which of the rows that pass ``number`` lacks when cohort ``worker`` begins
     GOSSIP_SELECTION = 23  # which examples a worker gives to others, at the end of its epoch ``number``
     GOSSIP_ORDER = 24  # the order of other workers' examples in a worker's pool
+    COHORT = 25  # the seed of samplers without passes in cohort ``worker``
     EVALUATION = 40  # the augmentation of evaluation images at version ``number``; worker 1: dropout there
     SAMPLE_ORDER = 8  # the order of the training rows that a model is evaluated on, and recalibrated with
 

@@ -188,7 +188,7 @@ def test_a_run_continues_without_hosts_that_are_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [({"protocol": "bsp"}, "other bits"), ({"protocol": "asp", "sampling": "balanced"}, "balanced")],
+    [({"protocol": "bsp"}, "other bits"), ({"protocol": "asp", "sampling": "representative"}, "representative")],
 )
 def test_a_run_that_keeps_its_workers_waits_for_a_host(
     fields: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -31,10 +33,14 @@ from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, CohortSize, begin_passes, next_cohort
 from trainer.coordination.passes import WORD, Passes, RowSums, Whole
+from trainer.data.batches import build_batches
 from trainer.data.cohort_passes import own_places
+from trainer.data.cohorts import CohortBatches, ShiftedSampler, build_cohort_batches
 from trainer.data.deal import deal, dealt_places, even_places
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
+from trainer.data.rows import Rows
+from trainer.data.sampling import RowSampler, TableRowSampler
 from trainer.flags import build_parser, options_of
 from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.report.settings import flags_in_words
@@ -185,12 +191,10 @@ def test_unchanged_workers_keep_their_rows(tmp_path: Path) -> None:
     """Also if a run in virtual time began with more workers than shards; a worker per shard has its shard."""
     parts = [rows_of(size, number, 100 * number) for number, size in enumerate((13, 9, 11))]
     shards = open_shards(str(write_shards(tmp_path, parts, None)))
-    first = first_passes(own_places(shards, 5, []), [2] * 5, seed=0)
-    assert all(
-        np.array_equal(*pair) for pair in zip(dealt_places(shards, 5), own_places(shards, 5, first), strict=True)
-    )
-    assert [len(rows) for rows in own_places(shards, 3, first)] == [13, 9, 11]
-    assert sorted(map(len, own_places(shards, 4, first))) == [8, 8, 8, 9]
+    own = own_places(shards, 5, [])
+    assert all(np.array_equal(*pair) for pair in zip(dealt_places(shards, 5), own_places(shards, 5, own), strict=True))
+    assert [len(rows) for rows in own_places(shards, 3, own)] == [13, 9, 11]
+    assert sorted(map(len, own_places(shards, 4, own))) == [8, 8, 8, 9]
 
 
 # Runs
@@ -279,6 +283,117 @@ def test_a_killed_run_resumes_with_other_workers(shards: str, tmp_path: Path, mo
     assert_whole_passes(output, 3)
     assert replay(output).is_equal
     assert max(event["epoch"] for event in lines_of(output / "metrics.jsonl", "epoch")) == 5
+
+
+SAMPLERS: list[dict[str, Any]] = [
+    {"sampling": "bernoulli"},
+    {"sampling": "balanced"},
+    {"sampling": "weighted"},
+    {"sampling": "curriculum"},
+    {"sampling": "recency"},
+    {"sampling": "data-aware"},
+    {"sampling": "data-aware", "weakness": "validation-loss"},
+]
+
+
+@pytest.fixture(scope="module")
+def table(shards: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A weight and a loss of every row of the set."""
+    opened = open_shards(shards)
+    ids = np.concatenate([load_worker(opened, worker).ids for worker in range(3)])
+    path = tmp_path_factory.mktemp("table") / "rows.parquet"
+    values = np.random.default_rng(5).uniform(0.1, 2, len(ids))
+    pq.write_table(pa.table({"id": ids, "weight": values, "loss": values}), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda values: "-".join(values.values()))
+def test_samplers_without_passes_continue_with_other_workers(
+    sampler: dict[str, Any], shards: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay and a resume in the middle draw the same mini-batches; every row is of one worker."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    values = sampler | {"protocol": "bsp"}
+    if sampler["sampling"] in ("weighted", "curriculum"):
+        values["example_table"] = table
+    output = tmp_path / "run"
+    run(shards, output, steps=7, **values)
+    run(shards, output, RESUME, 5, steps=14, batch_size=30, **values)
+    end = final(run(shards, output, RESUME, 2, steps=30, **values)).tobytes()
+    cut(output, 0.99)
+    assert final(run(shards, output, RESUME, steps=30, **values)).tobytes() == end
+    assert [entry["workers"] for entry in entries_of(output)] == [3, 5, 2]
+    assert replay(output).is_equal
+    draws = cohort_batches(output)
+    ids = np.concatenate([rows.ids for _, rows in draws])
+    assert len(np.unique(ids)) == len(ids) == sum(ROWS)
+
+
+def cohort_batches(output: Path) -> list[CohortBatches]:
+    """Return the mini-batches of the present workers of a run."""
+    context = RunContext.from_config(read_record(output).config)
+    return build_cohort_batches(context.config, context.shards, targets=False)
+
+
+def test_a_curriculum_continues_at_its_epoch(shards: str, table: str, tmp_path: Path) -> None:
+    """At epoch 2 of 4 new workers draw from the easiest six tenths of their rows, with orders of their own."""
+    values: dict[str, Any] = {"sampling": "curriculum", "example_table": table, "protocol": "bsp"}
+    values |= {"easy_share": 0.2, "all_after": 4.0}
+    output = tmp_path / "run"
+    run(shards, output, epochs=2, batch_size=38, **values)
+    run(shards, output, RESUME, 2, epochs=3, batch_size=57, **values)
+    read = pq.read_table(table).to_pydict()
+    losses = dict(zip(read["id"], read["loss"], strict=True))
+    [_, cohort] = entries_of(output)
+    assert (cohort["clock"], cohort["epoch_steps"]) == (6, 4)
+    for batches, rows in cohort_batches(output):
+        draw = batches.sampler.draw(cohort["clock"])
+        easiest = sorted(losses[id_] for id_ in rows.ids.tolist())[: math.ceil(0.6 * len(rows))]
+        drawn = [losses[id_] for id_ in rows.ids[draw.places].tolist()]
+        assert max(drawn) <= easiest[-1]
+        assert max(drawn) > easiest[int(0.5 * len(easiest))]
+
+
+def test_random_numbers_of_a_cohort_are_its_own(shards: str, tmp_path: Path) -> None:
+    """With half the mini-batch, workers with the rows that they had would draw some mini-batches again."""
+    output = tmp_path / "run"
+    values: dict[str, Any] = {"sampling": "balanced", "protocol": "bsp"}
+    run(shards, output, steps=2, **values)
+    before = RunContext.from_config(read_record(output).config)
+    rows = load_worker(before.shards, 0)
+    old = build_batches(before.config, before.shards, rows, 0, 3).sampler
+    run(shards, output, replace(RESUME, batch_size_given=True), 3, steps=20, batch_size=12, **values)
+    new = cohort_batches(output)[0].batches.sampler
+    [_, cohort] = entries_of(output)
+    half = np.asarray(new.draw(cohort["clock"]).places)
+    first = cohort["epoch_steps"] // 2
+    assert cohort["epoch_steps"] % 2 == 0
+    assert not np.array_equal(np.asarray(old.draw(first).places)[: len(half)], half)
+
+
+@pytest.mark.parametrize("workers", [3, 8, 2])
+def test_rows_keep_their_entries_in_a_loss_table(workers: int, shards: str, tmp_path: Path) -> None:
+    """Whatever the number of workers with which a run begins, of which each has numbered its own rows."""
+    output = tmp_path / "run"
+    values: dict[str, Any] = {"sampling": "recency", "protocol": "bsp"}
+    run(shards, output, QUIET, workers, steps=2, **values)
+    context = RunContext.from_config(read_record(output).config)
+    entries: dict[int, int] = {}
+    for worker, rows in enumerate(deal(context.shards, workers)):
+        sampler = build_batches(context.config, context.shards, rows, worker, workers).sampler
+        entries |= entries_by_id(sampler, rows)
+    run(shards, output, RESUME, 5, steps=12, **values)
+    later: dict[int, int] = {}
+    for batches, rows in cohort_batches(output):
+        assert isinstance(batches.sampler, ShiftedSampler)
+        later |= entries_by_id(batches.sampler.sampler, rows)
+    assert later == entries
+    assert sorted(entries.values()) == list(range(sum(ROWS)))
+
+
+def entries_by_id(sampler: RowSampler, rows: Rows) -> dict[int, int]:
+    assert isinstance(sampler, TableRowSampler)
+    return dict(zip(rows.ids.tolist(), sampler.keys.tolist(), strict=True))
 
 
 def test_the_same_workers_have_the_same_bits(shards: str, tmp_path: Path) -> None:
@@ -568,7 +683,7 @@ def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path)
 
 def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"sampling": "representative"}, "--sampling representative has no passes"),
+        ({"sampling": "representative"}, "--sampling representative orders the passes"),
         ({"gossip": 2}, "--gossip exchanges examples"),
         ({"exchange": "d-psgd"}, "--exchange d-psgd keeps a model per worker"),
         ({"exchange": "sync-switch"}, "--exchange sync-switch plans its switch"),

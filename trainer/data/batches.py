@@ -145,21 +145,38 @@ def build_sampler(
     if follow:
         return FollowSampler(follow, batch_size, seed=seed, worker=worker)
     places = trained_places(rows.ids, config, worker)
-    population = _population(config, shards, rows, places, batch_size, worker)
+    population = population_of(config, shards, rows, places, batch_size, worker)
     if config.data.mix:
         sources = sources_of(rows.ids if places is None else rows.ids[places])
         return FixedSampler(rows, mixture_stream(parse_mix(config.data.mix), population, sources), places)
+    if config.table_sampler:
+        # The entry of a row does not depend on the rows that are held out, which other workers do not know.
+        first = sum(dealt_sizes(shards, num_workers)[:worker])
+        population = replace(population, numbers=first + (np.arange(len(rows)) if places is None else places))
+    own = sampler_of_rows(config, shards, rows, population, num_workers, places)
+    if not config.data.gossip or not isinstance(own, FixedSampler):
+        return own
+    steps_per_pass = -(-len(population.labels) // batch_size)
+    return GossipSampler(own, rows, config, worker, batch_size, steps_per_pass)
+
+
+def sampler_of_rows(
+    config: Config, shards: Shards, rows: Rows, population: Population, num_workers: int, places: Ints | None = None
+) -> FixedSampler | TableRowSampler:
+    """Return the sampler of a worker whose rows do not change.
+
+    Args:
+        config: the run.
+        shards: its set.
+        rows: the rows of the worker.
+        population: the rows that it draws from.
+        num_workers: number of workers.
+        places: positions of the rows that it draws from; None for all.
+    """
     if not isinstance(config.sampler, TableSampler):
-        own = FixedSampler(rows, config.sampler.stream(population), places)
-        if not config.data.gossip:
-            return own
-        steps_per_pass = -(-len(population.labels) // batch_size)
-        return GossipSampler(own, rows, config, worker, batch_size, steps_per_pass)
-    # The entry of a row does not depend on the rows that are held out, which other workers do not know.
-    first = sum(dealt_sizes(shards, num_workers)[:worker])
-    population = replace(population, numbers=first + (np.arange(len(rows)) if places is None else places))
+        return FixedSampler(rows, config.sampler.stream(population), places)
     keys = config.sampler.keys(population)
-    validation = _validation_rows(shards, worker, num_workers) if config.sampler.validates else None
+    validation = _validation_rows(shards, population.worker, num_workers) if config.sampler.validates else None
     return TableRowSampler(
         rows, config.sampler.table_stream(population), keys, places, validation, population.epoch_steps
     )
@@ -173,7 +190,7 @@ def _validation_rows(shards: Shards, worker: int, num_workers: int) -> Validatio
     return ValidationRows(own, own.labels.astype(np.int64), shards.mean)
 
 
-def _population(
+def population_of(
     config: Config, shards: Shards, rows: Rows, places: Ints | None, batch_size: int, worker: int
 ) -> Population:
     """Return the rows of a worker as a sampler sees them. Raises ValueError without rows.

@@ -1,4 +1,4 @@
-"""The passes over the rows of the workers of a run that has changed them: which rows each of them draws. Loads no torch."""
+"""The rows of the workers of a run that has changed them, and the passes over them. Loads no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def passes_of(config: Config, shards: Shards, cohorts: Sequence[Cohort]) -> list
         data = replace(config.data, batch_size=cohort.batch_size)
         ratios = shards.ratios_of(cohort.workers)
         batches = replace(config, data=data).worker_batches(cohort.workers, ratios)
-        own = own_places(shards, cohort.workers, passes)
+        own = own_places(shards, cohort.workers, [each.own for each in passes])
         if number:
             passes = later_passes(passes, cohort, own, batches, number)
         else:
@@ -35,7 +35,15 @@ def passes_of(config: Config, shards: Shards, cohorts: Sequence[Cohort]) -> list
     return passes
 
 
-def own_places(shards: Shards, num_workers: int, before: Sequence[WorkerPasses]) -> list[Ints]:
+def present_places(shards: Shards, cohorts: Sequence[Cohort]) -> list[Ints]:
+    """Return the rows of each worker of the last of some cohorts, as ``own_places`` does."""
+    own: list[Ints] = []
+    for cohort in cohorts:
+        own = own_places(shards, cohort.workers, own)
+    return own
+
+
+def own_places(shards: Shards, num_workers: int, before: Sequence[Ints]) -> list[Ints]:
     """Return the numbers of the rows over which each worker of a cohort makes its passes, counted over all shards, int64.
 
     Workers whose number does not change keep their rows, and a worker per shard has its shard. Otherwise the parts of two
@@ -44,12 +52,12 @@ def own_places(shards: Shards, num_workers: int, before: Sequence[WorkerPasses])
     Args:
         shards: the set.
         num_workers: workers of the cohort.
-        before: the passes of the cohort before; empty for the first one, to which the shards are dealt.
+        before: the rows of the cohort before; empty for the first one, to which the shards are dealt.
     Raises:
         UsageError: a worker would have no rows.
     """
     if len(before) == num_workers:
-        return [passes.own for passes in before]
+        return list(before)
     if not before or num_workers == shards.num_workers:
         return dealt_places(shards, num_workers)
     return even_places(shards, num_workers)
@@ -58,7 +66,7 @@ def own_places(shards: Shards, num_workers: int, before: Sequence[WorkerPasses])
 def passes_left(
     config: Config, shards: Shards, cohorts: Sequence[Cohort], clocks: Sequence[int], num_workers: int
 ) -> OpenPasses:
-    """Return the passes that the last of some cohorts leaves to the next one.
+    """Return the passes that the last of some cohorts leaves to the next one; none if the sampler makes no passes.
 
     Args:
         config: the run.
@@ -69,6 +77,7 @@ def passes_left(
     Raises:
         UsageError: one of them would have no rows.
     """
-    before = passes_of(config, shards, cohorts)
-    own_places(shards, num_workers, before)
-    return open_passes(before, clocks)
+    own_places(shards, num_workers, present_places(shards, cohorts))
+    if not config.sampler.makes_passes:
+        return OpenPasses(0, 0, 0)
+    return open_passes(passes_of(config, shards, cohorts), clocks)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.core.arrays import Ints
+from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.augment import Floats
-from trainer.data.batches import Batches
-from trainer.data.cohort_passes import present_passes
+from trainer.data.batches import Batches, population_of, sampler_of_rows
+from trainer.data.cohort_passes import present_passes, present_places
+from trainer.data.deal import dealt_places
 from trainer.data.loading import load_worker
 from trainer.data.own_augmentation import own_augmentation
 from trainer.data.rows import Rows, join_rows
-from trainer.data.sampling import Draw
+from trainer.data.sampling import Draw, RowSampler
 from trainer.data.shards import Shards
 from trainer.sampling.remainder import WorkerPasses
 
@@ -44,9 +47,41 @@ class CohortSampler:
         return Draw(self.rows, np.searchsorted(self.numbers, numbers), passes, next_pass_rows)
 
 
+class ShiftedSampler:
+    """Draws the mini-batches of another sampler, as it would at other clocks.
+
+    Args:
+        sampler: the other sampler.
+        shift: its clock minus the worker's clock.
+    """
+
+    def __init__(self, sampler: RowSampler, shift: int) -> None:
+        self.sampler = sampler
+        self.shift = shift
+        self.reads_table = sampler.reads_table
+
+    def draw(self, clock: int, table: Floats | None = None) -> Draw:
+        return self.sampler.draw(clock + self.shift, table)
+
+
+class WorkerDraws(NamedTuple):
+    """The rows of one worker, and the sampler that draws from them."""
+
+    worker: int
+    rows: Rows
+    sampler: RowSampler
+
+
+class CohortBatches(NamedTuple):
+    """The mini-batches of one worker, and the rows that it has read for them."""
+
+    batches: Batches
+    rows: Rows
+
+
 def build_cohort_batches(
     config: Config, shards: Shards, workers: Sequence[int] | None = None, *, targets: bool
-) -> list[Batches]:
+) -> list[CohortBatches]:
     """Return the mini-batches of workers of the present cohort, and read their rows, one shard at a time.
 
     Args:
@@ -57,22 +92,70 @@ def build_cohort_batches(
     Raises:
         DataError, OSError: a file is damaged or cannot be read.
     """
+    numbers = range(config.cohorts.present.workers) if workers is None else workers
+    draws = _draws_of_passes if config.sampler.makes_passes else _draws_without_passes
+    results = []
+    # The clocks and the augmentation are those of the run: only the rows are drawn by the cohort's rule.
+    for worker, rows, sampler in draws(config, shards, numbers, targets):
+        batches = Batches(
+            sampler,
+            shards.mean,
+            seed=config.run.seed,
+            worker=worker,
+            augment=config.data.augment,
+            own=own_augmentation(config),
+        )
+        results.append(CohortBatches(batches, rows))
+    return results
+
+
+def _draws_of_passes(config: Config, shards: Shards, workers: Sequence[int], targets: bool) -> list[WorkerDraws]:
+    """Return the draws of some workers, whose passes complete the open ones of the cohort before."""
     every = present_passes(config, shards)
-    needed = every if workers is None else [every[worker] for worker in workers]
+    needed = [every[worker] for worker in workers]
     # Ascending, so that a shard needs to be read only once.
     numbers = [np.unique(np.concatenate([*passes.parts, passes.own])) for passes in needed]
     rows = load_numbers(shards, numbers, targets=targets)
     return [
-        Batches(
-            CohortSampler(own_rows, own_numbers, passes),
-            shards.mean,
-            seed=config.run.seed,
-            worker=passes.worker,
-            augment=config.data.augment,
-            own=own_augmentation(config),
-        )
+        WorkerDraws(passes.worker, own_rows, CohortSampler(own_rows, own_numbers, passes))
         for passes, own_numbers, own_rows in zip(needed, numbers, rows, strict=True)
     ]
+
+
+def _draws_without_passes(config: Config, shards: Shards, workers: Sequence[int], targets: bool) -> list[WorkerDraws]:
+    """Return the draws of some workers by a sampler without passes, which leave nothing to complete.
+
+    The workers draw from their present rows as they would draw at this epoch if the run had had them from the start, with
+    random numbers of the cohort's own."""
+    cohorts = config.cohorts.entries
+    cohort = config.cohorts.present
+    places = present_places(shards, cohorts)
+    batches = config.worker_batches(cohort.workers, shards.ratios_of(cohort.workers))
+    seed = word(config.run.seed, Purpose.COHORT, len(cohorts) - 1)
+    draws = []
+    # Together, so that each shard is read once for all of them.
+    all_rows = load_numbers(shards, [places[worker] for worker in workers], targets=targets)
+    for worker, rows in zip(workers, all_rows, strict=True):
+        population = population_of(config, shards, rows, None, batches[worker], worker)
+        numbers = _table_entries(shards, config.cohorts.first.workers, places[worker]) if config.table_sampler else None
+        population = replace(population, seed=seed, numbers=numbers)
+        sampler = sampler_of_rows(config, shards, rows, population, cohort.workers)
+        draws.append(WorkerDraws(worker, rows, ShiftedSampler(sampler, cohort.epoch_steps - cohort.clock)))
+    return draws
+
+
+def _table_entries(shards: Shards, num_workers: int, places: Ints) -> Ints:
+    """Return the entries of some rows in a loss table with an entry per row, int64.
+
+    Args:
+        shards: the set.
+        num_workers: number of the workers with which the run began, in whose order the entries are.
+        places: numbers of the rows over all shards, int64.
+    """
+    order = np.concatenate(dealt_places(shards, num_workers))
+    entries = np.empty(len(order), np.int64)
+    entries[order] = np.arange(len(order))
+    return entries[places]
 
 
 def load_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> list[Rows]:

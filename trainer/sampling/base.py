@@ -91,10 +91,12 @@ class Sampler(Spec):
     Attributes:
         fixed_size: whether every mini-batch has the same number of rows. Otherwise an update is the mean over examples.
         column: column of the table that has a value for each row; "" for samplers without a table.
+        makes_passes: whether a worker draws each of its rows once per pass.
     """
 
     fixed_size: ClassVar[bool] = True
     column: ClassVar[str] = ""
+    makes_passes: ClassVar[bool] = False
 
     @abstractmethod
     def stream(self, population: Population) -> SelectionStream:

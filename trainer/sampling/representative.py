@@ -23,6 +23,7 @@ class RepresentativeSampler(Sampler):
 
     name: ClassVar[str] = "representative"
     summary: ClassVar[str] = "pass over a worker's rows, with each class or neighbourhood in proportion in a mini-batch"
+    makes_passes: ClassVar[bool] = True
     sampling_groups: GroupBy = groups_option()
 
     def stream(self, population: Population) -> SelectionStream:

@@ -16,6 +16,7 @@ class ShuffleSampler(Sampler):
 
     name: ClassVar[str] = "shuffle"
     summary: ClassVar[str] = "pass over a worker's rows, in a new order each time"
+    makes_passes: ClassVar[bool] = True
 
     def stream(self, population: Population) -> SelectionStream:
         order = partial(permutation, len(population), population.seed, population.worker)

@@ -184,7 +184,7 @@ class RealCompute(Compute):
         self.ratios = shards.ratios_of(num_workers)
         self.classifies = not network.targets
         if config.cohorts.entries:
-            self.batches = build_cohort_batches(config, shards, targets=network.targets)
+            self.batches = [each.batches for each in build_cohort_batches(config, shards, targets=network.targets)]
         else:
             repartitions = config.data.repartition != "fixed"
             every_row = [all_rows(shards, targets=network.targets)] * num_workers if repartitions else None

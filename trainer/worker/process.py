@@ -121,8 +121,8 @@ def _batches(
     start = time.monotonic()
     # Since a resume with other workers, a worker may need rows of all shards.
     if config.cohorts.entries:
-        batches = build_cohort_batches(config, shards, [worker], targets=network.targets)[0]
-        _log_loaded(folders.work, worker, batches.sampler.draw(config.cohorts.present.clock).rows, start)
+        [(batches, own_rows)] = build_cohort_batches(config, shards, [worker], targets=network.targets)
+        _log_loaded(folders.work, worker, own_rows, start)
         return batches
     targets = network.targets
     repartitions = config.data.repartition != "fixed"
