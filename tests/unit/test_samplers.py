@@ -202,6 +202,14 @@ def test_every_row_is_drawn_as_often_as_promised(name: str, sizes: list[int], ba
     PROMISES[name](sampler, population, places(sampler, population, range(400)))
 
 
+@every_sampler
+def test_a_sampler_says_whether_it_makes_passes(name: str) -> None:
+    """A run that changes its workers completes a pass if the sampler does, and its log then has the ends of passes."""
+    sampler = make_sampler(name)
+    selection = stream_of(sampler, population_of([9, 9]))(0)
+    assert sampler.makes_passes == (selection.passes is not None)
+
+
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=8),
     seed=st.integers(0, 2**30),
