@@ -144,6 +144,27 @@ def test_a_model_of_features_takes_real_values(tmp_path: Path, monkeypatch: pyte
         torch.testing.assert_close(run_program(program, features), expected, rtol=0, atol=1e-5)
 
 
+def test_two_classes_of_one_logit_are_two_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Binary logistic regression has the single logit of the second class; its users expect a column per class."""
+    about = ModelMetadata({"name": "logistic"}, [5, 1, 1], 2, [0.0] * 5, [], "float32")
+    network = Logistic().make(about.chw, 2)
+    torch.nn.init.normal_(network[1].weight, generator=torch.Generator().manual_seed(0))  # type: ignore[index]
+    (tmp_path / "alone").write_bytes(save(network.state_dict(), metadata=about.to_header()))
+    features = torch.randn(20, 5, 1, 1, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        second = network(features)[:, 0].sigmoid()
+        outputs = load(tmp_path / "alone")(features)
+    assert outputs.argmax(1).tolist() == (second > 0.5).long().tolist()
+    assert set(outputs.argmax(1).tolist()) == {0, 1}
+    torch.testing.assert_close(outputs.softmax(1), torch.stack([1 - second, second], 1))
+    export(str(tmp_path / "alone"), str(tmp_path / "m.pt"), "torchscript")
+    torch.testing.assert_close(load_torchscript(tmp_path / "m.pt")[0](features), outputs, rtol=0, atol=1e-5)
+    export(str(tmp_path / "alone"), str(tmp_path / "hub"), "safetensors")
+    monkeypatch.chdir(tmp_path / "hub")
+    for program in programs_of((tmp_path / "hub" / "README.md").read_text()):
+        torch.testing.assert_close(run_program(program, features), outputs, rtol=0, atol=1e-5)
+
+
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of a user's module ``exported_net``."""

@@ -90,6 +90,10 @@ outputs = network(images)
 {% else %}
 outputs = network((images.float() - torch.tensor(config["mean"])[:, None, None]) / 255)
 {% endif %}
+{% if metadata.classes == 2 %}
+if outputs.shape[1] == 1:  # the logit of the second class
+    outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
+{% endif %}
 ```
 """
 

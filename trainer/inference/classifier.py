@@ -29,6 +29,7 @@ class Classifier(nn.Module):
         metadata: shape of images, number of classes, and the flags of the network.
         task: meaning of the outputs, such as logits.
         digest: SHA-256 of the model file, in hexadecimal.
+        is_binary: whether there are two classes, for which a network may have a single output.
         mean: float32 [C], a buffer that is not saved with the network.
     """
 
@@ -38,16 +39,20 @@ class Classifier(nn.Module):
         self.metadata = metadata
         self.task = task
         self.digest = digest
+        self.is_binary = metadata.classes == 2  # an attribute of its own, because TorchScript reads no metadata
         self.mean: Tensor  # TorchScript reads annotations of the class, and does not know this name
         self.register_buffer("mean", torch.tensor(metadata.mean, dtype=torch.float32), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the outputs [B, K] of the network.
+        """Return the outputs [B, K] of the network, one per class: a single logit for two classes becomes two logits.
 
         images: uint8 [B, C, H, W], normalised here; real-valued features are used as they are, as in training."""
         if images.dtype == torch.uint8:
             images = (images.float() - self.mean[:, None, None]) * (1 / 255)
         outputs: Tensor = self.network(images)
+        # With 0 for the first class, softmax and argmax give what the logit of the second class says.
+        if self.is_binary and outputs.shape[1] == 1:
+            outputs = torch.cat([torch.zeros_like(outputs), outputs], 1)
         return outputs
 
 
