@@ -16,6 +16,7 @@ from tests.clusters.machine import ROOT
 from tests.support.configs import change, make_config
 from trainer.home.place import listing
 from trainer.runlog.run_folder import RunRecord, Start, locked, resolve_output, settled
+from trainer.start.folder import describe_finished
 
 ASKED = RunRecord(make_config(steps=10, servers=2), num_workers=4, rows=1000, shards="f00d")
 RESULTS = ("metrics.jsonl", "pushes.csv", "checkpoints/00000007/state.json", "checkpoints/00000007/slice-000-of-002.st")
@@ -95,6 +96,22 @@ def test_a_finished_run_is_made_longer_with_resume(finished: Path) -> None:
     assert not (finished / "result.json").exists()
     with pytest.raises(UsageError, match="has not ended"):
         start(finished, asking(steps=30))
+
+
+def test_a_finished_run_names_the_flags_that_continue_it(finished: Path) -> None:
+    """A larger --epochs does not continue a run that --patience has ended."""
+    for result, flags in (
+        ('{"cause": "finished", "early_stop": null}', "a larger --epochs or --steps with --resume continues"),
+        (
+            '{"cause": "finished", "early_stop": {"epoch": 3}}',
+            "ended early by --patience, nothing to do; --resume with a larger --patience, or without it, continues",
+        ),
+    ):
+        (finished / "result.json").write_text(result)
+        assert describe_finished(finished).startswith(f"{finished}: finished already, ")
+        assert describe_finished(finished).endswith(flags)
+    assert start(finished, asking(steps=30), resume=True) is Start.FINISHED
+    assert start(finished, asking(patience=3), resume=True) is Start.GO_ON
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from trainer.exchange.neighbours import NeighbourExchange
+from trainer.home.place import Place
 from trainer.launch.ends import try_report
 from trainer.leader.peer_members import check_view
 from trainer.plan import check_shares
 from trainer.run_files import REPORT
-from trainer.runlog.run_folder import RunRecord, SavedRun, Start, settled
+from trainer.runlog.run_folder import RunRecord, SavedRun, Start, has_stopped_early, settled
 from trainer.start.decide import RunStart
 
 
@@ -60,6 +61,16 @@ def _finish(start: RunStart) -> None:
     """Say that a run has finished already, and write its report if that failed before."""
     home = start.context.home
     if not start.options.silent:
-        print(f"{home}: finished already, nothing to do; a larger --epochs or --steps with --resume continues")
+        print(describe_finished(home))
     if start.options.report and not (home / REPORT).exists():
         try_report(home)
+
+
+def describe_finished(home: Place) -> str:
+    """Return the line about a run that has finished already, with the flags that continue it. Reads its result."""
+    if has_stopped_early(home):
+        return (
+            f"{home}: finished already, ended early by --patience, nothing to do; --resume with a larger --patience, or"
+            " without it, continues"
+        )
+    return f"{home}: finished already, nothing to do; a larger --epochs or --steps with --resume continues"
