@@ -213,6 +213,25 @@ def test_an_export_that_was_killed_is_written_again(
         assert (killed / "README.md").read_bytes() == (whole / "README.md").read_bytes()
 
 
+def test_a_second_export_into_a_folder_in_use_is_refused(
+    run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = write.make_hub_files
+
+    def meet_another(*arguments: Any) -> dict[str, bytes]:
+        with pytest.raises(UsageError, match="is in use by an export that has not ended"):
+            export(str(run.output), str(tmp_path / "hub"), "safetensors", best=True, overwrite=True)
+        return make(*arguments)
+
+    monkeypatch.setattr(write, "make_hub_files", meet_another)
+    export(str(run.output), str(tmp_path / "hub"), "safetensors")
+    assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+
+
 def test_a_model_that_changes_meanwhile_is_an_error(run: Result) -> None:
     classifier = load(str(run.output))
     classifier.digest = "0" * 64

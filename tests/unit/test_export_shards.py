@@ -167,6 +167,25 @@ def test_a_killed_export_goes_on_and_ends_with_the_same_bytes(
     assert len(made) == 4, "the first file was not made again"
 
 
+def test_a_second_export_into_a_folder_in_use_is_refused(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two exports at once could mix their files, or delete each other's."""
+    whole = export(shards, "webdataset", tmp_path / "whole")
+    make, refusals = exported.FORMATS["webdataset"].make, []
+
+    def meet_another(*arguments: Any) -> bytes:
+        for more in ((), ("--overwrite",)):
+            with pytest.raises(UsageError, match="is in use by an export that has not ended") as refused:
+                export(shards, "webdataset", tmp_path / "out", *more)
+            refusals.append(refused)
+        return make(*arguments)
+
+    monkeypatch.setitem(exported.FORMATS, "webdataset", exported.FORMATS["webdataset"]._replace(make=meet_another))
+    assert export(shards, "webdataset", tmp_path / "out") == whole
+    assert len(refusals) == 2 * len(FILES)
+
+
 def test_another_folder_is_never_written_over(shards: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("mine")

@@ -17,7 +17,7 @@ from trainer.export import dataset, mds, webdataset
 from trainer.export.formats import BEGUN, DATASET, MDS, WEBDATASET
 from trainer.export.samples import Samples, read_samples
 from trainer.export.set_card import worker_name, write_card
-from trainer.export.target import unwritable_is_usage_error
+from trainer.export.target import LOCKS, locked_folder, unwritable_is_usage_error
 from trainer.home.place import Place, delete_tree, entries, is_file, make, place_of, write_whole
 from trainer.run_files import METRICS, MODEL
 from trainer.tables.progress import TableProgress
@@ -71,11 +71,23 @@ def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: 
         raise UsageError(f"{uri} is a run, and --as {kind} writes shard sets; choose a format of models")
     shards = open_shards(uri)
     target = place_of(to)
+    identity = {"set": hashlib.sha256(dumps(shards.manifest)).hexdigest(), "format": kind}
     with unwritable_is_usage_error(target):
-        written = _begin(target, shards, kind, overwrite=overwrite)
+        _check_target(target, identity, overwrite=overwrite)  # before anything is written into the folder, even a lock
+    with locked_folder(target):
+        _export(target, shards, identity, overwrite=overwrite, progress=TableProgress(quiet, "export"))
+    return target
+
+
+def _export(
+    target: Place, shards: Shards, identity: dict[str, str], *, overwrite: bool, progress: TableProgress
+) -> None:
+    """Write what a folder lacks of an export. See ``export_set`` for the errors. identity: of the export."""
+    kind = identity["format"]
+    with unwritable_is_usage_error(target):
+        written = _begin(target, identity, overwrite=overwrite)
     make_index = FORMATS[kind].make_index
     files = list(_files(shards, FORMATS[kind].suffix, has_folders=make_index is not None))
-    progress = TableProgress(quiet, "export")
     if shards.manifest.columns:
         kept_columns = ", ".join(column.name for column in shards.manifest.columns)
         progress.say(f"left out: the columns that --keep-columns kept ({kept_columns})")
@@ -101,22 +113,30 @@ def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: 
     with unwritable_is_usage_error(target):
         if not (target / CARD).exists():
             write_whole(target / CARD, write_card(shards, kind).encode(errors="replace"))
-    return target
 
 
-def _begin(target: Place, shards: Shards, kind: str, *, overwrite: bool) -> set[str]:
-    """Return the names of the files that an earlier start of this export has written, after making the folders.
+def _check_target(
+    target: Place, identity: dict[str, str], *, overwrite: bool
+) -> tuple[dict[str, str] | None, set[str]]:
+    """Return the identity of the export in a folder, None if there is none, and the names of its files and folders.
 
     Raises UsageError if the folder holds anything else, or another export without ``overwrite``."""
     if is_file(target):
         raise UsageError(f"--to {target} is a file; name a folder")
-    identity = {"set": hashlib.sha256(dumps(shards.manifest)).hexdigest(), "format": kind}
-    names = {entry.name for entry in entries(target) if not entry.name.endswith(".tmp")}
+    names = {entry.name for entry in entries(target) if not entry.name.endswith(".tmp")} - {*LOCKS}
     earlier = _read_begun(target) if BEGUN in names else None
     if names and (earlier is None or MODEL in names):
         raise UsageError(f"--to {target} is not empty, and holds no export of a set; choose another")
     if earlier not in (None, identity) and not overwrite:
         raise UsageError(f"--to {target} holds another export: give --overwrite, or choose another")
+    return earlier, names
+
+
+def _begin(target: Place, identity: dict[str, str], *, overwrite: bool) -> set[str]:
+    """Return the names of the files that an earlier start of this export has written, after making the folders.
+
+    Raises UsageError as ``_check_target``."""
+    earlier, names = _check_target(target, identity, overwrite=overwrite)
     # An export that was killed continues; a finished one is replaced.
     if overwrite and earlier and (earlier != identity or CARD in names):
         (target / CARD).unlink(missing_ok=True)

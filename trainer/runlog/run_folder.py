@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -193,7 +194,7 @@ def locked(output: Place, on_lost: Callable[[], object] = lambda: None) -> Itera
         return
     output.mkdir(parents=True, exist_ok=True)
     with open(output / LOCK, "w") as file:
-        if not _lock_exclusively(file):
+        if not _lock_exclusively(file) or not _is_at(file, output / LOCK):
             raise JobError(f"{output} is in use by a run that has not ended; wait for it, or choose another --output")
         yield
 
@@ -210,6 +211,14 @@ def _lock_exclusively(file: IO[str]) -> bool:
             if pause_s:
                 time.sleep(pause_s)
     return False
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    """Return whether an open file is the one at a path: its holder may have deleted it before this process locked it."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def unchecked(record: RunRecord, saved: SavedRun) -> RunRecord:
