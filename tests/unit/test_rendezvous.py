@@ -96,11 +96,12 @@ def test_every_line_is_heard_once_and_in_order(meeting: Rendezvous, call: Call) 
 def test_an_end_is_heard_once_and_only_of_the_attempt_that_counts(meeting: Rendezvous, call: Call) -> None:
     old, new = call(0), call(0, 1)
     until(lambda: old.answer().wanted == LEAVE, "the old attempt is told to leave")
-    old.tell(end=(1, "the old one's"))
-    new.tell(end=(3, "broken"))
+    old.tell(end=(1, "the old one's"), totals={"counts": {"images": 1}})
+    new.tell(end=(3, "broken"), totals={"counts": {"images": 2}})
     old.flush()
     new.flush()
     assert collected(meeting.ends, 1) == [PartEnd(0, 1, 3, "broken")]
+    assert meeting.totals == (1, {"counts": {"images": 2}})
 
 
 def test_a_successor_goes_on_when_its_predecessor_has_said_goodbye(meeting: Rendezvous, call: Call) -> None:

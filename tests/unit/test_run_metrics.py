@@ -16,7 +16,7 @@ from tests.support.configs import make_config
 from trainer.api import served_metrics
 from trainer.config import RunFacts
 from trainer.options import Options
-from trainer.report.metrics import parse_endpoint, serve_metrics
+from trainer.report.metrics import RunMetrics, parse_endpoint, serve_metrics
 from trainer.runlog.kinds import (
     ConsensusEvent,
     EvaluationEvent,
@@ -114,6 +114,29 @@ def test_a_resumed_run_counts_its_own_work_alone(served: Any) -> None:
     found = scrape(address)
     assert (found[name("updates_total"),], found[name("pushes_total"),]) == (2, 4)
     assert found[name("sent_bytes_total"),] == 4 * 40 + 100
+
+
+def test_a_cluster_adds_the_totals_of_each_start_of_its_leading_host(served: Any) -> None:
+    """A host that is started again counts from 0; a report that is repeated counts once."""
+    metrics, address = served
+    leading = RunMetrics()
+    leading.begin(make_config(), FACTS)
+    leading.add(StartEvent())
+    leading.add(train_event(3, 16, 24))
+    leading.add(RestartEvent(role="worker", index=0))
+    leading.update(replace(STATUS, version=3, accepted=6))
+    for _ in range(2):
+        metrics.show(replace(STATUS, version=3, accepted=6))
+        metrics.add_totals(0, leading.totals())
+    leading.add(EvaluationEvent(version=3, loss=0.5))
+    metrics.add_totals(0, leading.totals())
+    metrics.count_restart("host")
+    metrics.add_totals(1, {"counts": {"images": 8, "rollbacks": 1}, "restarts": {"worker": 1}})
+    found = scrape(address)
+    expected = {"images": 48, "evaluations": 1, "rollbacks": 1, "updates": 3, "pushes": 6, "sent_bytes": 6 * 40}
+    assert {key: found[name(f"{key}_total"),] for key in expected} == expected
+    assert (found[name("restarts_total"), "worker"], found[name("restarts_total"), "host"]) == (2, 1)
+    assert found[name("version"),] == 3
 
 
 def test_a_push_of_several_mini_batches_is_one_push() -> None:

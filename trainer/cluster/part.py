@@ -34,6 +34,7 @@ from trainer.launch.row_storage import host_reads, row_storage
 from trainer.launch.run import check, prepare, supervise
 from trainer.launch.supervisor import RunInterruptedError, Supervisor
 from trainer.options import Options
+from trainer.report.metrics import RunMetrics
 from trainer.run_files import CONFIG
 from trainer.transport.addresses import bracketed, interface_towards
 from trainer.transport.sockets import Secret
@@ -58,7 +59,9 @@ def run_part(values: Mapping[str, Any], slot: PartExecution) -> tuple[int, str]:
         addresses = {index: address_of(listener) for index, listener in listeners.items()}
         line = Line(arguments.rendezvous, secret, arguments.part.index, slot.attempt, addresses, platform.node())
         try:
-            code, text = _outcome(_Host(arguments, slot, secret, listeners, line))
+            host = _Host(arguments, slot, secret, listeners, line)
+            code, text = _outcome(host)
+            host.tell_totals()
             line.tell(end=(code, text))
             # The starting process needs this report; a new attempt can repeat it.
             if not line.flush():
@@ -102,6 +105,7 @@ class _Host:
         line: the connection to the rendezvous.
         config, options: the run, from the launch arguments.
         edition: number of the address table that was used last, 0 before the first.
+        metrics: counters of the whole run since this attempt began, on the leading host; None on others.
     """
 
     def __init__(
@@ -121,6 +125,12 @@ class _Host:
         self.secret = replace(secret, encryption=self.config.processes.encryption)
         self.options = Options(silent=True, report=arguments.report, tensorboard=arguments.tensorboard)
         self.edition = 0
+        self.metrics = RunMetrics() if self.part.leads else None
+
+    def tell_totals(self) -> None:
+        """Report the counters of the leading host to the starting process, which has no log of its own."""
+        if self.metrics:
+            self.line.tell(totals=self.metrics.totals())
 
     def take_part(self) -> None:
         """Obey the commands of the rendezvous until the run is over. Raises JobError if it fails or is interrupted.
@@ -191,7 +201,8 @@ class _Host:
                     work,
                     self.part.roles,
                     listeners=self.listeners,
-                    overseer=_Caller(self.line, answer.edition),
+                    overseer=_Caller(self, answer.edition),
+                    metrics=self.metrics,
                 )
                 # A line per host would hide other messages, where nothing is special.
                 if storage and (leads or work.folders.rows):
@@ -230,8 +241,9 @@ class _Caller:
     It wants "leave" if the command is neither to train nor to write a checkpoint, or once the addresses are no longer
     those of ``edition``, the table with which the supervisor began."""
 
-    def __init__(self, line: Line, edition: int) -> None:
-        self.line = line
+    def __init__(self, host: _Host, edition: int) -> None:
+        self.host = host
+        self.line = host.line
         self.edition = edition
 
     def wanted(self) -> Wanted:
@@ -244,6 +256,7 @@ class _Caller:
 
     def update(self, status: RunStatus) -> None:
         self.line.tell(status=status.to_json())
+        self.host.tell_totals()
 
     def message(self, text: str) -> None:
         self.line.say(text)

@@ -68,6 +68,7 @@ class Rendezvous:
         arrivals: (part, host) for each new attempt.
         departures: parts whose current attempts are on hosts that are to end.
         status: the newest status of server 0 that a part has sent.
+        totals: attempt and counters of the leading part, as it sent them last; see RunMetrics.
         facts: the facts of the run, None until the leading part has sent them.
         commands: the command to each part.
         port: the TCP port on which the rendezvous listens.
@@ -80,6 +81,7 @@ class Rendezvous:
         self.arrivals: SimpleQueue[tuple[int, str]] = SimpleQueue()
         self.departures: SimpleQueue[int] = SimpleQueue()
         self.status = NOT_READY
+        self.totals: tuple[int, dict[str, dict[str, int]]] = (0, {})
         self.facts: dict[str, Any] | None = None
         self.commands: dict[int, str] = dict.fromkeys(range(num_parts), WAIT)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -178,9 +180,13 @@ class Rendezvous:
         return {"heard": message["number"], "said": last, "wanted": command, "facts": self.facts} | page
 
     def _take(self, part: int, attempt: int, message: Mapping[str, Any]) -> None:
-        """Take over what a current attempt's message may carry: status, facts and, once each, departure and end."""
+        """Take over what a current attempt's message may carry.
+
+        It may hold status, totals and facts and, once each, the attempt's departure and its end."""
         if isinstance(message.get("status"), dict):
             self.status = RunStatus.from_json(message["status"])
+        if isinstance(message.get("totals"), dict):
+            self.totals = attempt, message["totals"]
         if isinstance(message.get("facts"), dict):
             self.facts = message["facts"]
         if message.get("departs") and (part, attempt) not in self._departing:
@@ -251,7 +257,7 @@ class Line:
             self._unacknowledged.append((self._lines, text[:TEXT_LIMIT]))
 
     def tell(self, **news: Any) -> None:
-        """Add values to all further messages: status, facts, end."""
+        """Add values to all further messages: status, totals, facts, end."""
         with self._lock:
             self._news |= news
 

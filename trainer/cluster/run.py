@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -25,8 +24,6 @@ from trainer.plan import describe, plan
 from trainer.regroup import departure_obstacle
 from trainer.report.metrics import RunMetrics
 from trainer.report.progress import ProgressLine
-from trainer.run_files import METRICS
-from trainer.runlog.event_tail import EventTail
 from trainer.runlog.run_folder import RunRecord
 from trainer.transport.addresses import all_interfaces, bracketed
 from trainer.transport.sockets import IN_CLEAR, Secret
@@ -73,7 +70,6 @@ class ClusterRun:
         self.requests = requests
         self.start_s = start_s
         self.metrics = metrics
-        self._events: EventTail | None = None
         self.interrupted = False
         self.progress = ProgressLine(quiet=options.quiet or options.silent)
         self.token = secrets.token_hex(32)
@@ -155,10 +151,6 @@ class ClusterRun:
     def train(self) -> None:
         """Train until the leading part has ended without an error. Raises the error of a failed part, or JobError."""
         everybody = [part.index for part in self.parts]
-        # Only now the folder has the log that this start continues. A folder in a store has it with a delay and by
-        # listings; there the metrics lack what only the log says.
-        if self.metrics and isinstance(self.requests.home, Path):
-            self._events = EventTail(self.requests.home / METRICS)
         self.rendezvous.want(everybody, GO)
         while not self._watch():
             changes = not self.interrupted and self.requests.is_waiting()
@@ -337,9 +329,9 @@ class ClusterRun:
         if self.rendezvous.status.ready:
             self.progress.update(self.rendezvous.status)
         if self.metrics:
-            self.metrics.update(self.rendezvous.status)
-            for event in self._events.new() if self._events else ():
-                self.metrics.add(event)
+            self.metrics.show(self.rendezvous.status)
+            # The leading host counts, because the log may be on HDFS or in an object store.
+            self.metrics.add_totals(*self.rendezvous.totals)
 
 
 def drained(queue: SimpleQueue[T]) -> list[T]:

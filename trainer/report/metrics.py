@@ -31,6 +31,7 @@ from trainer.transport.status import NOT_READY, RunStatus
 if TYPE_CHECKING:
     from trainer.config import Config, RunFacts
 
+Totals = dict[str, dict[str, int]]
 PREFIX = "sharding_training"
 EVERYWHERE = "0.0.0.0"
 STATES = ("starting", "running", "finished", "interrupted", "failed")
@@ -81,6 +82,7 @@ class RunMetrics:
         self._push_is_update = False
         self._counts: Counter[str] = Counter()
         self._restarts: Counter[str] = Counter({role: 0 for role in ROLES})
+        self._reported: dict[int, Totals] = {}  # the newest totals by attempt of the leading host
 
     def begin(self, config: Config, facts: RunFacts) -> None:
         """Set the identity of the run that starts, or continues with other workers."""
@@ -98,6 +100,7 @@ class RunMetrics:
         self._status = NOT_READY
         self._state = "running"
         self._accepted = self._version = self._sent_bytes = None
+        self._reported = {}
 
     def update(self, status: RunStatus) -> None:
         """Take over a status of server 0."""
@@ -110,7 +113,23 @@ class RunMetrics:
         self._counts["sent_bytes"] += pushes * self._push_bytes
         self._accepted = status.accepted
         self._version = status.version
-        self._status = status
+        self.show(status)
+
+    def show(self, status: RunStatus) -> None:
+        """Take over the gauges of a status, without counting."""
+        if status.ready:
+            self._status = status
+
+    def totals(self) -> Totals:
+        """Return the counters, as the leading host of a cluster reports them to the process that serves them."""
+        return {"counts": dict(self._counts), "restarts": dict(self._restarts)}
+
+    def add_totals(self, attempt: int, totals: Totals) -> None:
+        """Add the growth of the leading host's counters. attempt: number of its start, with which they begin at 0."""
+        before = self._reported.get(attempt, {})
+        for name, counter in (("counts", self._counts), ("restarts", self._restarts)):
+            counter.update(Counter(totals.get(name)) - Counter(before.get(name)))
+        self._reported[attempt] = totals
 
     def add(self, event: LogEvent) -> None:
         """Take over an event of the run's log."""
