@@ -216,12 +216,10 @@ def test_an_export_that_was_killed_is_written_again(
 def test_a_second_export_into_a_folder_in_use_is_refused(
     run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = write.make_hub_files
-
     def meet_another(*arguments: Any) -> dict[str, bytes]:
         with pytest.raises(UsageError, match="is in use by an export that has not ended"):
             export(str(run.output), str(tmp_path / "hub"), "safetensors", best=True, overwrite=True)
-        return make(*arguments)
+        return make_hub_files(*arguments)
 
     monkeypatch.setattr(write, "make_hub_files", meet_another)
     export(str(run.output), str(tmp_path / "hub"), "safetensors")
