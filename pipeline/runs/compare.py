@@ -22,6 +22,7 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.specs import add_flags, find
 from pipeline.runs import flags as cli
 from pipeline.runs.agreement import agreement
+from pipeline.runs.lineage import lineage_events
 from pipeline.runs.report import report
 from pipeline.runs.request import preflight
 from pipeline.runs.shard import shard
@@ -169,13 +170,16 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
         output = store.resolve(request.output)
         # The rows of a table are written once, for all strategies.
         tables = PhaseLog(context, quiet=args.quiet, title=f"compare to {output}")
-        request = stack.enter_context(tables_as_files(context, request, tables, *strategies.values()))
+        on_files = stack.enter_context(tables_as_files(context, request, tables, *strategies.values()))
         for name, strategy in strategies.items():
             progress = PhaseLog(context, quiet=args.quiet, title=f"{name} to {output}/{name}")
             if not args.quiet:
                 print(f"-- {name}")
             try:
-                shards = shard(context, replace(request, output=f"{output}/{name}"), strategy, progress).shards
+                # The events name the table, and not the files to which its rows were written.
+                with lineage_events(context, store, name, replace(request, output=f"{output}/{name}")) as lineage:
+                    shards = shard(context, replace(on_files, output=f"{output}/{name}"), strategy, progress).shards
+                    lineage.set_result(shards)
             except UnsuitableError as error:
                 if not sets and name == list(strategies)[-1]:
                     raise

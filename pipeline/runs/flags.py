@@ -269,7 +269,7 @@ def strategy_of_flags(args: argparse.Namespace) -> Strategy:
 
 def read_request(args: argparse.Namespace) -> Request:
     """Return the request that the flags describe, with {ds} and {run_id} filled in. Raises UsageError."""
-    interval = _interval(args)
+    interval = read_interval(args)
     if args.ds and not re.fullmatch(r"\d{4}-\d{2}-\d{2}([T_-][\w:+.-]*)?", args.ds):
         raise UsageError(f"--ds {args.ds!r} is not a date like 2026-01-31")
 
@@ -325,13 +325,14 @@ def layout_options(args: argparse.Namespace) -> ReadOptions:
     )
 
 
-def _interval(args: argparse.Namespace) -> dict[str, str]:
+def read_interval(args: argparse.Namespace) -> dict[str, str]:
+    """Return the data interval of a batch run by its flag; empty without one."""
     return {key: getattr(args, key) for key in ("ds", "run_id") if getattr(args, key)}
 
 
 def fill_in(uri: str, args: argparse.Namespace) -> str:
     """Return a path with {ds} and {run_id} filled in. Raises UsageError if they are missing."""
-    interval = _interval(args)
+    interval = read_interval(args)
     for key in re.findall(r"\{(ds|run_id)\}", uri):
         if key not in interval:
             raise UsageError(f"{uri} contains {{{key}}}, but --{key.replace('_', '-')} is not given")

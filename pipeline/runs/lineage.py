@@ -33,6 +33,7 @@ PRODUCER = "distribution-aware-sharding"
 VARIABLES = "OPENLINEAGE_"  # prefix of the client's environment variables
 FILE = "openlineage.yml"
 PARENT = "spark.openlineage.parent"  # prefix of the settings by which a scheduler names the run that started this one
+TOPICS = "kafka"  # scheme of the inputs of streams that no store has
 LIBRARIES = ("openlineage", "urllib3")  # log several lines for one event that cannot be sent
 
 _UNREACHED: set[str] = set()  # transports to which this process could not send START: later runs do not try again
@@ -41,7 +42,8 @@ _UNREACHED: set[str] = set()  # transports to which this process could not send 
 def dataset_name(uri: str) -> tuple[str, str]:
     """Return namespace and name of a data set, as OpenLineage's naming specification defines them.
 
-    uri: a resolved path, or a table of Spark, whose catalog has no address: its namespace is its scheme."""
+    uri: a resolved path, a topic of Kafka, or a table of Spark, whose catalog has no address: its namespace is its
+        scheme."""
     if names_table(uri):
         kind, _, name = uri.partition(":")
         return ("spark", name) if kind in ("table", "iceberg") else dataset_name(name)
@@ -68,23 +70,27 @@ class RunLineage:
         store: resolves the paths of the request.
         job: name of the job.
         request: input, output and interval.
+        processing: BATCH or STREAMING.
     """
 
-    def __init__(self, client: Any, context: SparkContext, store: Store, job: str, request: Request) -> None:
+    def __init__(
+        self, client: Any, context: SparkContext, store: Store, job: str, request: Request, processing: str
+    ) -> None:
         self._client = client
         self._context = context
         self._store = store
         self._job = job
         self._request = request
+        self._processing = processing
         self._run_id = str(uuid4())
         self._shards: ShardSet | None = None
 
     def set_result(self, shards: ShardSet) -> None:
-        """Take over the committed set, which the event of the end describes."""
+        """Take over the committed set, which the following events describe."""
         self._shards = shards
 
     def send(self, kind: str, error: BaseException | None = None) -> None:
-        """Send an event: START, COMPLETE, FAIL or ABORT. A failure is one warning.
+        """Send an event: START, RUNNING, COMPLETE, FAIL or ABORT. A failure is one warning.
 
         error: the error with which the run has ended, or None."""
         if self._client is None:
@@ -113,7 +119,7 @@ class RunLineage:
         from openlineage.client.facet_v2 import job_type_job
 
         namespace = os.environ.get("OPENLINEAGE_NAMESPACE", "default")
-        job_type = job_type_job.JobTypeJobFacet(processingType="BATCH", integration="SHARDING", jobType="JOB")
+        job_type = job_type_job.JobTypeJobFacet(processingType=self._processing, integration="SHARDING", jobType="JOB")
         # Before the end of a run there is no set yet: START names the data sets alone.
         manifest = self._shards.manifest if self._shards else None
         origins = self._origins(manifest)
@@ -143,7 +149,7 @@ class RunLineage:
             request.eval_input: evaluation.input if evaluation else None,
         }
         return [
-            (uri if names_table(uri) else self._store.resolve(uri), origin)
+            (uri if names_table(uri) or split_uri(uri)[0] == TOPICS else self._store.resolve(uri), origin)
             for uri, origin in origins.items()
             if uri and not names_dataframe(uri)
         ]
@@ -214,16 +220,19 @@ def _output_facets(shards: ShardSet) -> dict[str, Any]:
 
 
 @contextmanager
-def lineage_events(context: SparkContext, store: Store, name: str, request: Request) -> Iterator[RunLineage]:
+def lineage_events(
+    context: SparkContext, store: Store, name: str, request: Request, *, processing: str = "BATCH"
+) -> Iterator[RunLineage]:
     """Send START, then the event of the end of the ``with`` block: COMPLETE, FAIL, or ABORT after an interruption.
 
     Args:
         context, store: of the run.
         name: what the run does, such as the name of its strategy.
         request: input, output and interval.
+        processing: BATCH or STREAMING.
     """
     output = strip_interval(store.resolve(request.output), request.interval)
-    lineage = RunLineage(_configured_client(), context, store, f"{name} to {output}", request)
+    lineage = RunLineage(_configured_client(), context, store, f"{name} to {output}", request, processing)
     lineage.send("START")
     try:
         yield lineage

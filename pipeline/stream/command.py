@@ -15,7 +15,7 @@ from pipeline.core.command_line import Parser, parse
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.shardset.commit import check_reports
-from pipeline.core.shardset.manifest import read_committed
+from pipeline.core.shardset.manifest import ShardSet, read_committed
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from pipeline.core.storage.objects import is_object
 from pipeline.core.storage.store import Store
@@ -23,8 +23,9 @@ from pipeline.core.storage.uri import is_remote
 from pipeline.doctor import beforehand
 from pipeline.input.files import check_apart
 from pipeline.runs import flags as cli
+from pipeline.runs.lineage import lineage_events
 from pipeline.runs.report import REPORT, load_report, try_report
-from pipeline.runs.request import only_spark_knows
+from pipeline.runs.request import Request, only_spark_knows
 from pipeline.spark.progress import PhaseLog
 from pipeline.spark.session import spark_context
 from pipeline.spark.store import open_store
@@ -164,11 +165,22 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
         beforehand.check_output(context, store, output)
         for text in inbox.check_at_start(first=before is None) if inbox else ():
             say(f"warning: {text}")
-        running = Running(run, arrive, (lambda text: None) if args.quiet else say, say)
-        try:
-            tally = watch(running, start(running, stream, checkpoint, trigger))
-        except StreamingQueryException as error:
-            raise kafka.error_with_next_step(error, args.source, output) from error
+        described = Request(args.source, output, request.num_workers, interval=cli.read_interval(args))
+        with lineage_events(context, store, "stream", described, processing="STREAMING") as lineage:
+
+            def tell(shards: ShardSet) -> None:
+                lineage.set_result(shards)
+                lineage.send("RUNNING")
+
+            running = Running(run, arrive, (lambda text: None) if args.quiet else say, say, tell)
+            try:
+                tally = watch(running, start(running, stream, checkpoint, trigger))
+            except StreamingQueryException as error:
+                raise kafka.error_with_next_step(error, args.source, output) from error
+            # A start that finds nothing new has told of no set.
+            shards = tally.last.shards if tally.last else before
+            if shards:
+                lineage.set_result(shards)
         return report_totals(args, run, tally)
 
 

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pipeline.core import console
 from pipeline.core.shardset.generations import generations
+from pipeline.core.shardset.manifest import ShardSet
 from pipeline.spark.signals import forward_sigterm
 from pipeline.stream.buckets import BYTES
 from pipeline.stream.generation import GenerationRun, IncomingBatch, Outcome
@@ -59,6 +60,7 @@ class Running:
         arrive: arrive(batch, frame, folder, newest_ms) returns the contents of a batch.
         say: prints a line of progress.
         warn: prints a line about rows that are not read.
+        on_commit: called with the set after each batch that was added to it.
         tally: totals so far.
         idle: lock that a batch holds while it runs.
         query: the running query.
@@ -71,6 +73,7 @@ class Running:
     arrive: Arrive
     say: Callable[[str], None]
     warn: Callable[[str], None]
+    on_commit: Callable[[ShardSet], None] = lambda shards: None
     tally: StreamTotals = field(default_factory=StreamTotals)
     idle: threading.Lock = field(default_factory=threading.Lock)
     query: StreamingQuery | None = None
@@ -102,6 +105,7 @@ class Running:
         if outcome.fresh and outcome.shards:
             tally.committed += 1
             self.say(generation_line(batch, outcome))
+            self.on_commit(outcome.shards)
         elif outcome.seconds:
             self.say(f"batch {batch}: no rows to commit, {outcome.quarantined:,} quarantined")
         else:

@@ -102,3 +102,39 @@ def test_openlineage_events_of_a_job(events: Any, folder: Path) -> None:
     assert names == ["id", "label", "image", "copy"]
     assert complete["run"]["facets"]["nominalTime"]["nominalStartTime"] == f"{DAY}T00:00:00Z"
     assert "label 77 is not in 0..9" in received["broken"][1]["run"]["facets"]["errorMessage"]["message"]
+
+
+def test_openlineage_events_of_a_stream_and_of_a_comparison(
+    events: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream tells of its set after each generation; a comparison has a run per strategy."""
+    received = tmp_path / "events.json"
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "file")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__APPEND", "true")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", str(received))
+    layout = ("--format", "cifar10-binary", "--image-shape", "3x8x8", "--num-classes", 10, "--workers", 2)
+    stream = ("--source", folder / "in", "--output", tmp_path / "stream", "--trigger", "once", "--no-report", *layout)
+    for job, flags in (
+        ("hash_stream.py", stream),
+        ("hash_stream.py", stream),
+        (
+            "compare.py",
+            ("--input", folder / "in", "--output", tmp_path / "sets", "--strategies", "random,hash", *layout),
+        ),
+    ):
+        ended = run_job(job, *flags, "--quiet")
+        assert ended.code == 0, ended.err
+    sent = [json.loads(line) for line in received.read_text().splitlines()]
+    stream_name = f"stream to {tmp_path}/stream"
+    sets = [f"{name} to {tmp_path}/sets/{name}" for name in ("random", "hash")]
+    expected = [("START", stream_name), ("RUNNING", stream_name), ("COMPLETE", stream_name)]
+    expected += [(kind, name) for name in (stream_name, *sets) for kind in ("START", "COMPLETE")]
+    assert [(event["eventType"], event["job"]["name"]) for event in sent] == expected
+    manifest = json.loads((tmp_path / "stream" / "manifest.json").read_text())
+    for event in sent:
+        (source,), (output,) = event["inputs"], event["outputs"]
+        assert (source["namespace"], source["name"]) == ("file", str(folder / "in"))
+        kind = event["job"]["facets"]["jobType"]["processingType"]
+        assert kind == ("STREAMING" if event["job"]["name"] == stream_name else "BATCH")
+        if event["eventType"] != "START":
+            assert output["outputFacets"]["outputStatistics"]["rowCount"] == manifest["rows"] == 600

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from openlineage.client.naming.dataset import ABFSS, GCS, HDFS, S3, LocalFileSystem
+from openlineage.client.naming.dataset import ABFSS, GCS, HDFS, S3, Kafka, LocalFileSystem
 from openlineage.client.transport import Transport
 
 from pipeline.core.storage.store import Store
@@ -49,6 +50,7 @@ def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("gs://lake/raw/x", GCS("lake", "raw/x")),
         ("abfss://raw@lake.dfs.core.windows.net/x", ABFSS("raw", "lake", "x")),
         ("delta:s3://lake/raw/x", S3("lake", "raw/x")),
+        ("kafka://broker:9092/images", Kafka("broker", "9092", "images")),
     ],
 )
 def test_data_sets_have_the_names_of_the_specification(uri: str, naming: Any) -> None:
@@ -63,6 +65,19 @@ def run(tmp_path: Path) -> None:
     request = Request(str(tmp_path / "in"), str(tmp_path / "out"), 2)
     with lineage_events(CONTEXT, Store(), "stratified", request):
         pass
+
+
+def test_a_topic_is_the_input_of_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "file")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__APPEND", "true")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__LOG_FILE_PATH", str(tmp_path / "events"))
+    request = Request("kafka://broker:9092/images", str(tmp_path / "out"), 2)
+    with lineage_events(CONTEXT, Store(), "stream", request, processing="STREAMING"):
+        pass
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [event["eventType"] for event in events] == ["START", "COMPLETE"]
+    for event in events:
+        assert [(each["namespace"], each["name"]) for each in event["inputs"]] == [("kafka://broker:9092", "images")]
 
 
 def test_without_configuration_nothing_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
