@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.conftest import write_binary
 from tests.support.configs import make_config
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_shards
 from trainer import Options, load
+from trainer.embed.__main__ import main as embed_main
 from trainer.inference.__main__ import main
 from trainer.inference.options import PredictOptions
 from trainer.inference.predict import METADATA_KEY, predict
@@ -123,6 +125,22 @@ def test_names_of_classes_are_in_the_table(run: Result, source: Path, tmp_path: 
 def whole_header(run: Result) -> str:
     with safe_open(str(run.output / "model.safetensors"), "pt") as file:
         return str(file.metadata()["model"])
+
+
+@pytest.mark.parametrize(("own", "policy"), [(None, "passive"), ("active", "active")])
+@pytest.mark.parametrize("command", ["predict", "embed"])
+def test_threads_sleep_while_they_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, own: str | None, policy: str
+) -> None:
+    """Threads that spin take the cores from each other when other programs run; a user's own policy stays."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", own or "")
+    if own is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    run = [str(tmp_path)] if command == "predict" else []
+    program = main if command == "predict" else embed_main
+    with pytest.raises(DataError):
+        program([*run, "--input", str(tmp_path / "none"), "--output", str(tmp_path / "t"), "--device", "cpu"])
+    assert os.environ["OMP_WAIT_POLICY"] == policy
 
 
 class Killed(Exception):

@@ -11,6 +11,7 @@ from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from trainer.embed.options import Embedding
 from trainer.tables.options import ROWS
+from trainer.tables.threads import sleep_while_waiting
 
 INTERRUPTED = "the same command continues from the last checkpoint"
 PROG = "python -m trainer embed"
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Raises UsageError, DataError and JobError."""
     embedding = from_flags(Embedding, command_line.parse(parser(), argv))
     require("trainer", "embed")
+    sleep_while_waiting()
     from trainer.embed.run import embed  # loads torch
 
     table = embed(embedding)

@@ -10,6 +10,7 @@ from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from trainer.inference.options import PredictOptions
 from trainer.tables.options import ROWS
+from trainer.tables.threads import sleep_while_waiting
 
 INTERRUPTED = "the same command continues with the next part of the table"
 PROG = "python -m trainer predict"
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Raises UsageError, DataError and JobError."""
     prediction = from_flags(PredictOptions, command_line.parse(parser(), argv))
     require("trainer", "predict")
+    sleep_while_waiting()
     from trainer.inference.predict import predict  # loads torch
 
     table = predict(prediction)
