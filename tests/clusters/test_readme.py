@@ -39,24 +39,29 @@ WRITTEN = {
     "README.md": (
         "build/shards/report.html", "build/run/report.html", "build/mine/manifest.json", "build/mine-run/model.safetensors",
     ),
-    "pipeline/README.md": ("build/packages.zip", "build/shards/report.html", "build/shards-3/manifest.json"),
-    "pipeline/READING.md": ("build/dataset/README.md", "build/tars/README.md"),
-    "pipeline/input/README.md": ("build/from-photos/manifest.json", "build/from-npz/manifest.json"),
-    "pipeline/strategies/README.md": ("build/in-runs/manifest.json",),
-    "pipeline/stream/README.md": ("build/stream/report.html",),
+    "pipeline/README.md": (
+        "build/pipeline/packages.zip", "build/pipeline/shards/report.html", "build/pipeline/shards-3/manifest.json",
+    ),
+    "pipeline/READING.md": ("build/reading/dataset/README.md", "build/reading/tars/README.md"),
+    "pipeline/input/README.md": ("build/input/from-photos/manifest.json", "build/input/from-npz/manifest.json"),
+    "pipeline/strategies/README.md": ("build/strategies/in-runs/manifest.json",),
+    "pipeline/stream/README.md": ("build/stream/stream/report.html",),
     "trainer/README.md": (
-        "build/run/report.html", "build/run-bsp/report.html", "build/runs/comparison.png", "build/predictions.parquet",
-        "build/model.pt", "build/hub/README.md", "build/embedding.parquet",
+        "build/training/run/report.html", "build/training/run-bsp/report.html", "build/training/runs/comparison.png",
+        "build/training/predictions.parquet", "build/training/model.pt", "build/training/hub/README.md",
+        "build/training/embedding.parquet",
     ),
     "trainer/data/README.md": (
-        "build/representative/result.json", "build/curriculum/result.json", "build/mixed/result.json",
-        "build/mapped/result.json", "build/elastic/result.json",
+        "build/rows/representative/result.json", "build/rows/curriculum/result.json", "build/rows/mixed/result.json",
+        "build/rows/mapped/result.json", "build/rows/elastic/result.json",
     ),
-    "trainer/protocols/README.md": ("build/run-own/result.json",),
-    "trainer/exchange/README.md": ("build/graph0.png", "build/switch/result.json", "build/run-switch/result.json"),
+    "trainer/protocols/README.md": ("build/protocols/run-own/result.json",),
+    "trainer/exchange/README.md": (
+        "build/exchange/graph0.png", "build/exchange/switch/result.json", "build/exchange/run-switch/result.json",
+    ),
     "trainer/study/README.md": ("build/study/ledger.jsonl", "build/study/report.html", "build/study/tables.tex"),
     "jobs/README.md": (
-        "build/shards/report.html", "build/compare/compare.html", "build/compare/class_cluster/manifest.json",
+        "build/jobs/shards/report.html", "build/jobs/compare/compare.html", "build/jobs/compare/class_cluster/manifest.json",
     ),
     "tests/README.md": ("tests/unit/test_dealing.py",),
 }  # fmt: skip
@@ -132,22 +137,25 @@ def run_blocks(blocks: list[Block], folder: Path) -> None:
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A folder like the checkout with a build folder of its own. Tests may be added to it."""
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkout of someone who reads one document after another: no command may be in the way of a later one.
+
+    It has a build folder of its own. Tests may be added to it."""
     if not (ROOT / ".venv" / "env.sh").exists():
         pytest.skip("run through `make test`: the READMEs' environment, .venv/env.sh, is not set up")
+    folder = tmp_path_factory.mktemp("checkout")
     for name in ("jobs", "conf", "pipeline", "trainer", ".venv", "pyproject.toml", "Makefile"):
-        (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "build").mkdir()  # `make demo`, after which the commands work, leaves it
+    return folder
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", [RUN[0], *(pytest.param(file, marks=pytest.mark.full) for file in RUN[1:])])
 def test_the_commands_of_a_readme_run_as_they_stand(file: str, checkout: Path) -> None:
     """The files that they write contain nothing that pipeline/FILES.md and trainer/FILES.md do not describe."""
-    (checkout / "build").mkdir()  # `make demo`, after which the commands work, leaves it
     run_blocks(blocks_of(file), checkout)
     for path in WRITTEN[file]:
         assert (checkout / path).is_file(), path
