@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import JobError
+from pipeline.core.storage.claim import claim
 from pipeline.core.storage.store import Store
 from tests.support.places import STORE
 from tests.support.trainer_runs import until
@@ -79,6 +80,30 @@ def test_a_lease_counts_from_when_its_renewal_was_tried(home: StorePlace, monkey
     assert not looked
     assert lease.renew()
     assert looked, "it may have been taken by another: more than the lease has gone by since the renewal was tried"
+
+
+def test_a_lease_counts_from_when_its_taking_was_tried(
+    near: StorePlace, strangers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer comes late, so that others have taken the lease although it seems to be young."""
+    now = [100.0]
+    late = Lease(near / "lease", lambda: now[0])
+
+    def slow(store: Store, uri: str, record: bytes) -> bytes | None:
+        now[0] += 20.0
+        return claim(store, uri, record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "claim", slow)
+        late.take()
+    taker, third = Lease(near / "lease"), Lease(near / "lease")
+    taker.take()
+    taker.release()
+    third.take()
+    now[0] += 20.0
+    monkeypatch.setattr(leases, "EXPIRES_S", 30.0)
+    assert not late.renew()
+    assert third.renew()
 
 
 def test_a_holder_that_was_frozen_finds_that_it_has_lost(home: StorePlace, strangers: None) -> None:
