@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -284,6 +285,20 @@ def test_a_full_disk_costs_checkpoints_and_no_training(
     assert tries.count(10) == 1
     assert network.leader.trouble(network.now) is None
     assert versions(network.root) == [0, STEPS]
+
+
+def test_room_for_all_models_is_reserved_before_they_are_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first write to a mapped file on a full disk would kill the process."""
+
+    def fail(descriptor: int, offset: int, length: int) -> None:
+        assert (offset, length) == (0, os.fstat(descriptor).st_size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail, raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
+        create_replicas(tmp_path / "models", 3, PARAMETERS, 0, version=1)
 
 
 FAULTS = ("crash", "accuse", "suspect", "cut", "cut_neighbours", "crash_leader")
