@@ -38,7 +38,7 @@ from trainer.worker.loop import train
 from trainer.worker.step import Step
 
 SHAPE = (1, 1, 6)
-BATCH, STEPS, RATE = 4, 7, 0.25
+ROWS, BATCH, STEPS, RATE = 10, 4, 7, 0.25
 
 
 @pytest.fixture(autouse=True)
@@ -109,15 +109,20 @@ def test_virtual_time_refuses_an_exchange_that_it_does_not_have(tmp_path: Path) 
 
 
 class Turns:
-    """A client that gives a fixed number of turns and exchanges nothing. It drops the worker once, at ``dropped``."""
+    """A client that gives a fixed number of turns and exchanges nothing. It drops the worker once, at ``dropped``.
 
-    def __init__(self, start: Vector, steps: int, dropped: int = -1) -> None:
+    missed_from, clock: the first mini-batch that the worker has missed, None for none, and its first turn."""
+
+    def __init__(
+        self, start: Vector, steps: int, missed_from: int | None = None, clock: int = 0, *, dropped: int = -1
+    ) -> None:
         self.start = start
         self.steps = steps
         self.dropped = dropped
         self.pulled = np.zeros_like(start)
         self.pushed = np.zeros_like(start)
-        self.clock = 0
+        self.clock = clock
+        self.missed_from = missed_from
         self.joins = 0
         self.reports: list[StepMeasurements] = []
         self.cancelled: set[int] = set()
@@ -126,7 +131,7 @@ class Turns:
     def join(self) -> Turn | None:
         self.joins += 1
         self.pulled[:] = self.start
-        return Turn(self.clock, 0, 1)
+        return Turn(self.clock, 0, 1, self.missed_from)
 
     def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         if turn.clock == self.dropped:
@@ -149,7 +154,8 @@ class Turns:
 
 def batches_of(worker: int) -> Batches:
     rng = np.random.default_rng(worker)
-    rows = Rows(rng.normal(size=(10, *SHAPE)).astype(np.float32), rng.integers(0, 3, 10), np.arange(10))
+    images = rng.normal(size=(ROWS, *SHAPE)).astype(np.float32)
+    rows = Rows(images, rng.integers(0, 3, ROWS), np.arange(ROWS), np.arange(ROWS, dtype=np.uint64))
     sampler = shuffled(rows, BATCH, seed=0, worker=worker)
     return Batches(sampler, np.zeros(1, np.float32), seed=0, worker=worker, augment=False)
 
@@ -200,6 +206,20 @@ def test_a_dropped_worker_joins_again_and_repeats_its_step() -> None:
     inner = Turns(FlatModel(network().model).read(), STEPS, dropped=3)
     run_loop(inner, config)
     assert (inner.joins, len(inner.reports)) == (2, STEPS)
+
+
+def test_the_first_report_after_an_absence_has_the_missed_passes() -> None:
+    """As if the worker had passed over the rows of the mini-batches that it missed."""
+    first, present = 3, 9
+    batches = batches_of(0)
+    inner = Turns(FlatModel(network().model).read(), present + 2, first, present)
+    step = Step(local_config(), network(), inner.pulled, inner.pushed, torch.device("cpu"), 2)
+    with Prefetch(batches.make) as mini_batches:
+        train(inner, mini_batches, step, 0, 0, batches.ends_of_passes)
+    ends = [(clock + 1) * BATCH // ROWS - clock * BATCH // ROWS for clock in range(present + 2)]
+    passes = [report.seen.passes for report in inner.reports if report.seen]
+    assert passes == [sum(ends[first : present + 1]), ends[present + 1]]
+    assert passes[0] > ends[present]
 
 
 def test_a_cancelled_step_is_given_up_without_examples() -> None:
