@@ -15,7 +15,7 @@ REPORT = "report.html"
 EXAMPLES = "examples"  # with --example-ledger: Parquet files with the losses of trained rows, one per checkpoint
 FOLLOWED = "followed"  # a file for each time that a worker went on with rows that were appended to the set
 WORKERS = "workers.json"  # a request of `sharding workers` that the run has not answered
-ROWS = "rows"  # while a run maps its rows: decoded rows, in a folder per host
+ROWS = "rows"  # during a run: decoded rows, if they are mapped, and the mean image, in a folder per host
 LOCK = ".lock"
 # Of a run whose home is no local folder:
 LEASE = ".lease"  # numbered files, LOCK's counterpart

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,9 +37,9 @@ print(json.dumps([images.type, images.shape[1:], {entry.key: entry.value for ent
 """
 
 
-def write_model(path: Path, network: str, shape: tuple[int, int, int], dtype: str) -> ModelMetadata:
+def write_model(path: Path, network: str, shape: tuple[int, int, int], dtype: str, mean: Any) -> ModelMetadata:
     """Write a model file of a network with random parameters, and return its metadata."""
-    about = ModelMetadata({"name": network}, list(shape), 4, [120.0] * shape[0], dtype=dtype)
+    about = ModelMetadata({"name": network}, list(shape), 4, mean, dtype=dtype)
     torch.manual_seed(0)
     tensors = dict(model_from_json(about.network).make(shape, 4).state_dict())
     # BatchNorm's initial statistics would hide that a graph lacks them.
@@ -48,19 +49,20 @@ def write_model(path: Path, network: str, shape: tuple[int, int, int], dtype: st
 
 
 @pytest.mark.parametrize(
-    ("network", "shape", "dtype"),
+    ("network", "shape", "dtype", "mean"),
     [
-        ("resnet20", (3, 32, 32), "uint8"),
-        ("logistic", (10, 1, 1), "float32"),
+        ("resnet20", (3, 32, 32), "uint8", [120.0] * 3),
+        ("cnn", (1, 8, 8), "uint8", np.arange(64.0).reshape(1, 8, 8).tolist()),
+        ("logistic", (10, 1, 1), "float32", [120.0] * 10),
     ],
 )
 def test_onnx_runtime_gives_the_outputs_of_load(
-    tmp_path: Path, network: str, shape: tuple[int, int, int], dtype: str
+    tmp_path: Path, network: str, shape: tuple[int, int, int], dtype: str, mean: Any
 ) -> None:
     ONNX.make()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ONNX.packages)])}
     model, graph = tmp_path / "model.safetensors", tmp_path / "model.onnx"
-    about = write_model(model, network, shape, dtype)
+    about = write_model(model, network, shape, dtype, mean)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (9, *shape), np.uint8) if dtype == "uint8" else rng.random((9, *shape), np.float32)
     np.save(tmp_path / "images.npy", images)

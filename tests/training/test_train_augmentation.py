@@ -1,4 +1,4 @@
-"""An augmentation of the user's own in real workers: the bits of virtual time."""
+"""Augmentation and normalisation of images in real workers: the bits of virtual time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ pytestmark = pytest.mark.full
 OWN = "tests.support.augmentations:brightness"
 
 
-def test_real_workers_augment_as_in_virtual_time(sets: dict[int, Path], tmp_path: Path) -> None:
-    """The function's module is loaded in workers that are forked from the fork server."""
+@pytest.mark.parametrize(("option", "value"), [("augmentation", OWN), ("normalise", "image")])
+def test_real_workers_change_images_as_in_virtual_time(
+    sets: dict[int, Path], tmp_path: Path, option: str, value: str
+) -> None:
+    """A function's module is loaded in workers that are forked from the fork server."""
     flags = ("--model", "logistic", "--batch-size", 24, "--threads", 1, "--device", "cpu", "--steps", 20)
-    rule = ("--protocol", "bsp", "--augmentation", OWN, "--quiet", "--no-report")
+    rule = ("--protocol", "bsp", f"--{option}", value, "--quiet", "--no-report")
     run = train_here(sets[3], tmp_path / "run", *flags, *rule)
-    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "steps": 20, "augmentation": OWN}
+    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "steps": 20, option: value}
     config = make_config(sets[3], tmp_path / "virtual", protocol="bsp", **values)
     simulate(config, SimulationSettings(), Options(silent=True, report=False))
+    assert not (run.output / "rows").exists()
     assert run.vector().tobytes() == RunFolder(tmp_path / "virtual").vector().tobytes()

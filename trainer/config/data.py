@@ -16,6 +16,7 @@ from trainer.sampling.shuffle import ShuffleSampler
 
 SEPARATOR = "\n"  # of several paths in the place of a set's URI: no path has it
 CROP_FLIP = "crop-flip"
+CHANNEL = "channel"  # the default of --normalise
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ class Data(RepartitionOptions, GossipOptions):
         metavar="NAME",
         check=lambda name: name == CROP_FLIP or is_reference(name),
         expected=f"{CROP_FLIP} or module:function",
+        advanced=True,
+    )
+    normalise: Literal["channel", "image", "none"] = option(
+        CHANNEL,
+        "what is subtracted from images before they are divided by 255: channel subtracts the training images' mean of each"
+        " channel, image their mean of each pixel (the mean image), none nothing",
         advanced=True,
     )
     follow: bool = option(

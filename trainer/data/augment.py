@@ -13,12 +13,14 @@ PAD = 2  # zeros on each side: 32x32 becomes 36x36
 
 
 def normalise(images_BCHW: npt.NDArray[np.uint8 | np.float32], mean: Floats) -> Floats:
-    """Return (x - mean) / 255 as contiguous float32: channels have a training mean of 0 and a range of 1.
+    """Return (x - mean) / 255 as contiguous float32: values have a training mean of 0 and a range of 1.
 
-    Real-valued features are not changed, because their producer has scaled them. mean: float32 [C], in 0..255."""
+    Real-valued features are not changed, because their producer has scaled them. mean: float32 [C] of channels, or
+    [C, H, W] of pixels, in 0..255; zeros only scale the images."""
     if images_BCHW.dtype != np.uint8:
         return images_BCHW.astype(np.float32, copy=False)
-    out = np.subtract(images_BCHW, mean[:, None, None], dtype=np.float32)
+    by_pixel = mean if mean.ndim == 3 else mean[:, None, None]
+    out = np.subtract(images_BCHW, by_pixel, dtype=np.float32)
     out *= np.float32(1 / 255)
     return out
 
@@ -26,7 +28,7 @@ def normalise(images_BCHW: npt.NDArray[np.uint8 | np.float32], mean: Floats) -> 
 def augment(images_BCHW: Floats, rng: np.random.Generator) -> Floats:
     """Pad each image with a border of ``PAD`` zeros, crop it at random to its old size, and flip half of the images.
 
-    Zero is the mean colour, because the images are normalised."""
+    The images are normalised already, so that zero is the mean that was subtracted, and black if there was none."""
     count = len(images_BCHW)
     top, left = rng.integers(0, 2 * PAD + 1, (2, count))
     return crop_and_flip(images_BCHW, top, left, rng.random(count) < 0.5)

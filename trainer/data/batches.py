@@ -57,7 +57,7 @@ def make_batch(
 
     Args:
         draw: the rows.
-        mean: float32 [C], in 0..255.
+        mean: float32 [C] or [C, H, W], in 0..255.
         rng: decides on random changes of images; None makes none. Real-valued features are not cropped and flipped.
         own: an augmentation of the user's own, before the normalisation (default: crops and flips after it).
     """
@@ -75,7 +75,7 @@ class Batches:
 
     Args:
         sampler: draws the rows.
-        mean: float32 [C], in 0..255.
+        mean: float32 [C] or [C, H, W], in 0..255.
         seed: of the run.
         worker: number of the worker.
         augment: whether to augment images at random.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipeline.core.errors import UsageError
 from pipeline.core.shardset.generations import as_of, generations
 from trainer.config import SEPARATOR, Data
@@ -13,10 +15,12 @@ from trainer.data.shards import Shards
 def open_pinned(data: Data, *, num_workers: int | None = None) -> Shards:
     """Open the set or the mixture of a run, as it was at the generation that the run is pinned to, if any.
 
-    Raises as ``open_shards`` and ``pin_generation``."""
+    Its ``mean`` is the one that the run subtracts. Raises as ``open_shards`` and ``pin_generation``."""
     if data.mix:
-        return open_mixture(data.shards.split(SEPARATOR), num_workers=num_workers)
-    return pin_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
+        shards = open_mixture(data.shards.split(SEPARATOR), num_workers=num_workers)
+    else:
+        shards = pin_generation(open_shards(data.shards, num_workers=num_workers), data.generation)
+    return replace(shards, normalise=data.normalise)
 
 
 def pin_generation(shards: Shards, generation: int | None) -> Shards:

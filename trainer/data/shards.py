@@ -17,6 +17,7 @@ from pipeline.core.shardset.manifest import ShardSet
 from pipeline.core.shardset.ratios import Ratios
 from pipeline.core.shardset.schema import TARGET_COLUMN
 from pipeline.core.shardset.versions import unstamped
+from trainer.config import CHANNEL
 from trainer.models.base import ModelInput
 
 BARE = "bare shards"  # in place of a strategy's name: nothing is known about how the rows were placed
@@ -30,12 +31,16 @@ class Shards(ShardSet):
     Attributes:
         mapped: local folder in which this process and others of its host share decoded rows in memory-mapped files; None
             to load rows into memory.
+        normalise: the mean that is subtracted from images, as --normalise names it.
+        kept: local folder in which the processes of this host keep the mean image; None for a process alone.
         sets: the sets of a mixture, in whose manifest all files of a worker are listed by their whole addresses; empty for
             a set.
     """
 
     sets: tuple[Shards, ...] = ()
     mapped: Path | None = None
+    normalise: str = CHANNEL
+    kept: Path | None = None
 
     def address(self, file: ShardFile) -> str:
         """Return the URI of a file."""
@@ -88,10 +93,19 @@ class Shards(ShardSet):
         """Whether rows have a real-valued target, beside or instead of a class."""
         return TARGET_COLUMN in self.manifest.labels.columns
 
-    @property
+    @cached_property
     def mean(self) -> npt.NDArray[np.float32]:
-        """The mean of each channel of the training images, for pixels in 0..255: float32 [C]."""
-        return np.array(self.manifest.image.mean, np.float32)
+        """The numbers in 0..255 that are subtracted from images: float32 [C], or [C, H, W] for a mean image.
+
+        For a mean image, the first use in a process reads its file, or all rows of the set if no process of this host has
+        written the file."""
+        if self.normalise == CHANNEL:
+            return np.array(self.manifest.image.mean, np.float32)
+        if self.normalise == "none":
+            return np.zeros(self.shape[0], np.float32)
+        from trainer.data.mean_image import kept_mean_image  # which reads rows of ``Shards``
+
+        return kept_mean_image(self)
 
     @property
     def fingerprint(self) -> int | None:

@@ -32,7 +32,8 @@ def main(config: Config, folders: Folders, *, stop: threading.Event | None = Non
     Returns earlier if ``stop`` is set and all present checkpoints are done. Failed writes are retried. Raises DataError
     or OSError if the shards, and DataError if the final checkpoint cannot be read."""
     stop = stop or threading.Event()
-    evaluator = Evaluator(config, replace(open_pinned(config.data), mapped=folders.rows), folders)
+    shards = replace(open_pinned(config.data), mapped=folders.rows, kept=folders.kept)
+    evaluator = Evaluator(config, shards, folders)
     while True:
         kick()
         news = _news(folders)

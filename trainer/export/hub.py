@@ -36,7 +36,7 @@ TEMPLATE = """\
 |---|---|
 | network | {{ name }}{{ options }}, {{ "{:,}".format(parameters) }} parameters |
 | images | {{ images }} |
-| normalisation | {{ "none" if is_real else "(image - %s) / 255, by channel" % metadata.mean }} |
+| normalisation | {{ normalisation }} |
 | classes | {{ classes }} |
 {% if facts.accuracy is not none %}
 | accuracy on evaluation rows | {{ "%.2f %%" % (100 * facts.accuracy) }} |
@@ -88,7 +88,7 @@ network.eval()
 {% if is_real %}
 outputs = network(images)
 {% else %}
-outputs = network((images.float() - torch.tensor(config["mean"])[:, None, None]) / 255)
+outputs = network((images.float() - torch.tensor(config["mean"]){{ "" if has_mean_image else "[:, None, None]" }}) / 255)
 {% endif %}
 {% if metadata.classes == 2 %}
 if outputs.shape[1] == 1:  # the logit of the second class
@@ -162,6 +162,8 @@ def write_card(classifier: Classifier, facts: CardFacts) -> str:
         parameters=sum(parameter.numel() for parameter in classifier.network.parameters()),
         images=f"{metadata.training_dtype} {['N', *metadata.shape]}".replace("'", ""),
         is_real=metadata.training_dtype == "float32",
+        normalisation=_normalisation_in_words(metadata),
+        has_mean_image=metadata.has_mean_image,
         classes=": ".join(filter(None, (str(metadata.classes or "none, a real number"), ", ".join(names)))),
         class_names=names + [str(label) for label in range(len(names), metadata.classes or 0)],
         digest=classifier.digest,
@@ -169,6 +171,15 @@ def write_card(classifier: Classifier, facts: CardFacts) -> str:
         import_network=f"from {module} import {function}" if is_own else "from trainer.models import model_from_json",
         make_network=function if is_own else 'model_from_json(config["network"]).make',
     )
+
+
+def _normalisation_in_words(metadata: ModelMetadata) -> str:
+    """Return the line of the card about the inputs of the network."""
+    if metadata.training_dtype == "float32":
+        return "none"
+    if metadata.has_mean_image:
+        return f"(image - mean image of the training set) / 255; `{CONFIG}` holds the mean image"
+    return f"(image - {metadata.mean}) / 255, by channel" if any(metadata.mean) else "image / 255"
 
 
 def _front_matter(metadata: ModelMetadata, facts: CardFacts) -> dict[str, Any]:

@@ -19,6 +19,7 @@ class Folders:
         source: prefix of this host's segments in the home: the number of its start on the leading host, "host-..." on
             others, empty if the home is local.
         rows: folder of this host for memory-mapped rows; None to load rows into memory.
+        kept: folder of this host for the mean image of the set; None if the run subtracts none.
         begins: (log file, first byte that this start appended), for files that already had bytes of earlier starts.
     """
 
@@ -27,6 +28,7 @@ class Folders:
     source: str = ""
     begins: tuple[tuple[str, int], ...] = ()
     rows: Path | None = None
+    kept: Path | None = None
 
     @classmethod
     def from_home(cls, home: Path) -> Folders:

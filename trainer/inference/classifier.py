@@ -30,7 +30,7 @@ class Classifier(nn.Module):
         task: meaning of the outputs, such as logits.
         digest: SHA-256 of the model file, in hexadecimal.
         is_binary: whether there are two classes, for which a network may have a single output.
-        mean: float32 [C], a buffer that is not saved with the network.
+        mean: float32 [C] or [C, H, W], a buffer that is not saved with the network.
     """
 
     def __init__(self, network: nn.Module, metadata: ModelMetadata, task: Task, digest: str) -> None:
@@ -48,7 +48,8 @@ class Classifier(nn.Module):
 
         images: uint8 [B, C, H, W], normalised here; real-valued features are used as they are, as in training."""
         if images.dtype == torch.uint8:
-            images = (images.float() - self.mean[:, None, None]) * (1 / 255)
+            mean = self.mean if self.mean.dim() == 3 else self.mean[:, None, None]
+            images = (images.float() - mean) * (1 / 255)
         outputs: Tensor = self.network(images)
         # With 0 for the first class, softmax and argmax give what the logit of the second class says.
         if self.is_binary and outputs.shape[1] == 1:

@@ -16,6 +16,7 @@ from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.sizes import bytes_in_words
 from pipeline.core.storage.uri import is_remote
 from trainer.config import Config, RunFacts
+from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.launch.memory import usable_memory
 from trainer.launch.supervisor import RunInterruptedError
@@ -113,9 +114,10 @@ def row_storage(
 ) -> Iterator[str]:
     """Choose where the processes of this host keep rows, and yield the choice as a line; "" if they need none.
 
-    Until the end, ``work.folders`` has the folder of memory-mapped files, if rows are mapped. Files of a killed start are
-    used again. At the end they are deleted, however the run ends, unless it continues at once with other workers. The end
-    of the leading host deletes other hosts' files too, unless it is an error, after which these hosts may train on.
+    Until the end, ``work.folders`` has the folder of memory-mapped files, if rows are mapped, and the folder with the mean
+    image, if the run subtracts one. Files of a killed start are used again. At the end they are deleted, however the run
+    ends, unless it continues at once with other workers. The end of the leading host deletes other hosts' files too, unless
+    it is an error, after which these hosts may train on.
 
     Args:
         config, shards: the run.
@@ -125,12 +127,16 @@ def row_storage(
         part: number of this host among the parts of a run on a cluster, which may share a machine: each has its own files.
     Raises:
         JobError: the disk has no room for the files.
+        DataError, OSError: a file is damaged or cannot be read, from which the mean image is computed.
     """
     folders = work.folders
     folder = folders.work / ROWS / (host_name() if part is None else f"{host_name()}-{part}")
     line = _choose(config, shards, reads, work, folder)
     stays = not line
     try:
+        if line and config.data.normalise == "image":
+            work.folders = replace(work.folders, kept=folder)
+            _keep_mean_image(shards, work.folders)
         yield line
         # Also files of hosts that were killed.
         if leads:
@@ -161,6 +167,13 @@ def _choose(config: Config, shards: Shards, reads: RowReads, work: WorkFolder, f
     else:
         remove_rows(folder)  # of a killed start
     return describe_storage(needs, folder if is_mapped else None, is_by_choice=choice != "auto")
+
+
+def _keep_mean_image(shards: Shards, folders: Folders) -> None:
+    """Compute the mean image of a set for all processes of this host, unless a killed start has done so."""
+    from trainer.data.mean_image import kept_mean_image  # see ``row_needs``
+
+    kept_mean_image(replace(shards, mapped=folders.rows, kept=folders.kept))
 
 
 def describe_storage(needs: RowNeeds, folder: Path | None, *, is_by_choice: bool) -> str:

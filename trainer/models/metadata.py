@@ -23,7 +23,8 @@ class ModelMetadata:
         network: name and flags of the model, as in config.json.
         shape: channels, height and width of an image.
         classes: number of classes; None for a model of real targets.
-        mean: mean of each channel of the training images, in 0..255.
+        mean: numbers in 0..255 that are subtracted from images: the mean of each channel of the training images [C], the
+            mean of each of their pixels [C, H, W], or zeros [C].
         class_names: name of each class, by its number; empty if the shard set names none.
         dtype: uint8 or float32, the numbers of the training images; None in files of earlier versions.
     """
@@ -31,7 +32,7 @@ class ModelMetadata:
     network: dict[str, Any]
     shape: list[int]
     classes: int | None
-    mean: list[float]
+    mean: list[float] | list[list[list[float]]]
     class_names: list[str] = field(default_factory=list)
     dtype: str | None = None
 
@@ -39,6 +40,11 @@ class ModelMetadata:
     def chw(self) -> tuple[int, int, int]:
         channels, height, width = self.shape
         return channels, height, width
+
+    @property
+    def has_mean_image(self) -> bool:
+        """Return whether the mean is that of each pixel [C, H, W], not of each channel [C]."""
+        return isinstance(self.mean[0], list)
 
     @property
     def training_dtype(self) -> str:
@@ -59,8 +65,9 @@ def from_header(metadata: Mapping[str, str]) -> ModelMetadata:
     about = build(ModelMetadata, parse_object(metadata[ENTRY]))
     if len(about.shape) != 3 or min(about.shape) < 1 or (about.classes is not None and about.classes < 1):
         raise ValueError(f"images of shape {about.shape} in {about.classes} classes")
-    if len(about.mean) != about.shape[0] or not np.isfinite(about.mean).all():
-        raise ValueError(f"means {about.mean} of {about.shape[0]} channels")
+    mean = np.array(about.mean, np.float64)  # raises ValueError for lists of unequal lengths
+    if mean.shape not in (about.chw[:1], about.chw):
+        raise ValueError(f"means of shape {list(mean.shape)} for images of shape {about.shape}")
     if about.class_names and len(about.class_names) > (about.classes or 0):
         raise ValueError(f"{len(about.class_names)} names of {about.classes} classes")
     if about.dtype not in (None, *get_args(Dtype)):

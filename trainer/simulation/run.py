@@ -14,8 +14,9 @@ from pipeline.core.errors import DivergenceError, JobError, UsageError
 from pipeline.core.shardset.ratios import Ratios
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
-from trainer.config import CROP_FLIP, Config, RunFacts
+from trainer.config import CHANNEL, CROP_FLIP, Config, RunFacts
 from trainer.context import RunContext
+from trainer.data.mean_image import check_normalise
 from trainer.data.network import build_network
 from trainer.data.own_augmentation import check_augmentation
 from trainer.exchange.all_reduce import adds_by_torch
@@ -110,7 +111,8 @@ def _stored(context: RunContext, simulated: SimulationSettings, output: Path) ->
     targets = build_network(context.config, shards).targets
     reads = RowReads([shards.files()], shards.eval_files(), targets, in_virtual_time=True)
     with row_storage(context.config, shards, reads, work, leads=True) as storage:
-        yield replace(context, opened=partial(replace, shards, mapped=work.folders.rows)), storage
+        stored_shards = replace(shards, mapped=work.folders.rows, kept=work.folders.kept)
+        yield replace(context, opened=lambda: stored_shards), storage
 
 
 def _with_saved_workers(simulated: SimulationSettings, context: RunContext, saved: SavedRun) -> SimulationSettings:
@@ -129,6 +131,7 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     check_normalisation(config, network, shards, num_workers)
     check_evaluation(config, shards)
     check_augmentation(config, shards)
+    check_normalise(config, shards)
     check_sampler(config, shards, num_workers, targets=network.targets)
     return record
 
@@ -142,6 +145,7 @@ def check_rows(config: Config, compute: str) -> None:
         (config.run.example_ledger, "--example-ledger keeps losses of rows"),
         (bool(config.data.gossip), f"--gossip {config.data.gossip} exchanges rows"),
         (config.data.augmentation != CROP_FLIP, f"--augmentation {config.data.augmentation} changes images of rows"),
+        (config.data.normalise != CHANNEL, f"--normalise {config.data.normalise} changes images of rows"),
         (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides rows"),
     )
     use = next((use for applies, use in uses if applies), None)

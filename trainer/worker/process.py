@@ -61,7 +61,8 @@ def main(
     """
     torch.set_num_threads(threads)
     num_shards = None if config.cohorts.entries else facts.num_workers
-    shards = replace(open_pinned(config.data, num_workers=num_shards), mapped=folders.rows)
+    opened = open_pinned(config.data, num_workers=num_shards)
+    shards = replace(opened, mapped=folders.rows, kept=folders.kept)
     network = build_network(config, shards)
     batches = _batches(config, facts, shards, worker, network, folders)
     device = pick_device(config.processes.device, place)
