@@ -22,7 +22,7 @@ OWN = "tests.support.augmentations:brightness"
 def test_real_workers_change_images_as_in_virtual_time(
     sets: dict[int, Path], tmp_path: Path, option: str, value: str
 ) -> None:
-    """A function's module is loaded in workers that are forked from the fork server."""
+    """A function's module is loaded in workers that are forked from the fork server; a mean image is read from its file."""
     flags = ("--model", "logistic", "--batch-size", 24, "--threads", 1, "--device", "cpu", "--steps", 20)
     rule = ("--protocol", "bsp", f"--{option}", value, "--quiet", "--no-report")
     run = train_here(sets[3], tmp_path / "run", *flags, *rule)

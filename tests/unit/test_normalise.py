@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +32,19 @@ from trainer.config import SEPARATOR, Config, RunFacts
 from trainer.data import mean_image as statistics
 from trainer.data.batches import build_batches
 from trainer.data.loading import load_worker
-from trainer.data.mean_image import check_normalise, mean_image
+from trainer.data.mean_image import check_subtracted_mean, mean_image
 from trainer.data.opening import open_shards
 from trainer.data.pinned import open_pinned
 from trainer.data.shards import Shards
 from trainer.evaluation.recalibration import batches
 from trainer.export.write import export
+from trainer.home.folders import Folders
+from trainer.home.work import WorkFolder
 from trainer.inference.options import PredictOptions
 from trainer.inference.predict import predict
+from trainer.launch.row_storage import host_reads, row_storage
 from trainer.models.metadata import ModelMetadata, from_header
+from trainer.options import Role
 from trainer.report.settings import flags_in_words
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.replay import replay
@@ -133,6 +140,69 @@ def test_processes_of_a_host_compute_the_mean_image_once(
     first = opened.mean
     monkeypatch.setattr(statistics, "mean_image", None)
     assert replace(opened).mean.tobytes() == first.tobytes() == numpy_mean_image().tobytes()
+
+
+def test_several_processes_compute_the_mean_image_once(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads stand for processes: a lock belongs to an open file."""
+    calls: list[Shards] = []
+    means: list[bytes] = []
+
+    def slow(opened: Shards) -> Any:
+        calls.append(opened)
+        time.sleep(0.05)
+        return mean_image(opened)
+
+    monkeypatch.setattr(statistics, "mean_image", slow)
+    opened = replace(open_shards(str(shards)), normalise="image", kept=tmp_path / "rows" / "host")
+    threads = [threading.Thread(target=lambda: means.append(replace(opened).mean.tobytes())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert means == [numpy_mean_image().tobytes()] * 4
+    assert len(calls) == 1
+    assert [path.name for path in (tmp_path / "rows" / "host").iterdir()] == [f"mean-{opened.digest}"]
+
+
+@pytest.mark.parametrize("step", ["mean_image", "write_durably"])
+def test_the_end_of_a_run_may_delete_the_folder_meanwhile(
+    step: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the end of another process's run on this host does."""
+    opened = replace(open_shards(str(shards)), normalise="image", kept=tmp_path / "rows" / "host")
+    original = getattr(statistics, step)
+
+    def late(*arguments: Any) -> Any:
+        shutil.rmtree(tmp_path / "rows", ignore_errors=True)
+        return original(*arguments)
+
+    monkeypatch.setattr(statistics, step, late)
+    assert opened.mean.tobytes() == numpy_mean_image().tobytes()
+
+
+def test_a_mean_image_of_another_size_is_computed_anew(shards: Path, tmp_path: Path) -> None:
+    opened = replace(open_shards(str(shards)), normalise="image", kept=tmp_path)
+    path = tmp_path / f"mean-{opened.digest}"
+    path.write_bytes(bytes(100))
+    assert opened.mean.tobytes() == numpy_mean_image().tobytes() == path.read_bytes()
+
+
+def test_a_start_keeps_the_mean_image_that_another_one_reads(shards: Path, tmp_path: Path) -> None:
+    """Rows are in memory, so that the second start deletes decoded rows of a killed one, and nothing else."""
+    config = make_config(shards, tmp_path, normalise="image", **VALUES)
+    opened = replace(open_shards(str(shards)), normalise="image")
+    roles = [Role("worker", 0)]
+    reads = host_reads(config, RunFacts(3, 3, 10, 0), opened, roles)
+    said: list[str] = []
+    with row_storage(config, opened, reads, WorkFolder(Folders.from_home(tmp_path)), leads=True, say=said.append):
+        (kept,) = (tmp_path / "rows").rglob("mean-*")
+        (kept.parent / "8c1f-0.rows").write_bytes(b"decoded")
+        with row_storage(config, opened, reads, WorkFolder(Folders.from_home(tmp_path)), leads=False):
+            assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    assert said == [f"--normalise image: the mean image of {opened.rows:,} rows is computed"]
+    assert not (tmp_path / "rows").exists()
 
 
 # Mini-batches and evaluations
@@ -308,10 +378,21 @@ def test_an_unknown_normalisation_is_one_line(shards: Path, tmp_path: Path) -> N
 def test_real_valued_features_are_not_normalised(shards: Path) -> None:
     opened = open_shards(str(shards))
     real = replace(opened, manifest=replace(opened.manifest, image=replace(opened.manifest.image, dtype="float32")))
-    check_normalise(make_config(shards, **VALUES), real)
+    check_subtracted_mean(make_config(shards, **VALUES), real)
     for kind in ("image", "none"):
         with pytest.raises(UsageError, match=f"--normalise {kind} is for images in uint8, and .* leave it out"):
-            check_normalise(make_config(shards, normalise=kind, **VALUES), real)
+            check_subtracted_mean(make_config(shards, normalise=kind, **VALUES), real)
+
+
+def test_a_mean_image_too_large_for_a_model_file_is_refused(shards: Path) -> None:
+    opened = open_shards(str(shards))
+    wide = replace(opened.manifest.image, shape=[3, 1300, 1300])
+    large = replace(opened, manifest=replace(opened.manifest, image=wide))
+    check_subtracted_mean(make_config(shards, normalise="none", **VALUES), large)
+    with pytest.raises(
+        UsageError, match=r"^--normalise image keeps .* at most 4,000,000, and .*give --normalise channel"
+    ):
+        check_subtracted_mean(make_config(shards, normalise="image", **VALUES), large)
 
 
 def test_toy_losses_have_no_images_to_normalise(tmp_path: Path) -> None:

@@ -191,7 +191,9 @@ class _Host:
         reads = host_reads(self.config, facts, context.shards, self.part.roles)
         leads, index = self.part.leads, self.part.index
         try:
-            with row_storage(self.config, context.shards, reads, work, leads=leads, part=index) as storage:
+            # A line per host would hide other messages, where nothing is special.
+            more = {"say": self.line.say} if leads else {}
+            with row_storage(self.config, context.shards, reads, work, leads=leads, part=index, **more) as storage:
                 supervisor = Supervisor(
                     self.config,
                     facts,
@@ -204,7 +206,6 @@ class _Host:
                     overseer=_Caller(self, answer.edition),
                     metrics=self.metrics,
                 )
-                # A line per host would hide other messages, where nothing is special.
                 if storage and (leads or work.folders.rows):
                     self.line.say(f"rows {storage}")
                 supervise(supervisor)

@@ -189,6 +189,7 @@ class Rendezvous:
             self.totals = attempt, message["totals"]
         if isinstance(message.get("facts"), dict):
             self.facts = message["facts"]
+        # A message is repeated until it is answered.
         if message.get("departs") and (part, attempt) not in self._departing:
             self._departing.add((part, attempt))
             self.departures.put(part)

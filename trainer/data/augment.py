@@ -13,7 +13,7 @@ PAD = 2  # zeros on each side: 32x32 becomes 36x36
 
 
 def normalise(images_BCHW: npt.NDArray[np.uint8 | np.float32], mean: Floats) -> Floats:
-    """Return (x - mean) / 255 as contiguous float32: values have a training mean of 0 and a range of 1.
+    """Return (x - mean) / 255 as contiguous float32: with a mean, values average 0 over the training set.
 
     Real-valued features are not changed, because their producer has scaled them. mean: float32 [C] of channels, or
     [C, H, W] of pixels, in 0..255; zeros only scale the images."""

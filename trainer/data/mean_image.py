@@ -6,6 +6,12 @@ agree on the mean."""
 
 from __future__ import annotations
 
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
 import numpy as np
 import numpy.typing as npt
 
@@ -16,6 +22,8 @@ from trainer.data.shard_file import TABLE, row_groups
 from trainer.data.shards import Shards
 
 MeanImage = npt.NDArray[np.float32]
+# A model file holds the mean image in its header, about 19 bytes a value, and safetensors reads headers of up to 100 MB.
+MOST_VALUES = 4_000_000
 
 
 def mean_image(shards: Shards) -> MeanImage:
@@ -35,23 +43,62 @@ def mean_image(shards: Shards) -> MeanImage:
 def kept_mean_image(shards: Shards) -> MeanImage:
     """Return the mean image from its file in the folder ``shards.kept``; compute it and write the file if that is absent.
 
-    Raises DataError and OSError."""
+    One process of a host computes it, and the others wait for its file. Raises DataError and OSError."""
     if shards.kept is None:
         return mean_image(shards)
     # The digest says that the file is of these rows.
     path = shards.kept / f"mean-{shards.digest}"
-    try:
-        return np.frombuffer(path.read_bytes(), np.float32).reshape(shards.shape)
-    except FileNotFoundError:
-        mean = mean_image(shards)
-        shards.kept.mkdir(parents=True, exist_ok=True)
-        write_durably(path, mean.tobytes())
+    mean = _read(path, shards)
+    if mean is not None:
         return mean
+    with _lock(shards.kept):
+        mean = _read(path, shards)
+        if mean is None:
+            mean = mean_image(shards)
+            # The end of another process's run may delete the folder at any time; the mean is known without its file.
+            with suppress(FileNotFoundError):
+                shards.kept.mkdir(parents=True, exist_ok=True)
+                write_durably(path, mean.tobytes())
+    return mean
 
 
-def check_normalise(config: Config, shards: Shards) -> None:
-    """Raise UsageError for a normalisation of images if the set has real-valued features instead."""
+def _read(path: Path, shards: Shards) -> MeanImage | None:
+    """Return the mean image of a file; None if there is none, or one of another size, which was damaged from outside."""
+    try:
+        values = np.frombuffer(path.read_bytes(), np.uint8)
+    except FileNotFoundError:
+        return None
+    if len(values) != 4 * shards.layout.record_bytes:
+        return None
+    return values.view(np.float32).reshape(shards.shape)
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it does not exist. The kernel releases it when the process ends.
+
+    Without the lock if the folder is deleted meanwhile, or on a file system that cannot lock folders: then several processes
+    may compute the same."""
+    handle = None
+    try:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def check_subtracted_mean(config: Config, shards: Shards) -> None:
+    """Raise UsageError for images without a mean that can be subtracted: real-valued features, or very large images."""
     normalise = config.data.normalise
+    if normalise == "image" and shards.layout.record_bytes > MOST_VALUES:
+        raise UsageError(
+            f"--normalise image keeps the mean of each value of an image in the model file, at most {MOST_VALUES:,}, and"
+            f" {shards.uri} holds {shards.layout.describe()}: give --normalise channel, or --resize to the job that shards"
+        )
     if normalise != CHANNEL and shards.layout.dtype != "uint8":
         raise UsageError(
             f"--normalise {normalise} is for images in uint8, and {shards.uri} holds {shards.layout.describe()}, which are"

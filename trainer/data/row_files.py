@@ -208,6 +208,13 @@ def remove_drafts(folder: Path) -> None:
             path.unlink()
 
 
+def remove_row_files(folder: Path) -> None:
+    """Delete decoded files, complete or not. Errors are ignored: nobody reads them any more."""
+    for path in (*folder.glob("*.rows"), *folder.glob(f"*.rows{DRAFT}")):
+        with suppress(OSError):
+            path.unlink()
+
+
 def _is_at(file: BinaryIO, path: Path) -> bool:
     """Return whether a path still names an open file."""
     try:

@@ -17,7 +17,7 @@ from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table
 from trainer.data.gossip import check_gossip
 from trainer.data.holdout import trained_fingerprint
-from trainer.data.mean_image import check_normalise
+from trainer.data.mean_image import check_subtracted_mean
 from trainer.data.network import build_network
 from trainer.data.own_augmentation import check_augmentation
 from trainer.data.pinned import open_pinned
@@ -58,7 +58,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     check_normalisation(config, network, shards, num_workers)
     check_evaluation(config, shards)
     check_augmentation(config, shards)
-    check_normalise(config, shards)
+    check_subtracted_mean(config, shards)
     check_sampler(config, shards, shards.num_workers, targets=network.targets)
     flat = FlatModel(network.model)
     sizes = (num_workers, shards.rows, flat.num_parameters, flat.num_buffers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +111,7 @@ def row_storage(
     *,
     leads: bool,
     part: int | None = None,
+    say: Callable[[str], object] = lambda text: None,
 ) -> Iterator[str]:
     """Choose where the processes of this host keep rows, and yield the choice as a line; "" if they need none.
 
@@ -125,6 +126,7 @@ def row_storage(
         work: its work folder.
         leads: whether server 0 runs on this host.
         part: number of this host among the parts of a run on a cluster, which may share a machine: each has its own files.
+        say: prints a message before a long computation.
     Raises:
         JobError: the disk has no room for the files.
         DataError, OSError: a file is damaged or cannot be read, from which the mean image is computed.
@@ -136,7 +138,7 @@ def row_storage(
     try:
         if line and config.data.normalise == "image":
             work.folders = replace(work.folders, kept=folder)
-            _keep_mean_image(shards, work.folders)
+            _keep_mean_image(shards, work.folders, say)
         yield line
         # Also files of hosts that were killed.
         if leads:
@@ -154,10 +156,10 @@ def _choose(config: Config, shards: Shards, reads: RowReads, work: WorkFolder, f
     """Choose as ``row_storage``, and return the choice as a line. folder: for memory-mapped files."""
     if not reads.loaded and not reads.evaluated:
         return ""
+    from trainer.data.row_files import remove_drafts, remove_row_files  # see ``row_needs``
+
     choice = config.processes.row_storage
     if choice != "memory":
-        from trainer.data.row_files import remove_drafts  # see ``row_needs``
-
         remove_drafts(folder)
     needs = row_needs(config, shards, reads, folder)
     is_mapped = needs.are_mapped(choice)
@@ -165,14 +167,17 @@ def _choose(config: Config, shards: Shards, reads: RowReads, work: WorkFolder, f
         _check_room(needs, folder)
         work.folders = replace(work.folders, rows=folder)
     else:
-        remove_rows(folder)  # of a killed start
+        remove_row_files(folder)  # of a killed start
     return describe_storage(needs, folder if is_mapped else None, is_by_choice=choice != "auto")
 
 
-def _keep_mean_image(shards: Shards, folders: Folders) -> None:
-    """Compute the mean image of a set for all processes of this host, unless a killed start has done so."""
+def _keep_mean_image(shards: Shards, folders: Folders, say: Callable[[str], object]) -> None:
+    """Compute the mean image of a set for all processes of this host, unless an earlier start has left it.
+
+    say: prints a message."""
     from trainer.data.mean_image import kept_mean_image  # see ``row_needs``
 
+    say(f"--normalise image: the mean image of {shards.rows:,} rows is computed")
     kept_mean_image(replace(shards, mapped=folders.rows, kept=folders.kept))
 
 

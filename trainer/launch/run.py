@@ -67,7 +67,7 @@ def run(
     overseer = Terminal(quiet=options.quiet or options.silent, is_to_change=requests.is_waiting)
     secret = _secret(config, options)
     reads = host_reads(config, facts, context.shards, roles)
-    with row_storage(config, context.shards, reads, work, leads=leads) as storage:
+    with row_storage(config, context.shards, reads, work, leads=leads, say=overseer.message) as storage:
         supervisor = Supervisor(
             config, facts, options, addresses, secret, work, roles, overseer=overseer, metrics=metrics
         )

@@ -16,7 +16,7 @@ from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import CHANNEL, CROP_FLIP, Config, RunFacts
 from trainer.context import RunContext
-from trainer.data.mean_image import check_normalise
+from trainer.data.mean_image import check_subtracted_mean
 from trainer.data.network import build_network
 from trainer.data.own_augmentation import check_augmentation
 from trainer.exchange.all_reduce import adds_by_torch
@@ -131,7 +131,7 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     check_normalisation(config, network, shards, num_workers)
     check_evaluation(config, shards)
     check_augmentation(config, shards)
-    check_normalise(config, shards)
+    check_subtracted_mean(config, shards)
     check_sampler(config, shards, num_workers, targets=network.targets)
     return record
 

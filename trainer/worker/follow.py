@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.core.errors import DataError, UsageError
@@ -135,7 +136,7 @@ class GrowingRows:
         own_stream = self.shards.manifest.stream
         stored_stream = shards.manifest.stream if shards else None
         if shards and stored_stream and own_stream and stored_stream.query == own_stream.query:
-            self.newest = Shards(shards.store, shards.uri, shards.manifest, mapped=self.shards.mapped)
+            self.newest = replace(self.shards, manifest=shards.manifest)
 
 
 def last_generation(shards: Shards) -> int:
