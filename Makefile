@@ -65,8 +65,10 @@ demo-shards: $(READY) ## shard DATA (a path or hdfs:// URI; default a generated 
 	  $(LOCAL_IP) spark-submit --master '$(MASTER)' jobs/distribution_aware.py \
 	    --input "$$data" $${eval:+--eval-input "$$eval"} --output '$(OUT)' --workers $(WORKERS) "$${args[@]}" $(ARGS)
 
+# The type checker reads the packages that it follows once, so that `make test` does not.
 setup-dev: $(READY_DEV) ## install and download all that the tests need, so that none of them does
-	@$(ENV); python -m tests.clusters.environments; mypy -c 'import hypothesis, numpy, PIL.Image, pyspark.ml, pyspark.sql, pytest, torch, zmq'
+	@$(ENV); python -m tests.clusters.environments
+	@$(ENV); mkdir -p build; echo 'import hypothesis, numpy, PIL.Image, pyspark.ml, pyspark.sql, pytest, torch, zmq' >build/typed.py; mypy build/typed.py
 
 # The linter and the type checker run beside the tests. What they say is shown after them.
 test: $(READY_DEV) ## run the linter, the type checker and the default tier of the tests: before every commit
