@@ -68,8 +68,8 @@ class Data(RepartitionOptions, GossipOptions):
     )
     normalise: Literal["channel", "image", "none"] = option(
         CHANNEL,
-        "what is subtracted from images before they are divided by 255: channel subtracts the training images' mean of each"
-        " channel, image their mean of each pixel (the mean image), none nothing",
+        "the mean that is subtracted from images before they are divided by 255: channel subtracts the training images'"
+        " mean of each channel, image their mean of each pixel (the mean image), none nothing",
         advanced=True,
     )
     follow: bool = option(
