@@ -14,6 +14,7 @@ from trainer.config import Config
 from trainer.context import RunContext
 from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort
 from trainer.exchange.neighbours import NeighbourExchange
+from trainer.exchange.parameter_server import ParameterServer
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, SavedRun
 from trainer.sampling.shuffle import ShuffleSampler
@@ -256,10 +257,17 @@ def _next(
     )
 
 
-def departure_obstacle(config: Config) -> str | None:
-    """Return why a run keeps the workers of a host that is to end; None if it continues without them."""
+def departure_obstacle(config: Config, workers: int) -> str | None:
+    """Return why a run keeps the workers of a host that is to end; None if it continues without them.
+
+    workers: the number of workers without them; 0 if all hosts are to end."""
     if config.protocol.reproducible:
-        return f"with other workers a run of {config.protocol.name} would end with other bits"
+        name = config.protocol.name if config.exchange.name == ParameterServer.name else config.exchange.name
+        return f"with other workers a run of {name} would end with other bits"
+    try:
+        config.protocol.check(workers or config.cohorts.present.workers)
+    except UsageError as error:
+        return str(error)
     return obstacle(config)
 
 

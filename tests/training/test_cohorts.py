@@ -112,7 +112,7 @@ def test_a_run_continues_without_a_host_that_is_to_end(tmp_path: Path, runs: lis
     run.wait_for_updates(run.updates() + 100)
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait() == 1
-    assert run.said().count("host 1 is to end (SIGTERM): the run continues with 2 workers") == 1
+    assert run.said().count("host 1 got SIGTERM: the run continues with 2 workers") == 1
     assert "Traceback" not in run.said()
     record = read_record(output)
     assert [each.workers for each in record.config.cohorts.entries] == [4, 2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -15,13 +16,16 @@ from hypothesis import strategies as st
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
 from trainer.cluster import ray, spark
+from trainer.cluster import run as cluster_module
 from trainer.cluster.attempts import MOST_SHORT, SHORT_S, Attempts
 from trainer.cluster.launcher import Part, roles_in_words, share_roles, visible
 from trainer.cluster.local import LocalLauncher
 from trainer.cluster.roster import CUT_S, LEASE_S, Roster
 from trainer.cluster.run import ClusterRun
+from trainer.launch.supervisor import RunInterruptedError
 from trainer.launch.workers_request import Requests, WorkersRequest
 from trainer.options import Options, Role, all_roles, parse_roles
+from trainer.transport.status import NOT_READY
 
 # --- parts ------------------------------------------------------------------------------------------------------------
 
@@ -164,7 +168,10 @@ def cluster_run(home: Path, **fields: Any) -> ClusterRun:
     """Return a run of 7 workers on 3 hosts, of which none runs."""
     config = make_config(batch_size=70, **fields)
     run = ClusterRun(config, Options(silent=True), LocalLauncher(), share_roles(2, 7, 3), Requests(home))
-    run.rendezvous = SimpleNamespace(departures=SimpleQueue())  # type: ignore[assignment]
+    status = replace(NOT_READY, ready=True)
+    run.rendezvous = SimpleNamespace(  # type: ignore[assignment]
+        departures=SimpleQueue(), ends=SimpleQueue(), texts=SimpleQueue(), status=status, want=lambda *_: None
+    )
     return run
 
 
@@ -181,14 +188,58 @@ def test_a_run_continues_without_hosts_that_are_to_end(tmp_path: Path) -> None:
     assert departed(run, 1) == WorkersRequest("", 5)
     assert departed(run, 2) == WorkersRequest("", 2)
     assert run.requests.departed_hosts == 2
-    assert not run.interrupted
+    assert not run.is_to_end
     assert departed(run, 0) is None
-    assert run.interrupted
+    assert run.is_to_end
+    assert not run.interrupted, "a signal to this process would count as its second one, and cut the checkpoint off"
+
+
+def test_a_trained_run_and_one_on_a_single_host_do_not_change(tmp_path: Path) -> None:
+    run = cluster_run(tmp_path, protocol="asp")
+    run.rendezvous.status = replace(run.rendezvous.status, trained=True)
+    assert departed(run, 1) is None
+    alone = cluster_run(tmp_path, protocol="asp")
+    alone.parts = share_roles(2, 7, 1)
+    assert departed(alone, 0) is None
+    assert not alone.is_to_end, "its host is started again, as under every protocol"
+
+
+@pytest.mark.parametrize("also", [None, "signal", "all hosts"])
+def test_a_change_without_a_checkpoint_in_time_continues(
+    also: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the death of the leading host. If the run is to end meanwhile, it does not continue."""
+    monkeypatch.setattr(cluster_module, "CHECKPOINT_S", 0.2)
+    run = cluster_run(tmp_path, protocol="asp")
+    monkeypatch.setattr(run.launcher, "failure", lambda: "")
+    run.interrupted = also == "signal"
+    for host in (0, 1, 2) if also == "all hosts" else (0,):
+        run.rendezvous.departures.put(host)
+    with pytest.raises(RunInterruptedError, match="no checkpoint") as caught:
+        run._leave_checkpoint(changes=True)
+    assert caught.value.changes == (also is None)
+
+
+def test_hosts_that_depart_during_a_change_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = cluster_run(tmp_path, protocol="asp")
+    run.rendezvous.close = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr(run.launcher, "is_over", lambda: False)
+    monkeypatch.setattr(cluster_module, "LEAVE_S", 0.0)
+    run._start_time, run._is_changing = 1.0, True
+    run.requests.submit(5)
+    run.rendezvous.departures.put(2)
+    run.close()
+    assert run.requests.take() == WorkersRequest("", 4)
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
-    [({"protocol": "bsp"}, "other bits"), ({"protocol": "asp", "sampling": "representative"}, "representative")],
+    [
+        ({"protocol": "bsp"}, "a run of bsp would end with other bits"),
+        ({"exchange": "all-reduce"}, "a run of all-reduce would end with other bits"),
+        ({"protocol": "k-asp", "k": 6}, "--k 6"),
+        ({"protocol": "asp", "sampling": "representative"}, "representative"),
+    ],
 )
 def test_a_run_that_keeps_its_workers_waits_for_a_host(
     fields: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,9 +249,9 @@ def test_a_run_that_keeps_its_workers_waits_for_a_host(
     monkeypatch.setattr(run.progress, "message", lines.append)
     assert departed(run, 2, 1, 0) is None
     assert run.requests.departed_hosts == 0
-    assert not run.interrupted
+    assert not run.is_to_end
     assert len(lines) == 3
-    assert lines[0].startswith("host 2 is to end (SIGTERM), and is replaced when it has: ")
+    assert lines[0].startswith("host 2 got SIGTERM; it is replaced once it has ended, because ")
     assert named in lines[0]
 
 

@@ -78,6 +78,8 @@ class ClusterRun:
         self._came: set[int] = set()  # parts that have arrived at least once
         self._silent: set[int] = set()  # parts that were silent at the last look
         self._departing: set[int] = set()  # parts whose hosts are to end, and with which the run does not continue
+        self._all_depart = False  # apart from ``interrupted``, after which a signal to this process is the second one
+        self._is_changing = False  # whether the parts end so that the run continues with other workers
         self._start_time = 0.0  # when the parts were started (monotonic seconds), 0 before
         self._has_reported_missing = False
         self._is_lost = False  # another start has taken the folder
@@ -132,8 +134,13 @@ class ClusterRun:
             )
         return self.config.processes.threads or before or own
 
+    @property
+    def is_to_end(self) -> bool:
+        """Whether a signal to this process, or to all hosts, ends the run, so that it does not continue by itself."""
+        return self.interrupted or self._all_depart
+
     def _raise_if_interrupted(self) -> None:
-        if self.interrupted:
+        if self.is_to_end:
             raise RunInterruptedError("interrupted before the run began")
 
     def _arguments(self, part: Part) -> LaunchArguments:
@@ -153,8 +160,8 @@ class ClusterRun:
         everybody = [part.index for part in self.parts]
         self.rendezvous.want(everybody, GO)
         while not self._watch():
-            changes = not self.interrupted and self.requests.is_waiting()
-            if self.interrupted or changes:
+            changes = not self.is_to_end and self.requests.is_waiting()
+            if self.is_to_end or changes:
                 self._leave_checkpoint(changes=changes)
                 break
         self.rendezvous.want(everybody, DONE)
@@ -173,9 +180,12 @@ class ClusterRun:
             if self._start_time and not self.launcher.is_over():
                 self.rendezvous.want([part.index for part in self.parts], LEAVE)
                 self._wait_for_ends()
+                if self._is_changing:
+                    self._release_hosts()  # those that were told to end meanwhile: they have no part in the next start
         finally:
             self.launcher.stop()
             if self._start_time:
+                self._show()  # what came with the last ends
                 self.rendezvous.close()
             self.progress.close()
 
@@ -234,22 +244,24 @@ class ClusterRun:
     def _release_hosts(self) -> None:
         """Have the run continue without the hosts that are to end; a host whose workers must stay is only reported.
 
-        If all are to end, the run is interrupted."""
-        if self.interrupted:  # by a signal that all processes get
+        If all are to end, the run is interrupted. A run that has trained to its end does not change any more."""
+        status = self.rendezvous.status
+        if self.is_to_end or status.trained or status.finished:
             return
+        # One after the other: each of them leaves fewer workers.
         for part in drained(self.rendezvous.departures):
-            obstacle = departure_obstacle(self.config)
+            rest = [each for each in self.parts if each.index not in self._departing | {part}]
+            workers = sum(each.count("worker") for each in rest)
+            obstacle = "it is the only host" if len(self.parts) == 1 else departure_obstacle(self.config, workers)
             if obstacle:
-                self.progress.message(f"host {part} is to end (SIGTERM), and is replaced when it has: {obstacle}")
+                self.progress.message(f"host {part} got SIGTERM; it is replaced once it has ended, because {obstacle}")
                 continue
             self._departing.add(part)
-            rest = [each for each in self.parts if each.index not in self._departing]
             if not rest:
-                self.progress.message("all hosts are to end (SIGTERM)")
-                self.interrupted = True
+                self.progress.message("all hosts got SIGTERM: the run ends; --resume continues it")
+                self._all_depart = True
                 return
-            workers = sum(each.count("worker") for each in rest)
-            self.progress.message(f"host {part} is to end (SIGTERM): the run continues with {workers} workers")
+            self.progress.message(f"host {part} got SIGTERM: the run continues with {workers} workers")
             self.requests.departed_hosts += 1
             self.requests.submit(workers)
 
@@ -295,7 +307,9 @@ class ClusterRun:
         Returns instead if the run ends by itself at this moment, and raises the error of a part that fails. The other
         parts end later, because without their servers the checkpoint would stay incomplete.
 
-        changes: whether the run is to continue with other workers."""
+        changes: whether the run is to continue with other workers. Without a whole checkpoint in time, such as after the
+            death of the leading host, it continues from an earlier one."""
+        self._is_changing = changes
         head = next(part.index for part in self.parts if part.leads)
         self.rendezvous.want([head], CHANGE if changes else CHECKPOINT)
         end = time.monotonic() + CHECKPOINT_S
@@ -309,9 +323,10 @@ class ClusterRun:
                 if part_end.part == head and not part_end.text.startswith(INTERRUPTED):
                     self._raise_for(part_end)
                 if part_end.part == head:
-                    raise RunInterruptedError(part_end.text, changes=changes and not self.interrupted)
+                    raise RunInterruptedError(part_end.text, changes=changes and not self.is_to_end)
         raise RunInterruptedError(
-            f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume continues from the last"
+            f"interrupted; no checkpoint within {CHECKPOINT_S:.0f} s; --resume continues from the last",
+            changes=changes and not (self.is_to_end or self.launcher.failure()),
         )
 
     def _wait_for_ends(self) -> None:

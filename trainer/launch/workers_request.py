@@ -106,7 +106,7 @@ class Requests:
                 return
             if self.obstacle:
                 self._refuse(request, self.obstacle)
-            else:
+            elif self._waiting is None:  # a thread may have read the file before the run was told to change
                 self._waiting = request
 
     def take(self) -> WorkersRequest | None:

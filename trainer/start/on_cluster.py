@@ -41,8 +41,10 @@ def train_on_cluster(
             if kind is not Start.FINISHED:
                 run.train()
         cause = "finished"
-    except RunInterruptedError:
+    except RunInterruptedError as error:
         cause = "interrupted"
+        # A signal may have come since the error was raised, while the parts ended.
+        error.changes = error.changes and not run.is_to_end
         raise
     finally:
         if metrics:
