@@ -83,6 +83,7 @@ class RunLineage:
         self._request = request
         self._processing = processing
         self._run_id = str(uuid4())
+        self._tells_progress = True
         self._shards: ShardSet | None = None
 
     def set_result(self, shards: ShardSet) -> None:
@@ -92,8 +93,10 @@ class RunLineage:
     def send(self, kind: str, error: BaseException | None = None) -> None:
         """Send an event: START, RUNNING, COMPLETE, FAIL or ABORT. A failure is one warning.
 
-        error: the error with which the run has ended, or None."""
-        if self._client is None:
+        After a RUNNING that was not sent, no other one is tried, but the event of the end is: a stream runs for weeks, and
+        the collector may answer again. error: the error with which the run has ended, or None."""
+        is_progress = kind == "RUNNING"
+        if self._client is None or (is_progress and not self._tells_progress):
             return
         try:
             with _quiet_libraries():
@@ -101,7 +104,10 @@ class RunLineage:
         except Exception as problem:  # whatever a transport raises must not fail the run
             if kind == "START":
                 _UNREACHED.add(_transport_of(self._client))
-            self._client = None
+            if is_progress:
+                self._tells_progress = False
+            else:
+                self._client = None
             _warn(f"no OpenLineage events: {kind} was not sent: {type(problem).__name__}: {problem}")
 
     def close(self) -> None:

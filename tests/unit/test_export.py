@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
@@ -19,6 +20,7 @@ from pipeline.core.errors import DataError, JobError, UsageError
 from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, SHAPE, rows_of, write_shards
 from trainer import Options, load
+from trainer.export import target as target_module
 from trainer.export import write
 from trainer.export.__main__ import main
 from trainer.export.hub import make_hub_files
@@ -228,6 +230,17 @@ def test_a_second_export_into_a_folder_in_use_is_refused(
         "config.json",
         "model.safetensors",
     ]
+
+
+def test_a_folder_that_cannot_be_locked_cannot_be_written(
+    run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(place: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(target_module, "locked", refuse)
+    with pytest.raises(UsageError, match=r"hub cannot be written: Permission denied; choose another$"):
+        export(str(run.output), str(tmp_path / "hub"), "safetensors")
 
 
 def test_a_model_that_changes_meanwhile_is_an_error(run: Result) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from openlineage.client.naming.dataset import ABFSS, GCS, HDFS, S3, Kafka, LocalFileSystem
@@ -119,6 +119,32 @@ def test_a_collector_that_fails_is_one_warning(
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1), err
     assert err.startswith(f"warning: {words}")
+
+
+class WithoutProgress(Transport):
+    """A transport that loses RUNNING, and keeps the kinds of the events that it was given."""
+
+    kinds: ClassVar[list[str]] = []
+
+    def __init__(self, config: Any) -> None:
+        pass
+
+    def emit(self, event: Any) -> None:
+        self.kinds.append(event.eventType.name)
+        if event.eventType.name == "RUNNING":
+            raise OSError("restarted")
+
+
+def test_a_stream_ends_though_its_progress_was_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", f"{__name__}.WithoutProgress")
+    request = Request(str(tmp_path / "in"), str(tmp_path / "out"), 2)
+    with lineage_events(CONTEXT, Store(), "stream", request, processing="STREAMING") as events:
+        events.send("RUNNING")
+        events.send("RUNNING")
+    assert WithoutProgress.kinds == ["START", "RUNNING", "COMPLETE"]
+    assert capfd.readouterr().err.count("RUNNING was not sent: OSError: restarted") == 1
 
 
 def test_a_collector_that_fails_costs_a_process_one_wait(

@@ -104,7 +104,7 @@ def test_a_finished_run_names_the_flags_that_continue_it(finished: Path) -> None
         ('{"cause": "finished", "early_stop": null}', "a larger --epochs or --steps with --resume continues"),
         (
             '{"cause": "finished", "early_stop": {"epoch": 3}}',
-            "ended early by --patience, nothing to do; --resume with a larger --patience, or without it, continues",
+            "ended early by --patience, nothing to do; --resume with a larger --patience, or without --patience, continues",
         ),
     ):
         (finished / "result.json").write_text(result)

@@ -30,13 +30,13 @@ def locked_folder(target: Place) -> Iterator[None]:
     A local folder is left without the lock's file, so that only the export is uploaded or copied; a store keeps a
     released lease."""
     with ExitStack() as stack:
-        try:
-            with unwritable_is_usage_error(target):
+        with unwritable_is_usage_error(target):
+            try:
                 stack.enter_context(locked(target))
-        except JobError:
-            raise UsageError(
-                f"--to {target} is in use by an export that has not ended; wait for it, or choose another"
-            ) from None
+            except JobError:
+                raise UsageError(
+                    f"--to {target} is in use by an export that has not ended; wait for it, or choose another"
+                ) from None
         if isinstance(target, Path):
             stack.callback((target / LOCK).unlink, missing_ok=True)
         yield

@@ -394,9 +394,10 @@ class Supervisor:
         if fresh and status.ready and self._stuck is None:
             self.furthest = max(self.furthest, status.version)
             evaluated_status = replace(status, **self._evaluated)
-            self.overseer.update(evaluated_status)
+            # First, because an overseer on a cluster reports the counters.
             if self.metrics:
                 self.metrics.update(evaluated_status)
+            self.overseer.update(evaluated_status)
 
     def _tell_of_trouble(self, trouble: str | None) -> None:
         """Report disk trouble on the terminal when it begins or its text changes.

@@ -71,6 +71,6 @@ def describe_finished(home: Place) -> str:
     if has_stopped_early(home):
         return (
             f"{home}: finished already, ended early by --patience, nothing to do; --resume with a larger --patience, or"
-            " without it, continues"
+            " without --patience, continues"
         )
     return f"{home}: finished already, nothing to do; a larger --epochs or --steps with --resume continues"
