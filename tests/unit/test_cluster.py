@@ -208,7 +208,7 @@ def test_a_trained_run_and_one_on_a_single_host_do_not_change(tmp_path: Path) ->
 def test_a_change_without_a_checkpoint_in_time_continues(
     also: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after the death of the leading host. If the run is to end meanwhile, it does not continue."""
+    """The leading host has died, for example. If the run is to end meanwhile, it does not continue."""
     monkeypatch.setattr(cluster_module, "CHECKPOINT_S", 0.2)
     run = cluster_run(tmp_path, protocol="asp")
     monkeypatch.setattr(run.launcher, "failure", lambda: "")

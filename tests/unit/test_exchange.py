@@ -209,7 +209,7 @@ def test_a_dropped_worker_joins_again_and_repeats_its_step() -> None:
 
 
 def test_the_first_report_after_an_absence_has_the_missed_passes() -> None:
-    """As if the worker had passed over the rows of the mini-batches that it missed."""
+    """The first report counts the mini-batches that the worker missed as passed over."""
     first, present = 3, 9
     batches = batches_of(0)
     inner = Turns(FlatModel(network().model).read(), present + 2, first, present)

@@ -170,7 +170,7 @@ def test_several_processes_compute_the_mean_image_once(
 def test_the_end_of_a_run_may_delete_the_folder_meanwhile(
     step: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the end of another process's run on this host does."""
+    """The end of another process's run on this host deletes it."""
     opened = replace(open_shards(str(shards)), normalise="image", kept=tmp_path / "rows" / "host")
     original = getattr(statistics, step)
 
@@ -275,7 +275,7 @@ def test_another_normalisation_is_refused_on_resume(shards: Path, tmp_path: Path
 
 
 def test_a_run_folder_without_the_option_is_of_channel(shards: Path, tmp_path: Path) -> None:
-    """As earlier versions wrote it, in the configuration and in the identity of its checkpoints."""
+    """Earlier versions named no normalisation, in the configuration and in the identity of checkpoints."""
     whole = train(shards, tmp_path / "whole", normalise="channel")
     older = train(shards, tmp_path / "older", normalise="channel", steps=3)
     for path in Path(str(older.output)).rglob("*"):

@@ -136,7 +136,7 @@ class ClusterRun:
 
     @property
     def is_to_end(self) -> bool:
-        """Whether a signal to this process, or to all hosts, ends the run, so that it does not continue by itself."""
+        """Return whether a signal to this process, or to all hosts, ends the run, so that it does not continue by itself."""
         return self.interrupted or self._all_depart
 
     def _raise_if_interrupted(self) -> None:

@@ -1,4 +1,4 @@
-"""How the threads of torch wait, which is decided before torch is loaded."""
+"""Sets how the threads of torch wait, before torch is loaded."""
 
 from __future__ import annotations
 
