@@ -28,8 +28,10 @@ from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.conftest import make_rows, write_binary
+from tests.support.virtual_runs import virtual
 from trainer.data.loading import load_eval, load_worker
 from trainer.data.opening import open_shards
+from trainer.evaluation.neighbourhoods import neighbourhoods_of_images, read_model
 
 SHAPE = (3, 4, 4)
 PIXELS = 48
@@ -136,6 +138,69 @@ def test_a_set_has_shape_classes_and_channel_means(made: Made) -> None:
     assert (shards.shape, shards.num_classes, shards.rows, shards.num_workers) == (SHAPE, 10, ROWS, WORKERS)
     assert shards.mean.dtype == np.float32
     np.testing.assert_allclose(shards.mean, made.images.reshape(-1, *SHAPE).mean((0, 2, 3)), atol=1e-4)
+
+
+def test_neighbourhoods_are_those_that_the_pipeline_assigned(made: Made) -> None:
+    """The training rows, read as if they were evaluation rows, get the numbers of their column."""
+    shards = open_shards(str(made.folder))
+    for worker in range(WORKERS):
+        rows = load_worker(shards, worker)
+        found = neighbourhoods_of_images(shards, rows.images_NCHW)
+        assert found is not None
+        assert found.count == len(manifest_of(made.folder)["neighbourhoods"])
+        assert len(set(rows.neighbourhoods.tolist())) > 10
+        assert np.array_equal(found.numbers, rows.neighbourhoods), "integers leave nothing to rounding"
+
+
+def test_the_final_model_is_measured_by_neighbourhood(made: Made, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"model": "perceptron", "steps": 2, "batch_size": 20, "threads": 1}
+    result = virtual(tmp_path, shards=made.folder, compute="real", workers=WORKERS, **values)
+    rows, accuracy = result.neighbourhood_rows, result.neighbourhood_accuracy
+    assert rows is not None
+    assert accuracy is not None
+    assert sum(rows) == len(made.eval_labels)
+    assert [count == 0 for count in rows] == [share is None for share in accuracy]
+    right = sum(count * share for count, share in zip(rows, accuracy, strict=True) if share is not None)
+    assert result.final_accuracy == pytest.approx(right / len(made.eval_labels))
+    assert result.weakest_neighbourhoods_accuracy is not None
+    assert result.weakest_neighbourhoods_accuracy <= right / len(made.eval_labels)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda m: m.update(model=None),
+        lambda m: m.update(strategy="class_cluster"),
+        lambda m: m["params"].update(embedding="v"),
+        lambda m: m["image"].update(dtype="float32"),
+    ],
+)
+def test_a_set_without_a_model_of_its_images_has_none(broken: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Nothing is read: the files of the model may be missing."""
+    change(broken, edit)
+    shards = open_shards(str(broken))
+    shutil.rmtree(broken / "_model")
+    assert read_model(shards) is None
+
+
+def test_a_damaged_model_is_a_warning_of_the_run(broken: Path, tmp_path: Path) -> None:
+    """The run goes on without the accuracy by neighbourhood."""
+    shards = open_shards(str(broken))
+    (path,) = broken.glob("_model/*/pca/arrays.npz")
+    data = bytearray(path.read_bytes())
+    path.unlink()
+    with pytest.raises(DataError, match=f"{path} no longer exists"):
+        read_model(shards)
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=f"{path} is a damaged model"):
+        read_model(shards)
+    values: dict[str, Any] = {"model": "perceptron", "steps": 1, "batch_size": 20, "threads": 1}
+    result = virtual(tmp_path / "run", shards=broken, compute="real", workers=WORKERS, **values)
+    assert result.class_accuracy is not None
+    assert result.neighbourhood_accuracy is None
+    messages = [getattr(event, "message", "") for event in result.events()]
+    assert sum(message.startswith("accuracy is not counted by neighbourhood: ") for message in messages) == 1
 
 
 def test_a_worker_needs_the_files_of_no_other(broken: Path) -> None:

@@ -237,6 +237,8 @@ def test_a_run_is_summed_up() -> None:
             "train_accuracy": 1.0,
             "class_rows": [4, 0],
             "class_correct": [3, 0],
+            "neighbourhood_rows": [1, 0, 3],
+            "neighbourhood_correct": [0, 0, 3],
             "class_names": ["cat", "dog"],
             "confusion": [[3, 1], [0, 0]],
         },
@@ -260,6 +262,9 @@ def test_a_run_is_summed_up() -> None:
         "class_accuracy": [0.75, None],
         "class_names": ["cat", "dog"],
         "weakest_accuracy": 0.75,
+        "neighbourhood_accuracy": [0.0, None, 1.0],
+        "neighbourhood_rows": [1, 0, 3],
+        "weakest_neighbourhoods_accuracy": 0.0,
         "confusion": [[3, 1], [0, 0]],
         "best_accuracy": 0.75,
         "best_loss": 1.0,
@@ -314,4 +319,8 @@ def test_the_weakest_tenth_is_of_whole_classes_by_their_rows() -> None:
     correct = [0, 6, 4, *range(5, 11), *[10] * 12]
     event = {"event": "eval", "version": 1, "epoch": 1, "loss": 1.0, "accuracy": 0.5, "seconds": 1.0}
     log = [event_from_json(event | {"class_rows": rows, "class_correct": correct})]
-    assert summarise(log, pushes_of([]))["weakest_accuracy"] == (6 + 4) / (30 + 10)
+    summary = summarise(log, pushes_of([]))
+    assert summary["weakest_accuracy"] == (6 + 4) / (30 + 10)
+    # As in the log of a set without a model, or of an older version.
+    neighbourhoods = ("neighbourhood_accuracy", "neighbourhood_rows", "weakest_neighbourhoods_accuracy")
+    assert [summary[key] for key in neighbourhoods] == [None] * 3

@@ -37,7 +37,7 @@ from trainer.config import Config, Data, RunFacts, RunSpec
 from trainer.launch.ends import try_report
 from trainer.plan import describe_plan, plan
 from trainer.report import figures, history
-from trainer.report.findings import describe_classes
+from trainer.report.findings import describe_classes, describe_neighbourhoods
 from trainer.report.page import write_report
 from trainer.report.progress import ProgressLine, line
 from trainer.report.settings import flags_in_words, plan_in_words
@@ -315,6 +315,18 @@ def test_the_final_classes_are_shown_by_their_names() -> None:
     assert "least for 0 (75.00%), most for 1 (100.00%)" in describe_classes(summary | {"class_names": []})
     assert ticks_of(counts, ["cat", "a $1 dog"]) == [["cat", r"a \$1 dog"]] * 2
     assert ticks_of(counts, ["cat"])[0] == ticks_of(counts, [])[0], "numbers, because a class has no name"
+
+
+def test_the_weakest_neighbourhoods_are_named_with_their_rows() -> None:
+    summary: dict[str, Any] = {
+        "neighbourhood_accuracy": [0.75, None, 0.5],
+        "neighbourhood_rows": [4, 0, 1200],
+        "weakest_neighbourhoods_accuracy": 0.5,
+    }
+    assert describe_neighbourhoods(summary) == (
+        "Accuracy on the weakest tenth of the neighbourhoods: 50.00%, lowest in neighbourhood 2 (50.00% of 1,200 rows)."
+    )
+    assert describe_neighbourhoods(dict.fromkeys(summary)) == "", "a set without a model"
 
 
 @pytest.mark.parametrize("axis", ["seconds", "epoch"])

@@ -27,6 +27,7 @@ from trainer.data.rows import Rows
 from trainer.data.shards import Shards
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.measure import EvaluationResult, evaluate, measure, penalty
+from trainer.evaluation.neighbourhoods import Neighbourhoods, neighbourhoods_of_images
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.evaluation.training_mode import augmented, enter_training_mode
 from trainer.exchange.strategy_switch import StrategySwitch
@@ -98,8 +99,21 @@ class Evaluator:
         self._best_key: tuple[int, int | None] | None = None  # (version, generation) of the model in best.safetensors
         if self.rows is None:
             self._warn(NO_ROWS)
+        self.neighbourhoods = self._find_neighbourhoods(shards)
         if self.held_out is not None and not len(self.held_out):
             self._warn(NO_HELD_OUT)
+
+    def _find_neighbourhoods(self, shards: Shards) -> Neighbourhoods | None:
+        """Return the neighbourhoods of the evaluation rows; None without classes, rows or a model in the set.
+
+        Training does not need the model, so that a damaged one is a warning."""
+        if self.rows is None or self.metadata.classes is None:
+            return None
+        try:
+            return neighbourhoods_of_images(shards, self.rows.images_NCHW)
+        except DataError as error:
+            self._warn(f"accuracy is not counted by neighbourhood: {error}")
+            return None
 
     def catch_up(self) -> bool:
         """Evaluate the waiting checkpoints, oldest first, and return whether the run has ended and all are done.
@@ -204,8 +218,15 @@ class Evaluator:
             learned=learned,
             final=state.final,
             **(evaluation.classes.to_json() if evaluation.classes else {}),
+            **self._count_neighbourhoods(evaluation),
             **({"class_names": self.metadata.class_names} if evaluation.classes and self.metadata.class_names else {}),
         )
+
+    def _count_neighbourhoods(self, evaluation: EvaluationResult) -> dict[str, list[int]]:
+        """Return the keys of an ``eval`` event by neighbourhood; empty if rows were not counted by class either."""
+        if self.neighbourhoods is None or evaluation.is_correct is None:
+            return {}
+        return self.neighbourhoods.to_json(evaluation.is_correct)
 
     def _measure_held_out(self, state: RunState) -> None:
         """Log the loss of the loaded model on the held-out rows at the end of an epoch, unless it is logged already."""

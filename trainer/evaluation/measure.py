@@ -55,12 +55,14 @@ class EvaluationResult(NamedTuple):
         accuracy: share of correct predictions, None for real targets.
         noise: standard error of the loss.
         classes: rows by class; None if they were not counted.
+        is_correct: whether the class of each row is predicted, bool [N]; None if rows were not counted by class.
     """
 
     loss: float
     accuracy: float | None
     noise: float
     classes: ClassCounts | None = None
+    is_correct: npt.NDArray[np.bool_] | None = None
 
 
 def evaluate(
@@ -90,6 +92,7 @@ def measure(model: nn.Module, task: Task, batches: Iterator[Batch], num_classes:
     loss = squares = 0.0
     are_classes = True
     classes = None if num_classes is None else ClassCounts(num_classes)
+    hits = []  # whether the class of each row is predicted, by batch
     for images, labels in batches:
         outputs = model(images)
         rows += len(labels)
@@ -98,7 +101,10 @@ def measure(model: nn.Module, task: Task, batches: Iterator[Batch], num_classes:
         squares += float(task.losses(outputs, labels).double().square().sum())
         right += int(task.correct(outputs, labels))
         if classes:
-            classes.add(labels.cpu().numpy(), task.predicted(outputs).cpu().numpy())
+            batch_labels = labels.cpu().numpy()
+            predicted = task.predicted(outputs).cpu().numpy()
+            classes.add(batch_labels, predicted)
+            hits.append(batch_labels == predicted)
         are_classes = not labels.is_floating_point()
     if not rows:
         raise ValueError("no rows to evaluate")
@@ -106,7 +112,7 @@ def measure(model: nn.Module, task: Task, batches: Iterator[Batch], num_classes:
     mean = loss / rows
     accuracy = right / rows if are_classes else None
     noise = math.sqrt(max(0.0, squares / rows - mean * mean) / rows)
-    return EvaluationResult(mean, accuracy, noise, classes)
+    return EvaluationResult(mean, accuracy, noise, classes, np.concatenate(hits) if hits else None)
 
 
 @torch.no_grad()

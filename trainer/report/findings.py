@@ -134,6 +134,23 @@ def describe_classes(summary: Mapping[str, Any]) -> str:
     )
 
 
+def describe_neighbourhoods(summary: Mapping[str, Any]) -> str:
+    """Return a sentence on the neighbourhoods that the final model recognises least; "" if they were not counted.
+
+    summary: the content of result.json."""
+    shares = enumerate(summary["neighbourhood_accuracy"] or ())
+    accuracy = {number: share for number, share in shares if share is not None}
+    if len(accuracy) < 2:
+        return ""
+    lowest = min(accuracy, key=lambda number: accuracy[number])
+    rows = summary["neighbourhood_rows"][lowest]
+    return (
+        "Accuracy on the weakest tenth of the neighbourhoods:"
+        f" {percent(summary['weakest_neighbourhoods_accuracy'])}, lowest in neighbourhood {lowest}"
+        f" ({percent(accuracy[lowest])} of {rows:,} {'row' if rows == 1 else 'rows'})."
+    )
+
+
 def describe_consensus(live: Sequence[LogEvent]) -> str:
     """Return a sentence on how far the workers' own models are apart; "" if they have none.
 

@@ -15,7 +15,15 @@ from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, origin, p
 from pipeline.core.reporting.plots import MANY, style
 from trainer.home.place import Place, StorePlace, write_whole
 from trainer.report import figures
-from trainer.report.findings import describe_classes, describe_consensus, describe_incident, findings, headline, title
+from trainer.report.findings import (
+    describe_classes,
+    describe_consensus,
+    describe_incident,
+    describe_neighbourhoods,
+    findings,
+    headline,
+    title,
+)
 from trainer.report.history import (
     Incident,
     clock_table,
@@ -158,6 +166,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         headline=headline(summary),
         figures=embedded_figures,
         classes=describe_classes(summary),
+        neighbourhoods=describe_neighbourhoods(summary),
         consensus=describe_consensus(live),
         kinds={incident.event.kind for incident in happened},
         staleness_max=summary["staleness"]["max"],

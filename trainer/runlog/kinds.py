@@ -287,6 +287,7 @@ class EvaluationEvent(LogEvent):
         learned: whether train_loss is below the loss of guessing; None if that is unknown.
         final: whether the checkpoint is the last one of the run.
         class_rows, class_correct: [K], evaluation rows and correct predictions by class; only of a final checkpoint.
+        neighbourhood_rows, neighbourhood_correct: the same by neighbourhood; None if the set keeps no model of them.
         class_names: [K], of the classes; None if the shard set names none, or for another checkpoint.
         confusion: [K][K], evaluation rows by class and predicted class; also only for up to 100 classes.
     """
@@ -305,6 +306,8 @@ class EvaluationEvent(LogEvent):
     final: bool | None = None
     class_rows: list[int] | None = None
     class_correct: list[int] | None = None
+    neighbourhood_rows: list[int] | None = None
+    neighbourhood_correct: list[int] | None = None
     class_names: list[str] | None = None
     confusion: list[list[int]] | None = None
 

@@ -85,6 +85,9 @@ class Result:
     class_accuracy: list[float | None] | None = None  # by class, of the final model; None for a class without rows
     class_names: list[str] = field(default_factory=list)  # by class; empty if the shard set names none
     weakest_accuracy: float | None = None  # of the evaluation rows in the weakest tenth of the classes, at least one
+    neighbourhood_accuracy: list[float | None] | None = None  # by neighbourhood, as class_accuracy
+    neighbourhood_rows: list[int] | None = None  # evaluation rows by neighbourhood
+    weakest_neighbourhoods_accuracy: float | None = None  # as weakest_accuracy, of the neighbourhoods
     confusion: list[list[int]] | None = None  # evaluation rows by class and predicted class, up to 100 classes
     evaluations_given_up: int = 0  # checkpoints that were deleted for space before they were evaluated
     stages: list[dict[str, Any]] = field(default_factory=list)  # exchange, protocol, first_epoch from 0, reason
@@ -263,9 +266,12 @@ def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
     return {
         "final_accuracy": _finite(last.accuracy),
         "final_loss": _finite(last.loss),
-        "class_accuracy": _class_accuracy(last),
+        "class_accuracy": _group_accuracy(last.class_correct, last.class_rows),
         "class_names": last.class_names or [],
-        "weakest_accuracy": _weakest_accuracy(last),
+        "weakest_accuracy": _weakest_accuracy(last.class_correct, last.class_rows),
+        "neighbourhood_accuracy": _group_accuracy(last.neighbourhood_correct, last.neighbourhood_rows),
+        "neighbourhood_rows": last.neighbourhood_rows,
+        "weakest_neighbourhoods_accuracy": _weakest_accuracy(last.neighbourhood_correct, last.neighbourhood_rows),
         "confusion": last.confusion,
         "best_accuracy": _finite(top.accuracy),
         "best_loss": _finite(top.loss),
@@ -278,21 +284,19 @@ def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
     }
 
 
-def _class_accuracy(evaluation: EvaluationEvent) -> list[float | None] | None:
-    """Return the share of correct predictions by class, None for a class without rows; None if it was not counted."""
-    rows = evaluation.class_rows
-    correct = evaluation.class_correct
+def _group_accuracy(correct: list[int] | None, rows: list[int] | None) -> list[float | None] | None:
+    """Return the share of correct predictions by group, None for a group without rows; None if it was not counted."""
     if rows is None or correct is None:
         return None
     return [right / count if count else None for right, count in zip(correct, rows, strict=True)]
 
 
-def _weakest_accuracy(evaluation: EvaluationEvent) -> float | None:
-    """Return the accuracy over all rows of the weakest tenth of the classes with rows, rounded up; None if unknown."""
-    counts = zip(evaluation.class_correct or (), evaluation.class_rows or (), strict=True)
-    classes = sorted(((right, rows) for right, rows in counts if rows), key=lambda each: each[0] / each[1])
-    weakest = classes[: -(-len(classes) // 10)]
-    return sum(right for right, _ in weakest) / sum(rows for _, rows in weakest) if weakest else None
+def _weakest_accuracy(correct: list[int] | None, rows: list[int] | None) -> float | None:
+    """Return the accuracy over all rows of the weakest tenth of the groups with rows, rounded up; None if unknown."""
+    counts = zip(correct or (), rows or (), strict=True)
+    groups = sorted(((right, count) for right, count in counts if count), key=lambda each: each[0] / each[1])
+    weakest = groups[: -(-len(groups) // 10)]
+    return sum(right for right, _ in weakest) / sum(count for _, count in weakest) if weakest else None
 
 
 def _staleness(staleness: npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
