@@ -318,6 +318,7 @@ for package in *.deb; do dpkg-deb --extract "$package" .; done
 MOTO = Environment("moto", Path(__file__).with_name("moto.txt"))  # 28 packages, 140 MB, 15 s
 ONNX = Environment("onnx", Path(__file__).with_name("onnx.txt"))  # 6 packages, 170 MB, 15 s
 READERS = Environment("readers", Path(__file__).with_name("readers.txt"))  # 32 packages, 330 MB, 20 s
+MDS = Environment("mds", Path(__file__).with_name("mds.txt"))  # 11 packages, 180 MB, 10 s
 LAKE = Environment("lake", Path(__file__).with_name("lake.txt"))  # 1 package, 515 MB, 70 s
 KERBEROS = KerberosEnvironment("kerberos", Path(__file__).with_name("kerberos.txt"))  # 8 packages, 60 MB, 60 s
 AIRFLOW = Environment("airflow", ROOT / "conf" / "airflow" / "requirements.txt")  # 137 packages, 660 MB, 60 s
@@ -337,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clusters.environments", description=main.__doc__)
     parser.parse_args(argv)
     try:
-        for environment in (MOTO, ONNX, READERS, LAKE, AIRFLOW, DEMO):
+        for environment in (MOTO, ONNX, READERS, MDS, LAKE, AIRFLOW, DEMO):
             print(f"{environment.name}: {environment.make()}", flush=True)
         print(f"kerberos: {_kerberos()}", flush=True)
         kafka = [*kafka_classpath(), *kafka_connector()]

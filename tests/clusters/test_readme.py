@@ -1,7 +1,7 @@
 """The documents' commands are run as they stand, each file's in a folder of its own, and what the files name exists.
 
-A block is run after the comment ``run`` (in the environment READERS after ``run readers``), written to a file after
-``save PATH``, and held to the imports of a module after ``beside MODULE``."""
+A block is run after the comment ``run`` (in the environment READERS after ``run readers``, with the packages of MDS after
+``run mds``), written to a file after ``save PATH``, and held to the imports of a module after ``beside MODULE``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pipeline.assignment.groups import group_table
 from pipeline.core.specs import registry
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS
 from pipeline.strategies import STRATEGIES
-from tests.clusters.environments import READERS
+from tests.clusters.environments import MDS, READERS
 from tests.support.references import undocumented_below
 from tests.support.virtual_time import Vector, simulate
 from trainer.models import MODELS
@@ -42,7 +42,9 @@ WRITTEN = {
     "pipeline/README.md": (
         "build/pipeline/packages.zip", "build/pipeline/shards/report.html", "build/pipeline/shards-3/manifest.json",
     ),
-    "pipeline/READING.md": ("build/reading/dataset/README.md", "build/reading/tars/README.md"),
+    "pipeline/READING.md": (
+        "build/reading/dataset/README.md", "build/reading/tars/README.md", "build/reading/mds/README.md",
+    ),
     "pipeline/input/README.md": ("build/input/from-photos/manifest.json", "build/input/from-npz/manifest.json"),
     "pipeline/strategies/README.md": ("build/strategies/in-runs/manifest.json",),
     "pipeline/stream/README.md": ("build/stream/stream/report.html",),
@@ -100,7 +102,7 @@ OTHERS_OWN = SPARK_SUBMITS_OWN | {
 class Block:
     """A code block under a comment.
 
-    action: run, save or beside. target: the file of the last two; READERS.name for a block that runs in that environment."""
+    action: run, save or beside. target: the file of the last two; of run, the name of an environment or ""."""
 
     action: str
     target: str
@@ -133,7 +135,11 @@ def run_blocks(blocks: list[Block], folder: Path) -> None:
         text = "\n".join(block.text for block in parts)
         python = READERS.make() if target == READERS.name else sys.executable
         command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [str(python), "-c", text]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        variables = environment
+        if target == MDS.name:
+            MDS.make()
+            variables = environment | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(MDS.packages)])}
+        done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 

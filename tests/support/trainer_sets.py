@@ -80,12 +80,13 @@ def write_rows(folder: Path, path: str, rows: Rows) -> dict[str, Any]:
 
 def write_shards(folder: Path, workers: list[Rows], eval_rows: Rows | None) -> Path:
     """A shard set of given rows, which no Spark has made: a file for each worker."""
+    dtype = str(workers[0].images_NCHW.dtype)
     manifest = {
         "format_version": 1,
         "num_workers": len(workers),
         "rows": len({int(i) for rows in workers for i in rows.ids}),
         "labels": {"num_classes": CLASSES},
-        "image": {"shape": SHAPE, "dtype": "uint8", "layout": "CHW", "mean": [120.0, 125.0, 130.0]},
+        "image": {"shape": SHAPE, "dtype": dtype, "layout": "CHW", "mean": [120.0, 125.0, 130.0]},
         "workers": [
             {"index": w, "files": [write_rows(folder, f"worker={w:03d}/part.parquet", rows)]}
             for w, rows in enumerate(workers)
