@@ -299,9 +299,9 @@ def test_a_set_without_its_report_fails_the_task_that_shards(
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 
-def at_work(airflow: Installation) -> bool:
-    """Whether Monday's job has begun to write."""
-    return bool(STORE.list(f"{airflow.place('shards', MONDAY)}/_attempts"))
+def attempts(airflow: Installation) -> set[str]:
+    """The names of the attempts to write Monday's shards of which something is left."""
+    return {entry.name for entry in STORE.list(f"{airflow.place('shards', MONDAY)}/_attempts")}
 
 
 def programs(process: subprocess.Popen[bytes], *names: str) -> list[psutil.Process]:
@@ -314,47 +314,18 @@ def programs(process: subprocess.Popen[bytes], *names: str) -> list[psutil.Proce
     return found
 
 
-def versions(airflow: Installation) -> list[str]:
-    shards = Path(airflow.place("shards", MONDAY))
-    assert not (shards / "_attempts").exists(), "nothing is left of the job that was killed"
-    return sorted(path.name for path in (shards / "_manifests").iterdir())
+def test_a_run_outlives_kills_of_its_tasks_and_of_its_scheduler(first: Installation, tmp_path: Path) -> None:
+    """The job is killed once, and the next try commits though the scheduler dies: the run that follows finds that.
 
-
-def test_a_killed_task_ends_its_programs_and_the_next_try_resumes(first: Installation, tmp_path: Path) -> None:
-    """The job is killed once; the trainer finds its folder in use, is then killed once, and resumes."""
+    Its trainer finds the folder in use, is then killed once, and resumes."""
     train = "--model logistic --protocol bsp --steps 2000 --batch-size 40"
     airflow = installed(first, tmp_path, train=train, retries=3)
     airflow.bring(MONDAY)
-    run = Path(airflow.place("run", MONDAY))
     with airflow.under_way(MONDAY) as process:
-        with locked(run):
-            until(lambda: at_work(airflow), "the job writes", 120)
-            job = programs(process, "java", "jobs/stratified.py")
-            process.send_signal(signal.SIGTERM)
-            _, alive = psutil.wait_procs(job, timeout=60)
-            assert job
-            assert not alive
-            until(lambda: "is in use by a run that has not ended" in airflow.log, "the trainer waits", 120)
-        until(lambda: (run / "pushes.csv").exists() and (run / "pushes.csv").stat().st_size > 2000, "it trains", 120)
-        trainers = programs(process, "java", "jobs/train.py", "trainer")
-        process.send_signal(signal.SIGTERM)
-        _, alive = psutil.wait_procs(trainers, timeout=60)
-        assert trainers
-        assert not alive
-        assert process.wait() == 0
-    (done,) = airflow.runs()
-    assert done.state == "success", airflow.log[-3000:]
-    assert (done.tasks["shard"], done.tasks["train"]) == (("success", 2), ("success", 3))
-    assert read_pushes(run / "pushes.csv")["generation"].nunique() == 2, "updates before the kill count"
-    assert versions(airflow) == ["000001.json"]
-
-
-def test_a_scheduler_that_dies_leaves_one_commit_and_not_two(first: Installation, tmp_path: Path) -> None:
-    """Its job goes on without it, and commits; the run's next try finds that."""
-    airflow = installed(first, tmp_path)
-    airflow.bring(MONDAY)
-    with airflow.under_way(MONDAY) as process:
-        until(lambda: at_work(airflow), "the job writes", 120)
+        until(lambda: attempts(airflow), "the job writes", 120)
+        assert_ended_by_sigterm(process, programs(process, "java", "jobs/stratified.py"))
+        killed = attempts(airflow)
+        until(lambda: attempts(airflow) - killed, "the next try writes", 120)
         (job,) = programs(process, "java")
         process.kill()
         try:
@@ -363,8 +334,28 @@ def test_a_scheduler_that_dies_leaves_one_commit_and_not_two(first: Installation
             end_tree([job])
     manifest = Path(airflow.place("shards", MONDAY)) / "manifest.json"
     before = manifest.read_bytes()
-    (again,) = airflow.run(MONDAY)
-    assert again.state == "success"
+
+    run = Path(airflow.place("run", MONDAY))
+    with airflow.under_way(MONDAY) as process:
+        with locked(run):
+            until(lambda: "is in use by a run that has not ended" in airflow.log, "the trainer waits", 120)
+        until(lambda: (run / "pushes.csv").exists() and (run / "pushes.csv").stat().st_size > 2000, "it trains", 120)
+        assert_ended_by_sigterm(process, programs(process, "java", "jobs/train.py", "trainer"))
+        assert process.wait() == 0
+    (done,) = airflow.runs()
+    assert done.state == "success", airflow.log[-3000:]
+    assert (done.tasks["shard"], done.tasks["train"]) == (("success", 1), ("success", 3))
     assert "already committed" in airflow.log
     assert manifest.read_bytes() == before
-    assert versions(airflow) == ["000001.json"]
+    assert read_pushes(run / "pushes.csv")["generation"].nunique() == 2, "updates before the kill count"
+    shards = manifest.parent
+    assert not (shards / "_attempts").exists(), "nothing is left of the job that was killed"
+    assert [path.name for path in (shards / "_manifests").iterdir()] == ["000001.json"]
+
+
+def assert_ended_by_sigterm(process: subprocess.Popen[bytes], of_task: list[psutil.Process]) -> None:
+    """End a run's task by the signal that a scheduler sends, and check that none of its programs is left."""
+    assert of_task
+    process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(of_task, timeout=60)
+    assert not alive

@@ -29,7 +29,6 @@ from pipeline.runs.request import Request
 from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
-from pipeline.strategies.engines import ENGINES
 from tests.clusters import Hdfs
 from tests.clusters.cluster_runs import (
     FIT,
@@ -245,27 +244,21 @@ def test_shards_read_through_webhdfs_are_the_rows_of_the_input(
     assert [bytes([label]) + image for _, (label, image) in sorted(records.items())] == expected
 
 
-def test_every_engine_shards_from_and_to_hdfs(
-    hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession
-) -> None:
+def test_spark_ml_shards_from_and_to_hdfs(hdfs: Hdfs, small_input: str, small_set: Source, spark: SparkSession) -> None:
     """Neighbourhoods on HDFS are those of local files; every row is there once, and the manifest names the engine."""
-    found: dict[str, list[list[int]]] = {}
-    for engine in ENGINES:
-        for root, source in ((f"{hdfs.uri}/engines", small_input), (str(small_set.folder.parent), small_set.folder)):
-            output = f"{root}/engine-{engine}"
-            strategy = DistributionAware(clusters=10, components=0.8, whiten=False, n_init=2, engine=engine)
-            request = Request(str(source), output, 3, read_options=ReadOptions("cifar10-binary", SHAPE))
-            shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))
-            shards = whole(output)
-            assert shards.manifest.params["engine"] == engine
-            tables = [pq.read_table(pa.BufferReader(STORE.read(f"{output}/{file.path}"))) for file in shards.files()]
-            rows = pa.concat_tables(tables).filter(pc.field("copy") == 0).sort_by("id")
-            assert rows.column("id").to_pylist() == list(range(2000))
-            found.setdefault(engine, []).append(rows.column("neighbourhood").to_pylist())
-    for remote, local in found.values():
-        assert adjusted_rand_score(remote, local) > 0.999
-    scores = [adjusted_rand_score(found["block"][0], found[engine][0]) for engine in ENGINES]
-    assert min(scores) > 0.3, scores
+    found = []
+    for root, source in ((f"{hdfs.uri}/engines", small_input), (str(small_set.folder.parent), small_set.folder)):
+        output = f"{root}/engine"
+        strategy = DistributionAware(clusters=10, components=0.8, whiten=False, n_init=2, engine="spark-ml")
+        request = Request(str(source), output, 3, read_options=ReadOptions("cifar10-binary", SHAPE))
+        shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))
+        shards = whole(output)
+        assert shards.manifest.params["engine"] == "spark-ml"
+        tables = [pq.read_table(pa.BufferReader(STORE.read(f"{output}/{file.path}"))) for file in shards.files()]
+        rows = pa.concat_tables(tables).filter(pc.field("copy") == 0).sort_by("id")
+        assert rows.column("id").to_pylist() == list(range(2000))
+        found.append(rows.column("neighbourhood").to_pylist())
+    assert adjusted_rand_score(*found) > 0.999
 
 
 def test_what_hdfs_refuses_is_one_line_and_leaves_nothing_behind(

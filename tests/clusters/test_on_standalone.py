@@ -202,7 +202,7 @@ def task(spark: SparkSession, hdfs: Hdfs, tmp_path_factory: pytest.TempPathFacto
 def test_training_on_standalone_survives_a_signal_and_kills(
     standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path
 ) -> None:
-    """End a run by a scheduler's signal, its successor by killing the driver, and kill two executors of the third.
+    """End a run by a scheduler's signal, its successor by killing the driver, and kill an executor of the third.
 
     It ends with the bits of one host. Neither a signal nor a kill leaves a process."""
     output = f"{hdfs.uri}/training/killed"
@@ -224,14 +224,13 @@ def test_training_on_standalone_survives_a_signal_and_kills(
     until(lambda: not training_processes(standalone), "every process on every host ends", 60)
     left = max(checkpoints(output))
     with job(task, output, tmp_path / "third", "--resume", **where) as run:
-        for version in (left + 1, left + 150):
-            run.wait_for_checkpoint(version)
-            standalone.kill_executor(0)
-            until(lambda: len(standalone.executors()) == HOSTS, "Spark starts another executor")
+        run.wait_for_checkpoint(left + 1)
+        standalone.kill_executor(0)
+        until(lambda: len(standalone.executors()) == HOSTS, "Spark starts another executor")
         assert run.wait() == 0, run.said()
     np.testing.assert_array_equal(vector(output), task.vector)
     said = run.said()
-    assert len(hosts_in(said, "was lost, and is started again on")) >= 2, said
+    assert hosts_in(said, "was lost, and is started again on"), said
     for line in ("host 0 has started on", "2 servers, 3 workers of 1 thread each", "finished   1,200 updates"):
         assert line in said
     readable = "".join(path.read_text(errors="replace") for path in (tmp_path / "events").rglob("*") if path.is_file())

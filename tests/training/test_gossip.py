@@ -51,7 +51,7 @@ def test_a_killed_bsp_run_has_its_bits(shards: Path, tmp_path: Path, runs: list[
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("protocol", "victim"), [("asp", "worker-1"), ("bsp", "server-0"), ("ssp", "worker-0")])
+@pytest.mark.parametrize(("protocol", "victim"), [("asp", "worker-1"), ("bsp", "server-0")])
 def test_a_killed_run_ends_and_is_replayed(
     protocol: str, victim: str, shards: Path, tmp_path: Path, runs: list[Training]
 ) -> None:

@@ -80,7 +80,6 @@ def steps_of(place: str, folder: str) -> range:
         ("file", True, "commits twice", "kept"),
         ("file", True, "tidies", "deleted"),
         ("hdfs", True, "commits twice", "kept"),
-        ("webhdfs", True, "commits twice", "kept"),
         ("s3", True, "commits twice", "kept"),
         ("s3", True, "tidies", "deleted"),
     ],
@@ -157,7 +156,7 @@ def watch(output: str, stop: threading.Event) -> int:
 
 @pytest.mark.parametrize(
     ("place", "overwrite"),
-    [("file", False), ("file", True), ("hdfs", True), ("webhdfs", True), ("s3", True)],
+    [("file", False), ("file", True), ("hdfs", True), ("s3", True)],
     indirect=["place"],
 )
 def test_eight_concurrent_commits_leave_whole_sets(overwrite: bool, place: str) -> None:
