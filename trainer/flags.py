@@ -29,8 +29,8 @@ example: python -m trainer --shards build/shards --model resnet20 \\
              --protocol asp --servers 2 --epochs 5 --output build/run
 
 --shards is local (plain or file:), hdfs://host:port/path,
-webhdfs://host:port/path or s3://bucket/path. A run begins with a worker per shard.
-It writes metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
+webhdfs://host:port/path or s3://bucket/path. A run begins with a worker per
+shard. It writes metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
 result.json and report.html. python -m trainer embed computes vectors of images
 for the sharding jobs.
 

@@ -30,8 +30,8 @@ example: sharding workers build/run --add 2
 
 The run writes a checkpoint and continues from it with the other workers, in the
 middle of a pass. Without --add and --remove the number of workers is printed.
-Exit codes: 0 done, 2 wrong usage, or workers that cannot change, 3 no run there,
-1 other errors."""
+Exit codes: 0 done, 2 wrong usage, or workers that cannot change, 3 no run
+there, 1 other errors."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from pipeline.strategies import STRATEGIES, Strategy
 SHARD = "Shard images by any strategy, on the running Spark or on a local Spark."
 COMMON = ("seed",)  # parameters of every strategy, listed among the flags of the run
 EPILOG = """\
-Paths are local (plain or file:), hdfs://host:port/path, webhdfs://host:port/path
-or s3://bucket/path.
+Paths are local (plain or file:), hdfs://host:port/path,
+webhdfs://host:port/path or s3://bucket/path.
 The values of --ds and --run-id replace {ds} and {run_id} in paths. Exit codes:
 0 done or already committed, 2 wrong usage, 3 broken input, 1 other errors; on
 YARN in cluster mode, the cluster's own 0 or 1."""

@@ -121,6 +121,12 @@ def test_every_flag_is_explained_in_plain_text_with_one_default(command: Parser)
     assert not UNWANTED.search(command.format_help(every=True))
 
 
+def test_descriptions_and_examples_fit_a_terminal(command: Parser) -> None:
+    """A backslash that ends a line of an example must be shown, and so must not escape the line's end."""
+    for line in f"{command.description}\n{command.epilog or ''}".splitlines():
+        assert len(line) <= 80, line
+
+
 def test_the_options_of_a_choice_are_shown_with_it(capsys: pytest.CaptureFixture[str]) -> None:
     def shown(make: Callable[[], Parser], *argv: str) -> set[str]:
         with pytest.raises(SystemExit, match="0"):

@@ -15,7 +15,7 @@ from trainer.tables.threads import sleep_while_waiting
 INTERRUPTED = "the same command continues with the next part of the table"
 PROG = "python -m trainer predict"
 EPILOG = """\
-example: python -m trainer predict build/run --input data/cifar10 \
+example: python -m trainer predict build/run --input data/cifar10 \\
              --output build/predictions.parquet
 
 The table has the ids that the sharding jobs give to the same rows, the most
