@@ -32,6 +32,7 @@ from trainer.embed.rows import draw_rows
 from trainer.embed.run import METADATA_KEY, embed, table_schema
 from trainer.models.networks.autoencoder import AutoEncoder, code_length
 from trainer.tables import resumable
+from trainer.tables.progress import TableProgress
 from trainer.tables.resumable import TableFile
 from trainer.tables.rows import open_rows
 
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.slow  # processes of its own
 
 ROWS, SIDE = 300, 8
 SHAPE = (3, SIDE, SIDE)
+QUIET = TableProgress(quiet=True, phase="embed")
 FAST: dict[str, Any] = {"image_shape": SHAPE, "epochs": 4.0, "threads": 1, "quiet": True, "format": "cifar10-binary"}
 
 
@@ -196,10 +198,9 @@ def test_the_table_may_lie_on_any_store(place: str, tmp_path: Path) -> None:
         computed.append(low)
         return compute(low, high)
 
-    file.write_parts(spans[:2], counted, lambda high: None)
-    ends: list[int] = []
-    file.write_parts(spans, counted, ends.append)  # as after a kill: the first two exist
-    assert (computed, ends) == ([0, 10, 20], [10, 20, 25])
+    file.write_parts(spans[:2], counted, QUIET)
+    file.write_parts(spans, counted, QUIET)  # as after a kill: the first two exist
+    assert computed == [0, 10, 20]
     file.finish(3, table_schema(6), {"length": 6})
     assert file.read_metadata() == {"identity": "1234", "length": 6}
     assert files_below(place) == {"day/table"}
@@ -207,7 +208,7 @@ def test_the_table_may_lie_on_any_store(place: str, tmp_path: Path) -> None:
     read = [part for each in table.parts for part in table.read(each)]
     np.testing.assert_array_equal(np.concatenate([found for _, found in read]), vectors)
     other = TableFile(Store(), f"{place}/day/table", "5678", METADATA_KEY)
-    other.write_parts([(0, 25)], compute, lambda high: None)
+    other.write_parts([(0, 25)], compute, QUIET)
     other.finish(1, table_schema(6), {})
     assert other.read_metadata() == {"identity": "5678"}
 
@@ -297,7 +298,7 @@ def wait_for(there: Any) -> None:
 def test_the_slower_of_two_equal_runs_finds_the_others_table(tmp_path: Path) -> None:
     """The slower of two runs of one command finds the other ones table."""
     slower, faster = (TableFile(Store(), str(tmp_path / "t.parquet"), "identity", METADATA_KEY) for _ in range(2))
-    faster.write_parts([(0, 3)], vector_parts(np.ones((3, 2), np.float32)), lambda high: None)
+    faster.write_parts([(0, 3)], vector_parts(np.ones((3, 2), np.float32)), QUIET)
     faster.finish(1, table_schema(2), {"length": 2})
     data = (tmp_path / "t.parquet").read_bytes()
     slower.finish(1, table_schema(2), {"length": 2})  # its parts went with the faster one's
@@ -305,6 +306,28 @@ def test_the_slower_of_two_equal_runs_finds_the_others_table(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
     with pytest.raises(FileNotFoundError):
         TableFile(Store(), str(tmp_path / "t.parquet"), "other", METADATA_KEY).finish(1, table_schema(2), {})
+
+
+def test_parts_of_an_earlier_start_are_no_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The seconds that are left follow from the rows of this start alone."""
+    table = TableFile(Store(), str(tmp_path / "t.parquet"), "identity", METADATA_KEY)
+    spans = [(low, low + 10) for low in range(0, 100, 10)]
+    compute, clock = vector_parts(np.ones((100, 2), np.float32)), [0.0]
+
+    def compute_in_10_s(low: int, high: int) -> pa.RecordBatch:
+        clock[0] += 10
+        return compute(low, high)
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    table.write_parts(spans[:7], compute, QUIET)
+    table.write_parts(spans, compute_in_10_s, TableProgress(quiet=False, phase="embed"))
+    assert capsys.readouterr().err.splitlines() == [
+        "[embed] 80 of 100 rows, 20 s left",
+        "[embed] 90 of 100 rows, 10 s left",
+        "[embed] 100 of 100 rows in 30.0 s",
+    ]
 
 
 def test_new_options_leave_the_identity_of_other_tables() -> None:

@@ -70,14 +70,9 @@ def predict(prediction: PredictOptions) -> PredictionResult:
     torch.set_num_threads(prediction.threads or usable_cores())
     compute_reproducibly(device)  # so that a resumed table is one that was made in one go
     classifier.to(device)
-    progress = TableProgress(prediction.quiet, "predict")
-    progress.begin("predict", dataset.rows)
     spans = spans_of(dataset.rows, dataset.record_bytes)
-    table.write_parts(
-        spans,
-        partial(_predict_range, classifier, device, dataset, prediction.batch_size),
-        lambda high: progress.advance(high, f"{high:,} of {dataset.rows:,} rows"),
-    )
+    compute = partial(_predict_range, classifier, device, dataset, prediction.batch_size)
+    table.write_parts(spans, compute, TableProgress(prediction.quiet, "predict"))
     about = {"model": classifier.digest, "rows": dataset.rows, "classes": classifier.metadata.classes}
     table.finish(len(spans), _schema(classifier), about)
     return PredictionResult(table.uri, True, dataset.rows)

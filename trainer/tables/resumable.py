@@ -23,6 +23,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.json_values import parse_object
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
+from trainer.tables.progress import TableProgress
 
 # most rows, and bytes of images, that are computed together
 PART_ROWS = 16_384
@@ -88,25 +89,30 @@ class TableFile:
         self,
         spans: list[tuple[int, int]],
         compute: Callable[[int, int], pa.RecordBatch],
-        on_part: Callable[[int], None],
+        progress: TableProgress,
     ) -> None:
         """Compute and store the rows of the ranges of ids that are not stored yet.
 
         Args:
             spans: the ranges of ids, half-open.
             compute: compute(low, high) returns the rows with low <= id < high, ordered by id.
-            on_part: called after each range with its end, whether it was computed or stored before.
+            progress: of the phase.
         """
         prefix = "part-"
         names = {entry.name for entry in self.store.list(self.work)}
-        for number, (low, high) in enumerate(spans):
-            if f"{prefix}{number}" not in names:
-                sink = pa.BufferOutputStream()
-                batch = compute(low, high)
-                with pa.ipc.new_stream(sink, batch.schema) as writer:
-                    writer.write_batch(batch)
-                self.store.replace(f"{self.work}/{prefix}{number}", sink.getvalue().to_pybytes())
-            on_part(high)
+        # What an earlier start has stored is neither computed again nor counted for the speed of this one.
+        missing = {number: span for number, span in enumerate(spans) if f"{prefix}{number}" not in names}
+        total = sum(high - low for low, high in spans)
+        rows = total - sum(high - low for low, high in missing.values())
+        progress.begin(progress.phase, total, rows)
+        for number, (low, high) in missing.items():
+            sink = pa.BufferOutputStream()
+            batch = compute(low, high)
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            self.store.replace(f"{self.work}/{prefix}{number}", sink.getvalue().to_pybytes())
+            rows += high - low
+            progress.advance(rows, f"{rows:,} of {total:,} rows")
 
     def finish(self, parts: int, schema: pa.Schema, about: dict[str, Any]) -> None:
         """Write the table from all parts, and delete the work folder. Keeps one part in memory.
