@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_the_table_may_lie_on_any_store(place: str, tmp_path: Path) -> None:
     table = open_embeddings(Store(), f"{place}/day/table")
     read = [part for each in table.parts for part in table.read(each)]
     np.testing.assert_array_equal(np.concatenate([found for _, found in read]), vectors)
-    other = TableFile(Store(), f"{place}/day/table", "5678", METADATA_KEY)
+    other = TableFile(Store(), f"{place}/day/table", "5678", METADATA_KEY, overwrite=True)
     other.write_parts([(0, 25)], compute, QUIET)
     other.finish(1, table_schema(6), {})
     assert other.read_metadata() == {"identity": "5678"}
@@ -306,6 +307,23 @@ def test_the_slower_of_two_equal_runs_finds_the_others_table(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
     with pytest.raises(FileNotFoundError):
         TableFile(Store(), str(tmp_path / "t.parquet"), "other", METADATA_KEY).finish(1, table_schema(2), {})
+
+
+def test_the_slower_of_two_other_runs_replaces_no_table(tmp_path: Path) -> None:
+    """Two commands of one --output may both have found no table when they began."""
+    path = tmp_path / "t.parquet"
+    slower, faster = (TableFile(Store(), str(path), identity, METADATA_KEY) for identity in ("slower", "faster"))
+    for table in (slower, faster):
+        assert table.read_finished() is None
+        table.write_parts([(0, 3)], vector_parts(np.ones((3, 2), np.float32)), QUIET)
+    faster.finish(1, table_schema(2), {})
+    data = path.read_bytes()
+    with pytest.raises(UsageError, match="exists, but has another configuration or input: give --overwrite"):
+        slower.finish(1, table_schema(2), {})
+    assert path.read_bytes() == data
+    replace(slower, overwrite=True).finish(1, table_schema(2), {})
+    assert (slower.read_metadata() or {})["identity"] == "slower"
+    assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]
 
 
 def test_parts_of_an_earlier_start_are_no_speed(

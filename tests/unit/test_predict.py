@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -188,6 +189,29 @@ def test_a_killed_prediction_goes_on_to_the_same_bytes(
     assert kills > 1
     assert target.read_bytes() == whole.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "table"}
+
+
+def test_only_its_own_table_is_replaced(run: Result, source: Path, shards: Path, tmp_path: Path) -> None:
+    """--overwrite is for tables that the command made, not for any other file."""
+    asked = PredictOptions(run=str(run.output), output="", input=str(source), overwrite=True, **FAST)
+    (tmp_path / "text").write_text("no Parquet file")
+    pq.write_table(pa.table({"id": [1], "label": [2]}), tmp_path / "other")
+    pq.write_table(pa.table({"id": [1]}).replace_schema_metadata({METADATA_KEY: b"[]"}), tmp_path / "damaged")
+    for name in ("text", "other", "damaged"):
+        data = (tmp_path / name).read_bytes()
+        for overwrite in (False, True):
+            with pytest.raises(
+                UsageError, match=f"{name} exists, and is no table that this command made; choose another"
+            ):
+                predict(replace(asked, output=str(tmp_path / name), overwrite=overwrite))
+        assert (tmp_path / name).read_bytes() == data
+    whole = (shards / "worker=000" / "part.parquet").read_bytes()
+    (tmp_path / "link").symlink_to(shards / "worker=000")
+    for path in (shards / "worker=000" / "part.parquet", shards / "new", tmp_path / "link" / "new"):
+        with pytest.raises(UsageError, match=f"lies in the shard set {shards}; choose another"):
+            predict(replace(asked, output=str(path)))
+    assert (shards / "worker=000" / "part.parquet").read_bytes() == whole
+    assert {path.name for path in shards.iterdir()} == {"manifest.json", "worker=000", "worker=001", "eval"}
 
 
 def test_a_wrong_model_or_input_is_one_line(

@@ -63,8 +63,9 @@ def embed(embedding: Embedding) -> EmbeddingResult:
             f"{dataset.uri} holds {dataset.layout.describe()}: the jobs look at such features as they are, without a table"
         )
     # The identity names the work folder, so that only files of the same configuration and input are reused.
-    table = TableFile(store, store.resolve(embedding.output), identity_of(embedding, dataset), METADATA_KEY)
-    before = table.read_finished(embedding.overwrite)
+    identity = identity_of(embedding, dataset)
+    table = TableFile(store, store.resolve(embedding.output), identity, METADATA_KEY, embedding.overwrite)
+    before = table.read_finished()
     if before is not None:
         return EmbeddingResult(table.uri, False, dataset.rows, before["length"], before["explained"])
     torch.set_num_threads(embedding.threads or usable_cores())

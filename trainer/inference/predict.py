@@ -64,8 +64,8 @@ def predict(prediction: PredictOptions) -> PredictionResult:
         "input": dataset.listing(),
     }
     identity = hashlib.sha256(json.dumps(configuration, sort_keys=True).encode()).hexdigest()[:12]
-    table = TableFile(store, store.resolve(prediction.output), identity, METADATA_KEY)
-    if table.read_finished(prediction.overwrite) is not None:
+    table = TableFile(store, store.resolve(prediction.output), identity, METADATA_KEY, prediction.overwrite)
+    if table.read_finished() is not None:
         return PredictionResult(table.uri, False, dataset.rows)
     torch.set_num_threads(prediction.threads or usable_cores())
     compute_reproducibly(device)  # so that a resumed table is one that was made in one go

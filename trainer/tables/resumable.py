@@ -19,7 +19,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import parse_object
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
@@ -39,12 +39,14 @@ class TableFile:
         uri: the table.
         identity: digest of the configuration and input.
         metadata_key: key of the JSON in the metadata of the Parquet file.
+        overwrite: whether to replace a table of another configuration or input.
     """
 
     store: Store
     uri: str
     identity: str
     metadata_key: bytes
+    overwrite: bool = False
 
     @cached_property
     def work(self) -> str:
@@ -52,25 +54,32 @@ class TableFile:
         return f"{folder}/_{name}.{self.identity}"
 
     def read_metadata(self) -> dict[str, Any] | None:
-        """Return the metadata of the existing table, empty if another program wrote it; None if there is no table."""
+        """Return the metadata of the existing table, empty if this command did not write the file; None if there is none."""
         try:
             if self.store.info(self.uri).is_dir:
                 raise UsageError(f"--output {self.uri} is a folder; name the file of the table")
             with self.store.open(self.uri) as file, broken_is_data_error(self.uri):
                 return parse_object((pq.read_schema(file).metadata or {}).get(self.metadata_key, b"{}"))
+        except DataError:
+            return {}
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def read_finished(self, overwrite: bool) -> dict[str, Any] | None:
+    def read_finished(self) -> dict[str, Any] | None:
         """Return the metadata of the table if this configuration has made it already; None if it must be made.
 
-        Deletes a work folder that a killed run left beside the finished table. Raises UsageError if another
-        configuration or program has made a table there, and ``overwrite`` is false."""
+        Deletes a work folder that a killed run left beside the finished table. Raises UsageError if the file is no table
+        of this command, or one of another configuration and ``overwrite`` is false."""
         before = self.read_metadata()
-        if before is not None and before.get("identity") == self.identity:
+        if before is None:
+            return None
+        # Not even --overwrite replaces a file of another program.
+        if "identity" not in before:
+            raise UsageError(f"--output {self.uri} exists, and is no table that this command made; choose another")
+        if before["identity"] == self.identity:
             self.clear()
             return before
-        if before is not None and not overwrite:
+        if not self.overwrite:
             raise UsageError(
                 f"{self.uri} exists, but has another configuration or input: give --overwrite, or another --output"
             )
@@ -117,6 +126,8 @@ class TableFile:
     def finish(self, parts: int, schema: pa.Schema, about: dict[str, Any]) -> None:
         """Write the table from all parts, and delete the work folder. Keeps one part in memory.
 
+        Raises UsageError as ``read_finished``, if another command has made the file meanwhile.
+
         Args:
             parts: number of the parts.
             schema: columns of the table.
@@ -131,11 +142,13 @@ class TableFile:
                     with pa.ipc.open_stream(self.store.read(f"{self.work}/part-{number}")) as stream:
                         for batch in stream:
                             writer.write_batch(batch.replace_schema_metadata(metadata))
+            if self.read_finished() is not None:
+                return  # another run of this command has written the same table
             self.store.rename(draft, self.uri, overwrite=True)
         except FileNotFoundError:
             if (self.read_metadata() or {}).get("identity") != self.identity:
                 raise
-            return  # another run of this command has written the same table and deleted the folder
+            return  # the same, but it has deleted the folder earlier
         self.store.sync_folder(self.uri.rpartition("/")[0])
         self.clear()
 

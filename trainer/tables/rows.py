@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.core.errors import UsageError
 from pipeline.core.shardset.manifest import open_committed
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import committed_dataset
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.files import check_apart
 from pipeline.input.read_options import ReadOptions
+from trainer.home.enclosing import enclosing_set
+from trainer.home.place import place_of
 from trainer.tables.options import TableOptions
 
 Images = npt.NDArray[np.uint8]
@@ -19,8 +22,10 @@ Images = npt.NDArray[np.uint8]
 def open_rows(store: Store, options: TableOptions) -> Dataset:
     """Open the images of --input or --shards, without labels.
 
-    Raises DataError if there are none, UsageError if the table is among them."""
+    Raises DataError if there are none, UsageError if the table is among them, or in any set."""
     check_apart(store, store.resolve(options.output), store.resolve(options.input or str(options.shards)))
+    if around := enclosing_set(place_of(options.output, store)):
+        raise UsageError(f"--output {options.output} lies in the shard set {around}; choose another")
     if options.shards is not None:
         dataset: Dataset = committed_dataset(open_committed(store, options.shards))
         return dataset
