@@ -217,6 +217,19 @@ def test_another_folder_is_never_written_over(shards: Path, tmp_path: Path) -> N
         export(shards, "dataset", tmp_path / "out", "--best")
 
 
+def test_the_columns_left_out_are_said_with_quiet(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """--quiet hides progress, not what the export lacks."""
+    copy = write_shards(tmp_path / "shards", WORKERS, None)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["columns"] = [{"name": "site", "type": "string"}]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    export(copy, "webdataset", tmp_path / "tars")
+    said = capsys.readouterr().err
+    assert said == "[export] warning: the columns that --keep-columns kept are left out (site)\n"
+
+
 def test_a_damaged_file_ends_the_export_without_a_card(tmp_path: Path) -> None:
     shards = write_shards(tmp_path / "shards", WORKERS, None)
     damaged = shards / "worker=001" / "part.parquet"

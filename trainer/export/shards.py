@@ -90,7 +90,7 @@ def _export(
     files = list(_files(shards, FORMATS[kind].suffix, has_folders=make_index is not None))
     if shards.manifest.columns:
         kept_columns = ", ".join(column.name for column in shards.manifest.columns)
-        progress.say(f"left out: the columns that --keep-columns kept ({kept_columns})")
+        progress.warn(f"the columns that --keep-columns kept are left out ({kept_columns})")
     rows = sum(file.rows for name, file in files if name in written)
     total = sum(file.rows for _, file in files)
     progress.begin("export", total, rows)

@@ -14,7 +14,7 @@ class TableProgress:
     """The progress of a command on stderr, one line every LINE_EVERY_S.
 
     Attributes:
-        quiet: print nothing.
+        quiet: print only warnings.
         phase: name of the present phase.
         total: steps or rows of the phase.
         first: steps or rows that were done before this start.
@@ -53,4 +53,11 @@ class TableProgress:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            print(f"[{self.phase}] {text}", file=sys.stderr, flush=True)
+            self._print(text)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, also with --quiet."""
+        self._print(f"warning: {text}")
+
+    def _print(self, text: str) -> None:
+        print(f"[{self.phase}] {text}", file=sys.stderr, flush=True)
