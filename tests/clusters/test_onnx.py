@@ -83,3 +83,29 @@ def test_onnx_runtime_gives_the_outputs_of_load(
         expected = load(model)(torch.from_numpy(images))
     assert expected.isfinite().all()
     np.testing.assert_allclose(np.load(tmp_path / "outputs.npy"), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_onnx_graph_that_differs_is_refused(tmp_path: Path) -> None:
+    """A network that counts its calls gives other outputs than those that were recorded."""
+    ONNX.make()
+    (tmp_path / "counting_net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    calls = 0\n"
+        "    def __init__(self, shape, classes):\n"
+        "        super().__init__()\n"
+        "        self.fc = nn.Linear(shape[0], classes)\n"
+        "    def forward(self, images):\n"
+        "        Net.calls += 1\n"
+        "        return self.fc(images.flatten(1)) * Net.calls\n"
+    )
+    about = ModelMetadata({"name": "counting_net:Net"}, [10, 1, 1], 4, [0.0] * 10, dtype="float32")
+    model, graph = tmp_path / "model.safetensors", tmp_path / "model.onnx"
+    tensors = {"fc.weight": torch.ones(4, 10), "fc.bias": torch.ones(4)}
+    model.write_bytes(save(tensors, metadata=about.to_header()))
+    path = os.pathsep.join([str(ROOT), str(ONNX.packages), str(tmp_path)])
+    line = [sys.executable, "-m", "pipeline.entry", "export", str(model), "--as", "onnx", "--to", str(graph)]
+    done = subprocess.run(line, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "--as onnx cannot hold the network counting_net:Net: Tensor-likes are not close" in done.stderr
+    assert not graph.exists()

@@ -7,10 +7,11 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from pipeline.core.errors import UsageError
 from trainer.export.formats import ONNX, TORCHSCRIPT
@@ -35,19 +36,18 @@ def make_torchscript(classifier: Classifier) -> bytes:
         torch.jit.save(torch.jit.script(whole), buffer, _extra_files=metadata.to_header())
         buffer.seek(0)
         graph = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
-        generator = torch.Generator().manual_seed(0)
-        for number in PROBES:
-            shape = (number, *metadata.chw)
-            integers = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-            for probe in (integers, torch.randn(shape, generator=generator)):
-                torch.testing.assert_close(graph(probe), classifier(probe), rtol=1e-4, atol=1e-5)
+        for dtype in (torch.uint8, torch.float32):
+            _compare(graph, classifier, dtype)
     return buffer.getvalue()
 
 
 def make_onnx(classifier: Classifier) -> bytes:
     """Return the ONNX file: ``images`` in any number, of the type of the training images, to ``outputs``.
 
-    Needs the packages onnx and onnxscript. Raises UsageError if torch cannot export the network."""
+    Needs the packages onnx and onnxscript. Raises UsageError if torch cannot export the network, or if the graph does not
+    compute what the network does."""
+    from onnx.reference import ReferenceEvaluator
+
     metadata = classifier.metadata
     dtype = torch.uint8 if metadata.training_dtype == "uint8" else torch.float32
     images = torch.zeros(TRACED_IMAGES, *metadata.chw, dtype=dtype)
@@ -66,7 +66,20 @@ def make_onnx(classifier: Classifier) -> bytes:
         model = program.model_proto
         for key, value in metadata.to_header().items():
             model.metadata_props.add(key=key, value=value)
+        evaluator = ReferenceEvaluator(model)  # of the package onnx, so that no runtime must be installed
+        _compare(lambda probe: torch.from_numpy(evaluator.run(None, {"images": probe.numpy()})[0]), classifier, dtype)
         return bytes(model.SerializeToString())
+
+
+def _compare(graph: Callable[[Tensor], Tensor], classifier: Classifier, dtype: torch.dtype) -> None:
+    """Raise AssertionError if a graph does not compute what the network does. dtype: uint8 or float32, of the images."""
+    generator = torch.Generator().manual_seed(0)
+    for number in PROBES:
+        shape = (number, *classifier.metadata.chw)
+        probe = torch.randn(shape, generator=generator)
+        if dtype == torch.uint8:
+            probe = torch.randint(0, 256, shape, dtype=dtype, generator=generator)
+        torch.testing.assert_close(graph(probe), classifier(probe), rtol=1e-4, atol=1e-5)
 
 
 @contextmanager
