@@ -307,7 +307,7 @@ def class_of_folder(path: str) -> str:
     return next((value for key, _, value in reversed(parts) if value and key in CLASS_KEYS), path.rpartition("/")[2])
 
 
-def check_apart(store: Store, output: str, source: str) -> None:
+def check_apart(store: Store, output: str, source: str, flag: str = "--output") -> None:
     """Raise UsageError if the output and an input contain each other, or if the input's pattern would match the output.
 
     A set inside its own input would be read as input by the next run.
@@ -316,13 +316,14 @@ def check_apart(store: Store, output: str, source: str) -> None:
         store: the file system.
         output: the resolved output.
         source: the resolved input, which may be a pattern.
+        flag: of the output.
     """
     if is_pattern(source) and may_match(source, output):
-        raise UsageError(f"--output {output} matches the input {source}; choose another folder")
+        raise UsageError(f"{flag} {output} matches the input {source}; choose another folder")
     for path in [entry.path for entry in match_paths(store, source)] if is_pattern(source) else [source]:
         output_path, source_path = (_real(each).rstrip("/") + "/" for each in (output, path))
         if output_path.startswith(source_path) or source_path.startswith(output_path):
-            raise UsageError(f"--output {output} and the input {path} overlap; choose a folder of its own")
+            raise UsageError(f"{flag} {output} and the input {path} overlap; choose a folder of its own")
 
 
 def _real(path: str) -> str:

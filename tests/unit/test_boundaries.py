@@ -40,6 +40,7 @@ ENTERS = {
     "tables": {"input"},
     "embed": {"input"},
     "inference": {"input"},
+    "export": {"input"},
     "report_command": {"quality", "runs", "upkeep"},
     "benchmark": {"clustering", "datasets", "input", "runs", "spark", "strategies"},
 }

@@ -191,7 +191,7 @@ def test_another_folder_is_never_written_over(shards: Path, tmp_path: Path) -> N
     (tmp_path / "mine" / "notes").write_text("mine")
     with pytest.raises(UsageError, match="is not empty, and holds no export"):
         export(shards, "dataset", tmp_path / "mine", "--overwrite")
-    with pytest.raises(UsageError, match="is not empty, and holds no export"):
+    with pytest.raises(UsageError, match=f"--to {shards} and the input {shards} overlap"):
         export(shards, "dataset", shards)
     tars = export(shards, "webdataset", tmp_path / "out")
     with pytest.raises(UsageError, match="holds another export: give --overwrite"):
@@ -215,6 +215,25 @@ def test_another_folder_is_never_written_over(shards: Path, tmp_path: Path) -> N
         export(shards, "dataset", tmp_path / "other", "--overwrite")
     with pytest.raises(UsageError, match="--best chooses a model"):
         export(shards, "dataset", tmp_path / "out", "--best")
+
+
+def test_an_export_stays_out_of_sets_and_runs(shards: Path, tmp_path: Path) -> None:
+    """The next reader of the set, or the next start of the run, would meet files that it did not write."""
+    others, bare, run = (tmp_path / name for name in ("others", "bare", "run"))
+    write_shards(others, WORKERS, None)
+    write_rows(bare, "worker=000/part.parquet", WORKERS[0])
+    run.mkdir()
+    (run / "config.json").touch()
+    (run / "metrics.jsonl").touch()
+    for source, target, message in (
+        (shards, shards / "export", f"--to {shards}/export and the input {shards} overlap"),
+        (shards, others / "worker=000" / "export", f"lies in the shard set {others}; choose another"),
+        (shards, run / "export", f"lies in the run {run}; choose another"),
+        (bare, bare / "export", f"--to {bare}/export and the input {bare} overlap"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            export(source, "webdataset", target)
+        assert not target.exists()
 
 
 def test_the_columns_left_out_are_said_with_quiet(

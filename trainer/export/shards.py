@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pipeline.core.errors import UsageError
-from pipeline.core.json_values import parse_object
 from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.manifest import dumps
+from pipeline.core.storage.store import configured_store
+from pipeline.input.files import check_apart
 from trainer.data.opening import open_shards
 from trainer.data.shards import Shards
 from trainer.export import dataset, mds, webdataset
 from trainer.export.formats import BEGUN, DATASET, MDS, WEBDATASET
 from trainer.export.samples import Samples, read_samples
 from trainer.export.set_card import worker_name, write_card
-from trainer.export.target import LOCKS, locked_folder, unwritable_is_usage_error
+from trainer.export.target import check_outside, locked_folder, names_in, read_begun, unwritable_is_usage_error
 from trainer.home.place import Place, delete_tree, entries, is_file, make, place_of, write_whole
-from trainer.run_files import METRICS, MODEL
+from trainer.run_files import METRICS
 from trainer.tables.progress import TableProgress
 
 FILES = "data"  # the folder of the exported files
@@ -69,8 +70,9 @@ def export_set(uri: str, to: str, kind: str, *, overwrite: bool = False, quiet: 
     """
     if (place_of(uri) / METRICS).exists():
         raise UsageError(f"{uri} is a run, and --as {kind} writes shard sets; choose a format of models")
-    shards = open_shards(uri)
     target = place_of(to)
+    check_apart(configured_store(), str(target), str(place_of(uri)), flag="--to")
+    shards = open_shards(uri)
     identity = {"set": hashlib.sha256(dumps(shards.manifest)).hexdigest(), "format": kind}
     with unwritable_is_usage_error(target):
         _check_target(target, identity, overwrite=overwrite)  # before anything is written into the folder, even a lock
@@ -123,9 +125,10 @@ def _check_target(
     Raises UsageError if the folder holds anything else, or another export without ``overwrite``."""
     if is_file(target):
         raise UsageError(f"--to {target} is a file; name a folder")
-    names = {entry.name for entry in entries(target) if not entry.name.endswith(".tmp")} - {*LOCKS}
-    earlier = _read_begun(target) if BEGUN in names else None
-    if names and (earlier is None or MODEL in names):
+    check_outside(target)
+    names = names_in(target)
+    earlier = read_begun(target, "set")
+    if names and earlier is None:
         raise UsageError(f"--to {target} is not empty, and holds no export of a set; choose another")
     if earlier not in (None, identity) and not overwrite:
         raise UsageError(f"--to {target} holds another export: give --overwrite, or choose another")
@@ -158,15 +161,6 @@ def _names(folder: Place) -> Iterator[str]:
     for entry in entries(folder):
         inside = entries(folder / entry.name) if entry.is_dir else []
         yield from [f"{entry.name}/{each.name}" for each in inside] if entry.is_dir else [entry.name]
-
-
-def _read_begun(target: Place) -> dict[str, str] | None:
-    """Return the identity of the export in a folder; None if the file of that name is another program's."""
-    try:
-        values = parse_object((target / BEGUN).read_bytes())
-    except ValueError:
-        return None
-    return values if values.keys() == {"set", "format"} and values["format"] in FORMATS else None
 
 
 def _files(shards: Shards, suffix: str, *, has_folders: bool) -> Iterator[tuple[str, ShardFile]]:

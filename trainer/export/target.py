@@ -7,11 +7,38 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pipeline.core.errors import JobError, UsageError
-from trainer.home.place import Place
+from pipeline.core.json_values import parse_object
+from trainer.export.formats import BEGUN, FORMATS
+from trainer.home.enclosing import enclosing_run, enclosing_set
+from trainer.home.place import Place, entries
 from trainer.run_files import LEASE, LOCK
 from trainer.runlog.run_folder import locked
 
 LOCKS = (LOCK, LEASE)  # in a folder that an export writes
+
+
+def check_outside(target: Place) -> None:
+    """Raise UsageError if a file or folder to write lies in a committed set, or in the folder of a run."""
+    if around := enclosing_set(target):
+        raise UsageError(f"--to {target} lies in the shard set {around}; choose another")
+    if around := enclosing_run(target):
+        raise UsageError(f"--to {target} lies in the run {around}; choose another")
+
+
+def names_in(folder: Place) -> set[str]:
+    """Return the names of the files and folders in a folder, without locks and files that were never completed."""
+    return {entry.name for entry in entries(folder) if not entry.name.endswith(".tmp")} - {*LOCKS}
+
+
+def read_begun(folder: Place, source: str) -> dict[str, str] | None:
+    """Return the identity of the export in a folder; None if there is none, or the file is another program's.
+
+    source: "set" or "model", the key of what was exported."""
+    try:
+        values = parse_object((folder / BEGUN).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return values if values.keys() == {source, "format"} and values["format"] in FORMATS else None
 
 
 @contextmanager
