@@ -23,6 +23,7 @@ from trainer import Options, load
 from trainer.export import target as target_module
 from trainer.export import write
 from trainer.export.__main__ import main
+from trainer.export.graphs import make_torchscript
 from trainer.export.hub import make_hub_files
 from trainer.export.write import export
 from trainer.models.linear import Logistic
@@ -215,6 +216,51 @@ def test_an_export_that_was_killed_is_written_again(
         assert (killed / "README.md").read_bytes() == (whole / "README.md").read_bytes()
 
 
+def test_only_an_export_of_a_model_is_replaced(run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of the files in a folder do not tell who wrote them."""
+    for number, names in enumerate((["config.json", "model.safetensors"], ["README.md"], ["export.json"], ["notes"])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text('{"mine": true}')
+        for overwrite in (False, True):
+            with pytest.raises(UsageError, match=f"{number} exists, and is no export as safetensors; choose another"):
+                export(str(run.output), str(folder), "safetensors", overwrite=overwrite)
+        assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(names, '{"mine": true}')
+    monkeypatch.setattr(write, "find_spec", lambda name: name)  # as if the packages of ONNX were installed
+    for kind in ("torchscript", "onnx"):
+        for content in (b"", b"mine", Path(str(run.output) + "/model.safetensors").read_bytes()):
+            (tmp_path / "file").write_bytes(content)
+            for overwrite in (False, True):
+                with pytest.raises(UsageError, match=f"file exists, and is no export as {kind}; choose another"):
+                    export(str(run.output), str(tmp_path / "file"), kind, overwrite=overwrite)
+            assert (tmp_path / "file").read_bytes() == content
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(
+    run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meet_another(*arguments: Any) -> bytes:
+        (tmp_path / "m.pt").write_bytes(data := make_torchscript(*arguments))
+        return data + b"other"
+
+    monkeypatch.setattr(write, "make_torchscript", meet_another)
+    with pytest.raises(UsageError, match=r"m\.pt exists: give --overwrite, or choose another"):
+        export(str(run.output), str(tmp_path / "m.pt"), "torchscript")
+    assert not (tmp_path / "m.pt").read_bytes().endswith(b"other")
+
+
+def test_a_folder_never_replaces_the_model_it_is_made_of(run: Result, tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    export(str(run.output), str(hub), "safetensors")
+    card = (hub / "README.md").read_bytes()
+    with pytest.raises(UsageError, match="hub holds the model itself; choose another"):
+        export(str(hub), str(hub), "safetensors", overwrite=True)
+    assert (hub / "README.md").read_bytes() == card
+    export(str(run.output), str(hub), "safetensors", best=True, overwrite=True)
+    assert (hub / "README.md").read_bytes() != card
+
+
 def test_a_second_export_into_a_folder_in_use_is_refused(
     run: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +274,7 @@ def test_a_second_export_into_a_folder_in_use_is_refused(
     assert sorted(path.name for path in (tmp_path / "hub").iterdir()) == [
         "README.md",
         "config.json",
+        "export.json",
         "model.safetensors",
     ]
 
@@ -254,16 +301,17 @@ def test_a_wrong_target_is_one_line(run: Result, tmp_path: Path, monkeypatch: py
     home = Path(str(run.output))
     before = {path.name: path.read_bytes() for path in home.iterdir() if path.is_file()}
     earlier = tmp_path / "earlier"
-    earlier.write_text("mine")
+    export(str(home), str(earlier), "torchscript")
     for target, kind, overwrite, message in (
         (earlier, "torchscript", False, "earlier exists: give --overwrite"),
         (earlier, "safetensors", True, "earlier is a file; name a folder"),
         (tmp_path, "torchscript", True, "is a folder; name a file"),
         (earlier / "m.pt", "torchscript", False, "m.pt cannot be written: File exists; choose another"),
-        (tmp_path, "safetensors", False, "exists: give --overwrite"),
-        (home, "safetensors", True, "belongs to a run; choose another"),
-        (home / "model.safetensors", "torchscript", True, "belongs to a run; choose another"),
-        (home / "result.json", "torchscript", True, "belongs to a run; choose another"),
+        (tmp_path, "safetensors", False, "exists, and is no export as safetensors; choose another"),
+        (home, "safetensors", True, "exists, and is no export as safetensors; choose another"),
+        (home / "model.safetensors", "torchscript", True, f"lies in the run {home}; choose another"),
+        (home / "new" / "hub", "safetensors", False, f"lies in the run {home}; choose another"),
+        (home.parent / "shards" / "model.pt", "torchscript", True, "lies in the shard set .*; choose another"),
     ):
         with pytest.raises(UsageError, match=message):
             export(str(home), str(target), kind, overwrite=overwrite)

@@ -17,4 +17,4 @@ SET_FORMATS = {
     DATASET: "a folder for the Hugging Face Hub and load_dataset: Parquet with PNG images, and a card, README.md",
 }
 FORMATS = MODEL_FORMATS | SET_FORMATS
-BEGUN = "export.json"  # of the export of a set: names the set and the format, and is written first
+BEGUN = "export.json"  # in the folder of an export: names the set or model and the format, and is written first

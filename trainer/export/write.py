@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from importlib.util import find_spec
 
 from pipeline.core.errors import UsageError
 from trainer.export.formats import BEGUN, ONNX, SAFETENSORS, TORCHSCRIPT
 from trainer.export.graphs import make_onnx, make_torchscript
-from trainer.export.hub import CARD, CONFIG, make_hub_files
-from trainer.export.target import LOCKS, locked_folder, unwritable_is_usage_error
-from trainer.home.place import Place, entries, is_file, make, place_of, write_whole
+from trainer.export.hub import CARD, make_hub_files
+from trainer.export.target import check_outside, locked_folder, names_in, read_begun, unwritable_is_usage_error
+from trainer.home.place import Place, is_file, make, place_of, read_range, write_whole
 from trainer.inference.classifier import find_model, load
-from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, REPORT, RESULT
+from trainer.run_files import MODEL
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
-RUN_FILES = (CONFIG, METRICS, PUSHES, MODEL, BEST, BEST_OF, RESULT, REPORT)
+# Near the beginning of the files that are exported: the name of the metadata of the model, and the writer of the graph.
+HEADS = {TORCHSCRIPT: b"archive/extra/model", ONNX: b"pytorch"}
+HEAD_BYTES = 64
 
 
 def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool = False) -> Place:
@@ -38,15 +41,17 @@ def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool 
         raise UsageError(f"--as onnx needs {' and '.join(missing)}: run pip install {' '.join(ONNX_PACKAGES)}")
     target = place_of(to)
     model = find_model(run, best=best)
-    check = partial(_check_target, target, model, overwrite=overwrite)
-    check(is_folder=kind == SAFETENSORS)  # before anything is written into the folder, even a lock
+    check = partial(_check_target, target, kind, model, overwrite=overwrite)
+    check()  # before anything is written into the folder, even a lock
     classifier = load(run, best=best)
     if kind == SAFETENSORS:
         with locked_folder(target):
-            check(is_folder=True)
-            _write_folder(target, make_hub_files(classifier, model))
+            check()
+            marker = json.dumps({"model": classifier.digest, "format": kind}).encode()
+            _write_folder(target, {BEGUN: marker, **make_hub_files(classifier, model)})
         return target
     data = {TORCHSCRIPT: make_torchscript, ONNX: make_onnx}[kind](classifier)
+    check()  # again, because another command may have written the file meanwhile
     with unwritable_is_usage_error(target):
         make(target.parent)
         write_whole(target, data)
@@ -54,7 +59,7 @@ def export(run: str, to: str, kind: str, *, best: bool = False, overwrite: bool 
 
 
 def _write_folder(target: Place, files: dict[str, bytes]) -> None:
-    """Write files by name into a folder. The card comes last: a folder without one is unfinished."""
+    """Write files by name into a folder, in order. The card comes last: a folder without one is unfinished."""
     with unwritable_is_usage_error(target):
         make(target)
         (target / CARD).unlink(missing_ok=True)  # of an earlier export
@@ -62,30 +67,25 @@ def _write_folder(target: Place, files: dict[str, bytes]) -> None:
             write_whole(target / name, data)
 
 
-def _check_target(target: Place, model: Place, *, is_folder: bool, overwrite: bool) -> None:
-    """Raise UsageError if the target is of the wrong kind, belongs to the run, or exists without ``overwrite``.
+def _check_target(target: Place, kind: str, model: Place, *, overwrite: bool) -> None:
+    """Raise UsageError if the target is of the wrong kind, lies in a run or set, or must not be replaced.
 
-    model: the model file, which must not be replaced."""
+    Only an earlier export is replaced, with ``overwrite``, or one that was killed. model: the model file to export."""
+    is_folder = kind == SAFETENSORS
     with unwritable_is_usage_error(target):
         if is_folder and is_file(target):
             raise UsageError(f"--to {target} is a file; name a folder")
         if not is_folder and target.is_dir():
             raise UsageError(f"--to {target} is a folder; name a file")
-        # A store may refuse to look below a file, so that is asked of folders alone.
-        is_of_a_run = (target / METRICS).exists() if is_folder else _is_run_file(target)
-        if is_folder and (target / BEGUN).exists():
-            raise UsageError(f"--to {target} holds the export of a shard set; choose another")
-        if str(model) in (str(target), str(target / model.name)) or is_of_a_run:
-            raise UsageError(f"--to {target} belongs to a run; choose another")
-        if not overwrite and (_is_taken(target) if is_folder else target.exists()):
+        check_outside(target)
+        # An empty folder is as good as none: the export may have been killed while it locked the folder.
+        names = names_in(target) if is_folder else set()
+        if not (names if is_folder else target.exists()):
+            return
+        if not (read_begun(target, "model") if is_folder else HEADS[kind] in read_range(target, 0, HEAD_BYTES)):
+            raise UsageError(f"--to {target} exists, and is no export as {kind}; choose another")
+        if is_folder and str(model) == str(target / MODEL):
+            raise UsageError(f"--to {target} holds the model itself; choose another")
+        is_killed = is_folder and CARD not in names
+        if not overwrite and not is_killed:
             raise UsageError(f"--to {target} exists: give --overwrite, or choose another")
-
-
-def _is_run_file(target: Place) -> bool:
-    return target.name in RUN_FILES and (target.parent / METRICS).exists()
-
-
-def _is_taken(folder: Place) -> bool:
-    """Return whether a folder holds anything but an export that was killed before its card was written."""
-    names = {entry.name for entry in entries(folder)}
-    return CARD in names or any(name not in (MODEL, CONFIG, *LOCKS) and not name.endswith(".tmp") for name in names)
