@@ -233,7 +233,7 @@ def sharding_parser(
             "--assignment-only",
             action="store_true",
             help=AdvancedHelp(
-                "write only the assignment of rows to workers, from which jobs/materialize.py writes the shards"
+                "write only the assignment of rows to workers, from which sharding materialize writes the shards"
             ),
         )
     add_run_flags(flags, metrics=metrics)
@@ -284,7 +284,7 @@ def read_request(args: argparse.Namespace) -> Request:
     assert output is not None
     assert source is not None
     ratios = _ratios(args)
-    # jobs/materialize.py takes the number of workers from its assignment.
+    # sharding materialize takes the number of workers from its assignment.
     if args.workers is None and ratios is None and not hasattr(args, "assignment"):
         raise UsageError("--workers N is required: the number of shards (or --ratios, a number per worker)")
     return Request(

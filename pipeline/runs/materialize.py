@@ -174,7 +174,7 @@ def _num_workers(context: SparkContext, table: AssignmentTable, requested: int |
         if requested not in (None, set_workers):
             raise UsageError(
                 f"{table.uri} assigns {set_workers} workers, not {requested};"
-                " jobs/reshard.py changes the number of workers of a set"
+                " sharding reshard changes the number of workers of a set"
             )
         return set_workers
     if requested is not None:

@@ -77,7 +77,7 @@ class Request:
         if self.max_bad_records is not None:
             parse_limit(self.max_bad_records)
         if self.assignment_only and self.eval_input:
-            raise UsageError("an assignment has no evaluation rows; give --eval-input to jobs/materialize.py instead")
+            raise UsageError("an assignment has no evaluation rows; give --eval-input to sharding materialize instead")
         paths = self.paths()
         inputs = [uri for uri in (self.input, self.eval_input) if uri]
         if self.id_column is not None and len(paths) == len(inputs) and not self.tables:

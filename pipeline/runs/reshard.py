@@ -151,7 +151,7 @@ def read_strategy(shards: ShardSet) -> Strategy:
         raise DataError(
             f"{shards.uri} was made by {manifest.strategy!r}, which this version does not know"
             if manifest.strategy != ASSIGNED
-            else f"{shards.uri} was made from a table of workers; make another with jobs/materialize.py"
+            else f"{shards.uri} was made from a table of workers; make another with sharding materialize"
         )
     # Parameters that this version of the strategy does not have are ignored.
     field_names = {field.name for field in fields(kind)} - {"seed"}

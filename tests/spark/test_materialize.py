@@ -133,7 +133,7 @@ def test_anybody_s_table_becomes_a_set(spark: SparkSession, source: Path, tmp_pa
     assert contents(again) == contents(made)
     lines = materialized(spark, source, tmp_path / "made" / "_assignment", tmp_path / "lines")
     assert [file.sha256 for file in lines.files()] == [file.sha256 for file in made.files()]
-    with pytest.raises(DataError, match=r"was made from a table of workers; make another with jobs/materialize.py"):
+    with pytest.raises(DataError, match=r"was made from a table of workers; make another with sharding materialize"):
         pipeline.reshard(spark, input=str(tmp_path / "made"), output=str(tmp_path / "r"), num_workers=2, **QUIET)
     with pytest.raises(UsageError, match="1 of 5 workers would get no rows"):
         materialized(spark, source, tmp_path / "table", tmp_path / "five", num_workers=5)
@@ -189,7 +189,7 @@ def test_an_assignment_of_other_rows_or_a_damaged_one_is_refused(
     with pytest.raises(DataError, match=r"assigns other rows \(2600-\w+\) than .*other has"):
         materialized(spark, other, tmp_path / "alone", tmp_path / "made")
     with pytest.raises(
-        UsageError, match=r"assigns 4 workers, not 5; jobs/reshard.py changes the number of workers of a set"
+        UsageError, match=r"assigns 4 workers, not 5; sharding reshard changes the number of workers of a set"
     ):
         materialized(spark, source, tmp_path / "alone", tmp_path / "made", num_workers=5)
     path = tmp_path / "alone" / alone.assignment_files()[0].path
@@ -245,7 +245,7 @@ def test_an_older_set_is_current_and_gets_its_assignment_later(
 
 
 def test_evaluation_rows_are_for_the_job_that_writes_shards(spark: SparkSession, source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="has no evaluation rows; give --eval-input to jobs/materialize"):
+    with pytest.raises(UsageError, match="has no evaluation rows; give --eval-input to sharding materialize"):
         shard(spark, source, tmp_path / "a", "random", 3, assignment_only=True, eval_input=str(tmp_path))
 
 
@@ -260,7 +260,7 @@ def test_an_assignment_whose_model_is_gone_is_damaged(spark: SparkSession, sourc
 
 def test_an_assignment_alone_is_no_set_to_train_on(spark: SparkSession, source: Path, tmp_path: Path) -> None:
     shard(spark, source, tmp_path / "alone", "random", 4, assignment_only=True)
-    line = r"holds an assignment without shards; write them with spark-submit jobs/materialize.py --assignment"
+    line = r"holds an assignment without shards; write them with sharding materialize --assignment"
     with pytest.raises(DataError, match=line):
         open_shards(str(tmp_path / "alone"))
     with pytest.raises(DataError, match=line):

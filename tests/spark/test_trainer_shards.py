@@ -238,7 +238,7 @@ def test_loading_holds_the_rows_and_one_file_at_a_time(broken: Path) -> None:
 
 def test_another_number_of_workers_is_refused_with_the_command(made: Made) -> None:
     """Another number of workers is answered with the command that deals the set again."""
-    command = f"spark-submit jobs/reshard.py --input {made.folder} --output {made.folder}-5 --workers 5"
+    command = f"sharding reshard --input {made.folder} --output {made.folder}-5 --workers 5"
     with pytest.raises(UsageError, match="holds shards for 2 workers, not 5") as refused:
         open_shards(str(made.folder), num_workers=5)
     assert command in str(refused.value)

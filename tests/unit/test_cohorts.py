@@ -666,7 +666,7 @@ def test_other_workers_have_other_threads(tmp_path: Path) -> None:
 def test_workers_without_resume_are_refused(shards: str, tmp_path: Path) -> None:
     """The message leads to both ways to another number."""
     config = make_config(shards, tmp_path / "run", model="logistic")
-    with pytest.raises(UsageError, match=r"--workers 5: .* per shard, 3; with --resume .*jobs/reshard.py --workers 5"):
+    with pytest.raises(UsageError, match=r"--workers 5: .* per shard, 3; with --resume .*sharding reshard --workers 5"):
         train(config, Options(silent=True, workers=5))
     assert not (tmp_path / "run").exists()
 

@@ -59,8 +59,8 @@ def test_absent_keys_have_defaults_and_names() -> None:
 @pytest.mark.parametrize(
     ("origin", "advice"),
     [
-        ({"uri": "table:a"}, "jobs/materialize.py --assignment u --input table:a --id-column NAME --output u-shards"),
-        ({"uri": "table:a", "id_column": "k"}, "jobs/materialize.py --assignment u --input table:a --output u-shards"),
+        ({"uri": "table:a"}, "sharding materialize --assignment u --input table:a --id-column NAME --output u-shards"),
+        ({"uri": "table:a", "id_column": "k"}, "sharding materialize --assignment u --input table:a --output u-shards"),
         ({"uri": "dataframe:input"}, "(assignment='u', ...) from the same DataFrame and id_column"),
         ({"uri": "dataframe:input", "id_column": "k"}, "(assignment='u', ...) from the same DataFrame"),
     ],

@@ -69,6 +69,11 @@ VAGUE = {
 }
 VAGUE |= {"kept", "known", "looked", "lost", "made", "mine", "passed_on", "put", "said", "seen", "sent", "settled"}
 VAGUE |= {"shown", "taken", "theirs", "there", "told", "wanted", "what"}
+MAY_NAME_JOBS = {
+    "pipeline/core/provenance.py": "names the program that was started, in the manifest",
+    "trainer/cluster/hosts.py": "speaks of the hosts of a Spark cluster, which only spark-submit reaches",
+    "trainer/spark_job.py": "is the help of the job itself",
+}
 Named = ast.ClassDef | ast.FunctionDef
 
 
@@ -150,6 +155,23 @@ def variables() -> Iterator[tuple[Path, str, int]]:
                     yield path, node.id if isinstance(node, ast.Name) else node.attr, node.lineno
             elif isinstance(node, ast.ExceptHandler | ast.MatchAs) and node.name:
                 yield path, node.name, node.lineno
+
+
+def test_no_text_advises_a_file_that_a_wheel_lacks() -> None:
+    """Messages name the commands of ``sharding`` and not jobs/NAME.py, except where MAY_NAME_JOBS gives the reason."""
+    places = {
+        str(path)
+        for path, found in trees()
+        for node in found
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and not is_docstring(path, node)
+        if re.search(r"\bjobs/", node.value)
+    }
+    assert places == MAY_NAME_JOBS.keys()
+
+
+def is_docstring(path: Path, node: ast.Constant) -> bool:
+    """Return whether a text is a statement of its own."""
+    return any(isinstance(each, ast.Expr) and each.value is node for each in nodes(ROOT / path))
 
 
 def test_an_assignment_assigns_one_value() -> None:

@@ -18,8 +18,10 @@ from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards, store_of
 
 
-def test_a_folder_without_a_set_names_a_job_that_makes_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no manifest\.json: .* spark-submit jobs/stratified\.py .*--workers 4"):
+def test_a_folder_without_a_set_names_a_command_that_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match=r"has no manifest\.json: .* sharding shard --strategy stratified .*--workers 4"
+    ):
         open_shards(str(tmp_path), num_workers=4)
 
 

@@ -40,7 +40,7 @@ from trainer.data.shards import BARE, Shards
 
 SUFFIX = ".parquet"
 MOST_CLASSES = 1 << 16
-ADVICE = "write the image column as pipeline/FILES.md says, or shard the data by a job of jobs/"
+ADVICE = "write the image column as pipeline/FILES.md says, or shard the data by sharding shard"
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ def open_shards(uri: str, *, num_workers: int | None = None) -> Shards:
         if bare_files(store, absolute):
             return open_bare(store, uris)
         raise DataError(
-            f"{absolute} has no {NAME}: no shards were ever committed there; make them with spark-submit"
-            f" jobs/stratified.py --input DATA --output {uri} --workers {num_workers or 'N'}, or another job of jobs/"
+            f"{absolute} has no {NAME}: no shards were ever committed there; make them with"
+            f" sharding shard --strategy stratified --input DATA --output {uri} --workers {num_workers or 'N'}"
         )
     shards = Shards(committed.store, committed.uri, with_rows(committed).manifest)
     try:
@@ -98,4 +98,4 @@ def _check_workers(shards: Shards, required: int | None) -> None:
 def _resharding_advice(shards: Shards, workers: int | None) -> str:
     """Return the command that makes shards for another number of workers, as part of a message."""
     target = f"{shards.uri}-{workers}"
-    return f"run spark-submit jobs/reshard.py --input {shards.uri} --output {target} --workers {workers}"
+    return f"run sharding reshard --input {shards.uri} --output {target} --workers {workers}"

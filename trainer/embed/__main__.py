@@ -18,7 +18,7 @@ PROG = "python -m trainer embed"
 EPILOG = """\
 example: python -m trainer embed --input data/cifar10 \\
              --output build/embedding.parquet
-         spark-submit jobs/submodular.py --input data/cifar10 \\
+         python -m pipeline shard --strategy submodular --input data/cifar10 \\
              --embedding build/embedding.parquet ...
 
 The auto-encoder follows RCD-SGD (He and Dube 2023, Table 1). The table has the

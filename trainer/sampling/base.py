@@ -129,8 +129,8 @@ class Sampler(Spec):
             )
         if self.grouping == "neighbourhood" and not has_neighbourhoods:
             raise UsageError(
-                "--sampling-groups neighbourhood: the shard set has none; make it with spark-submit"
-                " jobs/distribution_aware.py, or give --sampling-groups class"
+                "--sampling-groups neighbourhood: the shard set has none; make it with sharding shard"
+                " --strategy distribution_aware, or give --sampling-groups class"
             )
 
 

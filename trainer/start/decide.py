@@ -94,5 +94,5 @@ def _check_workers(start: RunStart) -> None:
     if options.workers not in (None, context.num_workers):
         raise UsageError(
             f"--workers {options.workers}: a run begins with a worker per shard, {context.num_workers}; with --resume it"
-            f" continues with another number, and jobs/reshard.py --workers {options.workers} makes other shards"
+            f" continues with another number, and sharding reshard --workers {options.workers} makes other shards"
         )

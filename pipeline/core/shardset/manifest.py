@@ -99,7 +99,7 @@ def open_committed(store: Store, uri: str) -> ShardSet:
     shards = read_committed(store, uri)
     if shards is None:
         refuse_single_shard(store, uri)
-        raise DataError(f"{uri} has no {NAME}: no shards were ever committed there; run a job of jobs/ first")
+        raise DataError(f"{uri} has no {NAME}: no shards were ever committed there; run sharding shard first")
     return shards
 
 
@@ -119,7 +119,7 @@ def materialize_command(shards: ShardSet) -> str:
         same = "DataFrame" if named else "DataFrame and id_column"
         return f"pipeline.materialize(assignment={shards.uri!r}, ...) from the same {same}"
     ids = " --id-column NAME" if names_table(uri) and not named else ""
-    return f"spark-submit jobs/materialize.py --assignment {shards.uri} --input {uri}{ids} --output {shards.uri}-shards"
+    return f"sharding materialize --assignment {shards.uri} --input {uri}{ids} --output {shards.uri}-shards"
 
 
 def with_rows(shards: ShardSet) -> ShardSet:
