@@ -177,7 +177,6 @@ FILES_PRINT = {
     "trainer/start": {"decide.py", "folder.py"},
     "trainer/simulation": {"replay.py", "run.py"},
     "trainer/simulation/comparison": {"compare.py"},
-    "trainer/tables": {"progress.py"},
     "trainer/study/run": {"make_sets.py", "measure.py"},
 }
 # The files that use private members of a library, which has no public ones for that.

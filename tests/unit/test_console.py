@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ import pytest
 
 from pipeline.core import command_line, console
 from pipeline.core.errors import DataError
+from trainer.embed.__main__ import parser as embed_parser
+from trainer.export.__main__ import parser as export_parser
+from trainer.inference.__main__ import parser as predict_parser
+from trainer.tables.progress import TableProgress
 
 
 @pytest.fixture(autouse=True)
@@ -87,3 +92,20 @@ def test_a_line_has_the_fields_that_have_a_value(capsys: pytest.CaptureFixture[s
     console.choose_format(console.JSON)
     console.say("sharding.job", "scan", text="[1 s] scan", fields={"rows": 3, "uri": Path("/x"), "none": None})
     assert lines(capsys.readouterr().err)[0]["fields"] == {"rows": 3, "uri": "/x"}
+
+
+def test_progress_of_tables_is_a_line_of_the_format(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = TableProgress(quiet=False, phase="predict")
+    progress.begin("predict", 3)
+    progress.advance(3, "3 of 3 rows")
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \[ +0\.\d s\] predict +3 of 3 rows in 0\.0 s\n"
+    assert re.fullmatch(time, capsys.readouterr().err)
+    console.choose_format(console.JSON)
+    progress.say("3 of 3 rows")
+    (line,) = lines(capsys.readouterr().err)
+    assert (line["message"], line["fields"]["phase"]) == ("predict: 3 of 3 rows", "predict")
+
+
+@pytest.mark.parametrize("make", [embed_parser, export_parser, predict_parser])
+def test_commands_of_tables_choose_the_format(make: Callable[[], command_line.Parser]) -> None:
+    assert "--log-format" in {name for action in make().actions for name in action.option_strings}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from pipeline.core import command_line
+from pipeline.core import command_line, console
 from pipeline.core.command_line import Parser
 from pipeline.core.extras import require
 from pipeline.core.specs import AdvancedHelp, add_flags, from_flags
 from trainer.embed.options import Embedding
 from trainer.tables.options import ROWS
+from trainer.tables.progress import LOGGER
 from trainer.tables.threads import sleep_while_waiting
 
 INTERRUPTED = "the same command continues from the last checkpoint"
@@ -39,6 +39,7 @@ def parser() -> Parser:
     run = result.add_argument_group("run")
     add_flags(run, Embedding, leave_out=(*ROWS, *fit))
     command_line.add_config_flag(run, "embed")
+    command_line.add_log_format_flag(run)
     run.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 
@@ -53,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = embed(embedding)
     state = "made" if table.fresh else "already made, nothing to do"
     if table.explained <= 0:
-        print(
+        console.say(
+            LOGGER,
             "warning: the auto-encoder explains no more variance than the mean image, so its vectors carry little"
             " information; train longer (--epochs) or on more rows (--fit-rows)",
-            file=sys.stderr,
+            level="warning",
         )
     print(f"{table.uri}: {state}; {table.rows:,} rows of {table.length} numbers, {table.explained:.1%} of the variance")
     return 0

@@ -42,6 +42,7 @@ def parser() -> Parser:
     result.add_argument("--to", required=True, metavar="URI", help="file to write, or folder for safetensors and sets")
     result.add_argument("--best", action="store_true", help="use the model of the best evaluation, not the final model")
     result.add_argument("--overwrite", action="store_true", help="replace an earlier export")
+    command_line.add_log_format_flag(result)
     result.add_argument("--quiet", action="store_true", help="print no progress")
     result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result

@@ -31,6 +31,7 @@ def parser() -> Parser:
     add_flags(result.add_argument_group("rows"), PredictOptions, only=ROWS)
     add_flags(result.add_argument_group("model"), PredictOptions, leave_out=(*ROWS, "run"))
     command_line.add_config_flag(result, "predict")
+    command_line.add_log_format_flag(result)
     result.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces"))
     return result
 

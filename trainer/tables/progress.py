@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from dataclasses import dataclass, field
 
+from pipeline.core import console
+
+LOGGER = "sharding.tables"
 LINE_EVERY_S = 10.0
 
 
@@ -20,6 +22,7 @@ class TableProgress:
         first: steps or rows that were done before this start.
         start: when the phase began (monotonic seconds).
         last_line: when the last line was printed (monotonic seconds).
+        command_start: when the command began (monotonic seconds).
     """
 
     quiet: bool
@@ -27,7 +30,8 @@ class TableProgress:
     total: int = 0
     first: int = 0
     start: float = 0.0
-    last_line: float = field(default=0.0)
+    last_line: float = 0.0
+    command_start: float = field(default_factory=time.monotonic)
 
     def begin(self, phase: str, total: int, first: int = 0) -> None:
         self.phase = phase
@@ -52,6 +56,7 @@ class TableProgress:
         self.say(f"{text}{ending}")
 
     def say(self, text: str) -> None:
+        """Print a line with the time and the phase."""
         if not self.quiet:
             self._print(text)
 
@@ -60,4 +65,7 @@ class TableProgress:
         self._print(f"warning: {text}")
 
     def _print(self, text: str) -> None:
-        print(f"[{self.phase}] {text}", file=sys.stderr, flush=True)
+        elapsed = time.monotonic() - self.command_start
+        line = f"{console.wall_clock()} [{elapsed:6.1f} s] {self.phase:<9} {text}"
+        fields = {"elapsed_s": round(elapsed, 1), "phase": self.phase}
+        console.say(LOGGER, f"{self.phase}: {text}", text=line, fields=fields)
