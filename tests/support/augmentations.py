@@ -31,5 +31,12 @@ def impatient(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     raise KeyError("contrast")
 
 
+def small(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Fail for mini-batches of ten images."""
+    if len(images) == 10:
+        raise RuntimeError("ten are too many")
+    return images
+
+
 def alone(images: torch.Tensor) -> torch.Tensor:
     return images

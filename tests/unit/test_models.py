@@ -468,6 +468,8 @@ def good(image_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes), nn.Dropout())
 def listed(image_shape, num_classes):
     return [1]
+def raising(image_shape, num_classes):
+    raise KeyError("width")
 def wide(image_shape, num_classes):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes + 1))
 """
@@ -498,9 +500,14 @@ def test_a_model_of_the_users_own_is_found_in_the_current_directory(own: None) -
     [
         ("own_nets:good", "there is no module own_nets in .*run from the folder that contains it"),
         ("own_net.deep:good", "no module own_net.deep"),
-        ("own_net:goode", "own_net.py has no function goode; it has: good, listed, wide"),
+        ("own_net:goode", "own_net.py has no function goode; it has: good, listed, raising, wide"),
         ("own_net:number", "has no function number"),
         ("own_net:listed", "returned a list: it must return a torch.nn.Module"),
+        ("own_net:raising", "--model own_net:raising fails: KeyError: 'width'"),
+        (
+            "own_broken:good",
+            "--model own_broken:good: the import of own_broken fails: ModuleNotFoundError: .*no_such_module",
+        ),
         ("own_net:wide", r"turned 2 images into \(2, 11\): it must return logits \(2, 10\)"),
     ],
 )
@@ -508,11 +515,6 @@ def test_a_wrong_model_of_the_users_own_is_refused_in_one_line(own: None, name: 
     with pytest.raises(UsageError, match=message) as refused:
         _make(name)
     assert "\n" not in str(refused.value)
-
-
-def test_a_failing_import_in_a_users_module_shows_its_cause(own: None) -> None:
-    with pytest.raises(ModuleNotFoundError, match="there_is_no_such_module"):
-        _make("own_broken:good")
 
 
 @pytest.mark.parametrize(

@@ -79,14 +79,20 @@ def test_a_run_has_the_same_bits_again(shards: Path, tmp_path: Path) -> None:
         ("cut", "it must return images of the same shape and type"),
         ("scaled", "made torch.float32"),
         ("unseeded", "draws from another source than its generator"),
-        ("alone", "fails: alone.. takes 1 positional argument but 2 were given"),
-        ("impatient", "fails: 'contrast'"),
+        ("alone", "fails for 10 images: TypeError: alone.. takes 1 positional argument but 2 were given"),
+        ("impatient", "fails for 10 images: KeyError: 'contrast'"),
+        ("small", "--augmentation .*:small fails for 10 images: RuntimeError: ten are too many"),
         ("absent", "has no function absent; it has: "),
     ],
 )
 def test_an_unusable_function_is_refused(shards: Path, name: str, line: str) -> None:
     with pytest.raises(UsageError, match=line):
         check_augmentation(config_for(shards, name), open_shards(str(shards)))
+
+
+def test_a_failure_in_a_worker_names_the_flag(shards: Path) -> None:
+    with pytest.raises(UsageError, match=r"--augmentation .*:small fails for 10 images"):
+        batches_of(shards, config_for(shards, "small")).make(3)
 
 
 def test_gradients_without_images_are_refused(tmp_path: Path) -> None:

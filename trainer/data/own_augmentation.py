@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from trainer.config import CROP_FLIP, Config
 from trainer.data.shards import Shards
-from trainer.models.own import load_function
+from trainer.models.own import describe_error, load_function
 
 FLAG = "--augmentation"
 Images = npt.NDArray[Any]
@@ -32,7 +32,12 @@ def own_augmentation(config: Config) -> Augmentation | None:
 
     def augment(images: Images, rng: np.random.Generator) -> Images:
         generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-        result = function(torch.from_numpy(images), generator)
+        try:
+            result = function(torch.from_numpy(images), generator)
+        except Exception as error:
+            # Only the errors of a machine may be gone after a restart.
+            kind = JobError if isinstance(error, OSError | MemoryError) else UsageError
+            raise kind(f"{FLAG} {reference} fails for {len(images)} images: {describe_error(error)}") from error
         # Here too, because a function may fail for mini-batches of another size than the check's.
         is_alike = isinstance(result, torch.Tensor) and result.shape == images.shape
         if not is_alike or result.numpy().dtype != images.dtype:
@@ -51,16 +56,16 @@ def check_augmentation(config: Config, shards: Shards) -> None:
     augment = own_augmentation(config)
     if augment is None:
         return
-    noise = np.random.default_rng(0).integers(0, 256, (2, *shards.shape)).astype(shards.layout.dtype)
-    reference = config.data.augmentation
-    try:
-        # Many times, because half of all images may be left as they are.
-        results = [[augment(noise.copy(), np.random.default_rng(seed)) for seed in range(8)] for _ in range(2)]
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UsageError(f"{FLAG} {reference} fails: {' '.join(str(error).split())[:200]}") from None
+    num_workers = config.num_workers(shards.num_workers)
+    largest = max(2, *config.worker_batches(num_workers, shards.ratios_of(num_workers)))
+    noise = np.random.default_rng(0).integers(0, 256, (largest, *shards.shape), np.uint8).astype(shards.layout.dtype)
+    # A whole mini-batch, and few images many times, because half of all images may be left as they are.
+    sizes = (largest, *[2] * 8)
+    results = [
+        [augment(noise[:size].copy(), np.random.default_rng(seed)) for seed, size in enumerate(sizes)] for _ in range(2)
+    ]
     if any(one.tobytes() != other.tobytes() for one, other in zip(*results, strict=True)):
         raise UsageError(
-            f"{FLAG} {reference} draws from another source than its generator, so that no run could be repeated"
+            f"{FLAG} {config.data.augmentation} draws from another source than its generator, so that no run could be"
+            " repeated"
         )

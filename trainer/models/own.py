@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import UsageError
+from pipeline.core.import_path import hiding_file
 from trainer.models.base import ModelSpec
 
 if TYPE_CHECKING:
@@ -35,18 +36,24 @@ class OwnModel(ModelSpec):
         return self.reference
 
     def make(self, shape: tuple[int, int, int], num_outputs: int) -> nn.Module:
-        """Return the function's model. Raises UsageError if it does not turn two black images into logits.
+        """Return the function's model. Raises UsageError if it fails, or does not turn two black images into logits.
 
         The check is made here, so that it does not fail in a worker."""
-        return _check_outputs(self.function()(shape, num_outputs), self.reference, shape, num_outputs)
+        function = self.function()
+        try:
+            return _check_outputs(function(shape, num_outputs), self.reference, shape, num_outputs)
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"--model {self.reference} fails: {describe_error(error)}") from error
 
     def function(self) -> Any:
-        """Return the referenced function. Raises UsageError if there is none, and the errors of its module's import."""
+        """Return the referenced function. Raises UsageError if there is none."""
         return load_function("--model", self.reference)
 
 
 def load_function(flag: str, reference: str) -> Any:
-    """Return the function that a flag names. Raises UsageError if there is none, and the errors of its module's import.
+    """Return the function that a flag names. Raises UsageError if there is none.
 
     flag: for messages; reference: module:function."""
     module_name, _, function_name = reference.partition(":")
@@ -59,17 +66,26 @@ def load_function(flag: str, reference: str) -> Any:
 
 
 def _import(flag: str, reference: str, module_name: str) -> Any:
-    """Import a module of the current folder or an installed one. Raises UsageError if it does not exist."""
+    """Import a module of the current folder or an installed one. Raises UsageError if it cannot be imported."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
         return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but imports one that does not
-        message = f"{flag} {reference}: there is no module {error.name} in {folder} nor among the installed packages"
-        raise UsageError(f"{message}; run from the folder that contains it") from error
+    except Exception as error:
+        reason = f"the import of {module_name} fails: {describe_error(error)}"
+        # A module that is there may import one that is not.
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            reason = (
+                f"there is no module {error.name} in {folder} nor among the installed packages;"
+                " run from the folder that contains it"
+            )
+        raise UsageError(f"{flag} {reference}: {reason}") from error
+
+
+def describe_error(error: Exception) -> str:
+    """Return the cause of an error in a user's code, as part of a message."""
+    return hiding_file(error) or f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _check_outputs(model: Any, reference: str, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
