@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tarfile
 from collections import defaultdict
 from itertools import pairwise
@@ -291,6 +292,12 @@ def test_a_run_and_a_set_are_not_confused(shards: Path, tmp_path: Path) -> None:
         export(tmp_path / "run", "dataset", tmp_path / "out")
     with pytest.raises(DataError, match="it is a shard set, and holds no model"):
         export(shards, "torchscript", tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("worker", ["0", 1.5, True])
+def test_a_worker_that_is_no_number_is_refused(shards: Path, worker: Any) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"worker must be a whole number, got {worker!r}")):
+        torch_dataset(str(shards), worker)
 
 
 def test_torch_reads_a_shard(shards: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,12 @@ def torch_dataset(
             neither have the label 0.
         transform: function of an image, such as one of torchvision.transforms.v2.
     Raises:
-        UsageError: the set has no such worker, or not the labels.
+        UsageError: worker is no whole number, or the set has no such worker, or not the labels.
         DataError: the set is missing or damaged, or has no evaluation rows.
         OSError: a file cannot be read.
     """
+    if worker is not None and (isinstance(worker, bool) or not isinstance(worker, Integral)):
+        raise UsageError(f"worker must be a whole number, got {worker!r}")
     opened = open_shards(shards)
     if targets is None:
         targets = opened.has_targets and not opened.has_labels
