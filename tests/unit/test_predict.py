@@ -123,6 +123,15 @@ def test_names_of_classes_are_in_the_table(run: Result, source: Path, tmp_path: 
     assert table["class"].tolist() == [names[label] for label in table["label"]]
 
 
+@pytest.mark.parametrize("uri", ["table:foo", "delta:/tables/foo", "iceberg:a.foo"])
+@pytest.mark.parametrize("command", [main, embed_main])
+def test_a_spark_table_is_refused_with_the_way_to_read_it(command: Any, uri: str, tmp_path: Path) -> None:
+    run_of = ["run"] if command is main else []
+    line = f"--input {uri} is a Spark table, .*: shard it with sharding shard, .* --shards"
+    with pytest.raises(UsageError, match=line):
+        command([*run_of, "--input", uri, "--output", str(tmp_path / "t")])
+
+
 def whole_header(run: Result) -> str:
     with safe_open(str(run.output / "model.safetensors"), "pt") as file:
         return str(file.metadata()["model"])

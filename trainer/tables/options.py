@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pipeline.core.command_line import image_shape, image_size
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import Spec, option
+from pipeline.core.storage.uri import names_table
 from pipeline.input.channels import check_channels
 from pipeline.input.resize import check_size
 
@@ -61,6 +62,12 @@ class TableOptions(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # The trainer reads no tables of Spark: it runs without a JVM.
+        if self.input is not None and names_table(self.input):
+            raise UsageError(
+                f"--input {self.input} is a Spark table, and this command reads files: shard it with sharding shard,"
+                " and give the set as --shards"
+            )
         if (self.input is None) == (self.shards is None):
             raise UsageError("give the images to read: either --input or --shards")
         layout = (self.format, self.image_shape, self.channels, self.resize, self.image_column)
