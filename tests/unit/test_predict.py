@@ -123,6 +123,27 @@ def test_names_of_classes_are_in_the_table(run: Result, source: Path, tmp_path: 
     assert table["class"].tolist() == [names[label] for label in table["label"]]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"network": {"name": "logistic", "no_such_key": 1}},
+        {"network": {"name": "no_such_model"}},
+        {"network": {}},
+        {"network": {"name": "some:function", "no_such_key": 1}},
+        {"shape": [3, 60_000, 60_000]},
+        {"network": {"name": "logistic"}, "shape": [3, 9000, 9000], "classes": 65_536},
+        {"network": {"name": "logistic"}, "classes": 1 << 40},
+    ],
+)
+def test_an_impossible_network_is_broken_data(run: Result, tmp_path: Path, changes: dict[str, Any]) -> None:
+    header = json.loads(whole_header(run)) | changes
+    tensors = load_file(str(run.output / "model.safetensors"))
+    (tmp_path / "model").write_bytes(save(tensors, metadata={"model": json.dumps(header)}))
+    with pytest.raises(DataError, match="model is not a model of a run, or damaged") as caught:
+        load(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("uri", ["table:foo", "delta:/tables/foo", "iceberg:a.foo"])
 @pytest.mark.parametrize("command", [main, embed_main])
 def test_a_spark_table_is_refused_with_the_way_to_read_it(command: Any, uri: str, tmp_path: Path) -> None:

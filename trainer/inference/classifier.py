@@ -10,13 +10,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor, nn
 
-from pipeline.core.errors import DataError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.versions import NAME as MANIFEST
 from pipeline.core.storage.retries import unreadable_is_data_error
 from trainer.checkpoints.slice_file import json_header
 from trainer.home.place import Place, is_file, place_of
-from trainer.models import model_from_json
+from trainer.models import ModelSpec, OwnModel, model_from_json
 from trainer.models.metadata import ModelMetadata, from_header
+from trainer.models.own import describe_error
 from trainer.models.tasks import Task
 from trainer.run_files import BEST, MODEL
 
@@ -73,11 +74,15 @@ def load(run: str | Path, *, best: bool = False) -> Classifier:
     path = find_model(run, best=best)
     with unreadable_is_data_error(str(run)):
         data = path.read_bytes()
-        metadata = _read_metadata(path)
-    spec = model_from_json(metadata.network)
+        metadata, spec = _read_metadata(path)
     # The initial parameters are replaced: fork_rng keeps them from changing the state of torch's generator.
     with torch.random.fork_rng(devices=[]):
-        network = spec.make(metadata.chw, metadata.classes or 1)
+        try:
+            network = spec.make(metadata.chw, metadata.classes or 1)
+        except Exception as error:  # such as a shape that the model does not support, or no memory for it
+            if isinstance(spec, OwnModel):
+                raise
+            raise _broken(path, error) from None
     try:
         # BatchNorm's number of batches is an integer, which is not trained, and so is not in the file.
         missing, unexpected = network.load_state_dict(load_tensors(data), strict=False)
@@ -109,10 +114,16 @@ def _advice(place: Place) -> str:
     return "give the folder of a run that has ended"
 
 
-def _read_metadata(path: Place) -> ModelMetadata:
-    """Return the metadata of a model file. Raises DataError if it is damaged or of another program."""
+def _read_metadata(path: Place) -> tuple[ModelMetadata, ModelSpec]:
+    """Return the metadata of a model file and its model. Raises DataError if it is damaged or of another program."""
     try:
         header, _ = json_header(path)
-        return from_header(header["__metadata__"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is not a model of a run, or damaged ({error!r}); train again to write it") from None
+        metadata = from_header(header["__metadata__"])
+        return metadata, model_from_json(metadata.network)
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise _broken(path, error) from None
+
+
+def _broken(path: Place, error: Exception) -> DataError:
+    """Return the error for a model file whose metadata make no network."""
+    return DataError(f"{path} is not a model of a run, or damaged ({describe_error(error)}); train again to write it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
@@ -10,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 
 from pipeline.core.json_values import build, parse_object
-from pipeline.core.shardset.layout import Dtype
+from pipeline.core.shardset.layout import MAX_CLASSES, MAX_IMAGE_BYTES, Dtype
 
 ENTRY = "model"  # the only entry, because safetensors does not order several
 
@@ -63,7 +64,8 @@ def from_header(metadata: Mapping[str, str]) -> ModelMetadata:
 
     metadata: text by name."""
     about = build(ModelMetadata, parse_object(metadata[ENTRY]))
-    if len(about.shape) != 3 or min(about.shape) < 1 or (about.classes is not None and about.classes < 1):
+    is_possible = len(about.shape) == 3 and min(about.shape) > 0 and math.prod(about.shape) <= MAX_IMAGE_BYTES
+    if not is_possible or (about.classes is not None and not 1 <= about.classes <= MAX_CLASSES):
         raise ValueError(f"images of shape {about.shape} in {about.classes} classes")
     mean = np.array(about.mean, np.float64)  # raises ValueError for lists of unequal lengths
     if mean.shape not in (about.chw[:1], about.chw):
