@@ -26,9 +26,13 @@ from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write
 from trainer import Options, load
 from trainer.embed.__main__ import main as embed_main
 from trainer.inference.__main__ import main
+from trainer.inference.classifier import Classifier
 from trainer.inference.options import PredictOptions
 from trainer.inference.predict import METADATA_KEY, predict
+from trainer.models.linear import Logistic
+from trainer.models.metadata import ModelMetadata
 from trainer.models.resnet import ResNet20
+from trainer.models.tasks import CLASSIFICATION
 from trainer.runlog.result import Result
 from trainer.simulate import SimulationSettings, simulate
 from trainer.tables import resumable
@@ -121,6 +125,31 @@ def test_names_of_classes_are_in_the_table(run: Result, source: Path, tmp_path: 
     predict(PredictOptions(run=str(tmp_path / "named"), output=str(tmp_path / "t"), input=str(source), **FAST))
     table = pd.read_parquet(tmp_path / "t")
     assert table["class"].tolist() == [names[label] for label in table["label"]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "line"),
+    [
+        ("uint8", torch.float32, r"the model was trained on uint8 images: give uint8 of 0\.\.255"),
+        ("uint8", torch.int64, "trained on uint8 images"),
+        ("float32", torch.uint8, "the model was trained on float32 features: give"),
+    ],
+)
+def test_images_of_another_type_are_refused(dtype: str, other: torch.dtype, line: str) -> None:
+    about = ModelMetadata({"name": "logistic"}, [5, 1, 1], 3, [0.0] * 5, dtype=dtype)
+    classifier = Classifier(Logistic().make(about.chw, 3), about, CLASSIFICATION, "")
+    with pytest.raises(ValueError, match=line):
+        classifier(torch.zeros(2, 5, 1, 1, dtype=other))
+    right = torch.uint8 if dtype == "uint8" else torch.float32
+    assert classifier(torch.zeros(2, 5, 1, 1, dtype=right)).shape == (2, 3)
+
+
+def test_images_for_a_model_of_features_are_refused(run: Result, source: Path, tmp_path: Path) -> None:
+    header = json.loads(whole_header(run)) | {"dtype": "float32"}
+    tensors = load_file(str(run.output / "model.safetensors"))
+    (tmp_path / "model").write_bytes(save(tensors, metadata={"model": json.dumps(header)}))
+    with pytest.raises(UsageError, match=r"holds 3x8x8 images.*; the model takes images of 3x8x8 in float32"):
+        predict(PredictOptions(run=str(tmp_path / "model"), output=str(tmp_path / "t"), input=str(source), **FAST))
 
 
 @pytest.mark.parametrize(

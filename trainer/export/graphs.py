@@ -23,7 +23,7 @@ PROBES = (1, 3, 8)  # numbers of images with which a graph is compared with its 
 
 
 def make_torchscript(classifier: Classifier) -> bytes:
-    """Return the file for torch.jit.load. Takes uint8 images and real-valued ones, in any number.
+    """Return the file for torch.jit.load. Takes images of the type of the training images, in any number.
 
     Raises UsageError if the recorded graph does not compute what the network does."""
     metadata = classifier.metadata
@@ -36,8 +36,7 @@ def make_torchscript(classifier: Classifier) -> bytes:
         torch.jit.save(torch.jit.script(whole), buffer, _extra_files=metadata.to_header())
         buffer.seek(0)
         graph = torch.jit.load(buffer)  # type: ignore[no-untyped-call]
-        for dtype in (torch.uint8, torch.float32):
-            _compare(graph, classifier, dtype)
+        _compare(graph, classifier)
     return buffer.getvalue()
 
 
@@ -49,7 +48,7 @@ def make_onnx(classifier: Classifier) -> bytes:
     from onnx.reference import ReferenceEvaluator
 
     metadata = classifier.metadata
-    dtype = torch.uint8 if metadata.training_dtype == "uint8" else torch.float32
+    dtype = torch.uint8 if classifier.takes_integers else torch.float32
     images = torch.zeros(TRACED_IMAGES, *metadata.chw, dtype=dtype)
     with _failure_in_one_line(ONNX, metadata), torch.no_grad():
         # By torch.export, which refuses a network whose path depends on values.
@@ -67,18 +66,18 @@ def make_onnx(classifier: Classifier) -> bytes:
         for key, value in metadata.to_header().items():
             model.metadata_props.add(key=key, value=value)
         evaluator = ReferenceEvaluator(model)  # of the package onnx, so that no runtime must be installed
-        _compare(lambda probe: torch.from_numpy(evaluator.run(None, {"images": probe.numpy()})[0]), classifier, dtype)
+        _compare(lambda probe: torch.from_numpy(evaluator.run(None, {"images": probe.numpy()})[0]), classifier)
         return bytes(model.SerializeToString())
 
 
-def _compare(graph: Callable[[Tensor], Tensor], classifier: Classifier, dtype: torch.dtype) -> None:
-    """Raise AssertionError if a graph does not compute what the network does. dtype: uint8 or float32, of the images."""
+def _compare(graph: Callable[[Tensor], Tensor], classifier: Classifier) -> None:
+    """Raise AssertionError if a graph does not compute what the network does, for images of the type of its training."""
     generator = torch.Generator().manual_seed(0)
     for number in PROBES:
         shape = (number, *classifier.metadata.chw)
         probe = torch.randn(shape, generator=generator)
-        if dtype == torch.uint8:
-            probe = torch.randint(0, 256, shape, dtype=dtype, generator=generator)
+        if classifier.takes_integers:
+            probe = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         torch.testing.assert_close(graph(probe), classifier(probe), rtol=1e-4, atol=1e-5)
 
 

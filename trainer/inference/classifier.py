@@ -21,6 +21,12 @@ from trainer.models.own import describe_error
 from trainer.models.tasks import Task
 from trainer.run_files import BEST, MODEL
 
+INTEGERS = (
+    "the model was trained on uint8 images: give uint8 of 0..255, which it normalises itself, and not the images of"
+    " ToTensor() or of another normalisation"
+)
+FEATURES = "the model was trained on float32 features: give them as the shard set has them, and not uint8 images"
+
 
 class Classifier(nn.Module):
     """A trained network that takes raw images: ``outputs = classifier(images)``. In eval mode, on the CPU at first.
@@ -31,6 +37,8 @@ class Classifier(nn.Module):
         task: meaning of the outputs, such as logits.
         digest: SHA-256 of the model file, in hexadecimal.
         is_binary: whether there are two classes, for which a network may have a single output.
+        takes_integers: whether the network was trained on uint8 images rather than real-valued features.
+        refusal: the error for images of the other type.
         mean: float32 [C] or [C, H, W], a buffer that is not saved with the network.
     """
 
@@ -40,15 +48,21 @@ class Classifier(nn.Module):
         self.metadata = metadata
         self.task = task
         self.digest = digest
-        self.is_binary = metadata.classes == 2  # an attribute of its own, because TorchScript reads no metadata
+        # Attributes of their own, because TorchScript reads no metadata.
+        self.is_binary = metadata.classes == 2
+        self.takes_integers = metadata.training_dtype == "uint8"
+        self.refusal = INTEGERS if self.takes_integers else FEATURES
         self.mean: Tensor  # TorchScript reads annotations of the class, and does not know this name
         self.register_buffer("mean", torch.tensor(metadata.mean, dtype=torch.float32), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the outputs [B, K] of the network, one per class: a single logit for two classes becomes two logits.
 
-        images: uint8 [B, C, H, W], normalised here; real-valued features are used as they are, as in training."""
-        if images.dtype == torch.uint8:
+        images: uint8 [B, C, H, W], normalised here; real-valued features are used as they are, as in training. Raises
+        ValueError for the type that the network was not trained on."""
+        if (images.dtype == torch.uint8) != self.takes_integers:
+            raise ValueError(self.refusal)
+        if self.takes_integers:
             mean = self.mean if self.mean.dim() == 3 else self.mean[:, None, None]
             images = (images.float() - mean) * (1 / 255)
         outputs: Tensor = self.network(images)

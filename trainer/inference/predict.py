@@ -54,8 +54,9 @@ def predict(prediction: PredictOptions) -> PredictionResult:
     classifier = load(prediction.run, best=prediction.best)
     dataset = open_rows(store, prediction)
     shape = classifier.metadata.chw
-    if dataset.layout.shape != shape:
-        expected = "x".join(map(str, shape))
+    dtype = classifier.metadata.training_dtype
+    if (dataset.layout.shape, dataset.layout.dtype) != (shape, dtype):
+        expected = f"{'x'.join(map(str, shape))} in {dtype}"
         raise UsageError(f"{dataset.uri} holds {dataset.layout.describe()}; the model takes images of {expected}")
     configuration = {
         **prediction.identity(),
