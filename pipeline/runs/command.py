@@ -11,7 +11,7 @@ from pipeline.core.reporting.tables import two_column_table
 from pipeline.core.specs import from_flags, member_from_flags
 from pipeline.runs import flags as cli
 from pipeline.runs.api import shard_request
-from pipeline.runs.metrics_file import JobRecord, check_metrics_file, recorded, strip_interval
+from pipeline.runs.metrics_file import JobRecord, job_metrics
 from pipeline.runs.request import Request
 from pipeline.runs.steps.run import ShardingResult
 from pipeline.spark.progress import LOGGER, PhaseLog
@@ -73,18 +73,11 @@ def run_job(args: argparse.Namespace, name: str, request: Request, make: Callabl
         request: its input and output.
         make: makes the set, and shows its progress.
     """
-    if args.metrics_file:
-        check_metrics_file(args.metrics_file)
     progress = PhaseLog(quiet=args.quiet)
     # The record shares the dictionary that the progress fills, so a failed job's metrics have its completed phases.
     record = JobRecord(progress.seconds)
-    labels = {"output": strip_interval(request.output, request.interval), "strategy": name}
-    with recorded(args.metrics_file, labels, record):
-        try:
-            result = make(progress)
-        except BaseException as error:
-            record.exit_code = cli.exit_code_of(error)
-            raise
+    with job_metrics(args.metrics_file, name, request.output, request.interval, record):
+        result = make(progress)
         record.shards = result.shards
         record.fresh = result.fresh
         return print_result(result)

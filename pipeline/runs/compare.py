@@ -23,6 +23,7 @@ from pipeline.core.specs import add_flags, find
 from pipeline.runs import flags as cli
 from pipeline.runs.agreement import agreement
 from pipeline.runs.lineage import lineage_events
+from pipeline.runs.metrics_file import JobRecord, job_metrics
 from pipeline.runs.report import report
 from pipeline.runs.request import preflight
 from pipeline.runs.shard import shard
@@ -55,7 +56,7 @@ COLUMNS = (
 
 def comparison_parser(prog: str, description: str | None) -> Parser:
     """Return the parser of jobs/compare.py: the flags of a sharding job and of all strategies."""
-    flags = cli.sharding_parser(prog, description, assignment=False, metrics=False)
+    flags = cli.sharding_parser(prog, description, assignment=False)
     group = flags.add_argument_group("strategies")
     group.add_argument(
         "--strategies",
@@ -162,10 +163,12 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
     args = parse(comparison_parser(prog, description), argv)
     strategies = read_strategies(args)
     request = cli.read_request(args)
+    seconds: dict[str, float] = {}  # by strategy, as the phases of the comparison
+    metrics = job_metrics(args.metrics_file, "compare", request.output, request.interval, JobRecord(seconds))
     preflight(request, *strategies.values())
     rows: list[dict[str, Any]] = []
     sets: dict[str, ShardSet] = {}
-    with spark_context(debug=args.debug) as context, ExitStack() as stack:
+    with metrics, spark_context(debug=args.debug) as context, ExitStack() as stack:
         store = open_store(context)
         output = store.resolve(request.output)
         # The rows of a table are written once, for all strategies.
@@ -187,7 +190,8 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
                 continue
             with progress.phase("report"):
                 row = comparison_row(shards.manifest, report(context, shards))
-            rows.append({**row, "name": name, "total_s": sum(shards.manifest.seconds.values())})
+            seconds[name] = sum(shards.manifest.seconds.values())
+            rows.append({**row, "name": name, "total_s": seconds[name]})
             sets[name] = shards
         # The neighbourhoods of the exact k-means are the reference for all sets.
         exact = [shards for shards in sets.values() if shards.manifest.strategy == DistributionAware.name]

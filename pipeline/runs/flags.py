@@ -172,10 +172,10 @@ def add_output_flags(
     )
 
 
-def add_run_flags(flags: Parser, *, seed: bool = True, metrics: bool = True) -> None:
+def add_run_flags(flags: Parser, *, seed: bool = True) -> None:
     """Add the group of flags about the run: batch interval, config file, output on the console.
 
-    seed, metrics: add --seed, --metrics-file too."""
+    seed: add --seed too."""
     group = flags.add_argument_group("run")
     if seed:
         add_seed_flag(group)
@@ -183,16 +183,15 @@ def add_run_flags(flags: Parser, *, seed: bool = True, metrics: bool = True) -> 
     interval.add_argument("--ds", metavar="DATE", help=AdvancedHelp("data interval of a batch run, such as 2026-01-31"))
     interval.add_argument("--run-id", metavar="ID", help=AdvancedHelp("identifier of a batch run, instead of --ds"))
     command_line.add_config_flag(group, str(flags.conf))
-    # A stream never ends by itself, and a comparison makes several sets.
-    if metrics:
-        group.add_argument(
-            "--metrics-file",
-            type=Path,
-            metavar="FILE.prom",
-            help=AdvancedHelp(
-                "write metrics of the run for the textfile collector of Prometheus's node_exporter (needs the extra metrics)"
-            ),
-        )
+    # The extra is needed only if the flag is given.
+    group.add_argument(
+        "--metrics-file",
+        type=Path,
+        metavar="FILE.prom",
+        help=AdvancedHelp(
+            "write metrics of the run for the textfile collector of Prometheus's node_exporter (needs the extra metrics)"
+        ),
+    )
     command_line.add_log_format_flag(group)
     group.add_argument("--quiet", action="store_true", help="print only results")
     group.add_argument("--debug", action="store_true", help=AdvancedHelp("show stack traces and Spark's logs"))
@@ -214,7 +213,6 @@ def sharding_parser(
     strategy: type[Strategy] | None = None,
     *,
     assignment: bool = True,
-    metrics: bool = True,
 ) -> Parser:
     """Return the flags of a job that shards raw images.
 
@@ -223,7 +221,6 @@ def sharding_parser(
         description: text of its help.
         strategy: its flags are added; None: the job has no fixed strategy.
         assignment: offer --assignment-only.
-        metrics: offer --metrics-file, for a job that makes one set.
     """
     flags = parser(prog, description)
     add_input_flags(flags)
@@ -236,7 +233,7 @@ def sharding_parser(
                 "write only the assignment of rows to workers, from which sharding materialize writes the shards"
             ),
         )
-    add_run_flags(flags, metrics=metrics)
+    add_run_flags(flags)
     if strategy:
         # COMMON is left out because add_run_flags has added it.
         specs.add_flags(flags.add_argument_group("strategy"), strategy, leave_out=COMMON)

@@ -1,14 +1,15 @@
-"""The metrics of a batch job for Prometheus: a file for the textfile collector of its node_exporter (--metrics-file).
+"""The metrics of a job for Prometheus: a file for the textfile collector of its node_exporter (--metrics-file).
 
-A batch job is too short to be scraped. The collector reads the newest file of the job until the next one replaces it."""
+A batch job is too short to be scraped. The collector reads the newest file of the job until the next one replaces it.
+A stream replaces its file after each generation."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from pipeline.core import console
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.provenance import CREDENTIALS, HIDDEN
+from pipeline.core.shardset.generations import generations
+from pipeline.runs.flags import exit_code_of
 
 if TYPE_CHECKING:
     from pipeline.core.shardset.manifest import ShardSet
@@ -63,26 +66,52 @@ def strip_interval(uri: str, interval: Mapping[str, str] | None) -> str:
     return CREDENTIALS.sub(f"{HIDDEN}@", uri)
 
 
+def job_metrics(
+    path: Path | None, name: str, output: str, interval: Mapping[str, str] | None, record: JobRecord
+) -> AbstractContextManager[Callable[[], None]]:
+    """Check the file, and return the ``recorded`` of a job. Raises UsageError.
+
+    Args:
+        path: the file; None: write nothing.
+        name: what the job does, such as the name of its strategy.
+        output: its output.
+        interval: the interval of a batch run, or None.
+        record: the outcome, which the job fills.
+    """
+    if path:
+        check_metrics_file(path)
+    return recorded(path, {"output": strip_interval(output, interval), "strategy": name}, record)
+
+
 @contextmanager
-def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> Iterator[None]:
+def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> Iterator[Callable[[], None]]:
     """Write the metrics of the job in the ``with`` block, whether it ends with an error or not.
 
-    A file that cannot be written costs a warning, because the set may be committed already.
+    Yields a function that writes them meanwhile. A file that cannot be written costs a warning, because the set may be
+    committed already.
 
     Args:
         path: the file; None: write nothing.
         labels: identity of the job, the same for each of its runs.
-        record: the outcome, which the block fills.
+        record: the outcome, which the block fills, except for the exit code of an error.
     """
     start = time.time()
-    try:
-        yield
-    finally:
+
+    def write() -> None:
         if path is not None:
             try:
                 write_metrics(path, labels, record, start, time.time())
             except (OSError, ValueError) as error:
                 console.say("sharding.metrics", f"warning: --metrics-file {path}: {error}", level="warning")
+
+    try:
+        yield write
+    # The file of a job that was interrupted has the exit code, too.
+    except BaseException as error:
+        record.exit_code = exit_code_of(error)
+        raise
+    finally:
+        write()
 
 
 def write_metrics(path: Path, labels: dict[str, str], record: JobRecord, start: float, end: float) -> None:
@@ -117,6 +146,10 @@ def write_metrics(path: Path, labels: dict[str, str], record: JobRecord, start: 
         add("written_bytes", "Size of the set's files.", sum(file.bytes for file in record.shards.hashed_files()))
         add("input_bytes", "Size of the input's files.", manifest.input.bytes)
         add("manifest_version", "Number under which the set was committed.", manifest.version)
+        if grown := generations(record.shards):
+            add("generations", "Generations of a set that grows.", len(grown))
+            add("generation_rows", "Rows of its last generation.", grown[-1].rows)
+            add("generation_seconds", "Duration of its last generation.", grown[-1].seconds)
     write_to_textfile(str(path), registry)
 
 

@@ -24,6 +24,7 @@ from pipeline.doctor import beforehand
 from pipeline.input.files import check_apart
 from pipeline.runs import flags as cli
 from pipeline.runs.lineage import lineage_events
+from pipeline.runs.metrics_file import JobRecord, job_metrics
 from pipeline.runs.report import REPORT, load_report, try_report
 from pipeline.runs.request import Request, only_spark_knows
 from pipeline.spark.progress import PhaseLog
@@ -114,7 +115,7 @@ def stream_parser(prog: str, description: str | None) -> Parser:
     group.add_argument(
         "--no-report", action="store_true", help=AdvancedHelp("skip report.html and the measures of quality")
     )
-    cli.add_run_flags(flags, metrics=False)
+    cli.add_run_flags(flags)
     group = flags.add_argument_group("strategy")
     # A stream has rules of its own for first workers, sparse buckets and the sample that functions are fitted to.
     add_flags(group, Hash, only=("family", "functions", "width"))
@@ -140,14 +141,17 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
     trigger = read_trigger(args.trigger)
     if args.batch_limit is not None and args.batch_limit < 1:
         raise UsageError(f"--batch-limit must be at least 1, got {args.batch_limit}")
+    interval = cli.read_interval(args)
+    record = JobRecord({})
+    metrics = job_metrics(args.metrics_file, "stream", request.output, interval, record)
     options = preflight(args, request)
-    with spark_context(debug=args.debug) as context:
+    with metrics as write_metrics, spark_context(debug=args.debug) as context:
         store = open_store(context)
         output = store.resolve(request.output)
         checkpoint = checkpoint_of(store, args.checkpoint, output)
         spark = SparkSession(context)
         run = GenerationRun(context, request, store, output, "")
-        before = read_committed(store, output)
+        before = record.shards = read_committed(store, output)
         inbox = None
         if topic.is_topic(args.source):
             stream = kafka.stream_of_topic(spark, args.source, args.batch_limit, args.allow_data_loss, options)
@@ -165,10 +169,12 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
         beforehand.check_output(context, store, output)
         for text in inbox.check_at_start(first=before is None) if inbox else ():
             say(f"warning: {text}")
-        described = Request(args.source, output, request.num_workers, interval=cli.read_interval(args))
+        described = Request(args.source, output, request.num_workers, interval=interval)
         with lineage_events(context, store, "stream", described, processing="STREAMING") as lineage:
 
             def tell(shards: ShardSet) -> None:
+                record.shards, record.fresh = shards, True
+                write_metrics()
                 lineage.set_result(shards)
                 lineage.send("RUNNING")
 

@@ -19,6 +19,7 @@ from tests.spark.test_jobs import shas
 from tests.support.application import run_job
 from tests.support.sharding_runs import QUIET, vectors_in_parquet
 from tests.unit.test_embedding_table import write_table
+from tests.unit.test_metrics_file import metrics_of
 
 ROWS = 90
 
@@ -47,6 +48,7 @@ def test_variants_stand_beside_the_strategy_with_flags_of_their_own(
         "--strategies",
         "submodular",
     ]
+    flags += ["--metrics-file", tmp_path / "job.prom"]
     flags += ["--embedding", "pca:3", "--function", "facility-location", "--variants"]
     done = run_job(
         "compare.py", *flags, f"learned=submodular --embedding {table}; cut=submodular --function graph-cut;"
@@ -56,6 +58,8 @@ def test_variants_stand_beside_the_strategy_with_flags_of_their_own(
     assert [(row["name"], row["strategy"]) for row in rows] == [
         (name, "submodular") for name in ("submodular", "learned", "cut")
     ]
+    metrics = metrics_of(tmp_path / "job.prom", {"output": f"{tmp_path}/c", "strategy": "compare"})
+    assert {f"phase_seconds {row['name']}" for row in rows} <= metrics.keys()
     for name in ("submodular", "learned", "cut"):
         assert f"\n{name} " in done.out
         assert f"<b>{name}</b>" in (tmp_path / "c" / "compare.html").read_text()

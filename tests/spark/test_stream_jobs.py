@@ -24,6 +24,7 @@ from tests.support.application import run_application, run_job
 from tests.support.places import STORE, elsewhere
 from tests.support.stream_runs import check_set, rows_of, take
 from tests.support.trainer_runs import until
+from tests.unit.test_metrics_file import metrics_of
 
 pytestmark = pytest.mark.full
 JOB = ROOT / "jobs" / "hash_stream.py"
@@ -45,13 +46,17 @@ def test_existing_files_are_drained_and_later_ones_appended(spark: SparkSession,
     for _ in range(5):
         source.arrive()
     flags = ("--source", source.folder, "--output", output, "--workers", 3, "--trigger", "once", *SHAPE)
-    limits = ("--batch-limit", 2, "--window-rows", 200)
+    limits = ("--batch-limit", 2, "--window-rows", 200, "--metrics-file", tmp_path / "job.prom")
     first = spark_submit(JOB, *flags, *limits, env=QUIET)
     assert first.returncode == 0, first.stderr
     assert [generation.rows for generation in generations(open_committed(STORE, output))] == [120, 120, 60]
     assert "rows per second" in first.stdout + first.stderr
     assert "32 bytes of state each" in first.stdout + first.stderr
     assert (tmp_path / "set" / "report.html").exists()
+    labels = {"output": output, "strategy": "stream"}
+    found = metrics_of(tmp_path / "job.prom", labels)
+    names = ("exit_code", "committed", "rows", "generations", "generation_rows")
+    assert [found[name] for name in names] == [0, 1, 300, 3, 60]
     source.arrive()
     second = run_job("hash_stream.py", *flags, *limits, "--no-report")
     assert second.code == 0, second.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,24 +10,26 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import DataError, UsageError
 from pipeline.runs.flags import execute, exit_code_of
 from pipeline.runs.metrics_file import JobRecord, check_metrics_file, recorded, strip_interval, write_metrics
 
 LABELS = {"output": "/shards/{ds}", "strategy": "stratified"}
-MANIFEST = SimpleNamespace(rows=600, copies=2, num_workers=3, version=4, input=SimpleNamespace(bytes=1000))
+MANIFEST = SimpleNamespace(
+    rows=600, copies=2, num_workers=3, version=4, generations=[], input=SimpleNamespace(bytes=1000)
+)
 SHARDS: Any = SimpleNamespace(
     manifest=MANIFEST, hashed_files=lambda: [SimpleNamespace(bytes=size) for size in (30, 12)]
 )
 
 
-def metrics_of(path: Path) -> dict[str, float]:
+def metrics_of(path: Path, labels: Mapping[str, str] = LABELS) -> dict[str, float]:
     """The values by name, for phases with the phase; checks that all have the labels of the job."""
     values = {}
     for family in text_string_to_metric_families(path.read_text()):
         assert family.type == "gauge"
         for sample in family.samples:
-            assert sample.labels.items() >= LABELS.items()
+            assert sample.labels.items() >= labels.items()
             name = sample.name.removeprefix("sharding_job_")
             values[f"{name} {sample.labels['phase']}" if "phase" in sample.labels else name] = sample.value
     return values
@@ -41,6 +44,30 @@ def test_a_set_and_its_phases(tmp_path: Path) -> None:
         "rows": 600, "copies": 2, "workers": 3, "written_bytes": 42, "input_bytes": 1000, "manifest_version": 4,
     }  # fmt: skip
     assert [each.name for each in tmp_path.iterdir()] == ["job.prom"]
+
+
+def test_a_stream_writes_its_set_after_each_generation(tmp_path: Path) -> None:
+    path = tmp_path / "job.prom"
+    grown = SimpleNamespace(
+        generations=[SimpleNamespace(rows=400, seconds=3.0), SimpleNamespace(rows=200, seconds=2.0)]
+    )
+    manifest = SimpleNamespace(**vars(MANIFEST) | vars(grown) | {"absent": ()})
+    shards: Any = SimpleNamespace(**vars(SHARDS) | {"manifest": manifest})
+    running: dict[str, float] = {}
+
+    def fail(write: Callable[[], None]) -> None:
+        write()
+        running.update(metrics_of(path))
+        raise DataError("a broken file")
+
+    with pytest.raises(DataError), recorded(path, LABELS, JobRecord({}, shards)) as write:
+        fail(write)
+    assert {name: running[name] for name in ("exit_code", "rows", "generations", "generation_rows")} == {
+        "exit_code": 0, "rows": 600, "generations": 2, "generation_rows": 200,
+    }  # fmt: skip
+    ended = metrics_of(path)
+    commit = "last_success_timestamp_seconds"
+    assert (ended["exit_code"], ended["rows"], ended[commit]) == (3, 600, running[commit])
 
 
 def test_a_failure_keeps_the_time_of_the_last_success(tmp_path: Path) -> None:
@@ -65,7 +92,7 @@ def test_a_job_ends_as_it_does_without_metrics(tmp_path: Path, capsys: pytest.Ca
     gone = tmp_path / "gone" / "job.prom"
     with recorded(gone, LABELS, JobRecord({})):
         pass
-    with pytest.raises(KeyError), recorded(gone, LABELS, JobRecord({}, exit_code=1)):
+    with pytest.raises(KeyError), recorded(gone, LABELS, JobRecord({})):
         raise KeyError("x")
     with recorded(None, LABELS, JobRecord({})):
         pass
