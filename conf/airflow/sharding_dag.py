@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import tomllib
 from dataclasses import dataclass, field, fields
@@ -30,6 +31,9 @@ from jinja2 import UndefinedError
 
 DAY = "{{ data_interval_start | ds }}"
 ALIAS = AssetAlias("sharding_manifest")
+TEMPLATE = re.compile(r"{{.*?}}|{%.*?%}")
+# The schedules that start at most once a day: presets, and cron expressions with one minute and one hour.
+DAILY = re.compile(r"@(daily|weekly|monthly|quarterly|yearly)|\d+ +\d+( +\S+){3}")
 HOPELESS = {"2": "the command asks for something that cannot be done", "3": "the input is broken"}
 
 
@@ -44,8 +48,8 @@ class Parameters:
     connection: str = "spark_default"
     job: str = "jobs/stratified.py"
     workers: int
-    flags: list[str] = field(default_factory=list)
-    train: str = ""
+    flags: list[str] | str = field(default_factory=list)
+    train: list[str] | str = ""
     limit: float = 4.0
     schedule: str = "@daily"
     start_date: date
@@ -58,24 +62,43 @@ class Parameters:
 
     @classmethod
     def read(cls, file):
-        """The parameters of a TOML file. Raises ValueError, which Airflow shows as the DAG's import error."""
+        """The parameters of a TOML file. Raises ValueError."""
         values = tomllib.loads(file.read_text())
         known = {item.name for item in fields(cls)}
         if unknown := values.keys() - known:
-            raise ValueError(f"{file}: unknown key {sorted(unknown)[0]!r}; keys are {', '.join(sorted(known))}")
+            raise ValueError(f"unknown key {sorted(unknown)[0]!r}; keys are {', '.join(sorted(known))}")
         try:
             parameters = cls(**values)
         except TypeError as error:
-            raise ValueError(f"{file}: {str(error).partition(' missing ')[2] or error} missing") from None
+            raise ValueError(f"{str(error).partition(' missing ')[2] or error} missing") from None
         for name in ("raw", "shards", "run"):
             if "{ds}" not in values[name]:
-                raise ValueError(
-                    f"{file}: {name} = {values[name]!r} has no {{ds}}, so that all days would share one place"
-                )
+                raise ValueError(f"{name} = {values[name]!r} has no {{ds}}, so that all days would share one place")
+        if not DAILY.fullmatch(parameters.schedule):
+            raise ValueError(
+                f"schedule = {parameters.schedule!r} is not @daily, @weekly, @monthly, @quarterly, @yearly or a cron"
+                " expression with one minute and one hour; places name the day only, so that its runs would share them"
+            )
+        for name in ("flags", "train"):
+            parameters.words(name)
         return parameters
 
     def place(self, name):
         return getattr(self, name).replace("{ds}", DAY)
+
+    def words(self, name):
+        """The flags of a parameter: a list, or a line that is split as by a shell, but not within a template."""
+        value = getattr(self, name)
+        if isinstance(value, str):
+            templates = iter(TEMPLATE.findall(value))
+            try:
+                split = shlex.split(TEMPLATE.sub("\0", value))
+            except ValueError as error:
+                raise ValueError(f"{name} = {value!r}: {error}") from None
+            value = [re.sub("\0", lambda _: next(templates), word) for word in split]
+        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise ValueError(f"{name} = {value!r} is neither a line of flags nor a list of strings")
+        return [word.replace("{ds}", DAY) for word in value]
 
 
 class UnlessHopeless(RetryPolicy):
@@ -170,9 +193,10 @@ def make_dag(name, parameters):
         def wait(marker):
             return in_project(project, "store.exists(uri)", marker)
 
-        flags = [flag.replace("{ds}", DAY) for flag in parameters.flags]
         places = ["--input", raw, "--output", shards, "--workers", str(parameters.workers), "--ds", DAY]
-        shard = submit(parameters, "shard", parameters.job, [*places, *flags], post_execute=require_report)
+        shard = submit(
+            parameters, "shard", parameters.job, [*places, *parameters.words("flags")], post_execute=require_report
+        )
 
         @task
         def check(quality):
@@ -186,7 +210,7 @@ def make_dag(name, parameters):
 
         # The next try of a killed task resumes from the last checkpoint.
         places = ["--shards", shards, "--output", run, "--resume", "--quiet"]
-        train = submit(parameters, "train", "jobs/train.py", [*places, *parameters.train.split()])
+        train = submit(parameters, "train", "jobs/train.py", [*places, *parameters.words("train")])
 
         @task(outlets=[ALIAS])
         def publish(manifest, *, outlet_events):
@@ -203,5 +227,32 @@ def make_dag(name, parameters):
     return sharding()
 
 
+def broken_dag(name, problem):
+    """The DAG of a file that is no set of parameters: its name in Airflow's list and its runs, which fail, have the line.
+
+    An error of this module would say the same, but would take the DAGs of all other files away."""
+
+    @dag(
+        dag_id=name,
+        dag_display_name=f"{name} (broken: {problem})"[:2000],
+        schedule="@daily",
+        start_date=datetime(2020, 1, 1, tzinfo=UTC),
+        catchup=False,
+        default_args={"retries": 0},
+        doc_md=problem,
+    )
+    def broken():
+        @task
+        def read_parameters():
+            raise AirflowFailException(problem)
+
+        read_parameters()
+
+    return broken()
+
+
 for file in sorted(Path(__file__).parent.glob("sharding*.toml")):
-    globals()[file.stem] = make_dag(file.stem, Parameters.read(file))
+    try:
+        globals()[file.stem] = make_dag(file.stem, Parameters.read(file))
+    except Exception as error:
+        globals()[file.stem] = broken_dag(file.stem, f"{file.name}: {error}")
