@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from pipeline.core.errors import DataError, UsageError
 from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer import Options
-from trainer.comparison.__main__ import main
+from trainer.comparison.__main__ import main, read_run, unit_of_time
 from trainer.report_command import main as make_report
 from trainer.simulate import SimulationSettings, simulate
 
@@ -60,6 +61,28 @@ def test_an_unfinished_run_is_compared_as_far_as_it_is(
     assert str(unfinished) in capsys.readouterr().out
 
 
+def test_virtual_and_real_times_are_told_apart(
+    runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second run is in real time by its configuration, and has begun without any loss."""
+    real = tmp_path / "real"
+    real.mkdir()
+    for name in ("config.json", "metrics.jsonl"):
+        (real / name).write_bytes((Path(runs[0]) / name).read_bytes())
+    config = json.loads((real / "config.json").read_text())
+    config["simulated"] = None
+    (real / "config.json").write_text(json.dumps(config))
+    compared = [read_run(run) for run in (runs[0], str(real))]
+    assert unit_of_time(compared) == "real or virtual second"
+    assert [unit_of_time(compared[at : at + 1]) for at in (0, 1)] == ["virtual second", "second"]
+    assert main([runs[0], str(real)]) == 0
+    said = capsys.readouterr()
+    assert (
+        said.err == f"note: times and images/s of {runs[0]} are in virtual time, those of the other runs in real time\n"
+    )
+    assert re.search(r"s to loss \d", said.out), "the goal is the other run's"
+
+
 @pytest.mark.slow
 def test_a_report_is_made_anew(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert make_report([runs[0]]) == 0
@@ -71,7 +94,9 @@ def test_a_folder_without_a_run_or_set_is_one_line(runs: tuple[str, str], tmp_pa
     with pytest.raises(DataError, match=r"has no config\.json: it is not the folder of a run"):
         main([str(tmp_path)])
     with pytest.raises(UsageError, match=r"a run is given twice"):
-        main([runs[0], runs[0]])
+        main([runs[0], f"{runs[0]}/"])
+    with pytest.raises(UsageError, match=r"must be finite numbers"):
+        main([runs[0], "--loss", "nan"])
     with pytest.raises(DataError, match=r"holds neither a committed shard set .* nor a training run"):
         make_report([str(tmp_path)])
     (tmp_path / "config.json").write_text("{}")

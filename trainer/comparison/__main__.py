@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.core import command_line
+from pipeline.core import command_line, console
 from pipeline.core.command_line import Parser
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.extras import require
@@ -22,6 +23,8 @@ from trainer.runlog.run_folder import RunRecord, read_record
 if TYPE_CHECKING:
     from trainer.comparison.measurements import Measurements
 
+LOGGER = "sharding.runs"
+MIXED = "real or virtual second"
 INTERRUPTED = "nothing is lost; run the same command again"
 SAME_BY_NATURE = {"--output"}  # differs between any two runs
 EPILOG = """\
@@ -50,7 +53,7 @@ def parser() -> Parser:
     """Return the parser of the command."""
     result = command_line.parser("sharding runs", "Compare training runs in a table and a figure.", EPILOG)
     result.add_argument("runs", nargs="+", metavar="RUN", help="folders of runs, local, hdfs:// or s3://")
-    reached = "to which times are measured (default: the best that all runs reach)"
+    reached = "to which times are measured (default: the best that all runs with any reach)"
     result.add_argument("--loss", type=float, metavar="FLOAT", help=f"training loss {reached}")
     result.add_argument("--accuracy", type=float, metavar="FLOAT", help=f"evaluation accuracy {reached}")
     result.add_argument(
@@ -66,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Raises UsageError and DataError."""
     args = command_line.parse(parser(), argv)
     require("trainer", "runs")
-    if len(set(args.runs)) < len(args.runs):
+    if not all(isfinite(goal) for goal in (args.loss, args.accuracy) if goal is not None):
+        raise UsageError("--loss and --accuracy must be finite numbers")
+    if len({str(place_of(run)) for run in args.runs}) < len(args.runs):
         raise UsageError("a run is given twice: name each folder once")
     # Imported late, because --help needs neither pandas nor matplotlib.
     from trainer.comparison.measurements import highest_common_accuracy, lowest_common_loss, with_times
@@ -80,11 +85,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     timed = [with_times(run, *goals) for run in measured]
     print(describe(timed, goals, subject="run", clock="training time"))
+    unit = unit_of_time(runs)
+    if unit == MIXED:
+        virtual = ", ".join(run.label for run in runs if run.record.simulated is not None)
+        console.say(
+            LOGGER, f"note: times and images/s of {virtual} are in virtual time, those of the other runs in real time"
+        )
     print(describe_differences(runs))
     if args.output:
-        write_comparison(Path(args.output), timed, goals, unit_of_time="second")
+        write_comparison(Path(args.output), timed, goals, unit_of_time=unit)
         print(f"picture: {Path(args.output) / PICTURE}")
     return 0
+
+
+def unit_of_time(runs: Sequence[ComparedRun]) -> str:
+    """Return the unit of the figure's times, of runs in real time, in virtual time or in either."""
+    is_virtual = {run.record.simulated is not None for run in runs}
+    return MIXED if len(is_virtual) > 1 else "virtual second" if is_virtual == {True} else "second"
 
 
 def read_run(uri: str) -> ComparedRun:

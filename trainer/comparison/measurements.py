@@ -138,17 +138,13 @@ def sent_bytes(
 
 
 def lowest_common_loss(runs: Sequence[Measurements]) -> float | None:
-    """Return the lowest loss that every run reaches; None if a run has no losses."""
-    if any(not len(run.loss) for run in runs):
-        return None
-    return float(max(run.loss.min() for run in runs))
+    """Return the lowest loss that every run with losses reaches; None if no run has any."""
+    return max((float(run.loss.min()) for run in runs if len(run.loss)), default=None)
 
 
 def highest_common_accuracy(runs: Sequence[Measurements]) -> float | None:
-    """Return the highest evaluation accuracy that every run reaches; None if a run has no evaluations."""
-    if any(not len(run.accuracy) for run in runs):
-        return None
-    return float(min(run.accuracy.max() for run in runs))
+    """Return the highest evaluation accuracy that every run with evaluations reaches; None if no run has any."""
+    return min((float(run.accuracy.max()) for run in runs if len(run.accuracy)), default=None)
 
 
 def time_to(values: Floats, seconds: Floats, goal: float | None) -> float | None:

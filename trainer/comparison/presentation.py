@@ -80,7 +80,7 @@ def _size(sent_bytes: int) -> str:
 def draw(runs: Sequence[Measurements], goals: Goals, *, unit_of_time: str) -> bytes:
     """Return the figure as PNG: curves over training time; throughput, staleness and traffic by run.
 
-    unit_of_time: "second", or "virtual second"."""
+    unit_of_time: such as "second" or "virtual second"."""
     labels = [run.label for run in runs]
     line_styles = [
         {"color": PALETTE[at % len(PALETTE)], "ls": LINES[at // len(PALETTE) % len(LINES)]} for at in range(len(runs))
