@@ -260,6 +260,7 @@ def test_a_run_is_summed_up() -> None:
         "final_accuracy": 0.5,
         "final_loss": None,
         "class_accuracy": [0.75, None],
+        "class_rows": [4, 0],
         "class_names": ["cat", "dog"],
         "weakest_accuracy": 0.75,
         "neighbourhood_accuracy": [0.0, None, 1.0],

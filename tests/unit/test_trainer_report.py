@@ -327,6 +327,28 @@ def test_the_weakest_neighbourhoods_are_named_with_their_rows() -> None:
         "Accuracy on the weakest tenth of the neighbourhoods: 50.00%, lowest in neighbourhood 2 (50.00% of 1,200 rows)."
     )
     assert describe_neighbourhoods(dict.fromkeys(summary)) == "", "a set without a model"
+    of_few = {"neighbourhood_accuracy": [0.75, 0.0, 0.5], "neighbourhood_rows": [10, 1, 9]}
+    assert "lowest in neighbourhood 0 (75.00% of 10 rows)" in describe_neighbourhoods(summary | of_few)
+    none_has_ten = {"neighbourhood_accuracy": [0.75, 0.0, 0.5], "neighbourhood_rows": [9, 1, 9]}
+    assert "lowest in neighbourhood 1 (0.00% of 1 row)" in describe_neighbourhoods(summary | none_has_ten)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_weak_classes_and_neighbourhoods_are_in_a_table(tmp_path: Path) -> None:
+    run = MadeUpRun(num_workers=2, epochs=1)
+    run.train(1)
+    counts = {"class_rows": [40, 0, 4], "class_correct": [30, 0, 1], "class_names": ["cat", "dog", "<b>"]}
+    counts |= {"neighbourhood_rows": [50] * 22, "neighbourhood_correct": list(range(50, 28, -1))}
+    evaluation = {"event": "eval", "version": run.version, "epoch": 1.0, "seconds": run.seconds, "accuracy": 0.5}
+    run.events.append(evaluation | counts | {"loss": 1.0})
+    text = write_report(run.save(tmp_path)).read_text(encoding="utf-8")
+    table = rows_of(text)
+    assert list(table).index("<b>") < list(table).index("cat")
+    assert (table["<b>"], table["cat"]) == (["4", "25.00%"], ["40", "75.00%"])
+    assert "dog" not in table
+    assert (table["21"], table["2"]) == (["50", "58.00%"], ["50", "96.00%"])
+    assert "2 neighbourhoods of higher accuracy are left out." in text
+    assert "classes of higher accuracy" not in text
 
 
 @pytest.mark.parametrize("axis", ["seconds", "epoch"])

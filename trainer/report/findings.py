@@ -24,6 +24,7 @@ from trainer.runlog.kinds import (
     WarningEvent,
 )
 
+ENOUGH_ROWS = 10  # of a neighbourhood whose accuracy is named
 ENDINGS: Mapping[str | None, tuple[str, str]] = {
     "finished": ("better", "Finished"),
     "interrupted": ("worse", "Interrupted; --resume continues it"),
@@ -37,6 +38,14 @@ class RunFinding(NamedTuple):
 
     level: str
     text: str
+
+
+class GroupAccuracy(NamedTuple):
+    """A row of the table of classes, or of neighbourhoods: its name or number, evaluation rows, and their accuracy."""
+
+    name: str
+    rows: int
+    accuracy: float
 
 
 class Figure(NamedTuple):
@@ -142,13 +151,34 @@ def describe_neighbourhoods(summary: Mapping[str, Any]) -> str:
     accuracy = {number: share for number, share in shares if share is not None}
     if len(accuracy) < 2:
         return ""
-    lowest = min(accuracy, key=lambda number: accuracy[number])
-    rows = summary["neighbourhood_rows"][lowest]
+    counts = summary["neighbourhood_rows"]
+    # The accuracy of a few rows says little.
+    candidates = [number for number in accuracy if counts[number] >= ENOUGH_ROWS] or list(accuracy)
+    lowest = min(candidates, key=lambda number: accuracy[number])
+    rows = counts[lowest]
     return (
         "Accuracy on the weakest tenth of the neighbourhoods:"
         f" {percent(summary['weakest_neighbourhoods_accuracy'])}, lowest in neighbourhood {lowest}"
         f" ({percent(accuracy[lowest])} of {rows:,} {'row' if rows == 1 else 'rows'})."
     )
+
+
+def weakest_groups(summary: Mapping[str, Any], kind: str, names: Sequence[str] = ()) -> list[GroupAccuracy]:
+    """Return the classes or neighbourhoods with evaluation rows in order of rising accuracy.
+
+    Args:
+        summary: the content of result.json.
+        kind: ``class`` or ``neighbourhood``.
+        names: by number; one without a name is called by its number.
+    """
+    called = dict(enumerate(names))
+    counted = zip(summary[f"{kind}_rows"] or (), summary[f"{kind}_accuracy"] or (), strict=False)
+    groups = [
+        GroupAccuracy(called.get(number) or str(number), rows, share)
+        for number, (rows, share) in enumerate(counted)
+        if share is not None
+    ]
+    return sorted(groups, key=lambda group: group.accuracy)
 
 
 def describe_consensus(live: Sequence[LogEvent]) -> str:

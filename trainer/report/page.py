@@ -23,6 +23,7 @@ from trainer.report.findings import (
     findings,
     headline,
     title,
+    weakest_groups,
 )
 from trainer.report.history import (
     Incident,
@@ -44,6 +45,7 @@ from trainer.runlog.read import read_pushes, surviving_events
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned_log
 
+MOST_GROUPS = 20  # in the table of classes, and of neighbourhoods
 FEWEST_BINS = 4  # a figure over time needs more bins than this
 
 
@@ -167,6 +169,11 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         figures=embedded_figures,
         classes=describe_classes(summary),
         neighbourhoods=describe_neighbourhoods(summary),
+        weakest={
+            "class": weakest_groups(summary, "class", summary["class_names"]),
+            "neighbourhood": weakest_groups(summary, "neighbourhood"),
+        },
+        max_groups=MOST_GROUPS,
         consensus=describe_consensus(live),
         kinds={incident.event.kind for incident in happened},
         staleness_max=summary["staleness"]["max"],

@@ -83,6 +83,7 @@ class Result:
     restarts: dict[str, int]  # by role
     rollbacks: int
     class_accuracy: list[float | None] | None = None  # by class, of the final model; None for a class without rows
+    class_rows: list[int] | None = None  # evaluation rows by class
     class_names: list[str] = field(default_factory=list)  # by class; empty if the shard set names none
     weakest_accuracy: float | None = None  # of the evaluation rows in the weakest tenth of the classes, at least one
     neighbourhood_accuracy: list[float | None] | None = None  # by neighbourhood, as class_accuracy
@@ -267,6 +268,7 @@ def _accuracy(live: Sequence[LogEvent]) -> dict[str, Any]:
         "final_accuracy": _finite(last.accuracy),
         "final_loss": _finite(last.loss),
         "class_accuracy": _group_accuracy(last.class_correct, last.class_rows),
+        "class_rows": last.class_rows,
         "class_names": last.class_names or [],
         "weakest_accuracy": _weakest_accuracy(last.class_correct, last.class_rows),
         "neighbourhood_accuracy": _group_accuracy(last.neighbourhood_correct, last.neighbourhood_rows),
