@@ -247,7 +247,8 @@ def test_the_columns_left_out_are_said_with_quiet(
     (copy / "manifest.json").write_text(json.dumps(manifest))
     export(copy, "webdataset", tmp_path / "tars")
     said = capsys.readouterr().err
-    assert said == "[export] warning: the columns that --keep-columns kept are left out (site)\n"
+    assert said.endswith(" export    warning: the columns that --keep-columns kept are left out (site)\n")
+    assert said.count("\n") == 1
 
 
 def test_a_damaged_file_ends_the_export_without_a_card(tmp_path: Path) -> None:

@@ -489,12 +489,12 @@ def test_a_heartbeat_of_no_process_tells_nothing(pid: object) -> None:
     assert is_running(whoami() | {"pid": pid}) is None
 
 
-def test_an_embedding_table_says_nothing_it_cannot(tmp_path: Path) -> None:
+def test_a_table_with_damaged_metadata_is_none_of_a_command(tmp_path: Path) -> None:
     KINDS["embeddings"].make(tmp_path)
     path = tmp_path / "a.parquet"
     table = pq.read_table(path)
     pq.write_table(table.replace_schema_metadata({"sharding.embedding": DEEP}), path)
-    assert "a.parquet is damaged: it is nested too deeply" in refused("embeddings", tmp_path)
+    assert "a.parquet exists, and is no table that this command made" in refused("embeddings", tmp_path)
 
 
 def test_values_of_json_are_held_against_their_types() -> None:
