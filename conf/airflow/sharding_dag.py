@@ -84,7 +84,7 @@ class Parameters:
         return parameters
 
     def place(self, name):
-        return getattr(self, name).replace("{ds}", DAY)
+        return with_day(getattr(self, name))
 
     def words(self, name):
         """The flags of a parameter: a list, or a line that is split as by a shell, but not within a template."""
@@ -98,7 +98,12 @@ class Parameters:
             value = [re.sub("\0", lambda _: next(templates), word) for word in split]
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
             raise ValueError(f"{name} = {value!r} is neither a line of flags nor a list of strings")
-        return [word.replace("{ds}", DAY) for word in value]
+        return [with_day(word) for word in value]
+
+
+def with_day(text):
+    """Put the run's day in the place of {ds}. A template {{ds}} stays as it is."""
+    return re.sub(r"(?<!\{)\{ds\}(?!\})", lambda _: DAY, text)
 
 
 class UnlessHopeless(RetryPolicy):
@@ -230,10 +235,12 @@ def make_dag(name, parameters):
 def broken_dag(name, problem):
     """The DAG of a file that is no set of parameters: its name in Airflow's list and its runs, which fail, have the line.
 
-    An error of this module would say the same, but would take the DAGs of all other files away."""
+    An error of this module would say the same, but would take the DAGs of all other files away. It has an id of its own,
+    because the DAG of the repaired file goes on after the last run under its id."""
 
     @dag(
-        dag_id=name,
+        dag_id=re.sub(r"[^\w.-]", "_", f"{name}.broken"),
+        is_paused_upon_creation=False,
         dag_display_name=f"{name} (broken: {problem})"[:2000],
         schedule="@daily",
         start_date=datetime(2020, 1, 1, tzinfo=UTC),
@@ -255,4 +262,4 @@ for file in sorted(Path(__file__).parent.glob("sharding*.toml")):
     try:
         globals()[file.stem] = make_dag(file.stem, Parameters.read(file))
     except Exception as error:
-        globals()[file.stem] = broken_dag(file.stem, f"{file.name}: {error}")
+        globals()[f"{file.stem}.broken"] = broken_dag(file.stem, f"{file.name}: {error}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core import console
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from pipeline.core.extras import require
 from pipeline.core.provenance import CREDENTIALS, HIDDEN
 from pipeline.core.shardset.generations import generations
@@ -101,7 +101,7 @@ def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> It
         if path is not None:
             try:
                 write_metrics(path, labels, record, start, time.time())
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, JobError) as error:
                 console.say("sharding.metrics", f"warning: --metrics-file {path}: {error}", level="warning")
 
     try:

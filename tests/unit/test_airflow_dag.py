@@ -54,7 +54,7 @@ def toml(**values: Any) -> str:
             ["--epochs", "{{ var.value.epochs }}", "--x={{ a['b c'] }}"],
         ),
         ("--model 'wide resnet' --at /x/{ds}", ["--model", "wide resnet", "--at", f"/x/{DAY}"]),
-        (["--at", "/x y/{ds}"], ["--at", f"/x y/{DAY}"]),
+        (["--at", "/x y/{ds}", "{{ds}}"], ["--at", f"/x y/{DAY}", "{{ds}}"]),
     ],
 )
 def test_flags_are_split_as_by_a_shell(load: Load, tmp_path: Path, name: str, value: Any, words: list[str]) -> None:
@@ -63,11 +63,12 @@ def test_flags_are_split_as_by_a_shell(load: Load, tmp_path: Path, name: str, va
 
 
 def test_a_broken_file_leaves_the_dags_of_others(load: Load) -> None:
-    names = load(sharding=toml(), sharding_b="raw = [", sharding_c=toml())
-    assert {"sharding", "sharding_b", "sharding_c"} <= names.keys()
+    """The broken one's has an id of its own, or its runs would count as those of the repaired file."""
+    names = load(sharding=toml(), **{"sharding b": "raw = ["}, sharding_c=toml())
+    assert {"sharding", "sharding b.broken", "sharding_c"} <= names.keys()
     made = {call.kwargs["dag_id"]: call.kwargs["doc_md"] for call in names["sdk"].dag.call_args_list}
-    assert made.keys() == {"sharding", "sharding_b", "sharding_c"}
-    assert made["sharding_b"].startswith("sharding_b.toml: ")
+    assert made.keys() == {"sharding", "sharding_b.broken", "sharding_c"}
+    assert made["sharding_b.broken"].startswith("sharding b.toml: ")
     assert made["sharding"] == made["sharding_c"]
 
 
@@ -85,7 +86,8 @@ def test_a_broken_file_leaves_the_dags_of_others(load: Load) -> None:
 def test_parameters_that_cannot_be_are_one_line(load: Load, values: dict[str, Any], words: str) -> None:
     names = load(sharding=toml(**values))
     (problem,) = [call.kwargs["doc_md"] for call in names["sdk"].dag.call_args_list]
-    assert problem.startswith(f"sharding.toml: {words}") or words in problem
+    assert problem.startswith("sharding.toml: ")
+    assert words in problem
     assert "\n" not in problem
 
 

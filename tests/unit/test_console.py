@@ -104,6 +104,8 @@ def test_progress_of_tables_is_a_line_of_the_format(capsys: pytest.CaptureFixtur
     progress.say("3 of 3 rows")
     (line,) = lines(capsys.readouterr().err)
     assert (line["message"], line["fields"]["phase"]) == ("predict: 3 of 3 rows", "predict")
+    progress.warn("no labels")
+    assert [line["level"] for line in lines(capsys.readouterr().err)] == ["warning"]
 
 
 @pytest.mark.parametrize("make", [embed_parser, export_parser, predict_parser])

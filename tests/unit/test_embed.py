@@ -321,6 +321,7 @@ def test_the_slower_of_two_other_runs_replaces_no_table(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="exists, but has another configuration or input: give --overwrite"):
         slower.finish(1, table_schema(2), {})
     assert path.read_bytes() == data
+    assert [path.name for path in Path(slower.work).iterdir()] == ["part-0"]
     replace(slower, overwrite=True).finish(1, table_schema(2), {})
     assert (slower.read_metadata() or {})["identity"] == "slower"
     assert [path.name for path in tmp_path.iterdir()] == ["t.parquet"]

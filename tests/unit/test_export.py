@@ -225,15 +225,17 @@ def test_only_an_export_of_a_model_is_replaced(run: Result, tmp_path: Path, monk
         for name in names:
             (folder / name).write_text('{"mine": true}')
         for overwrite in (False, True):
-            with pytest.raises(UsageError, match=f"{number} exists, and is no export as safetensors; choose another"):
+            with pytest.raises(UsageError, match=f"{number} exists, and is no export as safetensors: delete it"):
                 export(str(run.output), str(folder), "safetensors", overwrite=overwrite)
         assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(names, '{"mine": true}')
+    (tmp_path / "clone" / ".git").mkdir(parents=True)  # of an empty repository
+    export(str(run.output), str(tmp_path / "clone"), "safetensors")
     monkeypatch.setattr(write, "find_spec", lambda name: name)  # as if the packages of ONNX were installed
     for kind in ("torchscript", "onnx"):
         for content in (b"", b"mine", Path(str(run.output) + "/model.safetensors").read_bytes()):
             (tmp_path / "file").write_bytes(content)
             for overwrite in (False, True):
-                with pytest.raises(UsageError, match=f"file exists, and is no export as {kind}; choose another"):
+                with pytest.raises(UsageError, match=f"file exists, and is no export as {kind}: delete it"):
                     export(str(run.output), str(tmp_path / "file"), kind, overwrite=overwrite)
             assert (tmp_path / "file").read_bytes() == content
 
@@ -308,8 +310,8 @@ def test_a_wrong_target_is_one_line(run: Result, tmp_path: Path, monkeypatch: py
         (earlier, "safetensors", True, "earlier is a file; name a folder"),
         (tmp_path, "torchscript", True, "is a folder; name a file"),
         (earlier / "m.pt", "torchscript", False, "m.pt cannot be written: File exists; choose another"),
-        (tmp_path, "safetensors", False, "exists, and is no export as safetensors; choose another"),
-        (home, "safetensors", True, "exists, and is no export as safetensors; choose another"),
+        (tmp_path, "safetensors", False, "exists, and is no export as safetensors: delete it, or choose another"),
+        (home, "safetensors", True, "exists, and is no export as safetensors: delete it, or choose another"),
         (home / "model.safetensors", "torchscript", True, f"lies in the run {home}; choose another"),
         (home / "new" / "hub", "safetensors", False, f"lies in the run {home}; choose another"),
         (home.parent / "shards" / "model.pt", "torchscript", True, "lies in the shard set .*; choose another"),

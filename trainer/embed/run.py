@@ -77,7 +77,8 @@ def embed(embedding: Embedding) -> EmbeddingResult:
         explained = round(fitting.explained_variance(), 6)
         progress.say(f"{length} numbers per row reconstruct {explained:.1%} of the variance")
         spans = spans_of(dataset.rows, dataset.record_bytes)
-        table.write_parts(spans, partial(_encode, fitting, dataset), TableProgress(embedding.quiet, "embed"))
+        progress.phase = "embed"
+        table.write_parts(spans, partial(_encode, fitting, dataset), progress)
     about = {"length": length, "rows": dataset.rows, "explained": explained, "asked": embedding.identity()}
     table.finish(len(spans), table_schema(length), about)
     return EmbeddingResult(table.uri, True, dataset.rows, length, explained)

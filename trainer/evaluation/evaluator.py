@@ -106,12 +106,12 @@ class Evaluator:
     def _find_neighbourhoods(self, shards: Shards) -> Neighbourhoods | None:
         """Return the neighbourhoods of the evaluation rows; None without classes, rows or a model in the set.
 
-        Training does not need the model, so that a damaged one is a warning."""
+        Training does not need the model, so that one that cannot be read is a warning."""
         if self.rows is None or self.metadata.classes is None:
             return None
         try:
             return neighbourhoods_of_images(shards, self.rows.images_NCHW)
-        except DataError as error:
+        except (DataError, OSError) as error:
             self._warn(f"accuracy is not counted by neighbourhood: {error}")
             return None
 

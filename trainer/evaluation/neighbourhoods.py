@@ -15,6 +15,7 @@ from pipeline.core.arrays import Floats, Ints
 from pipeline.core.errors import DataError
 from pipeline.core.npz import Arrays, check_arrays, from_bytes
 from pipeline.core.shardset.generations import name_of_model
+from pipeline.core.storage.retries import with_retries
 from trainer.data.mapped_images import Images, Pixels
 from trainer.data.shards import Shards
 from trainer.watchdog import kick
@@ -99,9 +100,9 @@ def read_model(shards: Shards) -> NeighbourhoodModel | None:
 def _read(shards: Shards, uri: str) -> Arrays:
     """Return the arrays of a file of the model, whose checksums are verified. Raises DataError and OSError."""
     try:
-        return from_bytes(shards.store.read(uri))
+        return from_bytes(with_retries(shards.store.read)(uri))
     except FileNotFoundError:
-        raise DataError(f"{uri} no longer exists: the set was replaced") from None
+        raise DataError(f"{uri} is missing: the set was replaced, or copied without it") from None
     except ValueError as error:
         raise DataError(f"{uri} is a damaged model: {error}") from None
 

@@ -26,8 +26,9 @@ def check_outside(target: Place) -> None:
 
 
 def names_in(folder: Place) -> set[str]:
-    """Return the names of the files and folders in a folder, without locks and files that were never completed."""
-    return {entry.name for entry in entries(folder) if not entry.name.endswith(".tmp")} - {*LOCKS}
+    """Return the names of the files and folders in a folder, without hidden ones (git's), locks and incomplete files."""
+    names = {entry.name for entry in entries(folder) if not entry.name.startswith(".")}
+    return {name for name in names if not name.endswith(".tmp")} - {*LOCKS}
 
 
 def read_begun(folder: Place, source: str) -> dict[str, str] | None:
@@ -36,7 +37,7 @@ def read_begun(folder: Place, source: str) -> dict[str, str] | None:
     source: "set" or "model", the key of what was exported."""
     try:
         values = parse_object((folder / BEGUN).read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, IsADirectoryError, ValueError):
         return None
     return values if values.keys() == {source, "format"} and values["format"] in FORMATS else None
 

@@ -83,7 +83,7 @@ def _check_target(target: Place, kind: str, model: Place, *, overwrite: bool) ->
         if not (names if is_folder else target.exists()):
             return
         if not (read_begun(target, "model") if is_folder else HEADS[kind] in read_range(target, 0, HEAD_BYTES)):
-            raise UsageError(f"--to {target} exists, and is no export as {kind}; choose another")
+            raise UsageError(f"--to {target} exists, and is no export as {kind}: delete it, or choose another")
         if is_folder and str(model) == str(target / MODEL):
             raise UsageError(f"--to {target} holds the model itself; choose another")
         is_killed = is_folder and CARD not in names

@@ -13,8 +13,8 @@ from pipeline.core.storage.uri import split_uri
 from trainer.home.place import Place
 from trainer.run_files import CONFIG, METRICS
 
-# A folder above a path may be closed to the user, or may be a file; a manifest may be another program's.
-ABSENT = (FileNotFoundError, NotADirectoryError, PermissionError, ValueError)
+# A folder above a path may be closed to the user, or may be a file; a manifest may be another program's file or folder.
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, ValueError)
 
 
 def enclosing_set(place: Place) -> Place | None:

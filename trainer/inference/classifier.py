@@ -93,7 +93,7 @@ def load(run: str | Path, *, best: bool = False) -> Classifier:
     with torch.random.fork_rng(devices=[]):
         try:
             network = spec.make(metadata.chw, metadata.classes or 1)
-        except Exception as error:  # such as a shape that the model does not support, or no memory for it
+        except Exception as error:  # such as a shape that the model does not support, or far more than there is memory
             if isinstance(spec, OwnModel):
                 raise
             raise _broken(path, error) from None

@@ -22,7 +22,7 @@ class TableProgress:
         first: steps or rows that were done before this start.
         start: when the phase began (monotonic seconds).
         last_line: when the last line was printed (monotonic seconds).
-        command_start: when the command began (monotonic seconds).
+        command_start: when the progress of the command began (monotonic seconds).
     """
 
     quiet: bool
@@ -62,10 +62,10 @@ class TableProgress:
 
     def warn(self, text: str) -> None:
         """Print a warning, also with --quiet."""
-        self._print(f"warning: {text}")
+        self._print(f"warning: {text}", "warning")
 
-    def _print(self, text: str) -> None:
+    def _print(self, text: str, level: str = "info") -> None:
         elapsed = time.monotonic() - self.command_start
         line = f"{console.wall_clock()} [{elapsed:6.1f} s] {self.phase:<9} {text}"
         fields = {"elapsed_s": round(elapsed, 1), "phase": self.phase}
-        console.say(LOGGER, f"{self.phase}: {text}", text=line, fields=fields)
+        console.say(LOGGER, f"{self.phase}: {text}", text=line, level=level, fields=fields)

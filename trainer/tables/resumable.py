@@ -142,8 +142,12 @@ class TableFile:
                     with pa.ipc.open_stream(self.store.read(f"{self.work}/part-{number}")) as stream:
                         for batch in stream:
                             writer.write_batch(batch.replace_schema_metadata(metadata))
-            if self.read_finished() is not None:
-                return  # another run of this command has written the same table
+            try:
+                if self.read_finished() is not None:
+                    return  # another run of this command has written the same table
+            except UsageError:
+                self.store.delete(draft)  # the parts stay, for the same command with --overwrite
+                raise
             self.store.rename(draft, self.uri, overwrite=True)
         except FileNotFoundError:
             if (self.read_metadata() or {}).get("identity") != self.identity:
