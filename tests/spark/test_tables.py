@@ -135,7 +135,7 @@ def test_a_table_is_the_set_of_its_rows(
     assert (manifest.evaluation.input.uri, manifest.evaluation.input.rows) == ("table:held_out", 58)
     assert manifest.input.id_column == manifest.evaluation.input.id_column == "key"
     alone = shard(f"table:{table}", tmp_path / "alone", assignment_only=True, **ORDERED)
-    with pytest.raises(DataError, match=r"materialize\.py --assignment \S+ --input table:images --output"):
+    with pytest.raises(DataError, match=r"materialize --assignment \S+ --input table:images --output"):
         with_rows(alone.shards)
     inputs: list[str | DataFrame] = ["table:images", frame.repartition(3)]
     for number, data in enumerate(inputs):  # in the order of the assignment's column

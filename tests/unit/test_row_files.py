@@ -11,10 +11,10 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -266,7 +266,8 @@ def test_a_process_waits_for_the_maker_of_a_file(shards: Path, tmp_path: Path, m
             if len(waits) == 3:
                 fcntl.flock(other, fcntl.LOCK_UN)
 
-        monkeypatch.setattr(time, "sleep", sleep)
+        # Only in this module: threads of py4j sleep, too.
+        monkeypatch.setattr(row_files, "time", SimpleNamespace(sleep=sleep))
         rows = load_worker(on_disk, 1)
     assert len(waits) == 3
     assert_equal(rows, load_worker(open_shards(str(shards)), 1))
@@ -297,7 +298,7 @@ def test_a_maker_leaves_the_file_that_another_began_anew(
         others[0].close()
 
     monkeypatch.setattr(row_files, "_write", write_slowly)
-    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr(row_files, "time", SimpleNamespace(sleep=sleep))
     rows = load_worker(on_disk, 1)
     assert others[0].closed
     assert_equal(rows, load_worker(open_shards(str(shards)), 1))
