@@ -9,6 +9,7 @@ import time
 
 _progress_at = time.monotonic()
 _trouble = ""
+_has_started = False
 
 
 def kick() -> None:
@@ -20,6 +21,17 @@ def kick() -> None:
 def stalled_s() -> float:
     """Return the seconds since the last progress."""
     return time.monotonic() - _progress_at
+
+
+def mark_started() -> None:
+    """Report that this process has done its first work. Until then, an import or a GPU may stop its heartbeats, too."""
+    global _has_started
+    _has_started = True
+
+
+def has_started() -> bool:
+    """Return whether this process has done its first work."""
+    return _has_started
 
 
 def report(trouble: str) -> None:

@@ -268,6 +268,29 @@ def test_whoever_hangs_though_it_has_a_pulse_is_started_again(
     assert [event["epoch"] for event in run.events("eval")] == [1, 2]
 
 
+STARTS_SLOWLY = """
+import ctypes
+from pathlib import Path
+import torch
+
+def build(image_shape, num_classes):
+    if Path("/proc/self/comm").read_text().startswith("worker"):
+        ctypes.PyDLL(None).sleep(3)  # no other thread of Python runs meanwhile
+    channels, height, width = image_shape
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(channels * height * width, num_classes))
+"""
+
+
+@pytest.mark.full
+def test_a_worker_may_start_without_heartbeats(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while CUDA is loaded, which stops the thread of the heartbeats for longer than all-reduce's 2 s."""
+    (tmp_path / "slow_start_of_a_test.py").write_text(STARTS_SLOWLY)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--model", "slow_start_of_a_test:build", "--steps", 4, "--exchange", "all-reduce")
+    run = train_here(shards, tmp_path / "run", *COMMON, *flags)
+    assert not run.events("restart")
+
+
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
 

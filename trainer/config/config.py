@@ -246,7 +246,7 @@ class Config:
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """Seconds without a heartbeat after which a process that is no worker is restarted."""
+        """Seconds without a heartbeat after which a process is restarted that is no worker, or a worker that starts."""
         timeout_s = self.processes.heartbeat_timeout_s
         return HEARTBEAT_TIMEOUT_S if timeout_s is None else timeout_s
 

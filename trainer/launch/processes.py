@@ -26,7 +26,7 @@ from typing import Any
 from pipeline.core.errors import JobError
 from pipeline.core.import_path import handed_on, hiding_file
 from trainer.launch.open_files import raise_limit
-from trainer.watchdog import kick, stalled_s, trouble
+from trainer.watchdog import has_started, kick, stalled_s, trouble
 
 PULSE_S = 0.5
 START_S = 120.0  # if a fork takes longer, the fork server is frozen
@@ -37,6 +37,7 @@ UNKNOWN = 255  # multiprocessing's exit code if the fork server, which alone kno
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 1 << 30
+STARTING, STARTED = "starting", "started"  # of a heartbeat: before and after a process's first work
 EXIT = b"exit "  # prefix of the message with which a process announces its exit code
 
 
@@ -144,6 +145,7 @@ class Child:
         process: the process.
         heartbeat: time of its last heartbeat (monotonic seconds).
         stalled_s: seconds without progress of its main thread, as of that heartbeat.
+        has_started: whether it had done its first work by then.
         trouble: the problem that it reported with that heartbeat, or "".
     """
 
@@ -154,6 +156,7 @@ class Child:
         self.lifeline, self.process = _start(name, (str(log), module, arguments))
         self.heartbeat = time.monotonic()
         self.stalled_s = 0.0
+        self.has_started = False
         self.trouble = ""
         self._announced_code: int | None = None  # the exit code that it announced, None before
         self._is_cut = False  # whether the lifeline is closed at its end
@@ -178,8 +181,8 @@ class Child:
                 if word.startswith(EXIT):
                     self._announced_code = int(word.removeprefix(EXIT))
                 else:
-                    seconds, _, self.trouble = word.decode().partition(" ")
-                    self.stalled_s = float(seconds)
+                    seconds, started, self.trouble = word.decode().split(" ", 2)
+                    self.stalled_s, self.has_started = float(seconds), started == STARTED
         except (EOFError, OSError):
             self._is_cut = True  # the process is ending, or has ended
 
@@ -372,7 +375,7 @@ def _pulse(lifeline: Connection) -> None:
     try:
         # The supervisor sends nothing, so the connection is readable only when it is closed.
         while not lifeline.poll(PULSE_S):
-            lifeline.send_bytes(f"{stalled_s():.1f} {trouble()}".encode())
+            lifeline.send_bytes(f"{stalled_s():.1f} {STARTED if has_started() else STARTING} {trouble()}".encode())
     except (EOFError, OSError):
         pass
     os._exit(1)

@@ -201,16 +201,22 @@ class Supervisor:
         self._keep_fork_server()
         for role, child in list(self.children.items()):
             has_ended = child.exit_code() is not None
-            config = self.config
-            # Of an exchange without servers, all workers wait for a frozen one, but not for the evaluator.
-            timeout_s = config.worker_timeout_s if role.kind == "worker" else config.heartbeat_timeout_s
-            cause = child.cause() if has_ended else child.hangs(timeout_s, config.processes.stall_timeout_s)
+            cause = child.cause() if has_ended else self._hang_of(role, child)
             if cause is not None:
                 child.kill()
                 self._ended(role, child, cause)
         for role in [role for role, at in self.waiting.items() if at <= time.monotonic()]:
             del self.waiting[role]
             self._start(role)
+
+    def _hang_of(self, role: Role, child: Child) -> str | None:
+        """Return why a process must be killed, or None.
+
+        Of an exchange without servers, all workers wait for a frozen one, but neither for the evaluator nor for a worker
+        that starts, whose heartbeats can stop for seconds while CUDA is loaded."""
+        is_awaited = role.kind == "worker" and child.has_started
+        timeout_s = self.config.worker_timeout_s if is_awaited else self.config.heartbeat_timeout_s
+        return child.hangs(timeout_s, self.config.processes.stall_timeout_s)
 
     def _keep_fork_server(self) -> None:
         """Restart the fork server if it died. Its children keep running, but the next start needs it."""

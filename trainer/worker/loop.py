@@ -11,7 +11,7 @@ from typing import Protocol
 from trainer.coordination.local_steps import ONE_STEP, LocalCopy, LocalPlan
 from trainer.coordination.orders import StepMeasurements, join_measurements
 from trainer.data.batches import Batches, MiniBatch
-from trainer.watchdog import kick
+from trainer.watchdog import kick, mark_started
 from trainer.worker.clients.base import Client, MustRejoin, Turn
 from trainer.worker.gossip import WorkerGossip
 from trainer.worker.step import Step, step_seed
@@ -94,6 +94,7 @@ def train(
             copy = LocalCopy(client.pulled, step.flat.num_parameters, steps.statistics, step.owned_entries)
             report = _compute_locally(client, turn, steps, copy, compute)
             is_cancelled = False
+        mark_started()
         turn = _next(client, turn, report, is_cancelled=is_cancelled)
 
 
