@@ -1,6 +1,7 @@
 """Runs the DAG of a file in Airflow's own interpreter, and prints a line of JSON for each run. No module of this project.
 
-Arguments: the file, and for each run the day that its interval begins with, or ``none``. Scheduler and tasks are this one
+Arguments: the file, and for each run the day that its interval begins with, or ``none``; ``broken`` runs the DAG of a
+broken parameter file in place of the shipped one's. Scheduler and tasks are this one
 process (``dag.test``): a signal to it is one to the task that runs, and its end is that of the scheduler.
 """
 
@@ -20,9 +21,9 @@ START = "RUN "  # of the lines
 def main(file: str, days: list[str]) -> None:
     bag = DagBag(file)
     assert not bag.import_errors, bag.import_errors
-    (dag,) = bag.dags.values()
     for day in days:
-        run = dag.test(logical_date=None if day == "none" else end_of(day))
+        dag = bag.dags["sharding_b.broken" if day == "broken" else "sharding"]
+        run = dag.test(logical_date=None if day in ("none", "broken") else end_of(day))
         print(START + json.dumps(described(run)), flush=True)
 
 

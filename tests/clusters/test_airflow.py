@@ -259,7 +259,8 @@ def hopeless(first: Installation, tmp_path_factory: pytest.TempPathFactory) -> t
     airflow.bring(WEDNESDAY)
     # Two days at a time, as in a parallel backfill: they share places, checkout and machine. SQLite serves one scheduler.
     second = installed(first, home / "second", airflow.root, **parameters)
-    with airflow.under_way(MONDAY, TUESDAY) as one, second.under_way(WEDNESDAY) as other:
+    (second.file.with_name("sharding_b.toml")).write_text("x = 1")
+    with airflow.under_way(MONDAY, TUESDAY) as one, second.under_way(WEDNESDAY, "broken") as other:
         assert (one.wait(), other.wait()) == (0, 0), airflow.log[-3000:] + second.log[-3000:]
     with (airflow.home / "log").open("ab") as log:
         log.write((second.home / "log").read_bytes())
@@ -294,6 +295,13 @@ def test_a_set_without_its_report_fails_the_task_that_shards(
     airflow, (_, _, run) = hopeless
     assert run.tasks["shard"] == ("failed", 2)
     assert "quality.json is missing: the shards are committed without their report" in airflow.log
+
+
+def test_the_run_of_a_broken_file_fails_once_with_its_line(hopeless: tuple[Installation, list[Run]]) -> None:
+    airflow, _ = hopeless
+    (run,) = (run for run in airflow.runs() if "read_parameters" in run.tasks)
+    assert run.tasks == {"read_parameters": ("failed", 1)}
+    assert "sharding_b.toml: unknown key 'x'; keys are " in airflow.log
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------
