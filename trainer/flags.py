@@ -27,12 +27,16 @@ DESCRIPTION = "Train a model on a committed shard set, with worker, server and e
 EPILOG = """\
 example: python -m trainer --shards build/shards --model resnet20 \\
              --protocol asp --servers 2 --epochs 5 --output build/run
+         python -m trainer --shards hdfs://namenode/shards --model resnet20 \\
+             --epochs 5 --output hdfs://namenode/run --launcher spark --hosts 3
 
 --shards is local (plain or file:), hdfs://host:port/path,
 webhdfs://host:port/path or s3://bucket/path. A run begins with a worker per
 shard. It writes metrics.jsonl, pushes.csv, checkpoints/, model.safetensors,
-result.json and report.html. python -m trainer embed computes vectors of images
-for the sharding jobs.
+result.json and report.html. --launcher spark uses the master that
+PYSPARK_SUBMIT_ARGS or spark-defaults.conf names, else the cores of this
+machine. python -m trainer embed computes vectors of images for the sharding
+jobs.
 
 Exit codes: 0 done or already finished, 2 wrong usage, 3 broken shards, 1 other
 errors and interruption (Ctrl-C, SIGTERM), which leaves a checkpoint: the same

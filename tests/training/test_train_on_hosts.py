@@ -329,7 +329,7 @@ def test_an_output_that_hosts_do_not_share_is_refused(shards: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--hosts", 2), "--hosts 2 needs --launcher"),
+        (("--hosts", 2), "--hosts 2 needs --launcher: spark, ray or local"),
         (("--hosts", 4, "--launcher", "local"), "--hosts 4: give 1 to 3"),
         (("--hosts", 0, "--launcher", "local"), "--hosts must be at least 1"),
         (

@@ -30,13 +30,13 @@ TRAINER = (
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker",
     "evaluation", "options", "regroup", "launch",
     "cluster", "start", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "export", "api",
-    "simulate", "spark_job", "report_command", "workers_command", "benchmark", "study",
+    "simulate", "spark_driver", "report_command", "workers_command", "benchmark", "study",
 )  # fmt: skip
 STUDY = ("plan", "run", "analysis", "report", "check")
 # Rooms of the trainer that enter more of the pipeline than its core: they stand above both packages.
 ENTERS = {
     "study": {"clustering", "runs", "datasets", "spark"},
-    "spark_job": {"spark"},
+    "spark_driver": {"spark"},
     "tables": {"input"},
     "embed": {"input"},
     "inference": {"input"},

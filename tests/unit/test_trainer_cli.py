@@ -18,7 +18,8 @@ from pipeline.spark.session import PACKAGE
 from tests.support.configs import make_config
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.unit.test_run_folder import content, finished, unfinished
-from trainer.__main__ import main
+from trainer.__main__ import main, parser
+from trainer.cluster.spark import SparkLauncher
 from trainer.config import Config, Data, Optimiser, Processes, RunSpec
 from trainer.data.opening import open_shards
 from trainer.flags import build_parser, config_of, options_of
@@ -258,3 +259,50 @@ def test_every_command_that_trains_has_the_trainers_defaults(
     (tmp_path / "trainer.toml").write_text("batch_size = 77\n")
     monkeypatch.setattr(command_line, "CONF", tmp_path)
     assert command_line.parse(build_parser(prog), [*NEEDED, "--steps", "1"]).batch_size == 77
+
+
+@pytest.mark.parametrize("flag", [("--roles", "server:0"), ("--addresses", "tcp://a:1"), ("--token-file", "t")])
+@pytest.mark.parametrize(
+    ("prog", "default", "args"),
+    [
+        ("python -m trainer", None, ["--launcher", "local"]),
+        ("python -m trainer", None, ["--launcher", "spark"]),
+        ("train.py", "spark", []),
+    ],
+)
+def test_a_launcher_excludes_hosts_started_by_hand(
+    prog: str, default: str | None, args: list[str], flag: tuple[str, str]
+) -> None:
+    with pytest.raises(UsageError, match=f"{flag[0]} is for hosts that are started by hand.*--launcher (local|spark)"):
+        main([*NEEDED, "--epochs", "1", *args, *flag], parser(prog, launcher=default))
+
+
+@pytest.mark.parametrize("flag", ["--host-cores", "--host-gpus"])
+def test_hosts_on_spark_have_the_cores_of_a_task(flag: str) -> None:
+    with pytest.raises(UsageError, match=r"--launcher ray; a Spark task has the cores of spark\.task\.cpus"):
+        main([*NEEDED, "--epochs", "1", "--launcher", "spark", flag, "2"])
+
+
+def test_several_hosts_need_a_launcher() -> None:
+    with pytest.raises(UsageError, match="--hosts 2 needs --launcher: spark, ray or local"):
+        main([*NEEDED, "--epochs", "1", "--hosts", "2"])
+
+
+@pytest.mark.parametrize(
+    ("prog", "default", "args"), [("python -m trainer", None, ["--launcher", "spark"]), ("train.py", "spark", [])]
+)
+def test_the_command_and_the_job_train_on_spark(
+    prog: str, default: str | None, args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many hosts as --hosts says, and no application before the run needs its hosts."""
+    given: list[Any] = []
+    monkeypatch.setattr("trainer.__main__.train", lambda *_, launcher, hosts: given.extend([launcher, hosts]))
+    assert main([*NEEDED, "--epochs", "1", "--hosts", "3", *args], parser(prog, launcher=default)) == 0
+    launcher, hosts = given
+    assert (type(launcher), launcher.context, hosts) == (SparkLauncher, None, 3)
+
+
+def test_another_launcher_overrides_the_jobs_own() -> None:
+    flags = parser("train.py", launcher="spark")
+    assert "(default: spark)" in " ".join(flags.format_help().split())
+    assert command_line.parse(flags, [*NEEDED, "--launcher", "local"]).launcher == "local"
