@@ -159,6 +159,17 @@ def write_all(folder: Path, labels: np.ndarray, images: np.ndarray) -> dict[str,
     return paths
 
 
+def write_every(folder: Path, labels: np.ndarray, images: np.ndarray) -> dict[str, Path]:
+    """Write the same rows as an input of every format of the registry."""
+    inputs = write_all(folder, labels, images) | {"image-folder": folder / "image-folder"}
+    for row, (label, image) in enumerate(zip(labels, images, strict=True)):
+        file = inputs["image-folder"] / str(label) / f"{row:02d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(png(image.reshape(3, 32, 32)))
+    assert inputs.keys() == FORMATS.keys()
+    return inputs
+
+
 @pytest.fixture(scope="module")
 def surveys(files: dict[str, Path]) -> dict[str, tuple[DataFile, Layout]]:
     return {name: surveyed(path, name) for name, path in files.items()}
@@ -195,13 +206,7 @@ def test_every_format_gives_the_same_ids_and_bits(
     if remote:
         monkeypatch.setattr(Store, "open", lambda store, path: FewMethods(path))
     labels, images = np.repeat(np.arange(3, dtype=np.uint8), 4), IMAGES[:12]
-    inputs = write_all(tmp_path, labels, images) | {"image-folder": tmp_path / "image-folder"}
-    for row, (label, image) in enumerate(zip(labels, images, strict=True)):
-        folder = inputs["image-folder"] / str(label)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{row:02d}.png").write_bytes(png(image.reshape(3, 32, 32)))
-    assert inputs.keys() == FORMATS.keys()
-    for name, path in inputs.items():
+    for name, path in write_every(tmp_path, labels, images).items():
         dataset = discover(STORE, str(path), run=serial)
         assert (dataset.format, dataset.rows) == (name, 12)
         rows = [block for low in (0, 5) for block in dataset.read(low, low + 7 if low else 5)]
