@@ -1,6 +1,7 @@
 """Events of a run for OpenLineage, by its own client, which its environment variables or openlineage.yml configure.
 
-Without the client or its configuration nothing happens. A collector that cannot be reached costs one warning."""
+Without a configuration nothing happens. A client that is not installed, or a collector that cannot be reached, costs one
+warning."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +19,8 @@ import pyspark
 from pyspark import SparkContext
 
 from pipeline.core import console
+from pipeline.core.errors import UsageError
+from pipeline.core.extras import require
 from pipeline.core.provenance import CREDENTIALS, HIDDEN
 from pipeline.core.shardset.contract import Input, Manifest
 from pipeline.core.shardset.manifest import ShardSet
@@ -37,6 +39,7 @@ TOPICS = "kafka"  # scheme of the inputs of streams that no store has
 LIBRARIES = ("openlineage", "urllib3")  # log several lines for one event that cannot be sent
 
 _UNREACHED: set[str] = set()  # transports to which this process could not send START: later runs do not try again
+_TOLD: set[str] = set()  # what this process has said of a missing client: later runs do not say it again
 
 
 def dataset_name(uri: str) -> tuple[str, str]:
@@ -252,8 +255,15 @@ def lineage_events(
 
 
 def _configured_client() -> Any:
-    """Return the client that the user has configured, or None. A configuration that it refuses is one warning."""
-    if not _may_be_configured(os.environ) or find_spec("openlineage") is None:
+    """Return the client that the user has configured, or None. If it is missing or refuses its configuration, warn."""
+    if not _may_be_configured(os.environ):
+        return None
+    try:
+        require("lineage", "its configuration")
+    except UsageError as missing:
+        if str(missing) not in _TOLD:
+            _TOLD.add(str(missing))
+            _warn(f"no OpenLineage events: {missing}")
         return None
     try:
         with _quiet_libraries():
@@ -275,6 +285,8 @@ def _transport_of(client: Any) -> str:
 
 def _may_be_configured(environment: Mapping[str, str]) -> bool:
     """Return whether the client needs to be asked for its configuration: loading it takes half a second."""
+    if environment.get(f"{VARIABLES}DISABLED", "").strip().lower() == "true":
+        return False
     files = (Path(FILE), Path("~/.openlineage").expanduser() / FILE)
     return any(name.startswith(VARIABLES) for name in environment) or any(file.is_file() for file in files)
 

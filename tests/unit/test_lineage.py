@@ -11,6 +11,7 @@ import pytest
 from openlineage.client.naming.dataset import ABFSS, GCS, HDFS, S3, Kafka, LocalFileSystem
 from openlineage.client.transport import Transport
 
+from pipeline.core import extras
 from pipeline.core.storage.store import Store
 from pipeline.runs import lineage
 from pipeline.runs.lineage import dataset_name, lineage_events
@@ -35,6 +36,7 @@ class FaultyEnd(Transport):
 @pytest.fixture(autouse=True)
 def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lineage, "_UNREACHED", set())
+    monkeypatch.setattr(lineage, "_TOLD", set())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
 
@@ -83,6 +85,21 @@ def test_a_topic_is_the_input_of_a_stream(tmp_path: Path, monkeypatch: pytest.Mo
 def test_without_configuration_nothing_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run(tmp_path)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("disabled", [False, True])
+def test_a_configuration_without_the_client_is_one_warning(
+    disabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One a process, of two runs; none if OpenLineage is disabled."""
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENLINEAGE_DISABLED", str(disabled))
+    run(tmp_path)
+    run(tmp_path)
+    advice = "run pip install '.[lineage]' in the checkout of this project"
+    needs = f"its configuration needs openlineage, which is not installed: {advice}"
+    assert capfd.readouterr() == ("", "" if disabled else f"warning: no OpenLineage events: {needs}\n")
 
 
 @pytest.mark.parametrize(
