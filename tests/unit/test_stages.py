@@ -220,9 +220,12 @@ def test_alpha_auto_needs_evaluations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("alpha", "plain"), [(0.0, "parameter-server"), (1.0, "all-reduce")])
 def test_an_alpha_of_0_or_1_has_the_bits_of_one_exchange(tmp_path: Path, alpha: float, plain: str) -> None:
+    """No rate and no momentum is given, so that every run has the defaults of its protocol, and a stage its own."""
     common: dict[str, Any] = {"profile": parse_profile("lognormal:0.5"), "latency_ms": 3.0, "bandwidth_mbps": 0.5}
     switched = virtual(tmp_path / "switch", exchange="strategy-switch", alpha=alpha, **common)
     alone = virtual(tmp_path / "plain", exchange=plain, **common)
+    given = json.loads((tmp_path / "switch" / "config.json").read_text())["config"]["optimiser"]
+    assert (given["learning_rate"], given["momentum"]) == (None, None)
     assert bits_of(switched) == bits_of(alone)
     assert switched.stages == alone.stages
     assert switched.stages[0]["exchange"] == plain
