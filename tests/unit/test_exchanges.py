@@ -26,6 +26,7 @@ from trainer.config import Config
 from trainer.exchange import EXCHANGES, Exchange
 from trainer.flags import build_parser, config_of
 from trainer.protocols import PROTOCOLS
+from trainer.sampling import SAMPLERS
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
@@ -200,11 +201,48 @@ def test_a_configuration_keeps_its_exchange_when_saved(name: str) -> None:
     assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
-@pytest.mark.parametrize(
-    ("case", "protocol"), [pair for pair in product(CASES, ("asp", "bsp")) if not pair[0].chooses_protocol]
-)
-def test_a_protocol_beside_an_exchange_that_has_its_own_is_refused(case: Case, protocol: str) -> None:
-    has = "no protocols" if case.kind.protocol else "protocols of its own"
-    with pytest.raises(UsageError) as refused:
-        config_from("--exchange", case.exchange, "--protocol", protocol)
-    assert str(refused.value) == f"--exchange {case.exchange} has {has}: leave out --protocol {protocol}"
+def cells_of_the_readme(column: str) -> dict[str, str]:
+    """Return what the table of exchanges has in a column, by exchange."""
+    text = (ROOT / "trainer" / "exchange" / "README.md").read_text()
+    table = text[text.index("| exchange |") :].partition("\n\n")[0]
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())
+    return {row[0].strip("`"): row[head.index(column)] for row in rows}
+
+
+def supported_pairs() -> Iterator[tuple[str, list[str], str]]:
+    """Yield every exchange with every protocol and sampler, and the line that refuses them; "" if the table has them."""
+    protocols, samplers = cells_of_the_readme("protocols"), cells_of_the_readme("samplers")
+    assert protocols.keys() == EXCHANGES.keys()
+    for name, kind in EXCHANGES.items():
+        # A cell is "all", or "all; with `flags` all but `samplers`": the second part is of a command with these flags.
+        always, _, part = samplers[name].partition("; with ")
+        flags, _, but = part.partition(" all but ")
+        assert always == "all"
+        assert bool(flags) == bool(but)
+        has = "protocols of its own" if kind().stages() else "no protocols"
+        for protocol, sampler in product((None, *PROTOCOLS), SAMPLERS):
+            words = ["--sampling", sampler, *(["--protocol", protocol] if protocol else [])]
+            words += ["--example-table", "t"] if SAMPLERS[sampler].column else []
+            is_refused = protocol and protocols[name].strip("[").partition("]")[0] != "all"
+            line = f"--exchange {name} has {has}: leave out --protocol {protocol}" if is_refused else ""
+            yield name, words, line
+            if flags and not protocol:
+                line = f"needs passes over fixed rows: leave out --sampling {sampler}" if f"`{sampler}`" in but else ""
+                yield name, [*words, *flags.strip("`").split()], line and f"{flags.strip('`')} {line}"
+
+
+def test_the_readme_has_the_pairs_that_are_supported() -> None:
+    """Every exchange, protocol and sampler: a pair is accepted, or refused by one line, as the table says."""
+    parser = build_parser()
+    expected, found = {}, {}
+    for name, words, line in supported_pairs():
+        words = ["--shards", "s", "--output", "o", "--steps", "3", "--exchange", name, *words]
+        expected[" ".join(words)] = line
+        try:
+            config = config_of(command_line.parse(parser, words))
+            assert (config.exchange.name, config.sampler.name) == (name, config.data.sampling)
+            found[" ".join(words)] = ""
+        except UsageError as refusal:
+            found[" ".join(words)] = str(refusal)
+    assert found == expected
+    assert len(found) == len(EXCHANGES) * (len(PROTOCOLS) + 1) * len(SAMPLERS) + len(SAMPLERS)
