@@ -315,7 +315,7 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     _redirect(log)
     with suppress(OSError):
         Path("/proc/self/comm").write_text(Path(log).stem)  # the role's name in ps and top
-    _keep_freed_memory()
+    keep_freed_memory()
     raise_limit()  # the fork server may have been started with the lower limit
     kick()
     threading.Thread(target=_pulse, args=(lifeline,), name="lifeline", daemon=True).start()
@@ -337,7 +337,7 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
     os._exit(code)  # skips threads and exit handlers of libraries, which could block the exit
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Make malloc keep large buffers for reuse: the kernel would clear returned pages anew for every message.
 
     Only glibc has these settings; elsewhere nothing changes."""

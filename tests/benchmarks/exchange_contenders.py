@@ -1,0 +1,260 @@
+"""The contenders of ``make bench-exchange``, and the processes that each of them runs.
+
+All processes start as the roles of a run do: from the fork server, with malloc's settings of a role."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tests.benchmarks.exchange_peers import Times, average_in_ring, run_torchft
+from trainer.checkpoints.state import RunState, folder_of
+from trainer.checkpoints.write import write_slice, write_state
+from trainer.config import Config, Data, Optimiser, Processes, RunFacts, RunSpec
+from trainer.coordination.orders import StepMeasurements
+from trainer.exchange.all_reduce import AllReduce
+from trainer.exchange.base import Exchange
+from trainer.exchange.d_psgd import DPSGD
+from trainer.home.folders import Folders
+from trainer.launch.processes import context, keep_freed_memory
+from trainer.rules import build_slice
+from trainer.server.endpoint import Endpoint
+from trainer.transport.sockets import Secret
+
+WARM_UP = 5
+REPORT = StepMeasurements(10, 1.0, 5, 0.0)
+TIMEOUT_S = 300.0
+Encryption = Literal["on", "off"]
+Run = Callable[[int, int, int], Times]  # of elements, workers and steps
+Measure = Callable[[Callable[[], None]], None]  # of a step
+
+
+@dataclass(frozen=True)
+class Group:
+    """Contenders that compute the same.
+
+    Attributes:
+        contenders: by name.
+        yardsticks: the names of those to which the others are compared.
+    """
+
+    contenders: dict[str, Run]
+    yardsticks: tuple[str, ...]
+
+    def choose(self, only: Sequence[str] | None) -> Group:
+        """Return the group with its yardsticks and some contenders, or without any if none of these is in it.
+
+        only: names; None for all."""
+        chosen = [name for name in self.contenders if only is None or name in only]
+        kept = {name: run for name, run in self.contenders.items() if name in (*self.yardsticks, *chosen)}
+        return Group(kept if chosen else {}, self.yardsticks)
+
+
+def list_groups(torchft: str | None) -> list[Group]:
+    """Return all contenders. torchft: an interpreter that has it; None to do without."""
+    sums: dict[str, Run] = {
+        "gloo": _gloo,
+        "memory": partial(_on_one_host, AllReduce()),
+        "tcp": partial(_over_tcp, AllReduce(), "on"),
+        "clear": partial(_over_tcp, AllReduce(), "off"),
+        "torch": partial(_on_one_host, AllReduce(collective="torch")),
+    }
+    if torchft:
+        sums["torchft"] = partial(run_torchft, torchft, WARM_UP)
+    models: dict[str, Run] = {
+        "sockets": _sockets,
+        "ring": partial(_over_tcp, DPSGD(), "on"),
+        "clear ring": partial(_over_tcp, DPSGD(), "off"),
+    }
+    return [Group(sums, ("gloo",)), Group(models, ("sockets",))]
+
+
+# --- yardsticks -------------------------------------------------------------------------------------------------------
+
+
+def _gloo(elements: int, workers: int, steps: int) -> Times:
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(_gloo_worker, workers, steps, (f"file://{folder}/store", workers, elements))
+
+
+def _gloo_worker(rank: int, measure: Measure, store: str, workers: int, elements: int) -> None:
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=workers)
+    vector = torch.zeros(elements)
+    model = _zero_model(elements, workers)
+
+    def step() -> None:
+        vector.fill_(1.0)
+        distributed.all_reduce(vector)
+        model.apply_sum(vector.numpy(), 0.01, workers)
+
+    measure(step)
+    distributed.barrier()
+
+
+def _sockets(elements: int, workers: int, steps: int) -> Times:
+    """Run the processes of a plain ring, each of which listens at a port of its own."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
+    try:
+        return _run(_socket_worker, workers, steps, (listeners, elements))
+    finally:
+        for listener in listeners:
+            listener.close()
+
+
+def _socket_worker(rank: int, measure: Measure, listeners: list[socket.socket], elements: int) -> None:
+    model = _zero_model(elements, 1)
+    gradient = np.ones(elements, np.float32)
+    with average_in_ring(rank, listeners) as average:
+
+        def step() -> None:
+            model.values[:] = average(model.values)
+            model.apply_sum(gradient, 0.01, 1)
+
+        measure(step)
+
+
+def _zero_model(elements: int, workers: int) -> Any:
+    """Return parameters, all 0, with the update of a run, for contenders without a trainer's client."""
+    return build_slice(_config("unused", 1), workers, np.zeros(elements, np.float32), np.zeros(elements, np.float32))
+
+
+# --- exchanges --------------------------------------------------------------------------------------------------------
+
+
+def _on_one_host(exchange: Exchange, elements: int, workers: int, steps: int) -> Times:
+    address = f"ipc://@bench-{os.getpid()}-{time.monotonic_ns()}"
+    return _exchange(exchange, address, "memory", "on", elements, workers, steps)
+
+
+def _over_tcp(exchange: Exchange, encryption: Encryption, elements: int, workers: int, steps: int) -> Times:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    return _exchange(exchange, f"tcp://127.0.0.1:{port}", "socket", encryption, elements, workers, steps)
+
+
+def _exchange(
+    exchange: Exchange,
+    address: str,
+    same_host: str,
+    encryption: Encryption,
+    elements: int,
+    workers: int,
+    steps: int,
+) -> Times:
+    """Run a server 0 and its workers, which begin with a checkpoint of zeros."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = _config(folder, WARM_UP + steps + 1, same_host, exchange)
+        facts = RunFacts(workers, 1_000_000, elements, 0)
+        folders = Folders.from_home(Path(folder))
+        zeros = np.zeros(elements, np.float32)
+        first = folder_of(folders.checkpoints, 0)
+        write_slice(first, 0, 1, 0, 0, elements, elements, zeros, zeros)
+        clocks = dict.fromkeys(range(workers), 0)
+        write_state(first, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, elements, 0, config.identity()))
+        secret = Secret("benchmark", encryption)
+        server = context().Process(target=_server, args=(config, facts, address, secret, folders), daemon=True)
+        server.start()
+        try:
+            return _run(_worker, workers, steps, (config, facts, address, secret, folders), server=server.pid)
+        finally:
+            server.kill()
+            server.join()
+
+
+def _server(config: Config, facts: RunFacts, address: str, secret: Secret, folders: Folders) -> None:
+    keep_freed_memory()
+    import_module(config.exchange.server).main(config, facts, Endpoint(0, [address], secret, None, folders))
+
+
+def _worker(
+    rank: int, measure: Measure, config: Config, facts: RunFacts, address: str, secret: Secret, folders: Folders
+) -> None:
+    client = import_module(config.exchange.client).open_client(config, facts, rank, [address], secret, folders)
+    turn = client.join()
+
+    def step() -> None:
+        nonlocal turn
+        assert turn
+        client.pushed.fill(1.0)
+        turn = client.exchange(turn, REPORT)
+
+    measure(step)
+    step()  # the last round of the run: no worker leaves before all have measured
+
+
+def _config(folder: str, steps: int, same_host: Any = "memory", exchange: Exchange | None = None) -> Config:
+    return Config(
+        Data(shards="unused", batch_size=120),
+        RunSpec(output=folder, steps=steps, epoch_checkpoints=False, checkpoint_every_s=1e6),
+        optimiser=Optimiser(learning_rate=0.01, momentum=0.9),
+        exchange=exchange or AllReduce(),
+        processes=Processes(same_host=same_host, heartbeat_timeout_s=60.0),
+    )
+
+
+# --- measurements -----------------------------------------------------------------------------------------------------
+
+
+def _run(
+    worker: Callable[..., None], workers: int, steps: int, arguments: Sequence[Any], server: int | None = None
+) -> Times:
+    """Run the processes of a contender. Returns the wall time of the slowest, and the CPU time of all, per step.
+
+    Args:
+        worker: gets its rank, a function that measures its step, and the arguments.
+        workers, steps: of the measurement.
+        arguments: of every worker.
+        server: the process whose CPU time is added; None if there is none.
+    """
+    out: Any = context().Queue()
+    processes = [
+        context().Process(target=_enter, args=(worker, rank, out, steps, server, arguments), daemon=True)
+        for rank in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    times = [out.get(timeout=TIMEOUT_S) for _ in processes]
+    for process in processes:
+        process.join(10)
+        process.kill()
+    return max(wall for wall, _ in times), sum(cpu for _, cpu in times)
+
+
+def _enter(
+    worker: Callable[..., None], rank: int, out: Any, steps: int, server: int | None, arguments: Sequence[Any]
+) -> None:
+    """Run a worker in this process, with the memory of a role. Worker 0 also counts the server's CPU time."""
+    keep_freed_memory()
+    counted = (os.getpid(), server) if server and rank == 0 else (os.getpid(),)
+    worker(rank, lambda step: out.put(_time(step, steps, counted)), *arguments)
+
+
+def _time(step: Callable[[], None], steps: int, processes: Sequence[int]) -> Times:
+    """Return the wall time of a step in this process and the CPU time of some processes, in milliseconds."""
+    for _ in range(WARM_UP):
+        step()
+    wall = time.perf_counter()
+    cpu = _cpu_s(processes)
+    for _ in range(steps):
+        step()
+    return 1e3 * (time.perf_counter() - wall) / steps, 1e3 * (_cpu_s(processes) - cpu) / steps
+
+
+def _cpu_s(processes: Sequence[int]) -> float:
+    """Return the CPU seconds of processes since their start."""
+    # The number of Linux's clock for the CPU time of another process; /proc counts in hundredths of a second.
+    return sum(time.clock_gettime(~process << 3 | 2) for process in processes)
