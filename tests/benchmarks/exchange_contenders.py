@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ REPORT = StepMeasurements(10, 1.0, 5, 0.0)
 TIMEOUT_S = 300.0
 Encryption = Literal["on", "off"]
 Run = Callable[[int, int, int], Times]  # of elements, workers and steps
-Measure = Callable[[Callable[[], None]], None]  # of a step
+Measure = Callable[[Callable[[], None]], None]  # of a step; does not return
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,6 @@ def _gloo_worker(rank: int, measure: Measure, store: str, workers: int, elements
         model.apply_sum(vector.numpy(), 0.01, workers)
 
     measure(step)
-    distributed.barrier()
 
 
 def _sockets(elements: int, workers: int, steps: int) -> Times:
@@ -193,7 +193,6 @@ def _worker(
         turn = client.exchange(turn, REPORT)
 
     measure(step)
-    step()  # the last round of the run: no worker leaves before all have measured
 
 
 def _config(folder: str, steps: int, same_host: Any = "memory", exchange: Exchange | None = None) -> Config:
@@ -229,8 +228,8 @@ def _run(
         process.start()
     times = [out.get(timeout=TIMEOUT_S) for _ in processes]
     for process in processes:
-        process.join(10)
         process.kill()
+        process.join()
     return max(wall for wall, _ in times), sum(cpu for _, cpu in times)
 
 
@@ -240,7 +239,12 @@ def _enter(
     """Run a worker in this process, with the memory of a role. Worker 0 also counts the server's CPU time."""
     keep_freed_memory()
     counted = (os.getpid(), server) if server and rank == 0 else (os.getpid(),)
-    worker(rank, lambda step: out.put(_time(step, steps, counted)), *arguments)
+
+    def measure(step: Callable[[], None]) -> None:
+        out.put(_time(step, steps, counted))
+        threading.Event().wait()  # other workers may still need what this one has sent; _run kills it
+
+    worker(rank, measure, *arguments)
 
 
 def _time(step: Callable[[], None], steps: int, processes: Sequence[int]) -> Times:
