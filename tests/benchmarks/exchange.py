@@ -5,10 +5,11 @@
 
 Each contender runs N processes that exchange a vector of P numbers and apply the same update with momentum. Wall is
 milliseconds per step, cpu the milliseconds of all processes per step, a server's included. Contenders alternate;
-medians are printed, and beside them the wall time divided by the yardstick's in the same turn: plain gloo for sums of
-all gradients, plain sockets for a ring of models.
+medians are printed, and beside them the wall time divided by the yardsticks' in the same turn: plain gloo and the floor
+for sums of all gradients, plain sockets for a ring of models.
 
 gloo         torch.distributed.all_reduce over loopback TCP
+floor        processes that only add and copy the gradients in shared memory, which is the least that an all-reduce does
 memory       --exchange all-reduce, whose workers share memory on one host
 tcp          --exchange all-reduce over loopback TCP, as between hosts: encrypted, unlike gloo
 clear        the same with --encryption off
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
 
 from tests.benchmarks.exchange_contenders import Group, list_groups
 from tests.benchmarks.exchange_peers import Times
@@ -38,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     print_machine()
     FORK_SERVER.ensure()
     groups = [group.choose(args.only) for group in list_groups(args.torchft)]
-    print(f"{'elements':>10} {'workers':>7} {'contender':>10} {'wall ms':>8} {'cpu ms':>8} {'ratio of wall':>13}")
+    print(f"{'elements':>10} {'workers':>7} {'contender':>10} {'wall ms':>8} {'cpu ms':>8}  wall by that of")
     try:
         for elements in args.elements:
             for workers in args.workers:
@@ -80,9 +82,14 @@ def _compare(group: Group, elements: int, workers: int, steps: int, repeat: int)
     for name, measured in times.items():
         wall = statistics.median(wall for wall, _ in measured)
         cpu = statistics.median(cpu for _, cpu in measured)
-        yardstick = times[group.yardsticks[0]]
-        ratio = statistics.median(mine / theirs for (mine, _), (theirs, _) in zip(measured, yardstick, strict=True))
-        print(f"{elements:>10,} {workers:>7} {name:>10} {wall:>8.2f} {cpu:>8.2f} {ratio:>13.2f}", flush=True)
+        ratios = {yardstick: _ratio(measured, times[yardstick]) for yardstick in group.yardsticks}
+        quotients = ", ".join(f"{yardstick} {ratio:.2f}" for yardstick, ratio in ratios.items())
+        print(f"{elements:>10,} {workers:>7} {name:>10} {wall:>8.2f} {cpu:>8.2f}  {quotients}", flush=True)
+
+
+def _ratio(measured: Sequence[Times], yardstick: Sequence[Times]) -> float:
+    """Return the median of the wall times of a contender divided by those of its yardstick in the same turns."""
+    return statistics.median(mine / theirs for (mine, _), (theirs, _) in zip(measured, yardstick, strict=True))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.benchmarks.exchange_peers import Times, average_in_ring, run_torchft
+from tests.benchmarks.exchange_peers import (
+    SharedSums,
+    Times,
+    add_in_memory,
+    average_in_ring,
+    run_torchft,
+    share_sums,
+)
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, Data, Optimiser, Processes, RunFacts, RunSpec
@@ -65,6 +72,7 @@ def list_groups(torchft: str | None) -> list[Group]:
     """Return all contenders. torchft: an interpreter that has it; None to do without."""
     sums: dict[str, Run] = {
         "gloo": _gloo,
+        "floor": _floor,
         "memory": partial(_on_one_host, AllReduce()),
         "tcp": partial(_over_tcp, AllReduce(), "on"),
         "clear": partial(_over_tcp, AllReduce(), "off"),
@@ -77,7 +85,7 @@ def list_groups(torchft: str | None) -> list[Group]:
         "ring": partial(_over_tcp, DPSGD(), "on"),
         "clear ring": partial(_over_tcp, DPSGD(), "off"),
     }
-    return [Group(sums, ("gloo",)), Group(models, ("sockets",))]
+    return [Group(sums, ("gloo", "floor")), Group(models, ("sockets",))]
 
 
 # --- yardsticks -------------------------------------------------------------------------------------------------------
@@ -101,6 +109,23 @@ def _gloo_worker(rank: int, measure: Measure, store: str, workers: int, elements
         vector.fill_(1.0)
         distributed.all_reduce(vector)
         model.apply_sum(vector.numpy(), 0.01, workers)
+
+    measure(step)
+
+
+def _floor(elements: int, workers: int, steps: int) -> Times:
+    return _run(_floor_worker, workers, steps, (share_sums(context(), elements, workers), elements, workers))
+
+
+def _floor_worker(rank: int, measure: Measure, shared: SharedSums, elements: int, workers: int) -> None:
+    gradient, add_up = add_in_memory(rank, shared)
+    total = np.empty(elements, np.float32)
+    model = _zero_model(elements, workers)
+
+    def step() -> None:
+        gradient.fill(1.0)
+        add_up(total)
+        model.apply_sum(total, 0.01, workers)
 
     measure(step)
 

@@ -8,15 +8,18 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from trainer.config import slice_bounds
 from trainer.exchange.mixing import mix
 
 Times = tuple[float, float]  # wall and CPU, milliseconds per step
 Vector = npt.NDArray[np.float32]
 THIRD = 1 / 3  # weight of a link of the ring
+CHUNK = 1 << 15  # floats that are added at once, so that the sum stays in the cache
 
 
 @contextmanager
@@ -69,6 +72,67 @@ def _average(own: Vector, connections: dict[int, socket.socket]) -> Vector:
                 elif wanted != key.events:
                     selector.modify(connection, wanted, other)
     return mix(own, [(THIRD, received[other]) for other in sorted(received)])
+
+
+class Semaphore(Protocol):
+    """The part of threading.Semaphore and of multiprocessing's that the floor needs."""
+
+    def acquire(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class SharedSums(NamedTuple):
+    """The memory that the processes of the floor share.
+
+    Attributes:
+        gradients: by worker, float32 [elements].
+        sums: float32 [elements], of which worker j writes range j.
+        arrivals: by phase (all gradients written, all sums written) and worker, the arrivals of others that it awaits.
+    """
+
+    gradients: Sequence[Any]
+    sums: Any
+    arrivals: Sequence[Sequence[Semaphore]]
+
+
+def share_sums(context: Any, elements: int, workers: int) -> SharedSums:
+    """Return memory for the floor. context: of multiprocessing."""
+    arrivals = [[context.Semaphore(0) for _ in range(workers)] for _ in range(2)]
+    gradients = [context.RawArray("f", elements) for _ in range(workers)]
+    return SharedSums(gradients, context.RawArray("f", elements), arrivals)
+
+
+def add_in_memory(rank: int, shared: SharedSums) -> tuple[Vector, Callable[[Vector], None]]:
+    """Return a worker's gradient, and a function that writes the sum of all gradients to a vector.
+
+    That is the least that an all-reduce does: each worker reads every gradient in its range, and copies all sums. The
+    function returns once all workers have called it. ``shared`` needs two workers or more."""
+    gradients = [np.frombuffer(gradient, np.float32) for gradient in shared.gradients]
+    sums = np.frombuffer(shared.sums, np.float32)
+    begin, end = slice_bounds(len(sums), len(gradients))[rank]
+
+    def add_up(total: Vector) -> None:
+        # No third meeting is needed: a sum is written again once all have entered the next call.
+        _meet(rank, shared.arrivals[0])
+        for first in range(begin, end, CHUNK):
+            span = slice(first, min(first + CHUNK, end))
+            np.add(gradients[0][span], gradients[1][span], out=sums[span])
+            for other in gradients[2:]:
+                sums[span] += other[span]
+        _meet(rank, shared.arrivals[1])
+        np.copyto(total, sums)
+
+    return gradients[rank], add_up
+
+
+def _meet(rank: int, arrivals: Sequence[Semaphore]) -> None:
+    """Tell all other workers that this one has arrived, and wait for all of them."""
+    for other, arrival in enumerate(arrivals):
+        if other != rank:
+            arrival.release()
+    for _ in range(len(arrivals) - 1):
+        arrivals[rank].acquire()
 
 
 def run_torchft(python: str, warm_up: int, elements: int, workers: int, steps: int) -> Times:
