@@ -111,7 +111,7 @@ bench-sharding: $(READY_DEV) ## time each sharding phase beside scikit-learn and
 bench-trainer: $(READY_DEV) ## compare the trainer's messages, speed and memory with the least there could be (SHARDS=DIR)
 	@$(ENV); SPARK_LOCAL_IP=127.0.0.1 python -m tests.benchmarks.trainer $(if $(SHARDS),--shards '$(SHARDS)') $(ARGS)
 
-bench-exchange: $(READY_DEV) ## time a step of all-reduce and d-psgd beside gloo, plain sockets and torchft
+bench-exchange: $(READY_DEV) ## time a step of every exchange beside gloo, plain sockets and torchft (ARGS="--json FILE")
 	@$(ENV); python -m tests.benchmarks.exchange $(ARGS)
 
 bench-recovery: $(READY_DEV) ## time how long all-reduce takes to recover from killed and frozen workers

@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from tests.benchmarks.exchange_figures import CLEAR, ENCRYPTED, ONE_HOST
 from tests.benchmarks.exchange_peers import (
     SharedSums,
     Times,
@@ -33,8 +34,11 @@ from trainer.coordination.orders import StepMeasurements
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.base import Exchange
 from trainer.exchange.d_psgd import DPSGD
+from trainer.exchange.matcha import MATCHA
+from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.folders import Folders
 from trainer.launch.processes import context, keep_freed_memory
+from trainer.protocols.bsp import BSP
 from trainer.rules import build_slice
 from trainer.server.endpoint import Endpoint
 from trainer.transport.sockets import Secret
@@ -48,6 +52,21 @@ Measure = Callable[[Callable[[], None]], None]  # of a step; does not return
 
 
 @dataclass(frozen=True)
+class Contender:
+    """What runs the processes of a contender.
+
+    Attributes:
+        run: measures steps.
+        exchange: the exchange that it is, with its default options; None for a yardstick or other options.
+        place: one of PLACES, where its workers are; None for a yardstick.
+    """
+
+    run: Run
+    exchange: str | None = None
+    place: str | None = None
+
+
+@dataclass(frozen=True)
 class Group:
     """Contenders that compute the same.
 
@@ -56,7 +75,7 @@ class Group:
         yardsticks: the names of those to which the others are compared.
     """
 
-    contenders: dict[str, Run]
+    contenders: dict[str, Contender]
     yardsticks: tuple[str, ...]
 
     def choose(self, only: Sequence[str] | None) -> Group:
@@ -64,26 +83,33 @@ class Group:
 
         only: names; None for all."""
         chosen = [name for name in self.contenders if only is None or name in only]
-        kept = {name: run for name, run in self.contenders.items() if name in (*self.yardsticks, *chosen)}
+        kept = {name: each for name, each in self.contenders.items() if name in (*self.yardsticks, *chosen)}
         return Group(kept if chosen else {}, self.yardsticks)
 
 
 def list_groups(torchft: str | None) -> list[Group]:
     """Return all contenders. torchft: an interpreter that has it; None to do without."""
-    sums: dict[str, Run] = {
-        "gloo": _gloo,
-        "floor": _floor,
-        "memory": partial(_on_one_host, AllReduce()),
-        "tcp": partial(_over_tcp, AllReduce(), "on"),
-        "clear": partial(_over_tcp, AllReduce(), "off"),
-        "torch": partial(_on_one_host, AllReduce(collective="torch")),
+    sums = {
+        "gloo": Contender(_gloo),
+        "floor": Contender(_floor),
+        "memory": _on_one_host(AllReduce()),
+        "tcp": _over_tcp(AllReduce(), "on"),
+        "clear": _over_tcp(AllReduce(), "off"),
+        "torch": replace(_on_one_host(AllReduce(collective="torch")), exchange=None),
+        "memory server": _on_one_host(ParameterServer()),
+        "server": _over_tcp(ParameterServer(), "on"),
+        "clear server": _over_tcp(ParameterServer(), "off"),
     }
     if torchft:
-        sums["torchft"] = partial(run_torchft, torchft, WARM_UP)
-    models: dict[str, Run] = {
-        "sockets": _sockets,
-        "ring": partial(_over_tcp, DPSGD(), "on"),
-        "clear ring": partial(_over_tcp, DPSGD(), "off"),
+        sums["torchft"] = Contender(partial(run_torchft, torchft, WARM_UP))
+    models = {
+        "sockets": Contender(_sockets),
+        "local ring": _on_one_host(DPSGD()),
+        "ring": _over_tcp(DPSGD(), "on"),
+        "clear ring": _over_tcp(DPSGD(), "off"),
+        "local matcha": _on_one_host(MATCHA()),
+        "matcha": _over_tcp(MATCHA(), "on"),
+        "clear matcha": _over_tcp(MATCHA(), "off"),
     }
     return [Group(sums, ("gloo", "floor")), Group(models, ("sockets",))]
 
@@ -160,15 +186,21 @@ def _zero_model(elements: int, workers: int) -> Any:
 # --- exchanges --------------------------------------------------------------------------------------------------------
 
 
-def _on_one_host(exchange: Exchange, elements: int, workers: int, steps: int) -> Times:
-    address = f"ipc://@bench-{os.getpid()}-{time.monotonic_ns()}"
-    return _exchange(exchange, address, "memory", "on", elements, workers, steps)
+def _on_one_host(exchange: Exchange) -> Contender:
+    def run(elements: int, workers: int, steps: int) -> Times:
+        address = f"ipc://@bench-{os.getpid()}-{time.monotonic_ns()}"
+        return _exchange(exchange, address, "memory", "on", elements, workers, steps)
+
+    return Contender(run, exchange.name, ONE_HOST)
 
 
-def _over_tcp(exchange: Exchange, encryption: Encryption, elements: int, workers: int, steps: int) -> Times:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    return _exchange(exchange, f"tcp://127.0.0.1:{port}", "socket", encryption, elements, workers, steps)
+def _over_tcp(exchange: Exchange, encryption: Encryption) -> Contender:
+    def run(elements: int, workers: int, steps: int) -> Times:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        return _exchange(exchange, f"tcp://127.0.0.1:{port}", "socket", encryption, elements, workers, steps)
+
+    return Contender(run, exchange.name, ENCRYPTED if encryption == "on" else CLEAR)
 
 
 def _exchange(
@@ -225,6 +257,7 @@ def _config(folder: str, steps: int, same_host: Any = "memory", exchange: Exchan
         Data(shards="unused", batch_size=120),
         RunSpec(output=folder, steps=steps, epoch_checkpoints=False, checkpoint_every_s=1e6),
         optimiser=Optimiser(learning_rate=0.01, momentum=0.9),
+        protocol=BSP(),  # of the parameter server; the others have one of their own
         exchange=exchange or AllReduce(),
         processes=Processes(same_host=same_host, heartbeat_timeout_s=60.0),
     )
