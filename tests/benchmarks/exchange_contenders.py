@@ -134,7 +134,7 @@ def _gloo_worker(rank: int, measure: Measure, store: str, workers: int, elements
     def step() -> None:
         vector.fill_(1.0)
         distributed.all_reduce(vector)
-        model.apply_sum(vector.numpy(), 0.01, workers)
+        model.apply_sum([vector.numpy()], 0.01, workers)
 
     measure(step)
 
@@ -151,7 +151,7 @@ def _floor_worker(rank: int, measure: Measure, shared: SharedSums, elements: int
     def step() -> None:
         gradient.fill(1.0)
         add_up(total)
-        model.apply_sum(total, 0.01, workers)
+        model.apply_sum([total], 0.01, workers)
 
     measure(step)
 
@@ -173,7 +173,7 @@ def _socket_worker(rank: int, measure: Measure, listeners: list[socket.socket], 
 
         def step() -> None:
             model.values[:] = average(model.values)
-            model.apply_sum(gradient, 0.01, 1)
+            model.apply_sum([gradient], 0.01, 1)
 
         measure(step)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainer.config import slice_bounds
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead, nesterov
-from trainer.coordination.parameter_slice import CHUNK, ParameterSlice
+from trainer.coordination.parameter_slice import CHUNK, ParameterSlice, add_pushed
 
 Floats = npt.NDArray[np.float32]
 EDGES = [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 3]
@@ -63,6 +63,21 @@ def test_where_the_chunks_end_makes_no_difference(parameters: int, statistics: i
     np.testing.assert_array_equal(part.momentum, momentum)
     np.testing.assert_array_equal(part.values[:parameters], values[:parameters] - momentum)
     np.testing.assert_array_equal(part.values[parameters:], (pushed[0] + pushed[1])[parameters:] / 2)
+
+
+@pytest.mark.parametrize("cuts", [[], [CHUNK], [7, 7, CHUNK + 1], [2 * CHUNK + 1], [1, 2, 3, 2 * CHUNK + 5]], ids=str)
+@pytest.mark.parametrize("parameters", [2 * CHUNK + 3, 0])
+def test_a_sum_in_ranges_has_the_bits_of_one_update(cuts: list[int], parameters: int) -> None:
+    """Ranges end inside of chunks, at their ends, among the statistics, and may be empty; none of them is changed."""
+    pushed, weights = gradients(3, parameters + 5), [0.5, 1.0, 2.0]
+    plain, joined = (make(parameters, 5, kind="whole") for _ in range(2))
+    plain.apply(pushed, 0.1, weights)
+    total = np.empty(parameters + 5, np.float32)
+    add_pushed(total, pushed, weights, parameters)
+    total.flags.writeable = False  # like a message
+    joined.apply_sum(np.split(total, [min(cut, len(total)) for cut in cuts]), 0.1, len(pushed))
+    np.testing.assert_array_equal(joined.values, plain.values)
+    np.testing.assert_array_equal(joined.momentum, plain.momentum)
 
 
 @pytest.mark.slow

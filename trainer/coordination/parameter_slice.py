@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -68,20 +70,20 @@ class ParameterSlice:
         add_pushed(total, gradients, weights, self.num_parameters, is_begun=self._summed > 0)
         self._summed += len(gradients)
 
-    def apply_sum(self, total: Vector, rate: float, count: int) -> None:
-        """Make an update from a sum of weighted gradients that ``add_pushed`` made elsewhere. Overwrites ``total``.
+    def apply_sum(self, sums: Sequence[Vector], rate: float, count: int) -> None:
+        """Make an update from a sum of weighted gradients that ``add_pushed`` made elsewhere.
 
         The result has the bits of ``apply`` with the same gradients.
 
         Args:
-            total: the sum, a vector like ``values``.
+            sums: the sum, a vector like ``values``, as the vectors of its ranges in order. They are not changed.
             rate: the factor of the sum, a/n.
             count: gradients in the sum.
         """
         factor = self._begin_update(rate, count)
+        total = _Joined(sums)
         for span in self._spans():
-            total[span] *= factor
-            self._step(span, total[span])
+            self._step(span, total[span] * factor)
         self._merge_statistics(total[self._statistics], count)
 
     def apply(self, gradients: Sequence[Vector], rate: float, weights: Sequence[float]) -> None:
@@ -99,7 +101,7 @@ class ParameterSlice:
         if self._summed:
             self.accumulate(gradients, weights)
             assert self._sum is not None
-            self.apply_sum(self._sum, rate, self._summed)
+            self.apply_sum([self._sum], rate, self._summed)
             self._summed = 0
             return
         factor = self._begin_update(rate, len(gradients))
@@ -161,6 +163,27 @@ def add_pushed(
         _add(total[span], [vector[span] for vector in pushed], weights, is_begun=is_begun)
     rest = slice(num_parameters, len(total))
     _add(total[rest], [vector[rest] for vector in pushed], [1.0] * len(pushed), is_begun=is_begun)
+
+
+class _Joined:
+    """Several vectors, read as if they were one behind another.
+
+    A span inside of one of them is a view of it, because a vector of all would cost a copy of the whole model."""
+
+    def __init__(self, vectors: Sequence[Vector]) -> None:
+        self._vectors = vectors
+        self._ends = list(accumulate(map(len, vectors)))
+
+    def __getitem__(self, span: slice) -> Vector:
+        parts = []
+        begin = span.start
+        for number in range(bisect_right(self._ends, begin), len(self._vectors)):
+            start = self._ends[number] - len(self._vectors[number])
+            parts.append(self._vectors[number][begin - start : span.stop - start])
+            begin = self._ends[number]
+            if begin >= span.stop:
+                break
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.float32)])
 
 
 def _chunks(length: int) -> Iterator[slice]:

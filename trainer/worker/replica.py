@@ -76,9 +76,9 @@ class _RoundData:
     """The data of the current round that have arrived.
 
     Attributes:
-        total: the sums of the ranges in ``sums``, a vector like the gradient.
+        total: a vector like the gradient, for sums that are copied: from shared memory, or from the collective.
         pieces: by worker, its report and its gradient in this worker's range; None for a gradient in shared memory.
-        sums: workers whose sums are in ``total``.
+        sums: by worker, the sum of its range: a part of ``total``, of a message, or of this worker's own sum.
         reports: the reports of all workers, which come with every sum; empty before the first one.
         snapshot: whether the round ends with a snapshot that server 0 has asked for.
         has_started: whether the collective adds up the gradients.
@@ -86,14 +86,14 @@ class _RoundData:
 
     total: Vector
     pieces: dict[int, tuple[StepMeasurements, Vector | None]] = field(default_factory=dict)
-    sums: set[int] = field(default_factory=set)
+    sums: dict[int, Vector] = field(default_factory=dict)
     reports: tuple[StepMeasurements, ...] = ()
     snapshot: bool = False
     has_started: bool = False
 
     def clear(self) -> None:
         self.pieces = {}
-        self.sums = set()
+        self.sums = {}
         self.reports = ()
         self.snapshot = False
         self.has_started = False
@@ -383,19 +383,20 @@ class Replica:
             self._add_up()
         else:
             begin, end = self.bounds[message.worker]
+            part = self._round.total[begin:end]
             # With a collective this only says that the sender has the sum, as this worker has or will have.
             if message.in_memory and not self.collective:
                 # If its mark is missing before or after the copy, the owner has left this view, and a Regroup follows.
                 memory = self.links.memory_of(message.worker)
-                part = memory.range_sum(message.number, message.version, begin, end)
-                if part is None:
+                shared = memory.range_sum(message.number, message.version, begin, end)
+                if shared is None:
                     return
-                self._round.total[begin:end] = part
+                part[:] = shared
                 if memory.range_sum(message.number, message.version, begin, end) is None:
                     return
             elif not self.collective:
-                self._round.total[begin:end] = from_body(second, end - begin)
-            self._note_sum(message.worker, unpack_reports(first), snapshot=message.snapshot)
+                part = from_body(second, end - begin)
+            self._note_sum(message.worker, part, unpack_reports(first), snapshot=message.snapshot)
 
     def _add_up(self) -> None:
         """Once all pieces have arrived, add up this worker's range in the order of workers, and send the sum to all."""
@@ -426,7 +427,6 @@ class Replica:
         if not all(self._is_unchanged(worker, begin, end) for worker in range(self.num_workers)):
             return
         self.links.offer_sum(self.number, self.version)
-        self._round.total[begin:end] = total
         self._send_sum(reports, total)
 
     def collected(self, number: int, version: int, total: Vector) -> None:
@@ -436,10 +436,12 @@ class Replica:
         if (number, version) != (self.number, self.version) or self.phase is not Phase.ROUND:
             return
         np.copyto(self._round.total, total)
-        self._send_sum(tuple(self._round.pieces[worker][0] for worker in range(self.num_workers)), total)
+        begin, end = self.bounds[self.worker]
+        reports = tuple(self._round.pieces[worker][0] for worker in range(self.num_workers))
+        self._send_sum(reports, self._round.total[begin:end])
 
     def _send_sum(self, reports: tuple[StepMeasurements, ...], total: Vector) -> None:
-        """Send this worker's sum to all others, and note it."""
+        """Send the sum of this worker's range to all others, and note it."""
         # Worker 0 decides for all. No worker can complete the round without its sum, so none misses the snapshot.
         snapshot = self.worker == 0 and self._wish > self._granted
         body = pack_reports(reports)
@@ -448,7 +450,7 @@ class Replica:
                 in_memory = self._is_apart(other)
                 message = RangeSum(self.number, self.version, self.worker, in_memory, snapshot)
                 self.links.send(other, message, body, b"" if in_memory else to_body(total))
-        self._note_sum(self.worker, reports, snapshot=snapshot)
+        self._note_sum(self.worker, total, reports, snapshot=snapshot)
 
     def _is_apart(self, worker: int) -> bool:
         """Return whether the elements of messages to a worker are apart from them: in memory, or in the collective."""
@@ -460,11 +462,11 @@ class Replica:
             return True
         return self.links.memory_of(worker).piece(self.number, self.version, begin, end) is not None
 
-    def _note_sum(self, owner: int, reports: tuple[StepMeasurements, ...], *, snapshot: bool) -> None:
-        """Note that the sum of a range is in ``total``. The last one completes the round."""
+    def _note_sum(self, owner: int, total: Vector, reports: tuple[StepMeasurements, ...], *, snapshot: bool) -> None:
+        """Note the sum of a worker's range. The last one completes the round."""
         if len(reports) != self.num_workers:
             raise MalformedMessageError(f"{len(reports)} reports")
-        self._round.sums.add(owner)
+        self._round.sums[owner] = total
         self._round.reports = reports
         self._round.snapshot |= snapshot and owner == 0
         if len(self._round.sums) == self.num_workers:
@@ -474,6 +476,7 @@ class Replica:
         """Make the update of a round whose sums have all arrived. A loss that is not finite ends the run without it."""
         reports = self._round.reports
         snapshot = self._round.snapshot
+        sums = [self._round.sums[owner] for owner in range(self.num_workers)]
         self._round.clear()
         self.rounds.append(Round(snapshot, reports))
         if not all(math.isfinite(report.loss) for report in reports):
@@ -483,7 +486,7 @@ class Replica:
         examples = [report.examples for report in reports]
         rate = worker_rate(self.config, self.facts, self.budget.epoch) * self.weights.correction(examples)
         # All replicas make the same update from the same sums, so that their models stay equal bit for bit.
-        self.slice.apply_sum(self._round.total, rate, self.num_workers)
+        self.slice.apply_sum(sums, rate, self.num_workers)
         boundary = self.budget.use(self.num_workers, sum(examples))
         self.version += 1
         self.clock += 1
