@@ -7,13 +7,12 @@ from pathlib import Path
 if Path(__file__).resolve().parent.name == "jobs":  # not a copy that Spark made in a folder that others may write to
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.core.command_line import parse
 from pipeline.runs import flags as cli
 from trainer.benchmark.command import build_parser, run_benchmark
 
 
 def main() -> int:
-    return run_benchmark(parse(build_parser(__doc__)))
+    return run_benchmark(build_parser(__doc__))
 
 
 if __name__ == "__main__":

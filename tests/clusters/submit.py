@@ -15,7 +15,7 @@ import psutil
 
 from tests.clusters.artifacts import find_java, java_home, spark_home
 from tests.clusters.interpreter import executor_python
-from tests.clusters.machine import HOST
+from tests.clusters.machine import HOST, ROOT
 from tests.clusters.processes import end_tree, watcher
 from tests.clusters.settings import INTERPRETED, LAUNCHER_OPTIONS, QUICK_START, class_archive
 
@@ -86,6 +86,15 @@ def spark_submit(
         end_tree([process])
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def run_without_submit(module: str, *args: object, master: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m MODULE`` with a Spark that its own process starts, on the master of PYSPARK_SUBMIT_ARGS."""
+    settings = [part for key, value in submit_conf(master).items() for part in ("--conf", f"{key}={value}")]
+    submit = shlex.join(["--master", master, *settings, "pyspark-shell"])
+    env = submit_environment(master, {"PYSPARK_SUBMIT_ARGS": submit, "PYTHONPATH": str(ROOT)})
+    command = [sys.executable, "-m", module, *map(str, args)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=280)
 
 
 def start_submit(

@@ -44,7 +44,7 @@ from tests.clusters.cluster_training import (
     training_processes,
     vector,
 )
-from tests.clusters.submit import start_submit
+from tests.clusters.submit import run_without_submit, start_submit
 from tests.support.application import run_application
 from tests.support.places import put
 from tests.support.trainer_runs import until
@@ -257,11 +257,12 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
 
 
 def test_the_benchmark_runs_its_servers_on_the_executors(standalone: Standalone, hdfs: Hdfs, tmp_path: Path) -> None:
+    """Run the command of a wheel, whose process starts Spark itself."""
     chosen = ("--quick", "--models", "linear", "--systems", "ps-sync", "--year-rows", 4000, "--batches", 4000)
     command = (*chosen, "--output", tmp_path, "--data", f"{hdfs.uri}/benchmark")
     homes: set[str] = set()  # of the executors under which a process of training was seen
     with ThreadPoolExecutor(1) as background:
-        job = background.submit(spark_submit, ROOT / "jobs" / "benchmark.py", *command, master=standalone.master_url)
+        job = background.submit(run_without_submit, "trainer.benchmark", *command, master=standalone.master_url)
         while not job.done():
             for process in training_processes(standalone):
                 with suppress(psutil.NoSuchProcess):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,10 @@ from sklearn.linear_model import LogisticRegression
 
 from pipeline.core.command_line import parse
 from pipeline.core.errors import JobError, UsageError
+from pipeline.core.extras import EXTRAS
 from tests.support.application import run_job
 from trainer.benchmark import arithmetic
+from trainer.benchmark.__main__ import PROG
 from trainer.benchmark.command import build_parser, run_benchmark
 from trainer.benchmark.configurations import (
     HYPERPARAMETERS,
@@ -248,7 +251,7 @@ def test_rows_that_could_not_be_loaded_are_the_error_of_their_runs() -> None:
 )
 def test_wrong_usage_is_refused_before_spark_starts(tmp_path: Path, wrong: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        run_benchmark(parse(build_parser(None), ["--output", str(tmp_path / "out"), *wrong]))
+        run_benchmark(build_parser(None), ["--output", str(tmp_path / "out"), *wrong])
     assert not list(tmp_path.iterdir())
 
 
@@ -256,3 +259,22 @@ def test_wrong_usage_is_one_line_of_the_job(tmp_path: Path) -> None:
     done = run_job("benchmark.py", "--output", tmp_path / "out", "--repeats", "0")
     assert (done.code, done.err.strip().count("\n")) == (2, 0), done.err
     assert "--repeats must be at least 1, got 0" in done.err
+
+
+@pytest.mark.parametrize(
+    ("program", "prog", "said"),
+    [
+        ("/bin/sharding", PROG, "sharding benchmark"),
+        ("__main__.py", PROG, "python -m trainer.benchmark"),
+        ("benchmark.py", "benchmark.py", "benchmark.py"),
+    ],
+)
+def test_a_refusal_names_the_command_that_was_typed(
+    program: str, prog: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    monkeypatch.setitem(EXTRAS, "benchmark", ("no_such_module",))
+    with pytest.raises(UsageError, match=f"^{said} needs no_such_module"):
+        run_benchmark(build_parser(None, prog), ["--output", str(tmp_path / "out")])
+    with pytest.raises(UsageError, match=f"; see {said} --help$"):
+        run_benchmark(build_parser(None, prog), ["--outputs", str(tmp_path / "out")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +31,7 @@ NUMBERS = (1, 2, 4, 5, 6, 7)  # columns
 
 def build_parser(description: str | None, prog: str = "benchmark.py") -> Parser:
     parser = command_line.parser(prog, description, EPILOG)
+    parser.conf = "benchmark"
     group = parser.add_argument_group("benchmark")
     group.add_argument("--output", required=True, metavar="DIR", help="local folder of measurements and report")
     group.add_argument("--data", metavar="URI", help="folder of the data sets, local or hdfs:// (default: OUTPUT/data)")
@@ -52,17 +52,18 @@ def build_parser(description: str | None, prog: str = "benchmark.py") -> Parser:
     return parser
 
 
-def run_benchmark(args: argparse.Namespace) -> int:
-    """Run the benchmark and return the exit code. Raises UsageError.
+def run_benchmark(flags: Parser, argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark of a command line and return the exit code. Raises UsageError.
 
     The exit code is 0 even if runs failed; their records contain the errors."""
+    args = command_line.parse(flags, argv)
     experiment = experiment_from_flags(args)
     output = _check_output(args.output)
     if is_object(args.data or ""):
         raise UsageError(
             f"--data {args.data}: the readers of Spark and MLlib do not support object stores here; use hdfs://"
         )
-    require("benchmark", "benchmark.py")
+    require("benchmark", flags.prog)
     # These need the packages of the extra that was just checked.
     from trainer.benchmark.records import delete_records
     from trainer.benchmark.results.report import render
