@@ -261,7 +261,7 @@ def test_while_no_run_ends_the_study_says_how_far_they_are(
     plan.write_text(plan.read_text().replace("steps = 40", "steps = 600"))
     assert main([str(plan), "--output", str(tmp_path / "study"), "--jobs", "2"]) == 0
     said = capsys.readouterr().err
-    parts = [int(part) for part in re.findall(r"^2 runs under way, (?:\d+% to )?(\d+)% done", said, re.MULTILINE)]
+    parts = [int(part) for part in re.findall(r"\] 2 runs under way, (?:\d+% to )?(\d+)% done", said, re.MULTILINE)]
     assert parts == sorted(parts)
     assert len({part for part in parts if 0 < part <= 100}) > 1
     assert re.search(r"% done; (about .*|less than a minute) left$", said, re.MULTILINE)

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from pipeline.core.errors import DataError
 from trainer.embed.__main__ import parser as embed_parser
 from trainer.export.__main__ import parser as export_parser
 from trainer.inference.__main__ import parser as predict_parser
+from trainer.study.__main__ import main as study
+from trainer.study.__main__ import parser as study_parser
+from trainer.study.run.progress import StudyLog
 from trainer.tables.progress import TableProgress
 
 
@@ -108,6 +112,29 @@ def test_progress_of_tables_is_a_line_of_the_format(capsys: pytest.CaptureFixtur
     assert [line["level"] for line in lines(capsys.readouterr().err)] == ["warning"]
 
 
-@pytest.mark.parametrize("make", [embed_parser, export_parser, predict_parser])
-def test_commands_of_tables_choose_the_format(make: Callable[[], command_line.Parser]) -> None:
+@pytest.mark.parametrize("make", [embed_parser, export_parser, predict_parser, study_parser])
+def test_long_commands_choose_the_format(make: Callable[[], command_line.Parser]) -> None:
     assert "--log-format" in {name for action in make().actions for name in action.option_strings}
+
+
+def test_progress_of_a_study_is_a_line_of_the_format(capsys: pytest.CaptureFixture[str]) -> None:
+    log = StudyLog()
+    log.say("4 runs, 0 of them done, 2 at once")
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \[ +0\.\d s\] 4 runs, 0 of them done, 2 at once\n"
+    assert re.fullmatch(time, capsys.readouterr().err)
+    console.choose_format(console.JSON)
+    log.say("4 runs, 0 of them done, 2 at once")
+    (line,) = lines(capsys.readouterr().err)
+    assert (line["logger"], line["message"]) == ("sharding.study", "4 runs, 0 of them done, 2 at once")
+    assert list(line["fields"]) == ["elapsed_s"]
+
+
+def test_errors_of_a_study_are_lines_of_the_format(capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong flag, and a wrong plan."""
+    for wrong, said in ((["quick", "--no-such-flag"], "--no-such-flag"), (["no-such-plan"], "neither a TOML file nor")):
+        argv = [*wrong, "--output", "study", "--log-format", "json"]
+        with pytest.raises(SystemExit) as end:
+            command_line.execute(partial(study, argv), interrupted="run it again")
+        (line,) = lines(capsys.readouterr().err)
+        assert (end.value.code, line["level"]) == (2, "error")
+        assert said in line["message"]

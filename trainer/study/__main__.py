@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +21,7 @@ from trainer.study.plan.cases import check_plan
 from trainer.study.plan.study_plan import Run, StudyPlan, read_plan, seeds_of
 from trainer.study.run.folder import PLAN, claim_folder, refuse_foreign, refuse_other_plan
 from trainer.study.run.ledger import LEDGER, StudyLedger
+from trainer.study.run.progress import StudyLog
 from trainer.study.run.runner import Runner
 from trainer.study.run.sets import Sets
 
@@ -41,6 +41,7 @@ INTERRUPTED = "finished runs are in the ledger, and the same command resumes the
 
 def parser() -> Parser:
     result = command_line.parser(PROG, DESCRIPTION, EPILOG)
+    result.conf = "study"
     result.add_argument(
         "plan",
         metavar="PLAN",
@@ -77,6 +78,7 @@ def parser() -> Parser:
         " host without Spark and without the data sets, to which --output was copied",
     )
     result.add_argument("--report-only", action="store_true", help="report on the runs in the ledger, without training")
+    command_line.add_log_format_flag(result)
     result.add_argument("--quiet", action="store_true", help="print only the result and errors")
     result.add_argument("--debug", action="store_true", help="show stack traces")
     return result
@@ -108,7 +110,7 @@ def find_plan(name: str) -> StudyPlan:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study of a command line and return the exit code. Raises UsageError, DataError and JobError."""
-    args = parser().parse_args(argv)
+    args = command_line.parse(parser(), argv)
     require("study", "a study")
     plan = find_plan(args.plan)
     if args.seeds is not None:
@@ -138,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stack.enter_context(locked(root))
         except OSError as error:
             raise UsageError(f"--output {root} cannot be written: {error.strerror}; choose another folder") from None
-        say = _silent if args.quiet else _say
+        say = _silent if args.quiet else StudyLog().say
         claim_folder(plan, root)
         jobs = args.jobs or (1 if plan.backend == "processes" else usable_cores())
         runner = Runner(plan, root, jobs, say, keep_sets=args.keep_sets)
@@ -184,10 +186,6 @@ def _report(plan: StudyPlan, root: Path, ledger: StudyLedger) -> None:
     from trainer.study.report.write import write_report  # loads pandas, matplotlib and statsmodels
 
     print(write_report(plan, root, ledger))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _silent(text: str) -> None:

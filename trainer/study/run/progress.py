@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.core import console
 from trainer.run_files import METRICS
 from trainer.runlog.kinds import StartEvent, TrainEvent
 from trainer.runlog.thinned import thinned_log
 from trainer.study.plan.study_plan import Run
+
+LOGGER = "sharding.study"
+
+
+class StudyLog:
+    """The lines of a study on standard error, with the time in UTC and the seconds since this object was made."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line in the format of --log-format."""
+        elapsed = time.monotonic() - self._start
+        line = f"{console.wall_clock()} [{elapsed:6.1f} s] {text}"
+        console.say(LOGGER, text, text=line, fields={"elapsed_s": round(elapsed, 1)})
 
 
 class RunProgress(NamedTuple):
