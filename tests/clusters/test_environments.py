@@ -16,6 +16,7 @@ from itertools import groupby, starmap
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import psutil
 import pytest
 
 from pipeline.datasets.cifar import ARCHIVES
@@ -65,14 +66,19 @@ SUBCOMMANDS: Mapping[str, Command] = {
     "runs": ("run", "virtual", "--output", "compared-runs"),
     "study": ("quick", "--output", "study"),
 }
-LIKE_JOBS = {
-    "reshard",
-    "assign",
-    "materialize",
-    "compare",
-    "stream",
-    "benchmark",
-}  # do the same as a job of JOB_FLAGS
+# Subcommands that need Spark, each in a folder of the one before; they share one Spark in a process.
+ON_SPARK: Mapping[str, Command] = {
+    "shard": (*BOTH, "--output", "buckets", "--strategy", "hash"),
+    "reshard": ("--input", "buckets", "--output", "resharded", "--workers", 3),
+    "assign": ("--input", "sample", "--workers", 2, "--output", "assigned", "--strategy", "stratified"),
+    "materialize": ("--input", "sample", "--assignment", "assigned", "--output", "materialized"),
+    "compare": (*BOTH, "--output", "compared", "--strategies", "random,stratified"),
+    "stream": ("--source", "arriving", "--output", "streamed", "--workers", 2, "--trigger", "once"),
+    "train": ("--shards", "buckets", "--model", "logistic", "--steps", 4, "--batch-size", 20, "--output", "trained",
+              "--launcher", "spark", "--hosts", 2),
+    "benchmark": ("--output", "figures", "--quick", "--models", "linear", "--systems", "ps-sync", "--year-rows", 4000,
+                  "--batches", 4000),
+}  # fmt: skip
 JOB_FLAGS: Mapping[str, Command] = {
     "baseline.py": (*BOTH, "--output", "baseline"),
     "stratified.py": (*BOTH, "--output", "shards"),
@@ -91,8 +97,8 @@ JOB_FLAGS: Mapping[str, Command] = {
 }
 # Subcommands that run in one process with those beside them: of the others each has a process of its own.
 TOGETHER = {
-    "derive", "fetch", "plan", "topology", "formats", "strategies", "inspect", "verify", "clean", "report", "predict",
-    "export", "runs", "workers",
+    "sample", "derive", "fetch", "plan", "topology", "formats", "strategies", "inspect", "verify", "clean", "report",
+    "predict", "export", "runs", "workers",
 }  # fmt: skip
 EXTRA = {"study": "study", "benchmark.py": "benchmark"}  # of the commands that need more than the trainer
 PAGES = {"shard": "shards", "train": "run", "simulate": "virtual"}
@@ -152,7 +158,7 @@ def mirror(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_command_has_a_case() -> None:
-    assert set(SUBCOMMANDS) == set(COMMANDS) - LIKE_JOBS
+    assert set(SUBCOMMANDS) | set(ON_SPARK) == set(COMMANDS)
     assert set(JOB_FLAGS) == set(JOBS)
 
 
@@ -200,6 +206,33 @@ def test_subcommands_work_in_a_users_environment(installation: Installation, mir
             assert result.code == 0, message
         if name in PAGES:
             assert "</html>" in (installation.folder / PAGES[name] / "report.html").read_text()
+
+
+def test_subcommands_on_spark_work_in_a_wheel(wheel: Wheel, tmp_path: Path) -> None:
+    """Each does its work, on the master of PYSPARK_SUBMIT_ARGS. psutil, which `benchmark` needs, is added for it."""
+    for folder in ("sample", "arriving"):
+        write(files_of(SampleSpec(rows=400, test_rows=80)), tmp_path / folder)
+    shutil.copytree(Path(psutil.__file__).parent, tmp_path / "extra" / "psutil")
+    here = {"sample", "arriving"} | {str(flags[flags.index("--output") + 1]) for flags in ON_SPARK.values()}
+    commands = [
+        ("sharding", name, *(tmp_path / str(part) if part in here else part for part in flags))
+        for name, flags in ON_SPARK.items()
+    ]
+    env = {"PYSPARK_SUBMIT_ARGS": "--master local[2] pyspark-shell", "PYTHONPATH": str(tmp_path / "extra")}
+    done = wheel.run("python", "-c", BATCH.read_text(), plan_batch(commands, spark=True), env=env)
+    for name, result in zip(ON_SPARK, read_batch(done), strict=True):
+        message = f"{name}: {result.out[-3000:]}{result.err[-3000:]}"
+        assert result.code == 0, message
+        assert "is the checkout's" not in message, "the guard of a wheel's environment refused a file"
+        if name == "train":
+            assert re.search(r"application \S+ on local\[2\]", result.err), message
+            assert re.search("host 1 has started", result.err), message
+    records = json.loads((tmp_path / "figures" / "results.json").read_text())["records"]
+    assert [record["error"] for record in records if record["error"]] == []
+    assert "</html>" in (tmp_path / "compared" / "compare.html").read_text()
+    without_page = {"sample", "arriving", "compared", "assigned"}
+    for output in sorted(here - without_page):
+        assert "</html>" in (tmp_path / output / "report.html").read_text(), output
 
 
 def test_jobs_work_in_the_demo_environment(tmp_path: Path) -> None:
