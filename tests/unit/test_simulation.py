@@ -297,7 +297,9 @@ def test_more_workers_than_rows_are_refused(shards: Path) -> None:
     [
         ("bsp", {}),
         ("asp", {}),
+        ("k-asp", {"k": 2}),
         ("k-batch-asp", {"k": 3}),
+        ("k-batch-bsp", {"k": 2}),
         ("n-softsync", {}),
         ("dssp", {}),
         ("downpour", {"push_every": 2}),
