@@ -15,8 +15,9 @@ from pyspark.sql import SparkSession
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
+from pipeline import entry
 from pipeline.core.errors import DataError
-from tests.support.application import run_job
+from tests.support.application import run_job, run_program
 from trainer.benchmark import experiment
 from trainer.benchmark import run as benchmark_run
 from trainer.benchmark.configurations import (
@@ -113,11 +114,25 @@ def test_the_job_sets_mllib_beside_the_servers(
     monkeypatch.setattr(measuring, "WARM_UP_MINI_BATCHES", 4)
     done = run_job("benchmark.py", "--output", tmp_path, *TINY, "--quick")
     assert done.code == 0, done.err
-    records = json.loads((tmp_path / "results.json").read_text())["records"]
+    assert_measured(tmp_path)
+
+
+@pytest.mark.full
+def test_the_command_measures_after_its_own_warm_up(spark: SparkSession, tmp_path: Path) -> None:
+    """Nothing is patched. All models with all mini-batches would take minutes."""
+    done = run_program(Path(entry.__file__), "benchmark", "--output", tmp_path, *TINY, "--quick")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == f"report: {tmp_path}/report.html"
+    assert_measured(tmp_path)
+
+
+def assert_measured(output: Path) -> None:
+    """Fail unless every run of TINY has a measurement, and the report is whole."""
+    records = json.loads((output / "results.json").read_text())["records"]
     assert {record["system"] for record in records} == {"mllib", "ps-sync", "averaging"}
     assert not [record["error"] for record in records if record["error"]]
     assert all(record["measurement"] for record in records)
-    assert (tmp_path / "report.html").read_text().rstrip().endswith("</html>")
+    assert (output / "report.html").read_text().rstrip().endswith("</html>")
 
 
 # The defaults with one of two mini-batches, and what they leave out, but for the logistic regression: it is trained apart,
