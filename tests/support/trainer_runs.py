@@ -152,3 +152,17 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
             return value
         time.sleep(0.02)
     raise AssertionError(f"waited {seconds} s in vain: {what}")
+
+
+def helper(run: Training, named: str) -> psutil.Process:
+    """The process of multiprocessing that runs such a module: the supervisor's own child."""
+
+    def find() -> psutil.Process | None:
+        for process in psutil.Process(run.process.pid).children():
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if named in " ".join(process.cmdline()):
+                    return process
+        return None
+
+    found: psutil.Process = until(find, f"{named} runs")
+    return found

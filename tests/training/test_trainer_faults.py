@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from pipeline.core.errors import JobError
-from tests.support.trainer_runs import Training, until
+from tests.support.trainer_runs import Training, helper, until
 from tests.support.trainer_sets import copy_of
 from trainer.__main__ import main
 from trainer.checkpoints.read import whole
@@ -195,7 +195,6 @@ def test_a_changed_shard_ends_the_run_with_its_name(start: Start, shards: Path, 
     gone(run)
 
 
-@pytest.mark.full
 def test_a_worker_that_always_dies_is_given_up_with_its_cause(start: Start, tmp_path: Path) -> None:
     count = tmp_path / "count"
     (tmp_path / "models").mkdir()
@@ -286,14 +285,20 @@ def is_taken(name: str) -> bool:
 
 
 def test_sigterm_leaves_a_checkpoint_as_ctrl_c_does(start: Start) -> None:
+    """Also of a run whose fork server was killed together with a worker, which another one has started again."""
     run = start(*LONG)
-    run.wait_for_updates(20)
+    run.wait_for_updates(5)
+    helper(run, "forkserver").kill()
+    run.send("worker-1")
+    until(lambda: any(event["role"] == "worker" for event in run.events("restart")), "the worker is started again")
+    run.wait_for_updates(run.updates() + 20)
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait() == 1
     assert "--resume" in one_line(run)
     gone(run)
     assert whole(run.output / "checkpoints")[-1] >= 20
     assert run.result()["cause"] == "interrupted"
+    assert run.result()["restarts"]["worker"] == 1
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.core.errors import JobError
 from tests.support.configs import make_config
-from tests.support.trainer_runs import Training, train_here, until
+from tests.support.trainer_runs import Training, helper, train_here, until
 from trainer.checkpoints.read import whole
 from trainer.home.folders import Folders
 from trainer.launch import processes
@@ -51,20 +51,6 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
     yield begin
     for run in runs:
         run.end()
-
-
-def helper(run: Training, named: str) -> psutil.Process:
-    """The process of multiprocessing that runs such a module: the supervisor's own child."""
-
-    def find() -> psutil.Process | None:
-        for process in psutil.Process(run.process.pid).children():
-            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if named in " ".join(process.cmdline()):
-                    return process
-        return None
-
-    found: psutil.Process = until(find, f"{named} runs")
-    return found
 
 
 @pytest.mark.full
