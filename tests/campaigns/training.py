@@ -8,8 +8,9 @@ a scheduler would.
 
 A run of BSP or all-reduce must end with the bits of an undisturbed BSP run, one of ``--collective torch`` with those of
 an undisturbed run of its own kind, an ASP run with those that its log gives when it is computed again; each has trained
-every row once a pass, and leaves no process behind. A run of d-psgd or matcha goes on without a lost worker: no gradient
-may count twice, every round must have some, and the result is the mean of the models of the last checkpoint."""
+every row once a pass, and leaves no process behind. A run with a switch is held to what ASP is, and has switched once, at
+its epoch. A run of d-psgd or matcha goes on without a lost worker: no gradient may count twice, every round must have
+some, the result is the mean of the models of the last checkpoint, and the log gives the same bits again."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ from tests.support.trainer_runs import Training, train_here
 from trainer.checkpoints.read import read_state
 from trainer.checkpoints.replica_file import open_replicas, replica_name
 from trainer.checkpoints.state import folder_of
+from trainer.simulation.replay import replay
 
 STEPS, ROWS = 600, 720
 RUN = (
@@ -51,10 +53,22 @@ EXCHANGES: dict[str, tuple[tuple[str, tuple[object, ...]], ...]] = {
         ("torch", ("--exchange", "all-reduce", "--collective", "torch", "--encryption", "off")),
     ),
 }
+# A loss changes less than such a threshold: the rule decides at the first epoch at which it can, in the middle of kills.
+RULE = ("--exchange", "strategy-switch", "--epoch-checkpoints", "--switch-window", 5, "--switch-threshold", 1e6)
+EXCHANGES |= {
+    "sync-switch": (("sync-switch", ("--exchange", "sync-switch", "--fraction", 0.5)),),
+    "strategy-switch": (
+        ("strategy-switch", ("--exchange", "strategy-switch", "--alpha", 0.5)),
+        ("strategy-by-rule", RULE),
+    ),
+}
+# The first epochs of second stages: half of the 20, or one after those whose losses the rule reads.
+SWITCHES = {"sync-switch": 10, "strategy-switch": 10, "strategy-by-rule": 6}
 # The later --steps counts: their rounds are short.
 EXCHANGES |= {name: ((name, ("--exchange", name, "--steps", 5000)),) for name in ("d-psgd", "matcha")}
 OWN_MODELS = ("d-psgd", "matcha")
-SERVERS = {"bsp": 2, "asp": 2, "all-reduce": 1, "torch": 1, "d-psgd": 1, "matcha": 1}
+REPLAYED = ("asp", *SWITCHES)
+SERVERS = dict.fromkeys(("bsp", *REPLAYED), 2) | dict.fromkeys(("all-reduce", "torch", *OWN_MODELS), 1)
 PATIENCE_S = 240.0  # of a run that nobody disturbs any more
 ACTS_A_RUN = 10
 ROLES_SHARE = 0.8  # of what is killed or frozen; the rest are supervisors and the processes that roles are forked from
@@ -167,7 +181,8 @@ class Disturbed:
     def finish(self) -> None:
         """To its end, without further ado. Raises Failed where it does not come."""
         end = time.monotonic() + PATIENCE_S
-        while not self.is_over:
+        # A helper may be frozen for longer than the run lasts, and ends by itself once it goes on.
+        while not self.is_over or self.frozen:
             if time.monotonic() > end:
                 said = "\n".join(host.said()[-500:] for host in self.hosts)
                 raise Failed(f"the run has not ended {PATIENCE_S:.0f} s after the last act:\n{said}")
@@ -196,7 +211,7 @@ def check(run: Disturbed, expected: np.ndarray) -> None:
     wait = time.monotonic() + 20
     while left := [process for host in run.hosts for process in host.family()]:
         if time.monotonic() > wait:
-            raise Failed(f"processes are left: {[process.name() for process in left]}")
+            raise Failed(f"processes are left: {[f'{each.name()}, {each.status()}' for each in left]}")
         time.sleep(0.1)
 
 
@@ -215,6 +230,13 @@ def check_own_models(run: Disturbed) -> None:
     mean = np.array(models.values, np.float64)[present].mean(axis=0)
     if not np.allclose(folder.vector(), mean, rtol=1e-6, atol=1e-7):
         raise Failed("the parameters are not the mean of all models")
+    check_replay(run)
+
+
+def check_replay(run: Disturbed) -> None:
+    """Raises Failed where the log does not give the parameters of the run, bit for bit."""
+    if not replay(run.output).is_equal:
+        raise Failed("the log, computed again, does not give the run's parameters")
 
 
 def check_gradients(run: Disturbed, expected: np.ndarray) -> None:
@@ -227,14 +249,19 @@ def check_gradients(run: Disturbed, expected: np.ndarray) -> None:
     used = pushes[pushes["accepted"] == 1]
     if used.duplicated(["worker", "clock"]).any() or len(used) != STEPS * 3:
         raise Failed(f"{len(used)} accepted gradients, {used.duplicated(['worker', 'clock']).sum()} of them twice")
-    if run.way != "asp":
-        if not np.array_equal(folder.vector(), expected):
-            raise Failed("the parameters are not those of an undisturbed run")
-    else:
-        from trainer.simulate import main as simulate
+    if run.way in SWITCHES:
+        check_stages(run)
+    if run.way in REPLAYED:
+        check_replay(run)
+    elif not np.array_equal(folder.vector(), expected):
+        raise Failed("the parameters are not those of an undisturbed run")
 
-        if simulate(["--replay", str(run.output), "--quiet"]) != 0:
-            raise Failed("the log, computed again, does not give the run's parameters")
+
+def check_stages(run: Disturbed) -> None:
+    """Raises Failed where a run has not switched once, at its epoch."""
+    stages = run.hosts[0].result()["stages"]
+    if [stage["first_epoch"] for stage in stages] != [0, SWITCHES[run.way]]:
+        raise Failed(f"the stages are {stages}")
 
 
 def campaign(
