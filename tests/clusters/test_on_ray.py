@@ -25,6 +25,7 @@ from tests.support.trainer_sets import make_sets
 from trainer import train
 from trainer.checkpoints.read import whole
 from trainer.cluster.ray import RayLauncher
+from trainer.exchange import EXCHANGES
 from trainer.options import Options
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]  # its nodes start beside tests that compute
@@ -103,28 +104,30 @@ def test_a_cluster_that_is_too_small_is_told_of(cluster: Any, shards: Path, tmp_
 
 
 def test_default_flags_on_ray(cluster: Any, spark: Any, tmp_path: Path) -> None:
-    """An exchange of another kind trains too, on shards without evaluation rows: they are named one by one.
+    """Every exchange trains: the default one as a program, the others in this process, which has loaded Ray.
+
+    One of them has no evaluation rows, because its shards are named one by one.
 
     In the demo environment, which lacks Ray, one line names the extra."""
     sample = upload_sample(str(tmp_path))
     shards = tmp_path / "shards"
     inputs = ("--input", sample, "--eval-input", sample, "--output", shards, "--workers", 2)
     assert run_job("stratified.py", *users_only(inputs)).code == 0
-    for exchange in ((), ("--exchange", "matcha")):
-        output = tmp_path / "-".join(("run", *exchange))
-        hosts = ("--launcher", "ray", "--hosts", 2)
-        places = [shards] if not exchange else [shards / f"worker={worker:03d}" for worker in range(2)]
-        flags = users_only(("--shards", *places, "--output", output, *hosts, *MODEL, *exchange))
-        command = ["-m", "trainer", *map(str, flags)]
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env={**os.environ, "RAY_ADDRESS": cluster.address},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert_trained(str(output), with_evaluation=not exchange)
+    flags = users_only(("--launcher", "ray", "--hosts", 2, *MODEL))
+    command = ["-m", "trainer", *map(str, ("--shards", shards, "--output", tmp_path / "run", *flags))]
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "RAY_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert_trained(str(tmp_path / "run"), with_evaluation=True)
+    for exchange in tuple(EXCHANGES)[1:]:
+        places = ("--shards", *(shards / f"worker={worker:03d}" for worker in range(2))) if exchange == "matcha" else ()
+        train_here(shards, tmp_path / exchange, *users_only((*flags, "--exchange", exchange, *places)))
+        assert_trained(str(tmp_path / exchange), with_evaluation=not places)
     refusal = DEMO.run("python", *command, cwd=ROOT)
     assert_names_extra(Ended(refusal.returncode, refusal.stdout, refusal.stderr), "ray")
