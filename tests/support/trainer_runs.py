@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,13 @@ def lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
     """The events of a kind as they are in metrics.jsonl, whatever the product's reader makes of them."""
     lines = filter(str.strip, path.read_text().splitlines()) if path.exists() else []
     return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+class End(NamedTuple):
+    """Where a run ended: its parameters and statistics, and the sha256 of its model file."""
+
+    vector: npt.NDArray[np.float32]
+    model: str
 
 
 class RunFolder:
@@ -56,6 +64,10 @@ class RunFolder:
         version = newest(root, verify=True)
         assert version is not None
         return read_vector(root, version)
+
+    def model_digest(self) -> str:
+        """The sha256 of the model file."""
+        return hashlib.sha256((self.output / "model.safetensors").read_bytes()).hexdigest()
 
 
 def train_here(shards: Path | str, output: Path, *flags: object) -> RunFolder:

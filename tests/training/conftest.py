@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from filelock import FileLock
 
-from tests.support.trainer_runs import Training, train_here
+from tests.support.trainer_runs import End, Training, train_here
 from tests.support.trainer_sets import make_sets
 
 # Flags under which a BSP run ends with the same bits on any number of servers and hosts.
@@ -68,18 +67,19 @@ def shards(sets: dict[int, Path]) -> Path:
 @pytest.fixture(scope="session")
 def undisturbed_end(
     shards: Path, session_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[int], npt.NDArray[np.float32]]:
-    """Return the parameters where an undisturbed BSP run with the flags LOGISTIC ends after a number of steps."""
+) -> Callable[[int], End]:
+    """Return where an undisturbed BSP run with the flags LOGISTIC ends after a number of steps."""
 
-    def end_of(steps: int) -> npt.NDArray[np.float32]:
+    def end_of(steps: int) -> End:
         folder = session_folder / f"end-{steps}"
         folder.mkdir(exist_ok=True)
         with made_once(folder) as is_first:
             if is_first:
                 output = tmp_path_factory.mktemp("undisturbed") / "run"
                 flags = ("--protocol", "bsp", "--servers", 2, "--steps", steps, "--quiet")
-                np.save(folder / "vector.npy", train_here(shards, output, *LOGISTIC, *flags).vector())
-        vector: npt.NDArray[np.float32] = np.load(folder / "vector.npy")
-        return vector
+                run = train_here(shards, output, *LOGISTIC, *flags)
+                np.save(folder / "vector.npy", run.vector())
+                (folder / "model").write_text(run.model_digest())
+        return End(np.load(folder / "vector.npy"), (folder / "model").read_text())
 
     return end_of

@@ -19,7 +19,7 @@ import pytest
 from pipeline.core.errors import JobError, UsageError
 from tests.support.configs import make_config
 from tests.support.tiers import only
-from tests.support.trainer_runs import Training, train_here, until
+from tests.support.trainer_runs import End, Training, train_here, until
 from tests.unit.test_addresses import free_port
 from trainer import train
 from trainer.__main__ import main
@@ -29,6 +29,7 @@ from trainer.cluster.local import LocalLauncher
 from trainer.options import Options
 from trainer.report.metrics import RunMetrics, serve_metrics
 from trainer.runlog.kinds import EvaluationEvent, StartEvent, TrainEvent
+from trainer.simulation.replay import replay
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
 BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 600, "--checkpoint-every-s", 0.5)
@@ -37,9 +38,14 @@ Start = Callable[..., Training]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(undisturbed_end: Callable[[int], np.ndarray]) -> np.ndarray:
+def undisturbed(undisturbed_end: Callable[[int], End]) -> End:
     """Where the BSP run of these tests ends on a single host."""
     return undisturbed_end(600)
+
+
+def assert_equal_bits(run: Training, undisturbed: End) -> None:
+    np.testing.assert_array_equal(run.vector(), undisturbed.vector)
+    assert run.model_digest() == undisturbed.model
 
 
 @pytest.fixture
@@ -77,7 +83,7 @@ def part_of(run: Training, role: str) -> psutil.Process:
 
 
 @pytest.mark.full
-def test_three_hosts_have_the_bits_of_one_and_show_no_token(start: Start, undisturbed: np.ndarray) -> None:
+def test_three_hosts_have_the_bits_of_one_and_show_no_token(start: Start, undisturbed: End) -> None:
     run = start(*BSP)
     run.wait_for_updates(10)
     readable = ""
@@ -85,7 +91,7 @@ def test_three_hosts_have_the_bits_of_one_and_show_no_token(start: Start, undist
         with suppress(psutil.NoSuchProcess):
             readable += " ".join([*process.cmdline(), *process.environ().values()])
     assert run.wait() == 0, run.said()
-    np.testing.assert_array_equal(run.vector(), undisturbed)
+    assert_equal_bits(run, undisturbed)
     files = "".join(path.read_bytes().decode(errors="replace") for path in run.output.rglob("*") if path.is_file())
     assert not re.search(r"\b[0-9a-f]{64}\b", readable + run.said() + files), "a token has so many digits"
     said = run.said()
@@ -113,9 +119,9 @@ def mechanisms(pid: int) -> list[bytes]:
 
 
 @pytest.mark.full
-def test_an_asynchronous_run_ends_on_hosts_without_encryption(start: Start) -> None:
-    """The line to the starting process is always encrypted."""
-    run = start("--protocol", "asp", "--servers", 2, "--steps", 1000, "--encryption", "off")
+def test_a_run_that_switches_ends_on_hosts_without_encryption(start: Start) -> None:
+    """A single process has the same bits from its log. The line to the starting process is always encrypted."""
+    run = start("--exchange", "sync-switch", "--servers", 2, "--steps", 1000, "--encryption", "off")
     run.wait_for_updates(10)
     servers = [run.send(role, 0) for role in ("server-0", "server-1")]
     assert [mechanisms(pid) for pid in servers] == [[b"PLAIN"]] * 2
@@ -123,15 +129,29 @@ def test_an_asynchronous_run_ends_on_hosts_without_encryption(start: Start) -> N
     assert run.wait() == 0, run.said()
     assert run.said().count("warning: --encryption off") == 1
     assert len(run.pushes()) == 3000
+    assert [stage["protocol"] for stage in run.result()["stages"]] == ["bsp", "asp"]
+    assert replay(run.output).is_equal
 
 
 @pytest.mark.full
-def test_all_reduce_between_hosts_has_the_bits_of_bsp(start: Start, undisturbed: np.ndarray) -> None:
+def test_all_reduce_between_hosts_has_the_bits_of_bsp(start: Start, undisturbed: End) -> None:
     run = start("--exchange", "all-reduce", "--steps", 600, "--same-host", "socket")
     run.wait_for_updates(10)
     assert mechanisms(run.send("worker-0", 0)) == [b"CURVE"]
     assert run.wait() == 0, run.said()
-    np.testing.assert_array_equal(run.vector(), undisturbed)
+    assert_equal_bits(run, undisturbed)
+
+
+@pytest.mark.full
+def test_hosts_switch_from_all_reduce_to_servers(start: Start) -> None:
+    """A single process has the same bits from the log."""
+    run = start("--exchange", "strategy-switch", "--alpha", 0.5, "--servers", 2, "--steps", 300)
+    assert run.wait() == 0, run.said()
+    assert [(stage["exchange"], stage["first_epoch"]) for stage in run.result()["stages"]] == [
+        ("all-reduce", 0),
+        ("parameter-server", 5),
+    ]
+    assert replay(run.output).is_equal
 
 
 LOSSES = [("server-0", True), ("server-1", True), ("worker-2", False)]
@@ -139,7 +159,7 @@ LOSSES = [("server-0", True), ("server-1", True), ("worker-2", False)]
 
 @pytest.mark.parametrize(("role", "moves"), only(LOSSES[:1], LOSSES))
 def test_a_host_that_is_lost_is_replaced_and_the_bits_are_the_same(
-    start: Start, undisturbed: np.ndarray, role: str, moves: bool
+    start: Start, undisturbed: End, role: str, moves: bool
 ) -> None:
     run = start(*BSP)
     run.wait_for_updates(100)
@@ -149,14 +169,14 @@ def test_a_host_that_is_lost_is_replaced_and_the_bits_are_the_same(
     if moves:
         until(lambda: run.trains_after(before), "the servers go on from a checkpoint")
     assert run.wait() == 0, run.said()
-    np.testing.assert_array_equal(run.vector(), undisturbed)
+    assert_equal_bits(run, undisturbed)
     lost = re.findall(r"host (\d) was lost, and is started again on", run.said())
     assert len(lost) == 1, run.said()
     until(lambda: not run.family(), "all processes end")
 
 
 @pytest.mark.full
-def test_a_run_goes_on_after_a_signal_and_after_a_killed_starter(start: Start, undisturbed: np.ndarray) -> None:
+def test_a_run_goes_on_after_a_signal_and_after_a_killed_starter(start: Start, undisturbed: End) -> None:
     """The signal leaves a checkpoint. All processes end with their starter."""
     run = start(*BSP)
     run.wait_for_updates(100)
@@ -173,7 +193,7 @@ def test_a_run_goes_on_after_a_signal_and_after_a_killed_starter(start: Start, u
     until(lambda: not second.family(), "every process on every host ends", 15)
     again = start(*BSP, "--resume")
     assert again.wait() == 0, again.said()
-    np.testing.assert_array_equal(again.vector(), undisturbed)
+    assert_equal_bits(again, undisturbed)
     assert again.result()["cause"] == "finished"
     resumed = [event["resumed_from"] for event in again.events("start")]
     assert resumed[1] == version

@@ -20,7 +20,7 @@ from pipeline.core.errors import UsageError
 from tests.campaigns.cable import LOOPBACK, Cable, Tap
 from tests.clusters import free_ports
 from tests.support.configs import make_config
-from tests.support.trainer_runs import Training, train_here, until
+from tests.support.trainer_runs import End, Training, train_here, until
 from trainer.checkpoints.read import whole
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
@@ -38,9 +38,9 @@ Host = Callable[..., Training]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(undisturbed_end: Callable[[int], np.ndarray]) -> np.ndarray:
+def undisturbed(undisturbed_end: Callable[[int], End]) -> np.ndarray:
     """Where the BSP run of these tests ends on a single host."""
-    return undisturbed_end(300)
+    return undisturbed_end(300).vector
 
 
 @pytest.fixture

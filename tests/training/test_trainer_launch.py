@@ -18,7 +18,7 @@ import pytest
 
 from pipeline.core.errors import JobError
 from tests.support.configs import make_config
-from tests.support.trainer_runs import Training, helper, train_here, until
+from tests.support.trainer_runs import End, Training, helper, train_here, until
 from trainer.checkpoints.read import whole
 from trainer.home.folders import Folders
 from trainer.launch import processes
@@ -34,9 +34,9 @@ Start = Callable[..., Training]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(undisturbed_end: Callable[[int], np.ndarray]) -> np.ndarray:
+def undisturbed(undisturbed_end: Callable[[int], End]) -> np.ndarray:
     """Where the BSP run of these tests ends."""
-    return undisturbed_end(1000)
+    return undisturbed_end(1000).vector
 
 
 @pytest.fixture
