@@ -6,7 +6,8 @@ Workers are killed in turn, and then frozen in turn, each K times. Median, least
 
 rejoin       from the last join request of the next view, when all workers are there, until all survivors' next step ends
 back         from the kill until the killed worker's next step ends, the start of its process included
-freeze       from a SIGSTOP until the survivors' next step with a new worker ends; two heartbeats are 3 s
+freeze       from a SIGSTOP until the survivors' next step with a new worker ends; a worker sends a heartbeat every 0.5 s,
+             and counts as lost after 2 s without one
 
 All processes append to one log, with the system's monotonic clock. A step of logistic takes milliseconds, so that the
 figures are of the recovery and not of a step."""
