@@ -43,7 +43,6 @@ STRATEGY_JOBS = {
 }
 EVEN = tuple(name for name, kind in STRATEGIES.items() if not (kind.decides_sizes or kind.reads_table))
 # Command lines whose default flags another test gives, which is named.
-EXCHANGES_ON_SPARK: tuple[tuple[str, ...], ...] = ((), ("--exchange", "all-reduce"))
 TESTED_ELSEWHERE = {
     "benchmark.py": "tests/clusters/test_on_standalone.py::test_the_benchmark_runs_its_servers_on_the_executors",
     "benchmark": "tests/spark/test_benchmark.py::test_the_command_measures_after_its_own_warm_up",
@@ -267,10 +266,9 @@ def test_hash_stream(name: str, sample: Path, tmp_path: Path, last_line_of: Chec
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("exchange", EXCHANGES_ON_SPARK)
-def test_train_on_spark(shards: Path, tmp_path: Path, exchange: tuple[str, ...]) -> None:
+def test_train_on_spark(shards: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    flags = ("--shards", shards, "--output", output, "--model", "logistic", "--epochs", 1, *exchange)
+    flags = ("--shards", shards, "--output", output, "--model", "logistic", "--epochs", 1)
     assert last_line(submit("train.py", *flags)) == f"  report     {output}/report.html"
     assert_run(output)
 
