@@ -33,6 +33,16 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(EXCHANGES, kind.name, kind)
 
 
+@pytest.fixture(scope="module")
+def plain(sets: dict[int, Path], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The parameters where a run of bsp without a switch ends."""
+    return (
+        train_here(sets[3], tmp_path_factory.mktemp("plain") / "run", *FLAGS, *STEPS, "--protocol", "bsp")
+        .vector()
+        .tobytes()
+    )
+
+
 def kill_at_the_switch(output: Path, role: str, number: int) -> threading.Thread:
     """Kill a process of this one's as soon as the log says that a stage has begun. number: of the stage."""
 
@@ -63,15 +73,16 @@ def kill_at_the_switch(output: Path, role: str, number: int) -> threading.Thread
         pytest.param(TwoHalves.name, "worker-1", marks=pytest.mark.full),
     ],
 )
-def test_a_kill_at_the_switch_changes_no_bit(sets: dict[int, Path], tmp_path: Path, exchange: str, role: str) -> None:
+def test_a_kill_at_the_switch_changes_no_bit(
+    sets: dict[int, Path], plain: bytes, tmp_path: Path, exchange: str, role: str
+) -> None:
     """Both stages make the updates of bsp, and momentum is kept, so that the run equals one of bsp without a switch."""
-    plain = train_here(sets[3], tmp_path / "plain", *FLAGS, *STEPS, "--protocol", "bsp")
     killer = kill_at_the_switch(tmp_path / "run", role, 1)
     run = train_here(
         sets[3], tmp_path / "run", *FLAGS, *STEPS, "--exchange", exchange, "--switch-momentum", "keep",
     )  # fmt: skip
     killer.join()
-    assert run.vector().tobytes() == plain.vector().tobytes()
+    assert run.vector().tobytes() == plain
     assert [stage["reason"] for stage in run.result()["stages"]] == ["start of the run", "half of the steps"]
     assert sum(run.result()["restarts"].values()) >= 1
     assert replay(tmp_path / "run").is_equal
