@@ -120,8 +120,10 @@ def add_in_memory(rank: int, shared: SharedSums) -> tuple[Vector, Callable[[Vect
             np.add(gradients[0][span], gradients[1][span], out=sums[span])
             for other in gradients[2:]:
                 sums[span] += other[span]
+            total[span] = sums[span]  # while it is in the cache
         _meet(rank, shared.arrivals[1])
-        np.copyto(total, sums)
+        total[:begin] = sums[:begin]
+        total[end:] = sums[end:]
 
     return gradients[rank], add_up
 
