@@ -83,6 +83,8 @@ OTHERS_OWN = SPARK_SUBMITS_OWN | {
     "--executor-cores",
     "--executor-memory",
     "--num-executors",
+    "--random-order",
+    "--random-order-seed",
     "--requirement",
     "--dag-id",
     "--from-date",

@@ -81,7 +81,7 @@ class ParameterSlice:
             count: gradients in the sum.
         """
         factor = self._begin_update(rate, count)
-        total = _Joined(sums)
+        total = _Ranges(sums)
         for span in self._spans():
             self._step(span, total[span] * factor)
         self._merge_statistics(total[self._statistics], count)
@@ -165,7 +165,7 @@ def add_pushed(
     _add(total[rest], [vector[rest] for vector in pushed], [1.0] * len(pushed), is_begun=is_begun)
 
 
-class _Joined:
+class _Ranges:
     """Several vectors, read as if they were one behind another.
 
     A span inside of one of them is a view of it, because a vector of all would cost a copy of the whole model."""
