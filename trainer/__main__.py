@@ -46,9 +46,16 @@ def main(argv: Sequence[str] | None = None, flags: Parser | None = None) -> int:
     """Train as the command line says; returns the exit code. Raises UsageError, DataError and JobError.
 
     flags: another parser than the default one."""
-    args = command_line.parse(flags or parser(), argv)
+    flags = flags or parser()
+    own = flags.get_default("launcher")  # before the values of a file
+    args = command_line.parse(flags, argv)
     require("trainer", "training")
     hosts = from_flags(Hosts, args)
+    if own and hosts.launcher != own and "launcher" not in args.names_in_argv:
+        raise UsageError(
+            f"launcher = {hosts.launcher!r} in the file of --config: {flags.prog} trains on {own.capitalize()}; leave it"
+            f" out, or give --launcher {hosts.launcher}"
+        )
     if hosts.launcher:
         _refuse_hosts_by_hand(hosts.launcher, args)
     # Of the launchers, only Spark's has an application, which must end after the run.
@@ -67,8 +74,8 @@ def _refuse_hosts_by_hand(launcher: str, args: argparse.Namespace) -> None:
     for name in HOSTS:
         if getattr(args, name):
             raise UsageError(
-                f"--{name.replace('_', '-')} is for hosts that are started by hand: leave it out, because --launcher"
-                f" {launcher} starts them"
+                f"--{name.replace('_', '-')} is for hosts that are started by hand, and the launcher {launcher} starts them:"
+                " leave it out, and give --hosts"
             )
 
 

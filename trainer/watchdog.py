@@ -24,13 +24,13 @@ def stalled_s() -> float:
 
 
 def mark_started() -> None:
-    """Report that this process has done its first work. Until then, an import or a GPU may stop its heartbeats, too."""
+    """Report that this process has started: a worker is about to join. Until then imports and CUDA may stop heartbeats."""
     global _has_started
     _has_started = True
 
 
 def has_started() -> bool:
-    """Return whether this process has done its first work."""
+    """Return whether this process has started."""
     return _has_started
 
 

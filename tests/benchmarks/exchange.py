@@ -118,6 +118,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         args.workers = (2,)
         args.elements = (270_000,)
         args.repeat = 1
+    names = [name for group in list_groups(args.torchft) for name in group.contenders]
+    if unknown := [name for name in args.only or () if name not in names]:
+        parser.error(f"--only {unknown[0]}: no such contender; choose among {', '.join(names)}")
     if min(args.workers) < 2:
         parser.error(f"--workers {min(args.workers)}: an exchange needs 2")
     return args

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -265,13 +265,24 @@ def check_stages(run: Disturbed) -> None:
 
 
 def campaign(
-    shards: Path, root: Path, kills: int, seed: int, say: Any = print, exchange: str | None = None
+    shards: Path,
+    root: Path,
+    kills: int,
+    seed: int,
+    say: Any = print,
+    exchange: str | None = None,
+    *,
+    only: Collection[str] | None = None,
+    acts_a_run: int = ACTS_A_RUN,
 ) -> Counter[str]:
     """Carry out ``kills`` acts, on runs of all kinds in turn, or of one exchange.
 
-    Raises Failed; the folder of that run stays."""
+    Raises Failed; the folder of that run stays.
+
+    only: kinds of runs; None for all. acts_a_run: most acts on one run."""
     bsp = train_here(shards, root / "undisturbed", *RUN, "--protocol", "bsp", "--servers", 2).vector()
     how = {way: words for name, ways in EXCHANGES.items() for way, words in ways if exchange in (None, name)}
+    how = {way: words for way, words in how.items() if only is None or way in only}
     ways = list(how)
     undisturbed = dict.fromkeys(ways, bsp)
     if "torch" in ways:  # the order of its additions is gloo's
@@ -283,7 +294,7 @@ def campaign(
         run = Disturbed(shards, root / f"{number}-{way}" / "run", way)
         try:
             here = 0
-            while left and here < ACTS_A_RUN and not run.is_over:
+            while left and here < acts_a_run and not run.is_over:
                 act = next(upcoming)
                 wait = time.monotonic() + act.wait_s
                 while time.monotonic() < wait and not run.is_over:

@@ -257,7 +257,7 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
 
 
 def test_the_benchmark_runs_its_servers_on_the_executors(standalone: Standalone, hdfs: Hdfs, tmp_path: Path) -> None:
-    """Run the command of a wheel, whose process starts Spark itself."""
+    """Run the command without spark-submit: its process starts Spark itself."""
     chosen = ("--quick", "--models", "linear", "--systems", "ps-sync", "--year-rows", 4000, "--batches", 4000)
     command = (*chosen, "--output", tmp_path, "--data", f"{hdfs.uri}/benchmark")
     homes: set[str] = set()  # of the executors under which a process of training was seen

@@ -59,6 +59,7 @@ def test_both_sides_read_the_same_numbers(spark: SparkSession, stored: str) -> N
     assert ours == theirs
 
 
+@pytest.mark.full
 def test_the_optimum_is_where_scikit_learn_finds_it(spark: SparkSession, stored: str) -> None:
     data = open_rows(spark.sparkContext, stored)
     given = HYPERPARAMETERS["logistic"]

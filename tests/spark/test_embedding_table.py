@@ -56,7 +56,7 @@ STRATEGIES: dict[str, Callable[[str], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", only(["class_cluster"], STRATEGIES))
+@pytest.mark.parametrize("name", only(["hash"], STRATEGIES))
 def test_a_table_gives_the_shards_of_a_column_of_the_same_vectors(
     spark: SparkSession, tmp_path: Path, vectors: Vectors, source: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,13 +31,13 @@ def test_components_fit_the_drawn_rows_for_any_partitioning(
     """The components are those of the drawn rows for any partitioning."""
     folder, images = source
     sets = []
-    for pieces in (1, 3, 16):
+    for pieces in (1, 16):
         monkeypatch.setattr(
             images_module.Images, "pieces", lambda self, n=pieces: ranges(0, self.dataset.rows, n)[::-1]
         )
         manifest = run(spark, folder, tmp_path / str(pieces), make(name, fit_rows=WANTED, seed=3), 5)
         sets.append(digests(manifest))
-    assert sets[0] == sets[1] == sets[2]
+    assert sets[0] == sets[1]
     assert manifest["params"]["fit_rows"] == WANTED
     chosen = keyed_hash(np.arange(ROWS), word(3, Purpose.FIT_ROWS)) < np.uint64((WANTED << 64) // ROWS)
     assert abs(chosen.sum() - WANTED) < 5 * np.sqrt(WANTED)

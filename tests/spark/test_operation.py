@@ -104,6 +104,7 @@ def test_openlineage_events_of_a_job(events: Any, folder: Path) -> None:
     assert "label 77 is not in 0..9" in received["broken"][1]["run"]["facets"]["errorMessage"]["message"]
 
 
+@pytest.mark.full
 def test_openlineage_events_of_a_stream_and_of_a_comparison(
     events: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

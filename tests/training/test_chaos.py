@@ -19,9 +19,12 @@ def test_the_same_seed_draws_the_same_acts() -> None:
     assert list(islice(chaos.acts(7), 50)) != list(islice(chaos.acts(8), 50))
 
 
-def test_twenty_kills_leave_the_bits_of_an_undisturbed_run(shards: Path, tmp_path: Path) -> None:
-    tally = chaos.campaign(shards, tmp_path, kills=20, seed=20)
-    assert tally["runs"] >= 2
+def test_twenty_kills_leave_runs_as_if_undisturbed(shards: Path, tmp_path: Path) -> None:
+    """Four on a run of each kind: kills, freezes, and cut or blocked connections of two hosts."""
+    kinds = ("bsp", "asp", "all-reduce", "strategy-switch", "matcha")
+    tally = chaos.campaign(shards, tmp_path, kills=20, seed=20, only=kinds, acts_a_run=4)
+    assert tally["runs"] >= len(kinds)
+    assert min(tally["kill"], tally["freeze"]) > 0
 
 
 def test_a_run_that_is_not_what_it_must_be_is_told(shards: Path, tmp_path: Path) -> None:

@@ -338,6 +338,7 @@ class Elsewhere(LocalLauncher):
         return super().begin(replace(arguments, config=config), attempt)
 
 
+@pytest.mark.full
 def test_an_output_that_hosts_do_not_share_is_refused(shards: Path, tmp_path: Path) -> None:
     config = make_config(shards, tmp_path / "run", model="logistic", batch_size=24, steps=10)
     with pytest.raises(UsageError, match=r"host 1: --output .* is not a folder that .* shares with") as refused:

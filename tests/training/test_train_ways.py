@@ -115,6 +115,7 @@ def test_a_recalibrated_model_has_statistics_of_training_rows(runs: Any, shards:
     assert result.final_loss == pytest.approx(loss + penalty(flat.model, 2e-4), rel=1e-5)
 
 
+@pytest.mark.full
 def test_group_normalisation_has_no_statistics_and_trains(runs: Any) -> None:
     result = runs(norm="group")
     values, count = vector(result)

@@ -146,6 +146,13 @@ def test_a_missing_folder_is_refused_at_once(tmp_path: Path) -> None:
         exchange.main(["--plot", str(tmp_path / "none.json"), str(tmp_path / "out.png")])
 
 
+def test_a_contender_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        exchange.main(["--only", "gloo", "clera"])
+    assert ended.value.code == 2
+    assert "--only clera: no such contender; choose among gloo, floor, memory" in capsys.readouterr().err
+
+
 def test_the_bench_compares_every_exchange() -> None:
     """The switches between exchanges have no step of their own."""
     contenders = [each for group in list_groups(None) for each in group.contenders.values()]

@@ -14,6 +14,7 @@ from tests.support.configs import make_config
 from tests.support.draws import shuffled
 from tests.support.local_client import LocalClient
 from tests.support.local_exchange import Local
+from trainer import watchdog
 from trainer.api import train as start_training
 from trainer.config import Config
 from trainer.coordination.orders import StepMeasurements
@@ -230,6 +231,17 @@ def test_a_cancelled_step_is_given_up_without_examples() -> None:
     run_loop(inner, config)
     assert inner.given_up == [2, 5]
     assert [report.examples for report in inner.reports] == [0 if clock in (2, 5) else BATCH for clock in range(STEPS)]
+
+
+def test_a_worker_has_started_when_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From then on, a missing heartbeat is noticed sooner."""
+    monkeypatch.setattr(watchdog, "_has_started", False)
+    inner, found = Turns(FlatModel(network().model).read(), 1), []
+    join = inner.join
+    monkeypatch.setattr(inner, "join", lambda: (found.append(watchdog.has_started()), join())[1])
+    assert not watchdog.has_started()
+    run_loop(inner, make_config(model="logistic"))
+    assert found == [True]
 
 
 def test_a_frozen_worker_is_noticed_before_three_seconds() -> None:

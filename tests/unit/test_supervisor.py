@@ -10,6 +10,7 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import zmq
@@ -85,6 +86,27 @@ class Leader:
 
     def _report(self, identity: bytes, status: RunStatus) -> None:
         self.socket.send_multipart([identity, pack(StatusReply()), pack_json(status.to_json())])
+
+
+@pytest.mark.parametrize(
+    ("kind", "exchange", "has_started", "limit_s"),
+    [
+        ("worker", "all-reduce", False, 15),
+        ("worker", "all-reduce", True, 2),
+        ("worker", "strategy-switch", True, 2),
+        ("worker", "parameter-server", True, 15),
+        ("evaluator", "all-reduce", True, 15),
+    ],
+)
+def test_a_worker_that_others_await_is_given_less_time(
+    tmp_path: Path, kind: Any, exchange: str, has_started: bool, limit_s: float
+) -> None:
+    config = make_config("s", tmp_path, exchange=exchange)
+    work, limits = WorkFolder(Folders.from_home(tmp_path)), []  # type: ignore[var-annotated]
+    child: Any = SimpleNamespace(has_started=has_started, hangs=lambda heartbeat_s, stall_s: limits.append(heartbeat_s))
+    host = Supervisor(config, RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, [Role("worker", 0)])
+    host._hang_of(Role(kind, 0), child)
+    assert limits == [limit_s]
 
 
 def test_a_status_that_comes_as_a_role_ends_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,7 +273,7 @@ def test_every_command_that_trains_has_the_trainers_defaults(
 def test_a_launcher_excludes_hosts_started_by_hand(
     prog: str, default: str | None, args: list[str], flag: tuple[str, str]
 ) -> None:
-    with pytest.raises(UsageError, match=f"{flag[0]} is for hosts that are started by hand.*--launcher (local|spark)"):
+    with pytest.raises(UsageError, match=f"{flag[0]} is for hosts that are started by hand.*launcher (local|spark)"):
         main([*NEEDED, "--epochs", "1", *args, *flag], parser(prog, launcher=default))
 
 
@@ -300,6 +300,14 @@ def test_the_command_and_the_job_train_on_spark(
     assert main([*NEEDED, "--epochs", "1", "--hosts", "3", *args], parser(prog, launcher=default)) == 0
     launcher, hosts = given
     assert (type(launcher), launcher.context, hosts) == (SparkLauncher, None, 3)
+
+
+def test_a_file_moves_the_job_to_no_other_launcher(tmp_path: Path) -> None:
+    """The file may be that of another command."""
+    (tmp_path / "ray.toml").write_text('launcher = "ray"')
+    line = r"launcher = 'ray' in the file of --config: train.py trains on Spark; leave it out, or give --launcher ray"
+    with pytest.raises(UsageError, match=line):
+        main([*NEEDED, "--config", str(tmp_path / "ray.toml")], parser("train.py", launcher="spark"))
 
 
 def test_another_launcher_overrides_the_jobs_own() -> None:

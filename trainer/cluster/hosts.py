@@ -43,6 +43,7 @@ class Hosts(Spec):
         """Return the launcher, None for this host alone; ``trainer.spark_driver`` makes Spark's, which needs an application.
 
         Raises UsageError if the launcher's extra is not installed."""
+        assert self.launcher != SPARK, "its launcher needs an application"
         if self.launcher == "ray":
             require("ray", "--launcher ray")
             from trainer.cluster.ray import RayLauncher

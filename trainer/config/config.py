@@ -246,13 +246,13 @@ class Config:
 
     @property
     def heartbeat_timeout_s(self) -> float:
-        """Seconds without a heartbeat after which a process is restarted that is no worker, or a worker that starts."""
+        """Seconds without a heartbeat after which a process is restarted: no worker, or one that has not joined yet."""
         timeout_s = self.processes.heartbeat_timeout_s
         return HEARTBEAT_TIMEOUT_S if timeout_s is None else timeout_s
 
     @property
     def worker_timeout_s(self) -> float:
-        """Seconds without a heartbeat after which a worker is restarted."""
+        """Seconds without a heartbeat after which a worker that has joined is lost to the others, and restarted."""
         timeout_s = self.processes.heartbeat_timeout_s
         return self.exchange.worker_timeout_s if timeout_s is None else timeout_s
 

@@ -69,8 +69,8 @@ class Processes(Spec):
         metavar="SECONDS",
         above=0,
         may_change=True,
-        shown=f"{HEARTBEAT_TIMEOUT_S:g}; for workers that exchange among themselves {AllReduce.worker_timeout_s:g} after the"
-        " first gradient",
+        shown=f"{HEARTBEAT_TIMEOUT_S:g}; for workers that exchange among themselves {AllReduce.worker_timeout_s:g} once they"
+        " have joined",
         advanced=True,
     )
     stall_timeout_s: float = option(

@@ -35,6 +35,9 @@ class StrategySwitch(Switching):
 
     name: ClassVar[str] = "strategy-switch"
     server: ClassVar[str] = "trainer.server.stages"
+    worker_timeout_s: ClassVar[float] = (
+        AllReduce.worker_timeout_s
+    )  # of its first stage, whose workers wait for each other
     summary: ClassVar[str] = "all-reduce until the loss changes little, then asp on the servers"
 
     alpha: float | None = option(

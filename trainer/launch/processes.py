@@ -37,7 +37,7 @@ UNKNOWN = 255  # multiprocessing's exit code if the fork server, which alone kno
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 KEEP_BYTES = 1 << 30
-STARTING, STARTED = "starting", "started"  # of a heartbeat: before and after a process's first work
+STARTING, STARTED = "starting", "started"  # of a heartbeat: before a worker joins, and from then on
 EXIT = b"exit "  # prefix of the message with which a process announces its exit code
 
 
@@ -145,7 +145,7 @@ class Child:
         process: the process.
         heartbeat: time of its last heartbeat (monotonic seconds).
         stalled_s: seconds without progress of its main thread, as of that heartbeat.
-        has_started: whether it had done its first work by then.
+        has_started: whether it had started by then, as a worker that is about to join.
         trouble: the problem that it reported with that heartbeat, or "".
     """
 

@@ -213,7 +213,7 @@ class Supervisor:
         """Return why a process must be killed, or None.
 
         Of an exchange without servers, all workers wait for a frozen one, but neither for the evaluator nor for a worker
-        that starts, whose heartbeats can stop for seconds while CUDA is loaded."""
+        that has not joined yet, whose heartbeats can stop for seconds while CUDA is loaded."""
         is_awaited = role.kind == "worker" and child.has_started
         timeout_s = self.config.worker_timeout_s if is_awaited else self.config.heartbeat_timeout_s
         return child.hangs(timeout_s, self.config.processes.stall_timeout_s)

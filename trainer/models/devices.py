@@ -43,3 +43,17 @@ def compute_reproducibly(device: torch.device) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Otherwise a kernel fills every new tensor with NaN, although nothing reads them before they are written.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def load_libraries(device: torch.device) -> None:
+    """Load the libraries of convolutions and products of matrices, which torch does at their first use.
+
+    On a GPU this stops the other threads of Python for up to seconds, and with them a worker's heartbeats, which others
+    await once it has joined. Draws no random numbers. A no-op for a CPU."""
+    if device.type != "cuda":
+        return
+    image, kernel = (torch.zeros(1, 1, 4, 4, device=device, requires_grad=True) for _ in range(2))
+    (
+        torch.nn.functional.conv2d(image, kernel, padding=2).flatten(2) @ torch.zeros(25, 1, device=device)
+    ).sum().backward()
+    torch.cuda.synchronize(device)

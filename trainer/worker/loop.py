@@ -84,6 +84,7 @@ def train(
         row_losses = draw.row_losses(step.row_outcomes)
         return StepMeasurements(len(batch.labels), *outcome, seconds, read_s, rows, row_losses), False
 
+    mark_started()  # from now on others wait for this worker
     turn = client.join()
     while turn:
         kick()
@@ -94,7 +95,6 @@ def train(
             copy = LocalCopy(client.pulled, step.flat.num_parameters, steps.statistics, step.owned_entries)
             report = _compute_locally(client, turn, steps, copy, compute)
             is_cancelled = False
-        mark_started()
         turn = _next(client, turn, report, is_cancelled=is_cancelled)
 
 

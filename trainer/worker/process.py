@@ -25,7 +25,7 @@ from trainer.data.rows import Rows
 from trainer.data.shards import Shards
 from trainer.home.folders import Folders
 from trainer.models.build import NetworkAndTask
-from trainer.models.devices import pick_device
+from trainer.models.devices import load_libraries, pick_device
 from trainer.rules import local_plan
 from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import recorded_losses
@@ -80,6 +80,7 @@ def main(
             # computes in vectors that are gone.
             network = network if number == 0 else build_network(config, shards)
             step = Step(stage, network, client.pulled, client.pushed, device, facts.num_workers)
+            load_libraries(device)
             source = TableBatches(batches, step) if batches.sampler.reads_table else mini_batches
             gossip = None
             if batches.gossip:
