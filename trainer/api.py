@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.core import console
+from pipeline.core.metrics_file import check_metrics_file
 from trainer.config import Config
 from trainer.home.place import place_of
 from trainer.launch.workers_request import Requests
@@ -65,15 +66,29 @@ def train(
 
 @contextmanager
 def served_metrics(options: Options) -> Iterator[RunMetrics | None]:
-    """Serve the metrics of a run on the host that leads it, if --metrics-port is given. Yields them, or None."""
-    if not options.metrics_port or not options.has(Role("server", 0)):
+    """Serve the metrics of a run on the host that leads it, and write their file at its end. Yields them, or None.
+
+    None without --metrics-port and --metrics-file. A file that cannot be written costs a warning. Raises UsageError."""
+    if not (options.metrics_port or options.metrics_file) or not options.has(Role("server", 0)):
         yield None
         return
+    if options.metrics_file:
+        check_metrics_file(options.metrics_file)
     # Here, because they load the transport and tqdm, which --help should not.
-    from trainer.report.metrics import serve_metrics
+    from trainer.report.metrics import RunMetrics, serve_metrics, write_metrics
     from trainer.report.progress import LOGGER
 
-    with serve_metrics(options.metrics_port) as (metrics, address):
-        if not options.silent:
-            console.say(LOGGER, f"metrics: {address}")
-        yield metrics
+    metrics = RunMetrics()
+    with ExitStack() as stack:
+        if options.metrics_port:
+            address = stack.enter_context(serve_metrics(metrics, options.metrics_port))
+            if not options.silent:
+                console.say(LOGGER, f"metrics: {address}")
+        try:
+            yield metrics
+        finally:
+            if options.metrics_file and metrics.output:
+                try:
+                    write_metrics(metrics, options.metrics_file)
+                except (OSError, ValueError) as error:
+                    console.say(LOGGER, f"warning: --metrics-file {options.metrics_file}: {error}", level="warning")

@@ -44,7 +44,7 @@ command with --resume resumes the run."""
 LENGTH = ("epochs", "steps")
 BEFORE = ("resume", "overwrite")
 WORKERS = ("workers",)  # in virtual time a setting of the virtual cluster
-REAL = ("metrics_port",)  # not in virtual time
+REAL = ("metrics_port", "metrics_file")  # not in virtual time
 HOSTS = ("roles", "addresses", "token_file")
 
 

@@ -107,6 +107,14 @@ class Options(Spec):
         shown="off",
         advanced=True,
     )
+    metrics_file: Path | None = option(
+        None,
+        "file FILE.prom for the metrics of the run when it ends, for the textfile collector of Prometheus's node_exporter"
+        " (needs the extra metrics)",
+        metavar="FILE",
+        parse=Path,
+        advanced=True,
+    )
     report: bool = option(True, "write report.html at the end", advanced=True)
     quiet: bool = option(False, "print only the result and errors", advanced=True)
     silent: bool = False  # print nothing at all, for programs that use the Result

@@ -5,7 +5,6 @@ A stream replaces its file after each generation."""
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core import console
-from pipeline.core.errors import JobError, UsageError
-from pipeline.core.extras import require
+from pipeline.core.errors import JobError
+from pipeline.core.metrics_file import check_metrics_file
 from pipeline.core.provenance import CREDENTIALS, HIDDEN
 from pipeline.core.shardset.generations import generations
 from pipeline.runs.flags import exit_code_of
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from pipeline.core.shardset.manifest import ShardSet
 
 PREFIX = "sharding_job"
-SUFFIX = ".prom"  # of the files that the collector reads
 SUCCESS = f"{PREFIX}_last_success_timestamp_seconds"
 
 
@@ -44,15 +42,6 @@ class JobRecord:
     shards: ShardSet | None = None
     fresh: bool = False
     exit_code: int = 0
-
-
-def check_metrics_file(path: Path) -> None:
-    """Raise UsageError if no metrics can be written to a path that the collector reads."""
-    require("metrics", "--metrics-file")
-    if path.suffix != SUFFIX:
-        raise UsageError(f"--metrics-file {path} does not end in {SUFFIX}; node_exporter reads no other files")
-    if not os.access(path.parent, os.W_OK):
-        raise UsageError(f"--metrics-file {path}: {path.parent} is no folder that this user may write to")
 
 
 def strip_interval(uri: str, interval: Mapping[str, str] | None) -> str:

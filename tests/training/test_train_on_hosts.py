@@ -299,10 +299,10 @@ def test_metrics_of_an_overwritten_run_have_all_its_events(
     used = []
 
     @contextmanager
-    def serve(endpoint: tuple[str, int]) -> Iterator[tuple[RunMetrics, str]]:
-        with serve_metrics(endpoint) as (metrics, address):
+    def serve(metrics: RunMetrics, endpoint: tuple[str, int]) -> Iterator[str]:
+        with serve_metrics(metrics, endpoint) as address:
             used.append(metrics)
-            yield metrics, address
+            yield address
 
     monkeypatch.setattr("trainer.report.metrics.serve_metrics", serve)
     (tmp_path / "run").mkdir()

@@ -6,12 +6,13 @@ import re
 import urllib.error
 import urllib.request
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from tests.support.configs import make_config
 from trainer.api import served_metrics
 from trainer.config import RunFacts
@@ -62,7 +63,8 @@ def name(text: str) -> str:
 
 @pytest.fixture
 def served() -> Any:
-    with serve_metrics(ENDPOINT) as (metrics, address):
+    metrics = RunMetrics()
+    with serve_metrics(metrics, ENDPOINT) as address:
         metrics.begin(make_config("shards", "s3://key:secret@lake/run", model="cnn", steps=20), FACTS)
         yield metrics, address
 
@@ -141,7 +143,8 @@ def test_a_cluster_adds_the_totals_of_each_start_of_its_leading_host(served: Any
 
 def test_a_push_of_several_mini_batches_is_one_push() -> None:
     """The status counts the mini-batches of downpour's pushes."""
-    with serve_metrics(ENDPOINT) as (metrics, address):
+    metrics = RunMetrics()
+    with serve_metrics(metrics, ENDPOINT) as address:
         metrics.begin(make_config(protocol="downpour", push_every=5), FACTS)
         metrics.add(StartEvent())
         metrics.update(replace(STATUS, version=4, accepted=20))
@@ -151,7 +154,8 @@ def test_a_push_of_several_mini_batches_is_one_push() -> None:
 
 
 def test_the_end_is_a_state_and_then_a_closed_port() -> None:
-    with serve_metrics(ENDPOINT) as (metrics, address):
+    metrics = RunMetrics()
+    with serve_metrics(metrics, ENDPOINT) as address:
         metrics.end("finished")
         found = scrape(address)
         assert [key[1] for key, value in found.items() if key[0] == name("state") and value] == ["finished"]
@@ -168,11 +172,56 @@ def test_the_address_is_no_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"metrics: http://127.0.0.1:\d+/metrics\n", err)
 
 
+def test_each_metric_in_the_file_of_a_run_has_its_output(tmp_path: Path) -> None:
+    """The collector reads all files of a folder, so that all metrics need the label of their run."""
+    path = tmp_path / "run.prom"
+
+    def fail() -> None:
+        with served_metrics(Options(metrics_file=path)) as metrics:
+            assert metrics
+            metrics.begin(make_config("shards", "hdfs://n/run"), FACTS)
+            metrics.update(replace(STATUS, version=3, accepted=6))
+            metrics.end("failed")
+            assert not path.exists()
+            raise JobError("as a run that fails")
+
+    with pytest.raises(JobError):
+        fail()
+    families = list(text_string_to_metric_families(path.read_text()))
+    samples = [sample for family in families for sample in family.samples]
+    assert {sample.labels["output"] for sample in samples} == {"hdfs://n/run"}
+    assert [sample.labels["state"] for sample in samples if sample.name == name("state") and sample.value] == ["failed"]
+    assert [sample.value for sample in samples if sample.name == name("version")] == [3]
+
+
+def test_a_start_that_begins_no_run_leaves_the_file_of_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "run.prom"
+    path.write_text("earlier\n")
+    with served_metrics(Options(metrics_file=path)):
+        pass
+    assert path.read_text() == "earlier\n"
+
+
+@pytest.mark.parametrize(("place", "words"), [("run.txt", "does not end in .prom"), ("no/run.prom", "is no folder")])
+def test_a_file_that_is_not_read_is_refused(tmp_path: Path, place: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words), served_metrics(Options(metrics_file=tmp_path / place)):
+        pass
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder").mkdir()
+    with served_metrics(Options(metrics_file=tmp_path / "folder" / "run.prom")) as metrics:
+        assert metrics
+        metrics.begin(make_config(), FACTS)
+        (tmp_path / "folder").rmdir()
+    assert capsys.readouterr().err.startswith(f"warning: --metrics-file {tmp_path}/folder/run.prom: ")
+
+
 def test_a_port_in_use_is_one_line() -> None:
     with (
-        serve_metrics(ENDPOINT) as (_, address),
+        serve_metrics(RunMetrics(), ENDPOINT) as address,
         pytest.raises(UsageError, match=r"cannot be bound: .*; choose another port"),
-        serve_metrics(("127.0.0.1", int(address.split(":")[2].split("/")[0]))),
+        serve_metrics(RunMetrics(), ("127.0.0.1", int(address.split(":")[2].split("/")[0]))),
     ):
         pass
 

@@ -1,4 +1,4 @@
-"""The metrics of a run in progress for Prometheus, an optional package: an HTTP endpoint that a server scrapes.
+"""The metrics of a run for Prometheus, an optional package: an HTTP endpoint that a server scrapes, and a file of its end.
 
 The numbers come from the status and the log, which the leading process reads for its progress line anyway: workers and
 servers do no work for them. The names follow Prometheus's conventions."""
@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import UsageError
@@ -101,6 +102,11 @@ class RunMetrics:
         self._state = "running"
         self._accepted = self._version = self._sent_bytes = None
         self._reported = {}
+
+    @property
+    def output(self) -> str:
+        """The output of the run; "" before it begins."""
+        return self._about.get("output", "")
 
     def update(self, status: RunStatus) -> None:
         """Take over a status of server 0."""
@@ -197,8 +203,8 @@ def _growth(before: int | None, now: int) -> int:
 
 
 @contextmanager
-def serve_metrics(endpoint: tuple[str, int]) -> Iterator[tuple[RunMetrics, str]]:
-    """Yield the metrics of this process, and the address at which they can be scraped within the ``with`` block.
+def serve_metrics(metrics: RunMetrics, endpoint: tuple[str, int]) -> Iterator[str]:
+    """Yield the address at which metrics can be scraped within the ``with`` block.
 
     Raises UsageError if the package is missing or the port cannot be bound.
 
@@ -207,7 +213,6 @@ def serve_metrics(endpoint: tuple[str, int]) -> Iterator[tuple[RunMetrics, str]]
     from prometheus_client import CollectorRegistry, start_http_server
 
     host, port = endpoint
-    metrics = RunMetrics()
     registry = CollectorRegistry()  # without the library's own metrics of the process and of Python
     registry.register(metrics)
     try:
@@ -217,8 +222,33 @@ def serve_metrics(endpoint: tuple[str, int]) -> Iterator[tuple[RunMetrics, str]]
             f"--metrics-port: {host}:{port} cannot be bound: {error.strerror or error}; choose another port"
         ) from None
     try:
-        yield metrics, f"http://{bracketed(host)}:{server.server_port}/metrics"
+        yield f"http://{bracketed(host)}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def write_metrics(metrics: RunMetrics, path: Path) -> None:
+    """Replace the file of a run's metrics, atomically. Raises OSError.
+
+    Each has the label ``output``, because the collector reads the files of several runs at once."""
+    from prometheus_client import CollectorRegistry, write_to_textfile
+
+    registry = CollectorRegistry()
+    registry.register(_WithOutput(metrics))  # type: ignore[arg-type]  # all that the registry calls is collect()
+    write_to_textfile(str(path), registry)
+
+
+class _WithOutput:
+    """Metrics of a run with the label ``output`` each."""
+
+    def __init__(self, metrics: RunMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families of metrics."""
+        for family in self._metrics.collect():
+            labels = {"output": self._metrics.output}
+            family.samples = [sample._replace(labels=labels | sample.labels) for sample in family.samples]
+            yield family
