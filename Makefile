@@ -82,7 +82,7 @@ test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no tr
 	@$(ENV); $(TEST_ENV) $(PYTEST) -n 2 --dist worksteal -m 'not full and not slow' tests/unit $(ARGS)
 
 test-full: $(READY_DEV) ## run what `make test` leaves out: before every merge, after `make test`
-	@$(ENV); python -m tests.clusters.environments >/dev/null; $(TEST_ENV) $(PYTEST) -n 3 $(SPREAD) -m full $(ARGS); python -m tests.executed
+	@$(ENV); python -m tests.clusters.environments >/dev/null; $(TEST_ENV) $(PYTEST) -n 4 $(SPREAD) -m full $(ARGS); python -m tests.executed
 
 chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times, with EXCHANGE alone if given; SEED repeats what was drawn
 	@$(ENV); $(TEST_ENV) python -m tests.campaigns.training --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(EXCHANGE),--exchange $(EXCHANGE)) $(ARGS)

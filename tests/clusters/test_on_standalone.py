@@ -256,6 +256,16 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
     assert not STORE.exists(f"{output}/config.json"), "the run never began"
 
 
+def test_training_needs_no_spark_submit(standalone: Standalone, hdfs: Hdfs, task: Task) -> None:
+    output = f"{hdfs.uri}/training/alone"
+    flags = ("--shards", task.shards, "--output", output, *task.flags, "--launcher", "spark", "--hosts", 2)
+    done = run_without_submit("trainer", *flags, master=standalone.master_url)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.search(rf"application app-\S+ on {standalone.master_url}", done.stderr), done.stderr[-3000:]
+    np.testing.assert_array_equal(vector(output), task.vector)
+    until(lambda: not training_processes(standalone), "every process ends")
+
+
 def test_the_benchmark_runs_its_servers_on_the_executors(standalone: Standalone, hdfs: Hdfs, tmp_path: Path) -> None:
     """Run the command without spark-submit: its process starts Spark itself."""
     chosen = ("--quick", "--models", "linear", "--systems", "ps-sync", "--year-rows", 4000, "--batches", 4000)

@@ -15,9 +15,8 @@ from pyspark.sql import SparkSession
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 
-from pipeline import entry
 from pipeline.core.errors import DataError
-from tests.support.application import run_job, run_program
+from tests.support.application import run_job
 from trainer.benchmark import experiment
 from trainer.benchmark import run as benchmark_run
 from trainer.benchmark.configurations import (
@@ -115,15 +114,6 @@ def test_the_job_sets_mllib_beside_the_servers(
     monkeypatch.setattr(measuring, "WARM_UP_MINI_BATCHES", 4)
     done = run_job("benchmark.py", "--output", tmp_path, *TINY, "--quick")
     assert done.code == 0, done.err
-    assert_measured(tmp_path)
-
-
-@pytest.mark.full
-def test_the_command_measures_after_its_own_warm_up(spark: SparkSession, tmp_path: Path) -> None:
-    """Nothing is patched. All models with all mini-batches would take minutes."""
-    done = run_program(Path(entry.__file__), "benchmark", "--output", tmp_path, *TINY, "--quick")
-    assert done.code == 0, done.err
-    assert done.out.splitlines()[-1] == f"report: {tmp_path}/report.html"
     assert_measured(tmp_path)
 
 

@@ -45,7 +45,7 @@ EVEN = tuple(name for name, kind in STRATEGIES.items() if not (kind.decides_size
 # Command lines whose default flags another test gives, which is named.
 TESTED_ELSEWHERE = {
     "benchmark.py": "tests/spark/test_benchmark.py::test_the_job_sets_mllib_beside_the_servers",
-    "benchmark": "tests/spark/test_benchmark.py::test_the_command_measures_after_its_own_warm_up",
+    "benchmark": "tests/clusters/test_on_standalone.py::test_the_benchmark_runs_its_servers_on_the_executors",
     "study": "tests/clusters/test_readme.py::test_the_commands_of_a_readme_run_as_they_stand",
     "workers": "tests/training/test_cohorts.py::test_a_run_changes_its_workers_while_it_trains",
 }

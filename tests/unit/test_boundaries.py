@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Lowest first: a room, which is a folder or a file, imports from those before it.
 CORE = (
-    "errors", "console", "sizes", "import_path", "extras", "metrics_file", "arrays", "npz", "json_values", "hashing", "seeds", "atomic",
-    "provenance", "storage", "shardset", "importance", "reporting", "argparse_internals", "specs", "command_line",
+    "errors", "console", "sizes", "import_path", "extras", "metrics_file", "arrays", "npz", "json_values",
+    "hashing", "seeds", "atomic", "provenance", "storage", "shardset", "importance", "reporting", "argparse_internals",
+    "specs", "command_line",
 )  # fmt: skip
 PIPELINE = (
     "core", "assignment", "input", "datasets", "spark", "clustering", "strategies", "output", "quality", "upkeep", "doctor",
