@@ -236,11 +236,15 @@ def test_a_cancelled_step_is_given_up_without_examples() -> None:
 def test_a_worker_has_started_when_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     """From then on, a missing heartbeat is noticed sooner."""
     monkeypatch.setattr(watchdog, "_has_started", False)
-    inner, found = Turns(FlatModel(network().model).read(), 1), []
-    join = inner.join
-    monkeypatch.setattr(inner, "join", lambda: (found.append(watchdog.has_started()), join())[1])
+    found = []
+
+    class Client(Turns):
+        def join(self) -> Turn | None:
+            found.append(watchdog.has_started())
+            return super().join()
+
     assert not watchdog.has_started()
-    run_loop(inner, make_config(model="logistic"))
+    run_loop(Client(FlatModel(network().model).read(), 1), make_config(model="logistic"))
     assert found == [True]
 
 

@@ -23,7 +23,7 @@ from pipeline.core.errors import UsageError
 from trainer.flags import build_parser, config_of
 from trainer.models import MODELS, ModelInput, model_from_json
 from trainer.models.build import NetworkAndTask, build
-from trainer.models.devices import EVALUATOR, device_of
+from trainer.models.devices import EVALUATOR, device_of, load_libraries
 from trainer.models.networks import datagossip
 from trainer.models.networks.dropout import Dropout
 from trainer.models.tasks import Classification, LeastSquares
@@ -535,6 +535,13 @@ def test_workers_spread_over_the_cards_of_their_host(wanted: str, cards: int, fo
 def test_a_card_that_is_not_there_is_refused_with_the_next_step() -> None:
     with pytest.raises(UsageError, match=r"^--device cuda: .* no GPU on this host; give --device cpu, or auto$"):
         device_of("cuda", 0, 0)
+
+
+def test_loading_libraries_draws_no_random_number() -> None:
+    torch.manual_seed(3)
+    state = torch.random.get_rng_state()
+    load_libraries(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 def _plain_datagossip(tensors: Iterator[torch.Tensor], x: torch.Tensor) -> torch.Tensor:

@@ -102,7 +102,7 @@ def test_a_worker_that_others_await_is_given_less_time(
     tmp_path: Path, kind: Any, exchange: str, has_started: bool, limit_s: float
 ) -> None:
     config = make_config("s", tmp_path, exchange=exchange)
-    work, limits = WorkFolder(Folders.from_home(tmp_path)), []  # type: ignore[var-annotated]
+    work, limits = WorkFolder(Folders.from_home(tmp_path)), []
     child: Any = SimpleNamespace(has_started=has_started, hangs=lambda heartbeat_s, stall_s: limits.append(heartbeat_s))
     host = Supervisor(config, RunFacts(1, 100, 10, 0), Options(), ["tcp://h:1"], SECRET, work, [Role("worker", 0)])
     host._hang_of(Role(kind, 0), child)

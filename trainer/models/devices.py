@@ -49,11 +49,8 @@ def load_libraries(device: torch.device) -> None:
     """Load the libraries of convolutions and products of matrices, which torch does at their first use.
 
     On a GPU this stops the other threads of Python for up to seconds, and with them a worker's heartbeats, which others
-    await once it has joined. Draws no random numbers. A no-op for a CPU."""
-    if device.type != "cuda":
-        return
+    await once it has joined. Draws no random numbers."""
     image, kernel = (torch.zeros(1, 1, 4, 4, device=device, requires_grad=True) for _ in range(2))
-    (
-        torch.nn.functional.conv2d(image, kernel, padding=2).flatten(2) @ torch.zeros(25, 1, device=device)
-    ).sum().backward()
-    torch.cuda.synchronize(device)
+    product = torch.nn.functional.conv2d(image, kernel).flatten(2) @ torch.zeros(1, 1, device=device)
+    for gradient in torch.autograd.grad(product.sum(), (image, kernel)):
+        gradient.cpu()  # waits for the device

@@ -236,7 +236,7 @@ def write_metrics(metrics: RunMetrics, path: Path) -> None:
     from prometheus_client import CollectorRegistry, write_to_textfile
 
     registry = CollectorRegistry()
-    registry.register(_WithOutput(metrics))  # type: ignore[arg-type]  # all that the registry calls is collect()
+    registry.register(_WithOutput(metrics))
     write_to_textfile(str(path), registry)
 
 

@@ -80,7 +80,8 @@ def main(
             # computes in vectors that are gone.
             network = network if number == 0 else build_network(config, shards)
             step = Step(stage, network, client.pulled, client.pushed, device, facts.num_workers)
-            load_libraries(device)
+            if device.type == "cuda":
+                load_libraries(device)
             source = TableBatches(batches, step) if batches.sampler.reads_table else mini_batches
             gossip = None
             if batches.gossip:
