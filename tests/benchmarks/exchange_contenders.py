@@ -53,7 +53,7 @@ Measure = Callable[[Callable[[], None]], None]  # of a step; does not return
 
 @dataclass(frozen=True)
 class Contender:
-    """What runs the processes of a contender.
+    """A way to exchange vectors, and the function that measures it.
 
     Attributes:
         run: measures steps.

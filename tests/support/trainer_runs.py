@@ -36,7 +36,7 @@ def lines_of(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class End(NamedTuple):
-    """Where a run ended: its parameters and statistics, and the sha256 of its model file."""
+    """The end of a run: parameters and statistics, float32 [P + Q], and the sha256 of the model file."""
 
     vector: npt.NDArray[np.float32]
     model: str
@@ -66,7 +66,7 @@ class RunFolder:
         return read_vector(root, version)
 
     def model_digest(self) -> str:
-        """The sha256 of the model file."""
+        """Return the sha256 of the model file."""
         return hashlib.sha256((self.output / "model.safetensors").read_bytes()).hexdigest()
 
 

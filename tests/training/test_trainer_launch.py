@@ -269,7 +269,7 @@ def build(image_shape, num_classes):
 
 @pytest.mark.full
 def test_a_worker_may_start_without_heartbeats(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As while CUDA is loaded, which stops the thread of the heartbeats for longer than all-reduce's 2 s."""
+    """Block all threads of a worker for longer than all-reduce's 2 s, as the loading of CUDA does."""
     (tmp_path / "slow_start_of_a_test.py").write_text(STARTS_SLOWLY)
     monkeypatch.syspath_prepend(tmp_path)
     flags = ("--model", "slow_start_of_a_test:build", "--steps", 4, "--exchange", "all-reduce")

@@ -91,7 +91,7 @@ def test_without_configuration_nothing_is_said(tmp_path: Path, capfd: pytest.Cap
 def test_a_configuration_without_the_client_is_one_warning(
     disabled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One a process, of two runs; none if OpenLineage is disabled."""
+    """Two runs of a process print it once, or not at all if OpenLineage is disabled."""
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     monkeypatch.setenv("OPENLINEAGE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("OPENLINEAGE_DISABLED", str(disabled))

@@ -294,7 +294,7 @@ def test_several_hosts_need_a_launcher() -> None:
 def test_the_command_and_the_job_train_on_spark(
     prog: str, default: str | None, args: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many hosts as --hosts says, and no application before the run needs its hosts."""
+    """The launcher gets the hosts of --hosts, and has no application before the run needs them."""
     given: list[Any] = []
     monkeypatch.setattr("trainer.__main__.train", lambda *_, launcher, hosts: given.extend([launcher, hosts]))
     assert main([*NEEDED, "--epochs", "1", "--hosts", "3", *args], parser(prog, launcher=default)) == 0

@@ -35,9 +35,7 @@ class StrategySwitch(Switching):
 
     name: ClassVar[str] = "strategy-switch"
     server: ClassVar[str] = "trainer.server.stages"
-    worker_timeout_s: ClassVar[float] = (
-        AllReduce.worker_timeout_s
-    )  # of its first stage, whose workers wait for each other
+    worker_timeout_s: ClassVar[float] = AllReduce.worker_timeout_s  # workers of the first stage wait for each other
     summary: ClassVar[str] = "all-reduce until the loss changes little, then asp on the servers"
 
     alpha: float | None = option(

@@ -145,7 +145,7 @@ class Child:
         process: the process.
         heartbeat: time of its last heartbeat (monotonic seconds).
         stalled_s: seconds without progress of its main thread, as of that heartbeat.
-        has_started: whether it had started by then, as a worker that is about to join.
+        has_started: whether it was a worker that joins, or has joined, by then.
         trouble: the problem that it reported with that heartbeat, or "".
     """
 
