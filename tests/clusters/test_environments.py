@@ -196,6 +196,7 @@ def test_subcommands_work_in_a_users_environment(installation: Installation, mir
         assert "Traceback" not in message
         assert "is the checkout's" not in message, "the guard of a wheel's environment refused a file"
         assert " WARN " not in result.err, "the log settings that come with the package hide these"
+        assert "default log level" not in result.err, "nor is a command a shell of Spark"
         if name in EXTRA:
             assert_names_extra(result, EXTRA[name])
             assert not (installation.folder / "study").exists()
