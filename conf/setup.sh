@@ -108,8 +108,8 @@ JAVA
 }
 
 write_env() {
-    local log
-    log=$("$venv/bin/python" -c 'import pathlib, sys; print(pathlib.Path(sys.argv[1]).as_uri())' "$root/conf/log4j2.properties")
+    local options
+    options=$("$venv/bin/python" -Pc 'from pipeline.spark.session import jvm_options; print(jvm_options())')
     cat >"$venv/env.sh" <<ENV
 # Written by conf/setup.sh; use it as:  . .venv/env.sh
 # Spark finds Python, itself and Java through these.
@@ -125,7 +125,7 @@ export SPARK_HOME='$("$venv/bin/python" -c 'import pyspark; print(pyspark.__path
 # settings hold. A stale archive costs its speed-up and nothing else; the JVM would warn on standard output.
 export SPARK_DRIVER_MEMORY="\${SPARK_DRIVER_MEMORY:-\$(sed -n 's/^spark\.driver\.memory *//p' '$root/conf/spark-defaults.conf' | grep . || echo 1g)}"
 if [ -z "\${SPARK_CONF_DIR:-}\${SPARK_SUBMIT_OPTS:-}" ]; then
-    export SPARK_SUBMIT_OPTS='-Dlog4j2.configurationFile=$log'
+    export SPARK_SUBMIT_OPTS='$options'
     if [ -r '$archive' ]; then
         SPARK_SUBMIT_OPTS="\$SPARK_SUBMIT_OPTS -XX:SharedArchiveFile=\"$archive\" -Xshare:auto -Xlog:disable -Xlog:all=error:stderr"
     fi

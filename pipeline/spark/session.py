@@ -45,6 +45,12 @@ NOISY = (
 NOT_SHIPPED = {"__pycache__", "conf"}  # folders; the files of conf are added separately
 MASTER_S = 5.0  # the time in which a standalone master must accept a connection
 DRIVER_MEMORY = "spark.driver.memory"
+# Most jobs end before code that the optimising compiler made pays its compilation back, a quarter of a small job's CPU
+# time. A method is optimised after ten times the calls and iterations of the default, so that long jobs lose nothing.
+LATE_OPTIMISATION = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
+    " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
+)
 UI = "spark.ui.enabled"
 PROGRESS = "spark.ui.showConsoleProgress"
 
@@ -72,8 +78,16 @@ def spark_defaults() -> dict[str, str]:
     return {pair[0]: pair[-1] for pair in pairs if pair[0] and not pair[0].startswith("#")}
 
 
+def jvm_options() -> str:
+    """Return the options of a driver's JVM that are not Spark's: the log's settings and the start of optimisation.
+
+    conf/setup.sh writes them into .venv/env.sh, for spark-submit."""
+    log = f"-Dlog4j2.configurationFile={(CONF / 'log4j2.properties').as_uri()} " if isinstance(CONF, Path) else ""
+    return log + LATE_OPTIMISATION
+
+
 def _prepare_jvm(defaults: Mapping[str, str]) -> None:
-    """Set the options that a driver's JVM needs when it starts: its memory and its log.
+    """Set the options that a driver's JVM needs when it starts: its memory, its log and its compiler.
 
     Raises JobError if there is no Java.
 
@@ -85,9 +99,8 @@ def _prepare_jvm(defaults: Mapping[str, str]) -> None:
         raise JobError(f"no program {java}, which Spark needs: install Java 17 or newer, or set JAVA_HOME to one")
     if DRIVER_MEMORY in defaults:
         os.environ.setdefault("SPARK_DRIVER_MEMORY", defaults[DRIVER_MEMORY])
-    if isinstance(CONF, Path) and not {"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ):  # have their own log settings
-        log = (CONF / "log4j2.properties").as_uri()
-        os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={log}")
+    own_log = bool({"SPARK_CONF_DIR", "SPARK_HOME"} & set(os.environ))
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", LATE_OPTIMISATION if own_log else jvm_options())
     # Java takes the home folder from /etc/passwd, not from HOME.
     if _is_nameless():
         home = os.environ.get("HOME") or tempfile.gettempdir()

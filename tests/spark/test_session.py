@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from pipeline.core.errors import UsageError
 from pipeline.core.import_path import drop_zips
 from pipeline.datasets.synthetic import SampleSpec, files_of, write
-from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, spark_context, spark_defaults
+from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, jvm_options, spark_context, spark_defaults
 from tests.clusters import ROOT, spark_submit
 from tests.support.application import Ended
 from tests.unit.test_import_path import hide
@@ -196,6 +198,14 @@ def test_a_program_without_spark_submit_draws_no_bar_into_its_lines(tmp_path: Pa
         [sys.executable, tmp_path / "program.py"], env=env, capture_output=True, text=True, check=True
     )
     assert "Stage" not in done.stderr
+
+
+def test_a_jvm_knows_the_options_that_delay_optimisation() -> None:
+    java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+    command = [str(java), *shlex.split(jvm_options()), "-XX:+PrintFlagsFinal", "-version"]
+    flags = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"Tier4InvocationThreshold += 50000 ", flags)
+    assert re.search(r"Tier4BackEdgeThreshold += 400000 ", flags)
 
 
 def test_spark_submit_maps_classes_from_the_archive_of_the_set_up(tmp_path: Path) -> None:
