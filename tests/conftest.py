@@ -54,15 +54,17 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Save an empty image for each figure: for tests of texts, as drawing is most of the time that a report takes."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    def save_empty(_: Figure, target: Any, **options: Any) -> None:
+    def save_empty(_: object, target: Any, **options: Any) -> None:
         if hasattr(target, "write"):
             target.write(EMPTY)
         else:
             Path(target).write_bytes(EMPTY)
 
     monkeypatch.setattr(Figure, "savefig", save_empty)
+    monkeypatch.setattr(FigureCanvasSVG, "print_svg", save_empty)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import rc_context, rcdefaults, rcParams
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
@@ -48,7 +49,7 @@ STYLE: Any = {
     "figure.constrained_layout.use": True,
     "hatch.linewidth": 0.6,
     "svg.hashsalt": "report",  # the same data give the same bytes
-    "savefig.dpi": 130,
+    "figure.dpi": 130,  # of what is drawn as pixels inside a figure
     "text.parse_math": False,  # names come from a file, where a dollar sign starts no formula
 }
 
@@ -75,7 +76,9 @@ def canvas(height: float, columns: int = 1, **options: Any) -> tuple[Figure, npt
 def svg_uri(figure: Figure) -> str:
     """Return a figure as a data: URI. In an image, ids cannot collide with ids of other figures on the page."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    # ``Figure.savefig`` would draw the figure twice, first to place its parts, which drawing does anyway.
+    svg: Any = FigureCanvasSVG(figure)
+    svg.print_svg(buffer, metadata={"Date": None, "Creator": None})
     return "data:image/svg+xml;base64," + b64encode(buffer.getvalue()).decode()
 
 
