@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from trainer.exchange.mixing import (
     TopologyPlan,
     Vector,
     build_plan,
+    links_by_worker,
     mix,
 )
 from trainer.exchange.topologies import Link, build_links
@@ -258,6 +261,76 @@ def test_rounds_keep_the_mean_and_shrink_the_spread(seed: int, every: int) -> No
             models = mix_all(models, plan.edges(round))
         np.testing.assert_allclose(np.mean(models, axis=0, dtype=float), mean, atol=1e-6)
         assert np.var(models, axis=0).mean() < spread
+
+
+Exact = list[list[Fraction]]
+
+
+def exactly(vectors: Iterable[Vector]) -> Exact:
+    return [[Fraction(float(value)) for value in vector] for vector in vectors]
+
+
+def mix_exactly(models: Exact, edges: tuple[Edge, ...], cut: frozenset[tuple[int, int]] = frozenset()) -> Exact:
+    """Return W times the models in exact fractions. cut: (i, j) of which worker i uses nothing of worker j."""
+    mixed = [model[:] for model in models]
+    for low, high, weight in edges:
+        for i, j in ((low, high), (high, low)):
+            if (i, j) not in cut:
+                change = (Fraction(weight) * (other - own) for own, other in zip(models[i], models[j], strict=True))
+                mixed[i] = [value + step for value, step in zip(mixed[i], change, strict=True)]
+    return mixed
+
+
+def sums(models: Exact) -> list[Fraction]:
+    return [sum(values, Fraction(0)) for values in zip(*models, strict=True)]
+
+
+def distance(models: list[Vector], exact: Exact) -> float:
+    """Return the largest absolute difference of any element."""
+    pairs = zip(exactly(models), exact, strict=True)
+    return float(max(abs(a - b) for one, other in pairs for a, b in zip(one, other, strict=True)))
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_mixing_in_fractions_keeps_the_mean_exactly(every: int) -> None:
+    """Over rounds of every plan; the product's float32 models stay within 1e-6 of the fractions."""
+    for plan in some_plans(every):
+        rng = np.random.default_rng(plan.num_workers)
+        models = list(rng.standard_normal((plan.num_workers, 5)).astype(np.float32))
+        exact = exactly(models)
+        total = sums(exact)
+        for round in range(6):
+            edges = plan.edges(round)
+            models, exact = mix_all(models, edges), mix_exactly(exact, edges)
+            assert sums(exact) == total
+            assert distance(models, exact) < 1e-6
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32))
+def test_a_death_moves_the_sum_by_the_edges_used(seed: int) -> None:
+    """In fractions: the sum of the survivors changes by the sum of w(x_D - x_i) over the survivors that have D's model."""
+    for plan in some_plans():
+        rng = np.random.default_rng(seed)
+        models = list(rng.standard_normal((plan.num_workers, 3)).astype(np.float32))
+        exact, edges, dead = exactly(models), plan.edges(0), int(rng.integers(plan.num_workers))
+        weights = {i + j - dead: Fraction(weight) for i, j, weight in edges if dead in (i, j)}
+        users = [worker for worker in weights if rng.random() < 0.5]
+        mixed = mix_exactly(exact, edges, frozenset((worker, dead) for worker in weights if worker not in users))
+        others = [worker for worker in range(plan.num_workers) if worker != dead]
+        moved = [
+            sum((weights[worker] * (exact[dead][k] - exact[worker][k]) for worker in users), Fraction(0))
+            for k in range(3)
+        ]
+        before, after = (sums([values[worker] for worker in others]) for values in (exact, mixed))
+        assert [b - a for a, b in zip(before, after, strict=True)] == moved
+        # The weights of the whole graph, from which the product leaves the missing model out.
+        links = links_by_worker(edges)
+        product = [
+            mix(models[i], [(weight, models[j]) for j, weight in links.get(i, ()) if j != dead or i in users])
+            for i in others
+        ]
+        assert distance(product, [mixed[worker] for worker in others]) < 1e-6
 
 
 def test_mix_adds_in_order_and_rounds_each_step() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -49,6 +52,36 @@ def test_an_update_is_the_weighted_sum_through_momentum(weights: list[float]) ->
     np.testing.assert_allclose(part.momentum, momentum, rtol=0, atol=1e-5)
     np.testing.assert_allclose(part.values, parameters, rtol=0, atol=1e-5)
     assert part.values.dtype == part.momentum.dtype == np.float32
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_all_reduce_is_within_1e_6_of_exact_fractions(workers: int) -> None:
+    """The sum of each worker's range, in the order of workers, and the update of the whole model by all ranges."""
+    parameters, rate = 23, 0.1 / workers
+    part, pushed = make(parameters, workers=workers), gradients(workers, parameters)
+    weights = [1.0 + worker / 4 for worker in range(workers)]
+    exact = [
+        sum((Fraction(weight) * Fraction(float(g[i])) for g, weight in zip(pushed, weights, strict=True)), Fraction(0))
+        for i in range(parameters)
+    ]
+    momentum = [
+        Fraction(0.9) * Fraction(float(m)) + Fraction(rate) * total
+        for m, total in zip(part.momentum, exact, strict=True)
+    ]
+    values = [Fraction(float(value)) - m for value, m in zip(part.values, momentum, strict=True)]
+    ranges = []
+    for begin, end in slice_bounds(parameters, workers):
+        ranges.append(np.empty(end - begin, np.float32))
+        add_pushed(ranges[-1], [gradient[begin:end] for gradient in pushed], weights, end - begin)
+    # The longest sum has an absolute value of about 20.
+    assert farthest(np.concatenate(ranges), exact) < 1e-6 * max(1.0, *map(abs, map(float, exact)))
+    part.apply_sum(ranges, rate, workers)
+    assert farthest(part.momentum, momentum) < 1e-6
+    assert farthest(part.values, values) < 1e-6
+
+
+def farthest(found: npt.NDArray[np.floating[Any]], exact: list[Fraction]) -> float:
+    return float(max(abs(Fraction(float(value)) - true) for value, true in zip(found, exact, strict=True)))
 
 
 @pytest.mark.parametrize("parameters", EDGES)
