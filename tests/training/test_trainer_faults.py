@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -93,7 +94,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_stops_checkpoints_and_no_training(start: Start, small_disk: Path) -> None:
-    flags = ("--protocol", "asp", "--servers", 2, "--steps", 3000, "--checkpoint-every-s", 0.5)
+    flags = ("--protocol", "asp", "--servers", 2, "--steps", 1500, "--checkpoint-every-s", 0.5)
     run = start(*flags, "--heartbeat-timeout-s", 1000, output=small_disk / "run")  # for the evaluator's sake
     evaluator = run.send("evaluator-0", signal.SIGSTOP)  # so that it has something to evaluate when there is no room
     behind = whole(run.output / "checkpoints")[-1]
@@ -104,7 +105,7 @@ def test_a_full_disk_stops_checkpoints_and_no_training(start: Start, small_disk:
         os.kill(evaluator, signal.SIGCONT)
         last = whole(run.output / "checkpoints")[-1]
         until(lambda: "not written" in run.said(), "people are told")
-        for _ in range(20):
+        for _ in range(8):
             _fill(file)  # it stays full
             time.sleep(0.1)
     assert run.process.poll() is None, run.said()
@@ -248,13 +249,18 @@ def test_a_frozen_evaluator_is_started_again_and_misses_no_epoch(start: Start) -
     assert run.result()["restarts"]["evaluator"] == 1
 
 
-def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start) -> None:
+def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start, shards: Path) -> None:
+    """The second one is a process. Two more are refused in this process, which has loaded torch."""
     run = start(*LONG)
     run.wait_for_updates(5)
-    for flags in ((), ("--resume",), ("--overwrite",)):
-        second = start(*LONG, *flags)
-        assert second.wait() == 1
-        assert str(run.output) in one_line(second)
+    second = start(*LONG)
+    assert second.wait() == 1
+    assert str(run.output) in one_line(second)
+    flags = ("--shards", shards, "--output", run.output, *COMMON, *LONG)
+    for more in ("--resume", "--overwrite"):
+        with pytest.raises(JobError, match=re.escape(str(run.output))) as refused:
+            main([*map(str, flags), more])
+        assert refused.value.exit_code == 1
     assert run.process.poll() is None
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait() == 1
