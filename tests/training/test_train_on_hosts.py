@@ -32,7 +32,7 @@ from trainer.runlog.kinds import EvaluationEvent, StartEvent, TrainEvent
 from trainer.simulation.replay import replay
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
-BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 600, "--checkpoint-every-s", 0.5)
+BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 400, "--checkpoint-every-s", 0.5)
 HOSTS = ("--hosts", 3, "--launcher", "local")
 Start = Callable[..., Training]
 
@@ -40,7 +40,7 @@ Start = Callable[..., Training]
 @pytest.fixture(scope="module")
 def undisturbed(undisturbed_end: Callable[[int], End]) -> End:
     """Where the BSP run of these tests ends on a single host."""
-    return undisturbed_end(600)
+    return undisturbed_end(400)
 
 
 def assert_equal_bits(run: Training, undisturbed: End) -> None:
@@ -99,7 +99,7 @@ def test_three_hosts_have_the_bits_of_one_and_show_no_token(start: Start, undist
         "host 0 has started on",
         "host 2 has started on",
         "2 servers, 3 workers of 1 thread each",
-        "finished   600",
+        "finished   400",
     ):
         assert line in said
     assert run.result()["cause"] == "finished"
@@ -135,7 +135,7 @@ def test_a_run_that_switches_ends_on_hosts_without_encryption(start: Start) -> N
 
 @pytest.mark.full
 def test_all_reduce_between_hosts_has_the_bits_of_bsp(start: Start, undisturbed: End) -> None:
-    run = start("--exchange", "all-reduce", "--steps", 600, "--same-host", "socket")
+    run = start("--exchange", "all-reduce", "--steps", 400, "--same-host", "socket")
     run.wait_for_updates(10)
     assert mechanisms(run.send("worker-0", 0)) == [b"CURVE"]
     assert run.wait() == 0, run.said()
@@ -154,14 +154,14 @@ def test_hosts_switch_from_all_reduce_to_servers(start: Start) -> None:
     assert replay(run.output).is_equal
 
 
-LOSSES = [("server-0", True), ("server-1", True), ("worker-2", False)]
+LOSSES = [("server-0", True, 2), ("server-1", True, 3), ("worker-2", False, 3)]
 
 
-@pytest.mark.parametrize(("role", "moves"), only(LOSSES[:1], LOSSES))
+@pytest.mark.parametrize(("role", "moves", "hosts"), only(LOSSES[:1], LOSSES))
 def test_a_host_that_is_lost_is_replaced_and_the_bits_are_the_same(
-    start: Start, undisturbed: End, role: str, moves: bool
+    start: Start, undisturbed: End, role: str, moves: bool, hosts: int
 ) -> None:
-    run = start(*BSP)
+    run = start(*BSP, "--hosts", hosts)
     run.wait_for_updates(100)
     until(lambda: whole(run.output / "checkpoints"), "a checkpoint is there")
     before = run.generation()
