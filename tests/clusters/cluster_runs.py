@@ -198,8 +198,8 @@ def small_set(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="session")
 def large_set(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Source:
-    """80,000 rows, which three workers receive in 13 chunks each: as many write tasks, 39 files."""
-    return source(spark, tmp_path_factory.mktemp("large"), rows=80_000)
+    """48,000 rows, which three workers receive in 8 chunks each: as many write tasks, 24 files."""
+    return source(spark, tmp_path_factory.mktemp("large"), rows=48_000)
 
 
 @pytest.fixture(scope="session")
