@@ -29,6 +29,11 @@ def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None
 @pytest.mark.full
 @pytest.mark.timeout(900)  # the environment may have to be made, and clusters start
 def test_default_flags_in_the_demo_environment(standalone: Standalone, s3: S3, tmp_path: Path) -> None:
-    """Every exchange trains there; parameter-server is the default."""
-    target = Target(f"{s3.uri}/demo-standalone", in_demo(standalone.master_url), tuple(EXCHANGES)[1:])
+    """Train by one exchange of each client of workers, and by one with stages.
+
+    parameter-server is the default. tests/clusters/test_on_ray.py trains by every exchange with default flags."""
+    others = ("all-reduce", "matcha", "strategy-switch")
+    clients = {kind.client for kind in EXCHANGES.values()}
+    assert clients == {EXCHANGES[name].client for name in ("parameter-server", *others)}
+    target = Target(f"{s3.uri}/demo-standalone", in_demo(standalone.master_url), others)
     assert_jobs_work(target, tmp_path)
