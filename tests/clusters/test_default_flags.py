@@ -9,20 +9,32 @@ import pytest
 from tests.clusters import S3, Hdfs, Standalone
 from tests.clusters.cluster_runs import QUIET
 from tests.clusters.settings import COMPILED
-from tests.clusters.users_jobs import MODEL, Target, assert_jobs_work, assert_sharded, assert_trained, upload_sample
-from tests.support.commands import in_demo
+from tests.clusters.users_jobs import (
+    MODEL,
+    Target,
+    assert_jobs_work,
+    assert_sharded,
+    assert_trained,
+    upload_sample,
+    users_only,
+)
+from tests.support.commands import JOBS, in_demo
 from trainer.exchange import EXCHANGES
 
 
 def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None:
-    """The training rows and the shards go through WebHDFS, the evaluation rows and the run by HDFS's own protocol."""
+    """The training rows and the shards go through WebHDFS, the evaluation rows and the run by HDFS's own protocol.
+
+    Both jobs share an application; the test below submits each by itself."""
     target = Target(f"{hdfs.uri}/default-flags", {"master": standalone.master_url, "env": QUIET, "conf": COMPILED})
     sample = upload_sample(target.root)
     shards, output = f"{hdfs.web_uri}/default-flags/shards", f"{target.root}/run"
     both = ("--input", f"{hdfs.web_uri}/default-flags/sample", "--eval-input", sample)
-    target.run("distribution_aware.py", *both, "--output", shards, "--workers", 2)
+    target.run_together(
+        (JOBS["distribution_aware.py"], *users_only((*both, "--output", shards, "--workers", 2))),
+        (JOBS["train.py"], *users_only(("--shards", shards, "--output", output, "--hosts", 2, *MODEL))),
+    )
     assert_sharded(shards, 2, with_evaluation=True)
-    target.run("train.py", "--shards", shards, "--output", output, "--hosts", 2, *MODEL)
     assert_trained(output, with_evaluation=True)
 
 

@@ -13,6 +13,7 @@ from pipeline.datasets.synthetic import SampleSpec, files_of
 from tests.clusters import ROOT, spark_submit
 from tests.clusters.cluster_runs import STORE, whole
 from tests.clusters.environments import DEMO
+from tests.support.application import Ended
 from tests.support.commands import BATCH, JOBS, plan_batch, read_batch
 from tests.support.places import put
 
@@ -47,6 +48,13 @@ class Target:
         users_only(flags)
         done = spark_submit(JOBS[job], *flags, **self.submit)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+    def run_together(self, *commands: tuple[object, ...]) -> list[Ended]:
+        """Run commands in one application, check that each succeeds, and return how they ended."""
+        results = read_batch(spark_submit(BATCH, plan_batch(commands, path=[ROOT], spark=True), **self.submit))
+        for result in results:
+            assert result.code == 0, result.out[-3000:] + result.err[-3000:]
+        return results
 
 
 def users_only(flags: tuple[object, ...]) -> tuple[object, ...]:
@@ -119,10 +127,7 @@ def assert_jobs_work(target: Target, folder: Path) -> None:
         (JOBS["train.py"], *users_only(("--shards", *plain_shards, "--output", f"{target.root}/plain-run", *hosts))),
         *(exchange_run(target.root, shards, exchange, hosts) for exchange in target.exchanges),
     ]
-    batch = plan_batch(plan, path=[ROOT], spark=True)
-    results = read_batch(spark_submit(BATCH, batch, **target.submit))
-    for result in results:
-        assert result.code == 0, result.out[-3000:] + result.err[-3000:]
+    results = target.run_together(*plan)
     assert set(json.loads(results[0].out)) == {str(DEMO.python)}
     assert_sharded(shards, 2, with_evaluation=True)
     assert_trained(f"{target.root}/run", with_evaluation=True)
