@@ -39,7 +39,7 @@ from tests.clusters.cluster_runs import FIT, LAYOUT, QUIET, STORE, digests, whol
 from tests.clusters.servers import Server
 from tests.clusters.submit import start_submit
 from tests.conftest import make_rows, write_binary
-from tests.support.places import put
+from tests.support.places import files_below, put
 
 ROWS, PIXELS = 8000, 192
 PATIENCE_S = 300.0  # of a job that nobody disturbs any more
@@ -67,14 +67,14 @@ class Site:
         return "local[2]" if spark == "local" else self.standalone.master_url
 
     def prepare(self) -> None:
-        """The input, and what undisturbed runs make of it."""
+        """The input, and what undisturbed runs make of it. The set on S3 is a copy of the one in a local folder."""
         labels, images = make_rows(ROWS, seed=3, pixels=PIXELS)
         images[[17, 400, ROWS - 1]] = np.random.default_rng(3).integers(0, 2, (3, PIXELS)) * 255
         write_binary(self.folder / "in", labels, images, files=3)
         self.hdfs.client().upload("/chaos/in", str(self.folder / "in"))
         for path in (self.folder / "in").iterdir():
             put(f"{self.input('s3')}/{path.name}", path.read_bytes())
-        ways = {("file", "local"): 2, ("hdfs", "standalone"): 3, ("s3", "local"): 2}
+        ways = {("file", "local"): 2, ("hdfs", "standalone"): 3}
         for (store, spark), workers in ways.items():
             began = time.monotonic()
             job = Job(self, store, spark, workers)
@@ -84,8 +84,12 @@ class Site:
                 )
             self.usual_s[f"{store} {spark}"] = time.monotonic() - began
             self.held[store] = workers
-        # What a local Spark reads from HDFS and from a folder differs little beside its own start.
-        self.usual_s["hdfs local"] = self.usual_s["file local"]
+        made = self.output("file")
+        for name in files_below(made):
+            put(f"{self.output('s3')}/{name}", STORE.read(f"{made}/{name}"))
+        self.held["s3"] = self.held["file"]
+        # Where a local Spark reads and writes matters little beside its own start.
+        self.usual_s |= dict.fromkeys(("hdfs local", "s3 local"), self.usual_s["file local"])
 
     def output(self, store: str) -> str:
         return f"{self.root(store)}/set"
