@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from tests.clusters.kafka import LOGIN_MODULE, PASSWORD, USER
 from tests.clusters.submit import start_submit
 from tests.conftest import make_rows
 from tests.support.application import run_application, run_job
+from tests.support.commands import BATCH, plan_batch
 from tests.support.places import STORE, elsewhere
 from tests.support.stream_runs import check_set, rows_of, take
 from tests.support.trainer_runs import until
@@ -208,17 +208,17 @@ def test_a_killed_driver_neither_loses_nor_doubles_messages(tmp_path: Path, kafk
     """Messages of a real broker are in the set once though the driver is killed."""
     labels, images = make_rows(600, pixels=192)
     output, log = str(tmp_path / "set"), tmp_path / "log.txt"
-    (sent,), _ = run_application(tmp_path, [produce(tmp_path, kafka, 0, 400)], conf=jars, env=QUIET)
-    assert sent.code == 0, sent.err
 
     def flags(trigger: str) -> tuple[object, ...]:
         source = ("--source", f"kafka://{kafka.servers_at}/rows", "--output", output, "--workers", 3, *SHAPE)
         return (*source, "--trigger", trigger, "--batch-limit", 60, "--no-report")
 
+    first = plan_batch([produce(tmp_path, kafka, 0, 400), (JOB, *flags("1 second"))], path=[ROOT], spark=True)
     with log.open("ab") as out:
-        job = start_submit(JOB, *flags("1 second"), conf=jars, env=QUIET, output=out)
+        job = start_submit(BATCH, first, conf=jars, env=QUIET, output=out)
     try:
-        until(partial(has, output, 2), "two generations")
+        until(lambda: has(output, 2) or job.poll() is not None, "two generations")
+        assert job.poll() is None, log.read_text()
     finally:
         end_tree([job])
     plan = [produce(tmp_path, kafka, 400, 600), (JOB, *flags("once"))]
