@@ -214,11 +214,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def describe(plan: RunPlan, storage: str = "") -> str:
+def describe(plan: RunPlan, storage: str = "", memory: str = "") -> str:
     """Return the plan as a short table, which is printed before the run.
 
-    storage: where workers keep their rows, in words; "" to leave that out."""
-    return two_column_table(describe_plan(plan) + ([("rows", storage)] if storage else []))
+    storage: where workers keep their rows; memory: what the workers of a run in virtual time take. Both are in words, and
+    "" leaves out the line."""
+    lines = [("rows", storage), ("memory", memory)]
+    return two_column_table(describe_plan(plan) + [(name, text) for name, text in lines if text])
 
 
 def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:

@@ -167,6 +167,14 @@ def test_a_finished_run_resumes_on_the_same_machines_only(tmp_path: Path) -> Non
         virtual(tmp_path / "part", "bsp", RESUME, steps=20, recipe="constant", step_ms=7.0)
 
 
+@pytest.mark.parametrize("exchange", ["parameter-server", "all-reduce"])
+def test_the_memory_of_workers_is_said_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], exchange: str
+) -> None:
+    virtual(tmp_path / "run", options=Options(report=False), workers=100, batch_size=100, steps=1, exchange=exchange)
+    assert "parameters and a gradient of 100 workers: up to 5.12e-05 GB of memory\n" in capsys.readouterr().out
+
+
 @pytest.mark.full
 def test_the_report_and_the_result_say_that_seconds_are_virtual(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

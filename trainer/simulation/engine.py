@@ -31,6 +31,7 @@ from trainer.simulation.step_times import StepTimes
 from trainer.transport.messages import Cancel, Join, Message, Parameters, Push, Rejoin
 from trainer.transport.status import RunStatus
 
+FLOAT_BYTES = 4
 KEEP_S = 0.2  # virtual seconds between checks for due checkpoints and log lines
 NO_BODY = memoryview(b"{}")
 SCRIPTED = "a scripted failure"
@@ -369,6 +370,16 @@ class Engine:
             self._schedule(max(stops, self.now), worker, Kind.GIVE_UP)
 
 
+def describe_vectors(facts: RunFacts) -> str:
+    """Return a line about the memory that the parameters and gradients of all workers take.
+
+    A worker computes at a copy of the parameters, which workers share that have the same version. Its gradient is kept
+    until an update uses it."""
+    vector = FLOAT_BYTES * facts.elements
+    most = 2 * facts.num_workers * vector
+    return f"parameters and a gradient of {facts.num_workers:,} workers: up to {most / 1e9:.3g} GB of memory"
+
+
 def begin_at(root: Path) -> tuple[float, int]:
     """Return the virtual time at which this start resumes, and a lower bound for the number of its generation.
 
@@ -390,6 +401,8 @@ def _network(config: Config, facts: RunFacts, simulated: SimulationSettings) -> 
     # simulation computes the same sums in the same order, so that only the times differ.
     if config.exchange.protocol is not None:
         bandwidth = simulated.bandwidth_mbps or math.inf
-        return CollectiveNetwork(simulated.latency_ms / 1000, bandwidth, 4 * facts.elements, facts.num_workers)
-    message = 4 * facts.elements / config.processes.servers
+        return CollectiveNetwork(
+            simulated.latency_ms / 1000, bandwidth, FLOAT_BYTES * facts.elements, facts.num_workers
+        )
+    message = FLOAT_BYTES * facts.elements / config.processes.servers
     return Network(simulated.latency_ms / 1000, simulated.bandwidth_mbps or math.inf, message)

@@ -41,7 +41,7 @@ from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, SavedRun, Start, resolve_output, saved_run, settled
 from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulation.compute import COMPUTES, Compute, facts_of
-from trainer.simulation.engine import Engine
+from trainer.simulation.engine import Engine, describe_vectors
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.peers.engine import PeerEngine
 from trainer.stages import switches_by_rule
@@ -224,9 +224,8 @@ def _run(
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
     if not (options.quiet or options.silent):
         displayed = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
-        print(describe(displayed, storage), flush=True)
-        if planned.has_own_models:
-            print(f"  {'memory':<15}{describe_memory(facts)}", flush=True)
+        memory = describe_memory(facts) if planned.has_own_models else describe_vectors(facts)
+        print(describe(displayed, storage, memory), flush=True)
     evaluator = _evaluator(context, folders) if simulated.compute == "real" else None  # toy losses have no model
     watcher = _Watcher(folders.work, evaluator, options)
     world: type[PeerEngine] | type[Engine] = PeerEngine if planned.has_own_models else Engine
