@@ -114,7 +114,7 @@ bench-trainer: $(READY_DEV) ## compare the trainer's messages, speed and memory 
 bench-exchange: $(READY_DEV) ## time a step of every exchange beside gloo, plain sockets and torchft (ARGS="--json FILE")
 	@$(ENV); python -m tests.benchmarks.exchange $(ARGS)
 
-bench-recovery: $(READY_DEV) ## time how long all-reduce takes to recover from killed and frozen workers
+bench-recovery: $(READY_DEV) ## time how long exchanges among workers take to recover from killed and frozen ones
 	@$(ENV); python -m tests.benchmarks.recovery $(ARGS)
 
 bench-gpu: $(READY_DEV) ## images/s of several workers on one GPU beside one plain torch process (needs a GPU)
