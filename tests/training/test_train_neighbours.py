@@ -146,17 +146,3 @@ def test_the_death_of_server_0_rolls_all_workers_back(start: Start) -> None:
     assert read_state(run.output / "checkpoints", 1000).parts.keys() == {
         path.name for path in folder.glob("replicas-*")
     }
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("exchange", ["d-psgd", "matcha"])
-def test_neighbours_on_several_hosts_have_the_same_bits(
-    sets: dict[int, Path], tmp_path: Path, start: Start, exchange: str
-) -> None:
-    """Their messages are encrypted, and only server 0's host reads the file of links."""
-    links = tmp_path / "links.txt"
-    links.write_text("0 1\n1 2\n2 3\n0 2\n")
-    values: dict[str, Any] = {"exchange": exchange, "model": "logistic", "steps": 300, "topology": str(links)}
-    run = start(*flags_of(values), "--hosts", 3, "--launcher", "local")
-    assert run.wait() == 0, run.said()
-    assert weights(run.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)
