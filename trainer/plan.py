@@ -154,18 +154,19 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
 def _plan_stages(stages: Sequence[Stage], facts: RunFacts, cores: int | None, workers_here: int | None) -> RunPlan:
     """Return the plan of a run with stages. See ``plan`` for the other arguments.
 
-    A stage without any gradient is left out: the run is then planned as one without a switch."""
+    A stage that cannot have any gradient is left out: the run is then planned as one without a switch."""
     plans = [plan(stage.config, facts, cores, workers_here) for stage in stages]
     total = plans[0].steps_per_worker * facts.num_workers
     ends = [total if stage.until is None else stage.until for stage in stages]
     begins = [0, *ends[:-1]]
-    used = [at for at in range(len(stages)) if begins[at] < ends[at]]
+    # A rule may give gradients to a stage for which the plan leaves none.
+    used = [at for at in range(len(stages)) if begins[at] < ends[at] or (at and stages[0].may_end_early)]
     last = plans[used[-1]]
     if len(used) == 1:
         return last
     per_epoch = facts.num_workers * last.steps_per_epoch
     # A rule ends the first stage at the latest with its planned end.
-    most = "at the latest " if stages[0].by_rule else ""
+    most = "at the latest " if stages[0].may_end_early else ""
     words = []
     for at in used:
         end = f"{most if at == 0 else ''}to epoch {ends[at] / per_epoch:.4g}"

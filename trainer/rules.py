@@ -140,6 +140,7 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
         state.passes,
         dict(state.epoch_sums),
         deepcopy(state.gossip),
+        deepcopy(state.stragglers) if state.stage == stage.number else {},
     )
     steps = config.steps_per_worker(facts.rows)
     steps_per_epoch = config.steps_per_epoch(facts.rows)
@@ -163,6 +164,7 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
         usual_batch=usual_batch(config, facts),
         epoch_snapshots=config.run.epoch_checkpoints,
         seconds=state.seconds,
+        straggler_rule=stage.straggler_rule,
     )
 
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from trainer.config import Config
+from trainer.coordination.stragglers import StragglerRule
 from trainer.exchange.strategy_switch import StrategySwitch
+from trainer.exchange.sync_switch import SyncSwitch
 
 START = "start of the run"
 
@@ -26,6 +28,7 @@ class Stage(NamedTuple):
         reason: why the stage begins, in words; "" until a rule has decided that it does.
         by_rule: whether a rule may end the stage earlier, after the evaluation of an epoch. ``until`` is then the end of
             the last epoch after which it may; if it has not decided by then, the stage lasts until the end of the run.
+        straggler_rule: the rule by which a straggler ends the stage before ``until``; None for no such rule.
     """
 
     number: int
@@ -33,11 +36,25 @@ class Stage(NamedTuple):
     until: int | None
     reason: str
     by_rule: bool = False
+    straggler_rule: StragglerRule | None = None
+
+    @property
+    def may_end_early(self) -> bool:
+        """Whether a rule may end the stage before ``until``."""
+        return self.by_rule or self.straggler_rule is not None
 
 
 def switches_by_rule(config: Config) -> bool:
     """Return whether a rule decides when the run switches, rather than its configuration."""
     return isinstance(config.exchange, StrategySwitch) and config.exchange.alpha is None
+
+
+def straggler_rule(config: Config) -> StragglerRule | None:
+    """Return the rule by which a straggler ends the first stage of a run; None if the run has none."""
+    exchange = config.exchange
+    if not isinstance(exchange, SyncSwitch) or exchange.straggler is None:
+        return None
+    return StragglerRule(exchange.straggler, exchange.straggler_window)
 
 
 def holdout_share(config: Config) -> float:
@@ -61,7 +78,8 @@ def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ..
     # With a switch at the end of the run there is no second stage, and with one at the start no first stage.
     until = None if switch is None or switch >= steps else switch * num_workers
     reason = START if switch == 0 else config.exchange.switch_reason()
-    return Stage(0, first, until, START), Stage(1, second, None, reason)
+    rule = straggler_rule(config)
+    return Stage(0, first, until, START, straggler_rule=rule), Stage(1, second, None, reason)
 
 
 def stage_after(stages: Sequence[Stage], index: int, accepted: int, reason: str | None = None) -> Stage:
@@ -74,7 +92,7 @@ def stage_after(stages: Sequence[Stage], index: int, accepted: int, reason: str 
         reason: why a rule ends the stage with this checkpoint; None if it does not.
     """
     stage = stages[index]
-    if stage.by_rule and reason is not None:
+    if stage.may_end_early and reason is not None:
         return stages[index + 1]._replace(reason=reason)
     if stage.by_rule:
         return stage if stage.until is not None and accepted < stage.until else stage._replace(until=None)

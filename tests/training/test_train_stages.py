@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 import pytest
 
@@ -112,4 +113,50 @@ def test_the_rule_decides_on_real_processes_as_in_virtual_time(
     virtual = simulate(make_config(sets[3], tmp_path / "virtual", **values), SimulationSettings(), Options(silent=True))
     assert run.result()["stages"] == virtual.stages
     assert [stage["exchange"] for stage in virtual.stages] == ["all-reduce", "parameter-server"]
+    assert replay(tmp_path / "run").is_equal
+
+
+SLOW_WORKER = """
+import time
+from pathlib import Path
+
+import torch
+
+class Slow(torch.nn.Linear):
+    def forward(self, rows):
+        if Path("/proc/self/comm").read_text().startswith("worker-1"):
+            time.sleep(0.15)
+        return super().forward(rows)
+
+def build(image_shape, num_classes):
+    channels, height, width = image_shape
+    return torch.nn.Sequential(torch.nn.Flatten(), Slow(channels * height * width, num_classes))
+"""
+
+
+def version_by_the_rule(pushes: pd.DataFrame, factor: float, window: int) -> int:
+    """The oracle: the first update of bsp after which the last step times of three workers have a straggler."""
+    medians = pushes.pivot(index="version", columns="worker", values="step_s").rolling(window).median().dropna()
+    ratios = medians.max(axis=1) / medians.median(axis=1)
+    return int(ratios.index[ratios >= factor][0])
+
+
+def test_a_slow_worker_ends_bsp_on_real_processes(
+    sets: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision follows from the times in the log, and all later updates have one gradient each."""
+    (tmp_path / "slow_worker_of_a_test.py").write_text(SLOW_WORKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = [*FLAGS, "--model", "slow_worker_of_a_test:build", "--steps", 20]
+    rule = ("--exchange", "sync-switch", "--fraction", 0.9, "--straggler", 3, "--straggler-window", 5)
+    run = train_here(sets[3], tmp_path / "run", *flags, *rule)
+    begun = run.events("stage")[1]
+    assert begun["reason"].startswith("worker 1 was a straggler: ")
+    assert begun["reason"].endswith(" times the median over 5 steps")
+    assert [stage["protocol"] for stage in run.result()["stages"]] == ["bsp", "asp"]
+    pushes = run.pushes()
+    bsp = pushes[pushes["version"] <= begun["version"]]
+    assert begun["version"] == version_by_the_rule(bsp, 3, 5)
+    assert pushes[pushes["version"] > begun["version"]]["version"].is_unique
+    assert len(pushes) == 20 * 3
     assert replay(tmp_path / "run").is_equal

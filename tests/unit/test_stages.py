@@ -31,6 +31,7 @@ from trainer.coordination.switch import carry_momentum
 from trainer.coordination.switch_rule import mean_change
 from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser, config_of
+from trainer.leader.leader import Leader
 from trainer.runlog.kinds import EvaluationEvent
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
@@ -523,6 +524,91 @@ def test_a_killed_run_resumes_in_the_right_stage(
     assert final(again).tobytes() == final(calm).tobytes()
     assert again.stages == calm.stages
     assert again.updates == 30
+    assert replay(again.output).is_equal
+
+
+# --- stragglers -------------------------------------------------------------------------------------------------------
+
+
+def with_rule(output: Path, profile: str = "one-slow:4", options: Options = QUIET, **values: Any) -> Result:
+    """A run whose bsp a worker ends that is at least three times as slow as the others in its last five steps."""
+    rule: dict[str, Any] = {"straggler": 3.0, "straggler_window": 5, "profile": parse_profile(profile)}
+    return virtual(output, exchange="sync-switch", options=options, **rule | values)
+
+
+SWITCHED = [("bsp", 0, "start of the run"), ("asp", 0.5, "worker 0 was a straggler: 4 times the median over 5 steps")]
+
+
+def stages_of(done: Result) -> list[tuple[str, float, str]]:
+    return [(stage["protocol"], stage["first_epoch"], stage["reason"]) for stage in done.stages]
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_a_straggler_ends_bsp_before_the_fraction(tmp_path: Path, fraction: float) -> None:
+    """Five of ten steps an epoch are enough; the run is the one whose fraction says the same."""
+    done = with_rule(tmp_path / "run", fraction=fraction)
+    assert stages_of(done) == SWITCHED
+    assert bits_of(with_rule(tmp_path / "again", fraction=fraction)) == bits_of(done)
+    fixed = virtual(tmp_path / "fixed", exchange="sync-switch", fraction=0.17, profile=parse_profile("one-slow:4"))
+    assert bits_of(fixed) == bits_of(done)
+    assert done.rollbacks == 0
+    assert replay(done.output).is_equal
+
+
+@pytest.mark.parametrize(
+    ("profile", "values"),
+    [
+        ("homogeneous", {}),
+        ("one-slow:4", {"straggler": None}),
+        ("one-slow:4", {"straggler": 4.1}),
+        ("one-slow:4", {"straggler_window": 16}),
+        ("one-slow:4", {"straggler_window": 15}),
+    ],
+)
+def test_without_a_straggler_the_fraction_ends_bsp(tmp_path: Path, profile: str, values: dict[str, Any]) -> None:
+    done = with_rule(tmp_path / "run", profile, **values)
+    assert stages_of(done) == [SWITCHED[0], ("asp", 1.5, "fraction 0.5 of the steps")]
+    plain = virtual(tmp_path / "plain", exchange="sync-switch", profile=parse_profile(profile))
+    assert bits_of(done) == bits_of(plain)
+
+
+def test_a_straggler_in_the_last_step_ends_no_stage(tmp_path: Path) -> None:
+    done = with_rule(tmp_path / "run", straggler_window=30, fraction=1.0)
+    assert stages_of(done) == SWITCHED[:1]
+    longer = with_rule(
+        tmp_path / "run", straggler_window=30, fraction=1.0, steps=40, options=replace(QUIET, resume=True)
+    )
+    assert [stage for _, stage, _ in stages_of(longer)] == [0, 3.1]
+
+
+def test_a_resumed_run_keeps_the_straggler_of_its_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill it when the checkpoint is written and asp has not begun. Nobody would be a straggler after that."""
+
+    def die(leader: Leader) -> None:
+        raise ProcessKilled
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Leader, "_enter_next_stage", die)
+        with pytest.raises(ProcessKilled):
+            with_rule(tmp_path / "run")
+    monkeypatch.setattr("trainer.coordination.stragglers.find_straggler", lambda step_s, factor: None)
+    again = with_rule(tmp_path / "run", options=replace(QUIET, resume=True))
+    assert stages_of(again) == SWITCHED
+
+
+# The switch is at the 20th push, after which the workers join again; there is a checkpoint every second update.
+@pytest.mark.parametrize("events", [1, 12, 19, 20, 21, 24])
+def test_a_killed_run_resumes_to_the_same_straggler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: int
+) -> None:
+    calm = with_rule(tmp_path / "calm", checkpoint_every_s=0.5)
+    with monkeypatch.context() as patched:
+        kill_after(patched, events)
+        with pytest.raises(ProcessKilled):
+            with_rule(tmp_path / "run", checkpoint_every_s=0.5)
+    again = with_rule(tmp_path / "run", checkpoint_every_s=0.5, options=replace(QUIET, resume=True))
+    assert stages_of(again) == SWITCHED
+    assert (again.updates, again.examples) == (calm.updates, calm.examples)
     assert replay(again.output).is_equal
 
 

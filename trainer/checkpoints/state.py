@@ -38,6 +38,7 @@ class RunState:
         parts: sizes in bytes of the files beside the slices that a complete checkpoint has, by name.
         stage: number of the stage that made the checkpoint, from 0. Its momentum is by the rule of that stage.
         gossip: state of trainer.gossip.rounds.
+        stragglers: state of trainer.coordination.stragglers.
     """
 
     version: int
@@ -59,6 +60,7 @@ class RunState:
     parts: dict[str, int] = field(default_factory=dict)
     stage: int = 0
     gossip: dict[str, Any] = field(default_factory=dict)
+    stragglers: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.num_servers < 1 or min(self.num_parameters, self.num_buffers) < 0:

@@ -21,6 +21,7 @@ class Position:
         passes: state of trainer.coordination.passes.
         epoch_sums: state of trainer.coordination.epoch_sums.
         gossip: state of trainer.gossip.rounds.
+        stragglers: state of trainer.coordination.stragglers.
     """
 
     version: int = 0
@@ -31,6 +32,7 @@ class Position:
     passes: dict[str, Any] = field(default_factory=dict)
     epoch_sums: dict[str, Any] = field(default_factory=dict)
     gossip: dict[str, Any] = field(default_factory=dict)
+    stragglers: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

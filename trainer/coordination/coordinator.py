@@ -18,6 +18,7 @@ from trainer.coordination.membership import Member, Membership, WorkerPhase
 from trainer.coordination.orders import Decision, Order, Record, Reply, Share, Snapshot, StepMeasurements
 from trainer.coordination.passes import Passes
 from trainer.coordination.queues import Queues
+from trainer.coordination.stragglers import StragglerRule, StragglerWatch
 from trainer.coordination.weights import Weights
 from trainer.protocols.base import Gradient, Protocol, Release
 
@@ -59,6 +60,7 @@ class Coordinator:
         by_examples, usual_batch: by_examples and usual of Weights.
         epoch_snapshots: whether to write a checkpoint at the end of every epoch.
         seconds: training time before this start, from which the time that protocols see continues.
+        straggler_rule: ends the stage before its planned end; None for no rule.
 
     ``now`` of its methods is the caller's clock in seconds. A session is a number that grows with every start of a
     worker's process; a message with an older one is from a process that was replaced.
@@ -76,6 +78,7 @@ class Coordinator:
         usual_batch: float | None = None,
         epoch_snapshots: bool = True,
         seconds: float = 0.0,
+        straggler_rule: StragglerRule | None = None,
     ) -> None:
         self.protocol = protocol
         self.budget = budget
@@ -94,6 +97,7 @@ class Coordinator:
         self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples, usual=usual_batch)
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
+        self.stragglers = StragglerWatch(straggler_rule, budget.num_workers, budget.position.stragglers)
         self.epoch_means: dict[str, float | None] = {}  # of the last epoch that ended
         self.records: list[Record] = []  # used and refused gradients that the log does not have yet
         self.sequence = 0  # of the last order
@@ -273,6 +277,7 @@ class Coordinator:
             # Before the update, which advances the epoch and empties the ledger. Both are needed here.
             rate = self.rate(self.budget.epoch) * self.weights.correction(self.ledger.examples())
             boundary = self._update()
+            self._look_for_straggler()
             cancelled = self._cancelled()
         if self.budget.is_spent() and not self.finished:
             self._finish()
@@ -359,6 +364,7 @@ class Coordinator:
             member = self.members[entry[0].worker]
             member.unapplied -= self._steps(entry)
             self._note_through(member)
+        self.stragglers.add((gradient.worker, measured) for gradient, measured in entries)
         if boundary is not None:
             self.epoch_means = self.epoch_sums.end()
         for worker, ticket, release in self._queues.waiting_for(version):
@@ -369,6 +375,13 @@ class Coordinator:
                 self.membership.wait_for_version(member, False)
                 self._queue(member, release)
         return boundary
+
+    def _look_for_straggler(self) -> None:
+        """End the stage with the present update if a worker is a straggler, unless the stage or the run ends here anyway."""
+        budget = self.budget
+        if not (budget.is_spent() or budget.is_stage_spent()) and self.stragglers.look():
+            budget.until = budget.position.accepted
+            self._next_update_size = budget.next_update_size(self.size)
 
     def _cancelled(self) -> tuple[Reply, ...]:
         """Return the workers that still compute a step for the update that was just made, to be told to give it up.

@@ -23,6 +23,7 @@ from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import WorkerPhase
 from trainer.coordination.orders import Order, Snapshot, StepMeasurements
+from trainer.coordination.stragglers import reason_of
 from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.gossip.rounds import Examples, GossipRounds, Pool
 from trainer.home.folders import Folders
@@ -35,7 +36,7 @@ from trainer.run_files import NEWS
 from trainer.runlog.events import append, log_event
 from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
 from trainer.runlog.journal import Journal
-from trainer.stages import build_stages, stage_after
+from trainer.stages import build_stages, stage_after, straggler_rule
 from trainer.transport.status import NOT_READY, RunStatus
 
 logger = logging.getLogger(__name__)
@@ -249,6 +250,8 @@ class Leader:
     def _rule_reason(self, state: RunState) -> str | None:
         """Return in words why a rule ends the stage with a checkpoint; None if it does not."""
         exchange = self.config.exchange
+        if rule := straggler_rule(self.config):
+            return reason_of(state.stragglers, rule.window)
         if not isinstance(exchange, StrategySwitch):
             return None
         switch = read_switch(self.checkpoints)
