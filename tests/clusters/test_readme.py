@@ -90,6 +90,7 @@ OTHERS_OWN = SPARK_SUBMITS_OWN | {
     "--from-date",
     "--to-date",
     "--max-active-runs",
+    *("--busy", "--kills"),
     *("--build-arg", "--file", "--rm", "--shm-size", "--tag", "--user", "--volume"),
     *("--clusterrole", "--from-literal", "--name", "--serviceaccount"),
     "--headless",

@@ -44,7 +44,16 @@ def by_label(runs: list[Measurements]) -> dict[str, Measurements]:
         ("dssp:staleness-upper-bound=9", {"name": "dssp", "staleness_bound": 3, "staleness_upper_bound": 9}),
         ("k-bsp:4:preempt", {"name": "k-bsp", "k": 4, "cancel": "preempt", "micro_batches": 4}),
         ("all-reduce", {"name": "all-reduce", "collective": "mesh"}),
-        ("sync-switch:0.25:keep", {"name": "sync-switch", "fraction": 0.25, "switch_momentum": "keep"}),
+        (
+            "sync-switch:0.25:keep",
+            {
+                "name": "sync-switch",
+                "fraction": 0.25,
+                "straggler": None,
+                "straggler_window": 20,
+                "switch_momentum": "keep",
+            },
+        ),
         ("d-psgd:torus:2", EXCHANGES["d-psgd"](topology="torus", every=2).to_json()),  # type: ignore[call-arg]
         ("matcha:budget=0.25", EXCHANGES["matcha"](budget=0.25).to_json()),  # type: ignore[call-arg]
     ],
