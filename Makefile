@@ -75,14 +75,14 @@ test: $(READY_DEV) ## run the linter, the type checker and the default tier of t
 	@$(ENV); said=$$(mktemp); trap 'rm -f "$$said"' EXIT; \
 	  $(MAKE) --no-print-directory lint >"$$said" 2>&1 & lint=$$!; \
 	  python -m tests.executed --record; tests=0; \
-	  $(TEST_ENV) RECORD_CALLS='$(CURDIR)/build/executed' $(PYTEST) -n 5 $(SPREAD) -m 'not full' $(ARGS) || tests=$$?; \
+	  $(TEST_ENV) RECORD_CALLS='$(CURDIR)/build/executed' $(PYTEST) -n 4 $(SPREAD) -m 'not full' $(ARGS) || tests=$$?; \
 	  linted=0; wait $$lint || linted=$$?; cat "$$said"; exit $$((tests ? tests : linted))
 
 test-fast: $(READY_DEV) ## run the tests that start no JVM, no cluster and no training run
 	@$(ENV); $(TEST_ENV) $(PYTEST) -n 2 --dist worksteal -m 'not full and not slow' tests/unit $(ARGS)
 
 test-full: $(READY_DEV) ## run what `make test` leaves out: before every merge, after `make test`
-	@$(ENV); python -m tests.clusters.environments >/dev/null; $(TEST_ENV) $(PYTEST) -n 5 $(SPREAD) -m full $(ARGS); python -m tests.executed
+	@$(ENV); python -m tests.clusters.environments >/dev/null; $(TEST_ENV) $(PYTEST) -n 4 $(SPREAD) -m full $(ARGS); python -m tests.executed
 
 chaos: $(READY_DEV) ## kill, freeze and cut training runs at random moments, KILLS times, with EXCHANGE alone if given; SEED repeats what was drawn
 	@$(ENV); $(TEST_ENV) python -m tests.campaigns.training --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(EXCHANGE),--exchange $(EXCHANGE)) $(ARGS)
