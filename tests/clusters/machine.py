@@ -40,13 +40,21 @@ def current_user() -> str:
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """Different ports of an address that no process listens on, drawn at random.
+    """Different ports of an address that no process listens on, drawn at random from this test process's range.
 
-    They lie below the ephemeral range, so no outgoing connection takes one before its use.
-    """
-    candidates = random.SystemRandom().sample(range(20000, 32000), 64 + 4 * count)
+    Two processes that draw at once, before the servers of either listen, therefore never draw the same port."""
+    ports = port_range(os.environ.get("PYTEST_XDIST_WORKER", "gw0"))
+    candidates = random.SystemRandom().sample(ports, min(64 + 4 * count, len(ports)))
     free = [port for port in candidates if port_is_free(port, host)]
     return free[:count]
+
+
+def port_range(process: str) -> range:
+    """The ports of a process of pytest-xdist, such as gw3, and of the programs that it starts; eight processes share none.
+
+    They lie below the ephemeral range, so no outgoing connection takes one before its use."""
+    first = 20_000 + int(process.removeprefix("gw")) % 8 * 1500
+    return range(first, first + 1500)
 
 
 def port_is_free(port: int, host: str = HOST) -> bool:

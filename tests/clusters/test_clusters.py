@@ -18,7 +18,7 @@ from tests.clusters.artifacts import MINICLUSTER, fetch_jar, find_java, hadoop_c
 from tests.clusters.command import read_running
 from tests.clusters.environments import remove_predecessors
 from tests.clusters.interpreter import executor_python
-from tests.clusters.machine import cache_folder, port_is_free
+from tests.clusters.machine import cache_folder, port_is_free, port_range
 from tests.clusters.processes import is_alive
 from tests.clusters.test_on_hdfs import put
 from tests.support.trainer_runs import until
@@ -28,6 +28,15 @@ def run_cli(*arguments: object, cache: Path) -> subprocess.CompletedProcess[str]
     command = [sys.executable, "-m", "tests.clusters", *map(str, arguments)]
     env = {**os.environ, "SHARDING_CACHE": str(cache)}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+
+
+def test_test_processes_draw_ports_from_ranges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges = [port_range(f"gw{number}") for number in range(8)]
+    assert len({port for ports in ranges for port in ports}) == sum(map(len, ranges))
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw3")
+    drawn = free_ports(20)
+    assert len(set(drawn)) == 20
+    assert set(drawn) <= set(ranges[3])
 
 
 # Nothing is left behind
