@@ -40,7 +40,7 @@ class Stage(NamedTuple):
 
     @property
     def may_end_early(self) -> bool:
-        """Whether a rule may end the stage before ``until``."""
+        """Return whether a rule may end the stage before ``until``."""
         return self.by_rule or self.straggler_rule is not None
 
 

@@ -16,6 +16,7 @@ import pytest
 from pipeline.core.errors import UsageError
 from pipeline.core.import_path import drop_zips
 from pipeline.datasets.synthetic import SampleSpec, files_of, write
+from pipeline.spark import session
 from pipeline.spark.session import PACKAGE, PYTHON_WORKERS, jvm_options, spark_context, spark_defaults
 from tests.clusters import ROOT, spark_submit
 from tests.support.application import Ended
@@ -200,6 +201,19 @@ def test_a_program_without_spark_submit_draws_no_bar_into_its_lines(tmp_path: Pa
     assert "Stage" not in done.stderr
 
 
+@pytest.mark.parametrize("own_log", [True, False])
+def test_a_command_delays_the_optimisation_of_its_jvm(monkeypatch: pytest.MonkeyPatch, own_log: bool) -> None:
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_SUBMIT_OPTS", "SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if own_log:
+        monkeypatch.setenv("SPARK_CONF_DIR", "theirs")
+    monkeypatch.setattr(session, "has_gateway", lambda: False)
+    session._prepare_jvm({})
+    options = shlex.split(os.environ["SPARK_SUBMIT_OPTS"])
+    assert "-XX:Tier4InvocationThreshold=50000" in options
+    assert any(option.startswith("-Dlog4j2.configurationFile=") for option in options) != own_log
+
+
 def test_a_jvm_knows_the_options_that_delay_optimisation() -> None:
     java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
     command = [str(java), *shlex.split(jvm_options()), "-XX:+PrintFlagsFinal", "-version"]
@@ -212,6 +226,7 @@ def test_spark_submit_maps_classes_from_the_archive_of_the_set_up(tmp_path: Path
     options = os.environ.get("SPARK_SUBMIT_OPTS", "")
     if "-XX:SharedArchiveFile=" not in options:
         pytest.skip("run through `make test`: .venv/env.sh names the archive, where this Java could write one")
+    assert jvm_options().split()[-1] in options, "spark-submit has what commands give their JVM"
     env = {**os.environ, "SPARK_SUBMIT_OPTS": f"{options} -Xlog:class+load:file={tmp_path}/classes"}
     subprocess.run(["spark-submit", "--version"], env=env, capture_output=True, check=True)
     loaded = (tmp_path / "classes").read_text().splitlines()
