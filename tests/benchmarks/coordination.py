@@ -26,6 +26,7 @@ from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.orders import StepMeasurements
 from trainer.data.batches import Batches
 from trainer.data.loading import load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.models.build import build
 from trainer.models.cnn import CNN
@@ -137,7 +138,7 @@ def _plain_images_per_s(shards: Path, steps: int) -> float:
     with_torch_dropout(built.model)
     torch.set_num_threads(1)
     sampler = shuffled(load_worker(found, 0), BATCH, seed=0, worker=0)
-    batches = Batches(sampler, found.mean, seed=0, worker=0, augment=True)
+    batches = Batches(sampler, subtracted_mean(found), seed=0, worker=0, augment=True)
     ended = train_plainly(built, lambda clock: batches.make(clock).tensors, steps)
     return _speed(ended)
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.benchmarks.throughput import ROOT, Sets, Training, ours, train_plainly
+from trainer.data.mean_image import subtracted_mean
 from trainer.plan import usable_cores
 
 GOAL = 0.9
@@ -96,7 +97,7 @@ def plain_loop(uri: str, model: str, steps: int, batch: int, contender: str, fol
         evict(folder)
     rows = load_worker(shards, 0)
     built = build(model_from_json({"name": model}), shards.inputs, seed=0)
-    batches = Batches(shuffled(rows, batch, seed=0, worker=0), shards.mean, seed=0, worker=0, augment=True)
+    batches = Batches(shuffled(rows, batch, seed=0, worker=0), subtracted_mean(shards), seed=0, worker=0, augment=True)
     if contender == "cold":
         steps = min(steps, len(rows) // batch)
     # Threads and kernels get going before the first row is read, because a cold file is cold only once.

@@ -19,6 +19,7 @@ import pandas as pd
 
 from trainer.checkpoints.read import newest, read_state
 from trainer.config import FRESH_MOMENTUM, Data, Optimiser
+from trainer.data.mean_image import subtracted_mean
 from trainer.plan import usable_cores
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.read import read_pushes
@@ -126,7 +127,7 @@ def plain_loop(uri: str, model: str, device: str, batch: int, steps: int, thread
     built.model.to(device)
     number = max(0, worker)
     sampler = shuffled(rows, batch, seed=0, worker=number)
-    with Prefetch(Batches(sampler, shards.mean, seed=0, worker=number, augment=True).make) as ahead:
+    with Prefetch(Batches(sampler, subtracted_mean(shards), seed=0, worker=number, augment=True).make) as ahead:
         print("ready", flush=True)
         input()
         ended = train_plainly(built, lambda clock: to_device(ahead.get(clock).tensors, device), steps)

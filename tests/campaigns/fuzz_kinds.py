@@ -72,6 +72,7 @@ from trainer.checkpoints.read import marked_states, newest, read_vector
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
 from trainer.data.loading import load_eval, load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.embed.run import METADATA_KEY, table_schema
 from trainer.flags import build_parser, config_of
@@ -351,7 +352,7 @@ def read_set(folder: Path) -> tuple[str, ...]:
     for path in [file.path for file in found.assignment_files()]:
         assert all(lines.shape[0] == 4 for lines in read_lines(STORE, f"{found.uri}/{path}"))
     shards = open_shards(str(folder))
-    assert shards.fingerprint is None or shards.mean.shape == shards.shape[:1]
+    assert shards.fingerprint is None or subtracted_mean(shards).shape == shards.shape[:1]
     loaded = [load_worker(shards, worker) for worker in range(shards.num_workers)] + [load_eval(shards)]
     for part in loaded:
         assert part is None or part.images_NCHW.shape == (len(part), *shards.shape)

@@ -16,6 +16,7 @@ from tests.support.application import run_job
 from tests.support.tiers import only
 from tests.unit.test_features import FEATURES, ROWS, VECTORS, neighbourhoods_of, with_vectors, write
 from trainer.data.loading import load_eval, load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 
 
@@ -35,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, spark: Any) -> dict[str, Any]
 def test_features_and_targets_arrive_at_the_workers_as_they_were(made: dict[str, Any]) -> None:
     shards = open_shards(str(made["shards"]))
     assert (shards.layout.dtype, shards.shape, shards.has_targets) == ("float32", (FEATURES, 1, 1), True)
-    np.testing.assert_allclose(shards.mean, made["features"].mean(axis=0), atol=1e-5)
+    np.testing.assert_allclose(subtracted_mean(shards), made["features"].mean(axis=0), atol=1e-5)
     seen = []
     for worker in range(3):
         rows, answered = load_worker(shards, worker), load_worker(shards, worker, targets=True)

@@ -30,6 +30,7 @@ from pipeline.strategies.distribution_aware import DistributionAware
 from tests.conftest import make_rows, write_binary
 from tests.support.virtual_runs import virtual
 from trainer.data.loading import load_eval, load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.evaluation.neighbourhoods import neighbourhoods_of_images, read_model
 
@@ -136,8 +137,8 @@ def test_a_set_has_shape_classes_and_channel_means(made: Made) -> None:
     """A set knows its shape its classes and the mean of each channel."""
     shards = open_shards(str(made.folder), num_workers=WORKERS)
     assert (shards.shape, shards.num_classes, shards.rows, shards.num_workers) == (SHAPE, 10, ROWS, WORKERS)
-    assert shards.mean.dtype == np.float32
-    np.testing.assert_allclose(shards.mean, made.images.reshape(-1, *SHAPE).mean((0, 2, 3)), atol=1e-4)
+    assert subtracted_mean(shards).dtype == np.float32
+    np.testing.assert_allclose(subtracted_mean(shards), made.images.reshape(-1, *SHAPE).mean((0, 2, 3)), atol=1e-4)
 
 
 def test_neighbourhoods_are_those_that_the_pipeline_assigned(made: Made) -> None:

@@ -16,6 +16,7 @@ from tests.support.local_exchange import Local
 from tests.support.trainer_runs import train_here
 from trainer.data.batches import Batches
 from trainer.data.loading import load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.exchange import EXCHANGES
 from trainer.models.build import build
@@ -37,7 +38,7 @@ def trained_alone(shards: Path, worker: int, workers: int) -> npt.NDArray[np.flo
     model = build(Logistic(), found.inputs, seed=0).model
     optimiser = torch.optim.SGD(model.parameters(), RATE)
     sampler = shuffled(load_worker(found, worker), BATCH // workers, seed=0, worker=worker)
-    batches = Batches(sampler, found.mean, seed=0, worker=worker, augment=False)
+    batches = Batches(sampler, subtracted_mean(found), seed=0, worker=worker, augment=False)
     for clock in range(STEPS):
         images, labels = batches.make(clock).tensors
         optimiser.zero_grad()

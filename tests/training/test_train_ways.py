@@ -20,6 +20,7 @@ from tests.support.trainer_runs import ROOT
 from trainer import Options, Result, train
 from trainer.checkpoints.read import newest, read_state, read_vector
 from trainer.data.loading import load_eval
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.evaluation.evaluator import BATCH, TRAIN_ROWS
 from trainer.evaluation.measure import evaluate, penalty
@@ -107,10 +108,10 @@ def test_a_recalibrated_model_has_statistics_of_training_rows(runs: Any, shards:
     import torch
 
     flat.attach(torch.from_numpy(values))
-    recalibrate(flat.model, batches(sample_rows(found, TRAIN_ROWS, 0), found.mean, BATCH))
+    recalibrate(flat.model, batches(sample_rows(found, TRAIN_ROWS, 0), subtracted_mean(found), BATCH))
     rows = load_eval(found)
     assert rows is not None
-    loss, accuracy, *_ = evaluate(flat.model, built.task, batches(rows, found.mean, BATCH))
+    loss, accuracy, *_ = evaluate(flat.model, built.task, batches(rows, subtracted_mean(found), BATCH))
     assert result.final_accuracy == pytest.approx(accuracy)
     assert result.final_loss == pytest.approx(loss + penalty(flat.model, 2e-4), rel=1e-5)
 

@@ -21,6 +21,7 @@ from tests.unit.test_run_metrics import Samples, scrape
 from trainer.checkpoints.read import whole
 from trainer.data.batches import Batches
 from trainer.data.loading import load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.models import ModelInput
 from trainer.models.build import build
@@ -69,7 +70,7 @@ def one_process(shards: Path, workers: int, steps: int) -> np.ndarray:
     batches = [
         Batches(
             shuffled(load_worker(found, worker), 24 // workers, seed=0, worker=worker),
-            found.mean,
+            subtracted_mean(found),
             seed=0,
             worker=worker,
             augment=True,

@@ -20,6 +20,7 @@ from trainer.config import SEPARATOR
 from trainer.data import bare_shards
 from trainer.data.bare_shards import BareShard, describe_bare
 from trainer.data.loading import load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.flags import build_parser, config_of
 from trainer.simulate import SimulationSettings, simulate
@@ -56,7 +57,7 @@ def test_bare_shards_hold_their_rows_and_describe_them(tmp_path: Path, kind: str
     loaded = [load_worker(shards, worker) for worker in range(2)]
     assert [rows.ids.tolist() for rows in loaded] == [list(range(10)), list(range(10, 20))]
     pixels = np.concatenate([rows.images_NCHW for rows in loaded])
-    np.testing.assert_allclose(shards.mean, pixels.mean(axis=(0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(subtracted_mean(shards), pixels.mean(axis=(0, 2, 3)), rtol=1e-6)
     assert (shards.rows, shards.num_classes, shards.shape, shards.num_workers) == (20, 4, SHAPE, 2)
     total = sum(int(value) for rows in loaded for value in rows.hashes) % (1 << 64)
     assert shards.fingerprint == total

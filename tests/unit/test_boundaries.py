@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import json
 import subprocess
 import sys
@@ -110,6 +111,18 @@ def test_no_room_imports_from_a_later_one(package: str, order: tuple[str, ...]) 
         if order.index(room) > order.index(room_of(path, package))
     }
     assert not upwards
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and those for annotations count; faces, which load names when they are used, do not."""
+    imports: dict[str, set[str]] = {}
+    for package in ("pipeline", "trainer"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path.stem not in FACES:
+                name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+                imports[name] = imported_by(path) - {name}
+    files_only = {name: entered & imports.keys() for name, entered in imports.items()}
+    graphlib.TopologicalSorter(files_only).prepare()  # raises CycleError with the circle
 
 
 def test_the_trainer_enters_the_core_of_the_pipeline_only() -> None:

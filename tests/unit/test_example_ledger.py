@@ -24,6 +24,7 @@ from trainer.checkpoints.state import folder_of
 from trainer.coordination.orders import Record, RowLosses, StepMeasurements
 from trainer.data.augment import normalise
 from trainer.data.loading import load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.models.build import build
 from trainer.runlog import example_ledger
@@ -110,7 +111,7 @@ def test_a_loss_is_that_of_its_image_at_the_parameters(shards: Path, tmp_path: P
         images |= dict(zip(part.ids.tolist(), pairs, strict=True))
     for row in read(tmp_path / "run").itertuples():
         image, label = images[int(row.id)]
-        outputs = network.model(torch.from_numpy(normalise(image[None], opened.mean)))
+        outputs = network.model(torch.from_numpy(normalise(image[None], subtracted_mean(opened))))
         expected = -torch.log_softmax(outputs, 1)[0, label].detach()
         assert row.loss == pytest.approx(float(expected), rel=1e-5)
         assert row.correct == (int(outputs.argmax()) == label)

@@ -19,6 +19,7 @@ from trainer.coordination.switch_rule import switches_now
 from trainer.data.batches import build_sampler
 from trainer.data.deal import deal
 from trainer.data.holdout import is_held_out, load_held_out, trained_fingerprint, trained_places
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.data.shards import Shards
 from trainer.runlog.kinds import EvaluationEvent, HoldoutEvent
@@ -162,7 +163,7 @@ def test_the_losses_are_those_of_the_model_without_l2(tmp_path: Path) -> None:
     assert len(done.stages) == 1
     rows = load_held_out(open_shards(str(sets)), config_for(sets))
     images = np.asarray(rows.images_NCHW, np.float64)
-    mean = open_shards(str(sets)).mean
+    mean = subtracted_mean(open_shards(str(sets)))
     inputs = ((images - mean[None, :, None, None]) / 255).reshape(len(rows), -1)
     weights = {array.ndim: array.astype(np.float64) for array in done.weights().values()}
     scores = inputs @ weights[2].T + weights.get(1, 0.0)

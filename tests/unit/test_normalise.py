@@ -32,7 +32,7 @@ from trainer.config import SEPARATOR, Config, RunFacts
 from trainer.data import mean_image as statistics
 from trainer.data.batches import build_batches
 from trainer.data.loading import load_worker
-from trainer.data.mean_image import check_subtracted_mean, mean_image
+from trainer.data.mean_image import check_subtracted_mean, kept_mean_image, mean_image, subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.data.pinned import open_pinned
 from trainer.data.shards import Shards
@@ -130,16 +130,16 @@ def test_the_mean_image_of_a_mixture_is_of_all_rows(tmp_path: Path) -> None:
     sets = [write_shards(tmp_path / f"set-{seed}", [rows_of(20, seed), rows_of(30, seed + 1)], None) for seed in (3, 5)]
     config = make_config(SEPARATOR.join(map(str, sets)), mix="0.5,0.5", normalise="image", **VALUES)
     pixels = np.concatenate([rows_of(*part).images_NCHW for part in ((20, 3), (30, 4), (20, 5), (30, 6))])
-    assert open_pinned(config.data).mean.tobytes() == numpy_mean_image(pixels).tobytes()
+    assert subtracted_mean(open_pinned(config.data)).tobytes() == numpy_mean_image(pixels).tobytes()
 
 
 def test_processes_of_a_host_compute_the_mean_image_once(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = replace(open_shards(str(shards)), normalise="image", kept=tmp_path / "rows" / "host")
-    first = opened.mean
+    first = kept_mean_image(opened)
     monkeypatch.setattr(statistics, "mean_image", None)
-    assert replace(opened).mean.tobytes() == first.tobytes() == numpy_mean_image().tobytes()
+    assert kept_mean_image(replace(opened)).tobytes() == first.tobytes() == numpy_mean_image().tobytes()
 
 
 def test_several_processes_compute_the_mean_image_once(
@@ -156,7 +156,9 @@ def test_several_processes_compute_the_mean_image_once(
 
     monkeypatch.setattr(statistics, "mean_image", slow)
     opened = replace(open_shards(str(shards)), normalise="image", kept=tmp_path / "rows" / "host")
-    threads = [threading.Thread(target=lambda: means.append(replace(opened).mean.tobytes())) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: means.append(kept_mean_image(replace(opened)).tobytes())) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -179,14 +181,14 @@ def test_the_end_of_a_run_may_delete_the_folder_meanwhile(
         return original(*arguments)
 
     monkeypatch.setattr(statistics, step, late)
-    assert opened.mean.tobytes() == numpy_mean_image().tobytes()
+    assert kept_mean_image(opened).tobytes() == numpy_mean_image().tobytes()
 
 
 def test_a_mean_image_of_another_size_is_computed_anew(shards: Path, tmp_path: Path) -> None:
     opened = replace(open_shards(str(shards)), normalise="image", kept=tmp_path)
     path = tmp_path / f"mean-{opened.digest}"
     path.write_bytes(bytes(100))
-    assert opened.mean.tobytes() == numpy_mean_image().tobytes() == path.read_bytes()
+    assert kept_mean_image(opened).tobytes() == numpy_mean_image().tobytes() == path.read_bytes()
 
 
 def test_a_start_keeps_the_mean_image_that_another_one_reads(shards: Path, tmp_path: Path) -> None:
@@ -215,7 +217,7 @@ def test_mini_batches_are_normalised_as_by_numpy(shards: Path, kind: str) -> Non
     made = build_batches(config, opened, load_worker(opened, 1), 1, 2).make(3)
     expected = numpy_normalised(kind, made.draw.rows.images_NCHW[made.draw.places])
     np.testing.assert_allclose(made.tensors.images_BCHW.numpy(), expected, rtol=0, atol=1e-6)
-    evaluated = np.concatenate([images.numpy() for images, _ in batches(EVAL_ROWS, opened.mean, 7)])
+    evaluated = np.concatenate([images.numpy() for images, _ in batches(EVAL_ROWS, subtracted_mean(opened), 7)])
     np.testing.assert_allclose(evaluated, numpy_normalised(kind, EVAL_ROWS.images_NCHW), rtol=0, atol=1e-6)
 
 

@@ -19,6 +19,7 @@ from trainer.config import Config
 from trainer.data.augment import normalise
 from trainer.data.batches import Batches, build_batches
 from trainer.data.loading import load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.data.own_augmentation import check_augmentation
 from trainer.simulate import SimulationSettings, simulate
@@ -49,7 +50,7 @@ def test_the_function_gets_the_images_of_the_set(shards: Path) -> None:
     seed = int(generator(5, Purpose.AUGMENTATION, 1, 3).integers(2**63))
     changed = augmentations.brightness(torch.from_numpy(raw), torch.Generator().manual_seed(seed)).numpy()
     assert not np.array_equal(changed, raw)
-    expected = normalise(changed, open_shards(str(shards)).mean)
+    expected = normalise(changed, subtracted_mean(open_shards(str(shards))))
     assert made.tensors.images_BCHW.numpy().tobytes() == expected.tobytes()
 
 

@@ -19,6 +19,7 @@ from trainer.data.follow import Following
 from trainer.data.gossip import GossipSampler
 from trainer.data.holdout import trained_places
 from trainer.data.loading import load_eval
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.mixture import sources_of
 from trainer.data.own_augmentation import Augmentation, own_augmentation
 from trainer.data.repartition import partition_sampler
@@ -131,7 +132,8 @@ def build_batches(
     """
     sampler = build_sampler(config, shards, rows, worker, num_workers, follow=follow)
     own = own_augmentation(config)
-    return Batches(sampler, shards.mean, seed=config.run.seed, worker=worker, augment=config.data.augment, own=own)
+    mean = subtracted_mean(shards)
+    return Batches(sampler, mean, seed=config.run.seed, worker=worker, augment=config.data.augment, own=own)
 
 
 def build_sampler(
@@ -187,7 +189,7 @@ def _validation_rows(shards: Shards, worker: int, num_workers: int) -> Validatio
     rows = load_eval(shards)
     assert rows is not None, "checked before the run"
     own = rows.view(np.arange(worker, len(rows), num_workers))
-    return ValidationRows(own, own.labels.astype(np.int64), shards.mean)
+    return ValidationRows(own, own.labels.astype(np.int64), subtracted_mean(shards))
 
 
 def population_of(

@@ -17,6 +17,7 @@ from trainer.data.batches import Batches, population_of, sampler_of_rows
 from trainer.data.cohort_passes import present_passes, present_places
 from trainer.data.deal import dealt_places
 from trainer.data.loading import load_worker
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.own_augmentation import own_augmentation
 from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw, RowSampler
@@ -99,7 +100,7 @@ def build_cohort_batches(
     for worker, rows, sampler in draws(config, shards, numbers, targets):
         batches = Batches(
             sampler,
-            shards.mean,
+            subtracted_mean(shards),
             seed=config.run.seed,
             worker=worker,
             augment=config.data.augment,

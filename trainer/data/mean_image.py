@@ -1,4 +1,4 @@
-"""The mean image of a training set, which ``--normalise image`` subtracts from images.
+"""The mean that is subtracted from images: of each channel, or the mean image of a training set (``--normalise image``).
 
 The sums of pixels are integers over all distinct rows of the set. So the mean has the same bits on every host, for any
 number of workers and any division of the rows among them. Hosts agree on the digest of the shards, so that they need not
@@ -24,6 +24,23 @@ from trainer.data.shards import Shards
 MeanImage = npt.NDArray[np.float32]
 # A model file holds the mean image in its header, about 19 bytes a value, and safetensors reads headers of up to 100 MB.
 MOST_VALUES = 4_000_000
+
+
+_images_by_digest: dict[str, MeanImage] = {}  # the mean images of this process, by the digests of their sets
+
+
+def subtracted_mean(shards: Shards) -> npt.NDArray[np.float32]:
+    """Return the numbers in 0..255 that are subtracted from images: float32 [C], or [C, H, W] for a mean image.
+
+    For a mean image, the first call in a process reads its file, or all rows of the set if no process of this host has
+    written the file. Raises DataError and OSError."""
+    if shards.normalise == CHANNEL:
+        return np.array(shards.manifest.image.mean, np.float32)
+    if shards.normalise == "none":
+        return np.zeros(shards.shape[0], np.float32)
+    if shards.digest not in _images_by_digest:
+        _images_by_digest[shards.digest] = kept_mean_image(shards)
+    return _images_by_digest[shards.digest]
 
 
 def mean_image(shards: Shards) -> MeanImage:

@@ -73,7 +73,7 @@ def _check_layout(shards: Shards) -> None:
         )
     if any(abs(value) > float(np.finfo(np.float32).max) for value in image.mean):
         raise ValueError(f"means {image.mean}, which float32 does not hold")
-    if min(shards.shape) < 1 or shards.mean.shape != shards.shape[:1] or shards.num_classes < 1 or shards.rows < 1:
+    if min(shards.shape) < 1 or len(image.mean) != shards.shape[0] or shards.num_classes < 1 or shards.rows < 1:
         raise ValueError(f"image {image}, {shards.num_classes} classes, {shards.rows} rows")
 
 

@@ -8,9 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
-import numpy as np
-import numpy.typing as npt
-
 from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.layout import Dtype, Layout
 from pipeline.core.shardset.manifest import ShardSet
@@ -92,20 +89,6 @@ class Shards(ShardSet):
     def has_targets(self) -> bool:
         """Whether rows have a real-valued target, beside or instead of a class."""
         return TARGET_COLUMN in self.manifest.labels.columns
-
-    @cached_property
-    def mean(self) -> npt.NDArray[np.float32]:
-        """The numbers in 0..255 that are subtracted from images: float32 [C], or [C, H, W] for a mean image.
-
-        For a mean image, the first use in a process reads its file, or all rows of the set if no process of this host has
-        written the file."""
-        if self.normalise == CHANNEL:
-            return np.array(self.manifest.image.mean, np.float32)
-        if self.normalise == "none":
-            return np.zeros(self.shape[0], np.float32)
-        from trainer.data.mean_image import kept_mean_image  # which reads rows of ``Shards``
-
-        return kept_mean_image(self)
 
     @property
     def fingerprint(self) -> int | None:

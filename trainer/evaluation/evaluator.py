@@ -22,6 +22,7 @@ from trainer.coordination.switch_rule import has_relative_change, mean_change, s
 from trainer.data.batches import Batch
 from trainer.data.holdout import is_held_out, load_held_out
 from trainer.data.loading import load_eval
+from trainer.data.mean_image import subtracted_mean
 from trainer.data.network import TABLE, build_network
 from trainer.data.rows import Rows
 from trainer.data.shards import Shards
@@ -71,7 +72,7 @@ class Evaluator:
         built_model = build_network(config, shards)
         self.flat = FlatModel(built_model.model)
         self.task = built_model.task
-        self.mean = shards.mean
+        self.mean = subtracted_mean(shards)
         self.rows = load_eval(shards, targets=built_model.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built_model.targets)
         self.held_out: Rows | None = None
@@ -92,7 +93,7 @@ class Evaluator:
             config.model.to_json(),
             list(shards.shape),
             num_classes,
-            shards.mean.tolist(),
+            self.mean.tolist(),
             list(names),
             shards.manifest.image.dtype,
         )
