@@ -250,6 +250,39 @@ def test_the_search_for_a_fraction_is_between_bsp_and_asp(name: str) -> None:
     assert (plan.compare, plan.baseline) == ("protocol", "bsp")
 
 
+def test_the_plans_of_small_shards_differ_as_they_say() -> None:
+    long_tailed, balanced = find_plan("sharding-high-dose"), find_plan("sharding-high-dose-balanced")
+    same = (
+        "shardings",
+        "models",
+        "protocols",
+        "variants",
+        "training",
+        "virtual",
+        "seeds",
+        "workers",
+        "margin",
+        "baseline",
+    )
+    assert [getattr(long_tailed, name) for name in same] == [getattr(balanced, name) for name in same]
+    # One random set for all seeds, next to one for every seed.
+    keys = {
+        name: {Sets(long_tailed, Path("s")).key(run).seed for run in long_tailed.runs() if run.cell.sharding == name}
+        for name in ("random", "random-fixed", "stratified")
+    }
+    assert keys == {"random": set(range(50)), "random-fixed": {None}, "stratified": {None}}
+
+
+def test_the_crossed_plan_has_cells_of_the_high_dose() -> None:
+    plan, other = find_plan("sharding-crossed"), find_plan("sharding-high-dose")
+    assert plan.cells() == [cell for cell in other.cells() if cell.sharding == "random"]
+    assert [essentials(plan, cell) for cell in plan.cells()] == [essentials(other, cell) for cell in plan.cells()]
+    cell = plan.cells()[0]
+    pairs = [(plan.seed_of("sharding", Run(cell, seed)), plan.seed_of("model", Run(cell, seed))) for seed in plan.seeds]
+    # The first ten runs are one seed with all sets.
+    assert pairs == [(number, seed) for seed in range(10) for number in range(10)]
+
+
 BAD_PLANS: list[tuple[dict[str, str], str]] = [
     ({"seeds": "0"}, "seeds must be from 1 to 100000, got 0"),
     ({"seeds": "[1, 2, 1]"}, "seeds names 1 twice"),
