@@ -17,7 +17,6 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, SavedRun
-from trainer.sampling.shuffle import ShuffleSampler
 
 
 def regrouped(
@@ -278,10 +277,6 @@ def obstacle(config: Config) -> str | None:
     name = config.exchange.name
     # The first one that applies is reported.
     causes = (
-        (
-            config.sampler.makes_passes and config.sampler.name != ShuffleSampler.name,
-            f"--sampling {config.sampler.name} orders the passes of each worker by the groups of its own rows",
-        ),
         (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides the rows by itself"),
         (bool(config.data.gossip), "--gossip exchanges examples between fixed shards"),
         (bool(config.data.mix), "--mix has no passes over one set to divide anew"),

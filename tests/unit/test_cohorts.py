@@ -48,7 +48,8 @@ from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
 from trainer.runlog.run_folder import RunRecord, SavedRun, read_record, saved_run, settled
-from trainer.sampling.remainder import MOST_OPEN, WorkerPasses, first_passes, later_passes, open_passes
+from trainer.sampling.remainder import MOST_OPEN, PassRule, WorkerPasses, first_passes, later_passes, open_passes
+from trainer.sampling.representative import RepresentativeSampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
@@ -96,11 +97,17 @@ def draw_steps(passes: WorkerPasses, count: int, drawn: Drawn, sums: Passes) -> 
         max_size=4,
     ),
     seed=st.integers(0, 2**30),
+    classes=st.integers(0, 5),
 )
-def test_every_pass_has_every_row_once(rows: int, groups: list[tuple[int, int, list[int]]], seed: int) -> None:
+def test_every_pass_has_every_row_once(
+    rows: int, groups: list[tuple[int, int, list[int]]], seed: int, classes: int
+) -> None:
     """Check any workers, mini-batches and clocks of several cohorts, each of which draws until the next one begins.
 
-    Passes that are too old for a change of workers lack the rows that they lacked then."""
+    Passes that are too old for a change of workers lack the rows that they lacked then. With classes the sampler is
+    ``representative``, without ``shuffle``."""
+    labels = np.random.default_rng(seed).integers(0, max(1, classes), rows)
+    rule = PassRule(seed, RepresentativeSampler(), labels) if classes else PassRule(seed)
     drawn = Drawn({}, [])
     passes: list[WorkerPasses] = []
     cohort = Cohort()
@@ -130,7 +137,7 @@ def test_every_pass_has_every_row_once(rows: int, groups: list[tuple[int, int, l
             assert all(max(column) - min(column) <= 1 for column in zip(*sizes, strict=True))
             state = begin_passes(state, cohort)
         else:
-            passes = first_passes(own, [batch] * workers, seed)
+            passes = first_passes(own, [batch] * workers, rule)
         # The last cohort draws until all workers have ended a pass that nobody had begun before.
         last = number == len(groups) - 1
         most = max(len(each.parts) for each in passes) + 2
@@ -254,13 +261,50 @@ def cut(run: Path, place: float) -> None:
     (run / "result.json").unlink()
 
 
-@pytest.mark.parametrize("protocol", ["bsp", "asp", "ssp", "dssp", "n-softsync", "downpour", "all-reduce"])
-def test_other_workers_complete_the_interrupted_pass(protocol: str, shards: str, tmp_path: Path) -> None:
+def is_level(labels: Any, part: Any) -> bool:
+    """Whether every class has its share of the first p rows of an order, rounded up or down, for every p."""
+    drawn = labels[part]
+    counts = np.cumsum(drawn[:, None] == np.unique(drawn), axis=0)
+    shares = np.arange(1, len(drawn) + 1)[:, None] * counts[-1] / len(drawn)
+    return bool((np.abs(counts - shares) < 1).all())
+
+
+@given(rows=st.integers(8, 60), workers=st.integers(1, 6), clocks=st.lists(st.integers(0, 9), min_size=3, max_size=3))
+def test_representative_orders_stay_level_after_a_change(rows: int, workers: int, clocks: list[int]) -> None:
+    """Both what is left of a pass and later passes; each worker gets its share of what is left of each class."""
+    labels = np.random.default_rng(rows).integers(0, 3, rows)
+    rule = PassRule(7, RepresentativeSampler(), labels)
+    passes = first_passes([np.arange(rows)[worker::3] for worker in range(3)], [2, 2, 2], rule)
+    begin, _, left_out = open_passes(passes, clocks)
+    cohort = next_cohort(
+        Cohort(3, 6),
+        size=CohortSize(workers, 6),
+        progress=CheckpointProgress(1, 1, dict(enumerate(clocks))),
+        turn=begin,
+        left_out=left_out,
+        steps_per_epoch=(1, 1),
+    )
+    later = later_passes(passes, cohort, np.array_split(np.arange(rows), workers), [2] * workers, 1)
+    for each in later:
+        orders = [each.order(index) for index in range(len(each.parts) + 2)]
+        assert all(is_level(labels, order) for order in orders if len(order))
+    for parts in zip(*(each.parts for each in later), strict=True):
+        counts = [np.bincount(labels[part], minlength=3) for part in parts]
+        assert (np.ptp(counts, axis=0) <= 1).all()
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "all-reduce": {"exchange": "all-reduce"},
+    # With longer pushes, workers are so far ahead of others that rows are left out.
+    "downpour": {"protocol": "downpour", "push_every": 2},
+    "representative": {"protocol": "ssp", "sampling": "representative"},
+}
+
+
+@pytest.mark.parametrize("way", ["bsp", "asp", "ssp", "dssp", "n-softsync", *WAYS])
+def test_other_workers_complete_the_interrupted_pass(way: str, shards: str, tmp_path: Path) -> None:
     """More workers than shards, then one with another mini-batch, at ends by --steps in the middle of a pass."""
-    exchange: dict[str, Any] = {"exchange": protocol} if protocol == "all-reduce" else {"protocol": protocol}
-    if protocol == "downpour":  # with longer pushes, workers are so far ahead of others that rows are left out
-        exchange["push_every"] = 2
-    values: dict[str, Any] = exchange | {"profile": parse_profile("lognormal:0.5")}
+    values = WAYS.get(way, {"protocol": way}) | {"profile": parse_profile("lognormal:0.5")}
     output = tmp_path / "run"
     run(shards, output, steps=7, **values)
     run(shards, output, RESUME, 5, steps=14, batch_size=30, **values)
@@ -683,7 +727,6 @@ def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path)
 
 def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"sampling": "representative"}, "--sampling representative orders the passes"),
         ({"gossip": 2}, "--gossip exchanges examples"),
         ({"exchange": "d-psgd"}, "--exchange d-psgd keeps a model per worker"),
         ({"exchange": "sync-switch"}, "--exchange sync-switch plans its switch"),

@@ -9,18 +9,24 @@ from pipeline.core.arrays import Ints
 from trainer.config import Config
 from trainer.coordination.cohorts import Cohort
 from trainer.data.deal import dealt_places, even_places
+from trainer.data.shard_file import read_groups
 from trainer.data.shards import Shards
-from trainer.sampling.remainder import OpenPasses, WorkerPasses, first_passes, later_passes, open_passes
+from trainer.sampling.passes import PassSampler
+from trainer.sampling.remainder import OpenPasses, PassRule, WorkerPasses, first_passes, later_passes, open_passes
 
 
 def present_passes(config: Config, shards: Shards) -> list[WorkerPasses]:
-    """Return the passes of the workers of the present cohort. Reads no row.
+    """Return the passes of the workers of the present cohort. Reads no image, and no row unless the sampler has groups.
 
-    Raises UsageError if a worker would have no rows."""
-    return passes_of(config, shards, config.cohorts.entries)
+    Raises UsageError if a worker would have no rows, DataError and OSError."""
+    assert isinstance(config.sampler, PassSampler)
+    grouping = config.sampler.grouping
+    groups = read_groups(shards, grouping) if grouping else None
+    rule = PassRule(config.run.seed, config.sampler, groups)
+    return _passes(config, shards, config.cohorts.entries, rule)
 
 
-def passes_of(config: Config, shards: Shards, cohorts: Sequence[Cohort]) -> list[WorkerPasses]:
+def _passes(config: Config, shards: Shards, cohorts: Sequence[Cohort], rule: PassRule) -> list[WorkerPasses]:
     """Return the passes of the workers of the last of some cohorts, which follow each other from the start of a run."""
     passes: list[WorkerPasses] = []
     for number, cohort in enumerate(cohorts):
@@ -28,10 +34,7 @@ def passes_of(config: Config, shards: Shards, cohorts: Sequence[Cohort]) -> list
         ratios = shards.ratios_of(cohort.workers)
         batches = replace(config, data=data).worker_batches(cohort.workers, ratios)
         own = own_places(shards, cohort.workers, [each.own for each in passes])
-        if number:
-            passes = later_passes(passes, cohort, own, batches, number)
-        else:
-            passes = first_passes(own, batches, config.run.seed)
+        passes = later_passes(passes, cohort, own, batches, number) if number else first_passes(own, batches, rule)
     return passes
 
 
@@ -80,4 +83,5 @@ def passes_left(
     own_places(shards, num_workers, present_places(shards, cohorts))
     if not config.sampler.makes_passes:
         return OpenPasses(0, 0, 0)
-    return open_passes(passes_of(config, shards, cohorts), clocks)
+    # The number of rows that are left does not depend on their order.
+    return open_passes(_passes(config, shards, cohorts, PassRule(config.run.seed)), clocks)

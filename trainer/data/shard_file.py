@@ -30,6 +30,7 @@ from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from pipeline.core.storage.uri import is_remote
 from trainer.data.rows import Rows, join_rows
 from trainer.data.shards import Shards
+from trainer.sampling.base import GroupBy
 from trainer.watchdog import kick
 
 TABLE = (
@@ -70,6 +71,26 @@ def row_blocks(shards: Shards, file: ShardFile, *, targets: bool, with_hashes: b
             block["neighbourhoods"] = columns["neighbourhood"]
         images = data.view(shards.layout.dtype).reshape(-1, *shards.shape)
         yield Rows(images, **{name: block[name].astype(dtype, copy=False) for name, dtype in types.items()})
+
+
+def read_groups(shards: Shards, by: GroupBy) -> Ints:
+    """Return the group of each row of all shards, in the order of their workers, int64 [rows]: its class or neighbourhood.
+
+    Reads the files, but decodes no image. Raises DataError and OSError."""
+    name = "label" if by == "class" else "neighbourhood"
+    columns = []
+    for worker in range(shards.num_workers):
+        for file in shards.worker_files(worker):
+            kick()  # the watchdog: a large set takes long to read
+            uri = shards.address(file)
+            with _verified(shards, file) as source, broken_is_data_error(uri):
+                table = pq.ParquetFile(source).read(columns=[name])
+            if not table.num_columns:
+                raise DataError(f"{uri} has no column {name}: it is damaged; rerun the job of its set")
+            _check_types(table, uri)
+            columns.append(table.column(name).to_numpy())
+    groups: Ints = np.concatenate(columns).astype(np.int64)
+    return groups
 
 
 def pick_rows(shards: Shards, file: ShardFile, choose: Callable[[Rows, int], Ints], *, targets: bool) -> Rows:
@@ -139,11 +160,16 @@ def _tables(parquet: pq.ParquetFile, names: Sequence[str], most: int | None) -> 
 
 
 def _check_columns(table: pa.Table, shards: Shards, uri: str) -> None:
-    """Raise DataError if a file lacks a column of its set, or a column has nulls or a type that is not numeric."""
+    """Raise DataError if a file lacks a column of its set, or a column is as ``_check_types`` refuses it."""
     needed = ["id", *["label"] * shards.has_labels, *[TARGET_COLUMN] * shards.has_targets, "image"]
     missing = next((name for name in needed if name not in table.column_names), None)
     if missing:
         raise DataError(f"{uri} has no column {missing}: it is damaged; rerun the job of its set")
+    _check_types(table, uri)
+
+
+def _check_types(table: pa.Table, uri: str) -> None:
+    """Raise DataError if a column has nulls or a type that is not numeric. uri: the file."""
     for name in table.column_names:
         column = table.column(name)
         fits = pa.types.is_floating if name == TARGET_COLUMN else pa.types.is_integer

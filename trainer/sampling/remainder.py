@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -19,19 +20,60 @@ import numpy as np
 from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
 from trainer.coordination.cohorts import Cohort
-from trainer.sampling.orders import permutation
+from trainer.sampling.orders import PassOrder
+from trainer.sampling.passes import PassRows, PassSampler
+from trainer.sampling.shuffle import ShuffleSampler
 
 # Passes that a change of workers completes. Workers in step are in one pass, or some of them have begun the next one.
 MOST_OPEN = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class PassRule:
+    """The rule by which the workers of all cohorts draw the rows of a pass.
+
+    Attributes:
+        seed: of the run.
+        sampler: orders the rows of a worker.
+        groups: the group of each row, by its number over all shards, int; None if the sampler needs no groups.
+    """
+
+    seed: int
+    sampler: PassSampler = field(default_factory=ShuffleSampler)
+    groups: Ints | None = None
+
+    def order(self, rows: Ints, worker: int) -> PassOrder:
+        """Return the order of a worker's rows in each pass over them, as places in ``rows``. rows: int64."""
+        groups = None if self.groups is None else self.groups[rows]
+        return self.sampler.pass_order(PassRows(len(rows), groups, self.seed, worker))
+
+    def deal(self, rows: Ints, num_workers: int, number: int, turn: int) -> list[Ints]:
+        """Return the part of each worker in what is left of a pass, in the order in which it is drawn.
+
+        The rows are shuffled and dealt in turn, so that the parts of two workers differ by at most one row. If rows have
+        groups, the groups are dealt one after the other, so that this holds for the rows of each group too.
+
+        Args:
+            rows: that are left, int64.
+            num_workers: number of workers.
+            number: of the cohort, from 1.
+            turn: number of the pass.
+        """
+        rows = rows[generator(self.seed, Purpose.REMAINDER, number, turn).permutation(len(rows))]
+        if self.groups is None:
+            return [rows[worker::num_workers] for worker in range(num_workers)]
+        rows = rows[np.argsort(self.groups[rows], kind="stable")]
+        parts = [rows[worker::num_workers] for worker in range(num_workers)]
+        return [part[self.order(part, worker)(turn)] if len(part) else part for worker, part in enumerate(parts)]
+
+
+@dataclass(frozen=True, eq=False)
 class WorkerPasses:
     """The passes of one worker of a cohort.
 
     Attributes:
         worker: number of the worker.
-        seed: of the run.
+        rule: orders its rows.
         batch_size: rows per mini-batch of this worker.
         clock: its first clock.
         turn: number of its first pass, from 0.
@@ -40,7 +82,7 @@ class WorkerPasses:
     """
 
     worker: int
-    seed: int
+    rule: PassRule
     batch_size: int
     clock: int
     turn: int
@@ -51,7 +93,11 @@ class WorkerPasses:
         """Return the rows of pass ``turn + index`` in the order in which they are drawn, int64."""
         if index < len(self.parts):
             return self.parts[index]
-        return self.own[permutation(len(self.own), self.seed, self.worker, self.turn + index)]
+        return self.own[self._own_order(self.turn + index)]
+
+    @cached_property
+    def _own_order(self) -> PassOrder:
+        return self.rule.order(self.own, self.worker)
 
     def size(self, index: int) -> int:
         """Return the number of rows of pass ``turn + index``."""
@@ -98,16 +144,16 @@ class WorkerPasses:
         return np.concatenate(pieces), passes, later_rows
 
 
-def first_passes(own: Sequence[Ints], batches: Sequence[int], seed: int) -> list[WorkerPasses]:
+def first_passes(own: Sequence[Ints], batches: Sequence[int], rule: PassRule) -> list[WorkerPasses]:
     """Return the passes of the workers with which a run begins.
 
     Args:
         own: the rows of each worker.
         batches: rows per mini-batch of each worker.
-        seed: of the run.
+        rule: orders their rows.
     """
     pairs = zip(own, batches, strict=True)
-    return [WorkerPasses(worker, seed, batch, 0, 0, (), rows) for worker, (rows, batch) in enumerate(pairs)]
+    return [WorkerPasses(worker, rule, batch, 0, 0, (), rows) for worker, (rows, batch) in enumerate(pairs)]
 
 
 class OpenPasses(NamedTuple):
@@ -143,7 +189,7 @@ def later_passes(
 ) -> list[WorkerPasses]:
     """Return the passes of the workers of a cohort that follows another one.
 
-    What is left of a pass is shuffled and dealt in turn, so that the parts of two workers differ by at most one row.
+    What is left of a pass is dealt to them by the rule of the passes.
 
     Args:
         before: the passes of the workers that ended at ``cohort.ends``.
@@ -152,7 +198,7 @@ def later_passes(
         batches: rows per mini-batch of each of its workers.
         number: of the cohort, from 1.
     """
-    seed = before[0].seed
+    rule = before[0].rule
     places = [passes.progress(clock) for passes, clock in zip(before, cohort.ends, strict=True)]
     end = open_passes(before, cohort.ends).end
     parts: list[list[Ints]] = [[] for _ in own]
@@ -163,11 +209,9 @@ def later_passes(
             for passes, (at, inside) in zip(before, places, strict=True)
             if at <= turn
         ]
-        rows = np.concatenate(left)
-        rows = rows[generator(seed, Purpose.REMAINDER, number, turn).permutation(len(rows))]
-        for worker in range(len(own)):
-            parts[worker].append(rows[worker :: len(own)])
+        for worker, part in enumerate(rule.deal(np.concatenate(left), len(own), number, turn)):
+            parts[worker].append(part)
     return [
-        WorkerPasses(worker, seed, batches[worker], cohort.clock, cohort.turn, tuple(parts[worker]), own[worker])
+        WorkerPasses(worker, rule, batches[worker], cohort.clock, cohort.turn, tuple(parts[worker]), own[worker])
         for worker in range(len(own))
     ]
