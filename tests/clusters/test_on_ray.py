@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from pipeline.core.errors import UsageError
@@ -84,6 +85,26 @@ def test_a_run_on_ray_keeps_its_bits_when_a_node_is_killed(
     thread.join(600)
     assert [result.cause for result in results if result] == ["finished"]
     np.testing.assert_array_equal(RunFolder(output).vector(), undisturbed)
+
+
+def test_a_run_on_ray_continues_without_a_host_that_is_to_end(
+    cluster: Any, shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Host 1 of 3 gets SIGTERM, as each process of a preempted node does."""
+    output = tmp_path / "run"
+    config, results = make_config(shards, output, **RUN | {"protocol": "asp"}), []
+
+    def run() -> None:
+        results.append(train(config, Options(report=False), launcher=RayLauncher(), hosts=3))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    until(lambda: any(whole(output / "checkpoints")), "a checkpoint of an update is there")
+    (host,) = [each for each in psutil.process_iter() if each.name().startswith("ray::host 1")]
+    host.terminate()
+    thread.join(600)
+    assert [(result.cause, result.num_workers) for result in results if result] == [("finished", 2)]
+    assert "host 1 got SIGTERM: the run continues with 2 workers" in "".join(capfd.readouterr())
 
 
 def test_all_reduce_on_three_nodes_has_the_bits_of_bsp_on_one_host(
