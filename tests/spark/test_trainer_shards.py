@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.layout import Layout
@@ -28,11 +29,12 @@ from pipeline.runs.shard import shard
 from pipeline.spark.progress import PhaseLog
 from pipeline.strategies.distribution_aware import DistributionAware
 from tests.conftest import make_rows, write_binary
-from tests.support.virtual_runs import virtual
+from tests.support.virtual_runs import final, virtual
+from trainer import Result, load
 from trainer.data.loading import load_eval, load_worker
 from trainer.data.mean_image import subtracted_mean
+from trainer.data.neighbourhoods import neighbourhoods_of_images, read_model
 from trainer.data.opening import open_shards
-from trainer.evaluation.neighbourhoods import neighbourhoods_of_images, read_model
 
 SHAPE = (3, 4, 4)
 PIXELS = 48
@@ -165,6 +167,42 @@ def test_the_final_model_is_measured_by_neighbourhood(made: Made, tmp_path: Path
     assert result.final_accuracy == pytest.approx(right / len(made.eval_labels))
     assert result.weakest_neighbourhoods_accuracy is not None
     assert result.weakest_neighbourhoods_accuracy <= right / len(made.eval_labels)
+
+
+def test_validation_losses_are_learned_by_neighbourhood(made: Made, tmp_path: Path) -> None:
+    """The oracle is the model of a run that ends a step earlier; an epoch is 2 steps. What a worker lacks stays."""
+
+    def train(steps: int) -> Result:
+        values: dict[str, Any] = {
+            "model": "perceptron",
+            "batch_size": open_shards(str(made.folder)).rows // 2,
+            "threads": 1,
+            "augment": False,
+        }
+        values |= {"sampling": "data-aware", "weakness": "validation-loss", "sampling_groups": "neighbourhood"}
+        folder = tmp_path / str(steps)
+        return virtual(
+            folder, shards=made.folder, compute="real", workers=WORKERS, protocol="bsp", steps=steps, **values
+        )
+
+    before, after = train(3), train(4)
+    evaluated = load_eval(open_shards(str(made.folder)))
+    assert evaluated is not None
+    found = neighbourhoods_of_images(open_shards(str(made.folder)), evaluated.images_NCHW)
+    assert found is not None
+    with torch.no_grad():
+        outputs = load(str(before.output))(torch.from_numpy(np.asarray(evaluated.images_NCHW)))
+        losses = torch.nn.functional.cross_entropy(
+            outputs, torch.from_numpy(evaluated.labels), reduction="none"
+        ).numpy()
+    table = final(before)[-found.count :]
+    parts = []
+    for worker in range(WORKERS):
+        groups = found.numbers[worker::WORKERS]
+        sums = np.bincount(groups, losses[worker::WORKERS], minlength=found.count)
+        counts = np.bincount(groups, minlength=found.count)
+        parts.append(np.where(counts, sums / np.maximum(counts, 1), table))
+    np.testing.assert_allclose(final(after)[-found.count :], np.mean(parts, axis=0), rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ from trainer.data.opening import open_shards
 from trainer.data.sampling import Draw
 from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser, config_of
+from trainer.launch.prepare import check_validation
 from trainer.models.base import ModelInput
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
@@ -494,13 +495,15 @@ def test_draws_by_validation_losses_resume_and_replay(
     assert replay(parts.output).is_equal
 
 
-def test_validation_losses_need_evaluation_rows_with_classes(tmp_path: Path) -> None:
+def test_validation_losses_need_evaluation_rows_with_groups(tmp_path: Path) -> None:
     bare = write_shards(tmp_path / "set", [rows_of(48, 2), rows_of(40, 3, 100)], None)
     with pytest.raises(UsageError, match="--weakness validation-loss needs evaluation rows, which the shard set lacks"):
         run(bare, "", tmp_path / "run", "data-aware", weakness="validation-loss")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UsageError, match="give --sampling-groups class, or --weakness loss"):
-        DataAwareSampler(weakness="validation-loss", sampling_groups="neighbourhood")
+    sampler = DataAwareSampler(weakness="validation-loss", sampling_groups="neighbourhood")
+    whole = open_shards(str(write_shards(tmp_path / "whole", [rows_of(48, 2)], EVAL_ROWS)))
+    with pytest.raises(UsageError, match="that keeps its model: give --sampling-groups class, or --weakness loss"):
+        check_validation(sampler, whole)
 
 
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])

@@ -21,12 +21,13 @@ from trainer.data.holdout import trained_places
 from trainer.data.loading import load_eval
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.mixture import sources_of
+from trainer.data.neighbourhoods import read_model
 from trainer.data.own_augmentation import Augmentation, own_augmentation
 from trainer.data.repartition import partition_sampler
 from trainer.data.rows import Rows
 from trainer.data.sampling import Draw, FixedSampler, FollowSampler, RowSampler, TableRowSampler, ValidationRows
 from trainer.data.shards import Shards
-from trainer.sampling.base import Population, TableSampler
+from trainer.sampling.base import GroupBy, Population, TableSampler
 from trainer.sampling.mixture import mixture_stream, parse_mix
 
 
@@ -178,18 +179,25 @@ def sampler_of_rows(
     if not isinstance(config.sampler, TableSampler):
         return FixedSampler(rows, config.sampler.stream(population), places)
     keys = config.sampler.keys(population)
-    validation = _validation_rows(shards, population.worker, num_workers) if config.sampler.validates else None
+    validation = None
+    if config.sampler.validates:
+        validation = _validation_rows(shards, config.sampler.grouping, population.worker, num_workers)
     return TableRowSampler(
         rows, config.sampler.table_stream(population), keys, places, validation, population.epoch_steps
     )
 
 
-def _validation_rows(shards: Shards, worker: int, num_workers: int) -> ValidationRows:
-    """Return a worker's part of the evaluation rows of a set, with their classes. Raises DataError."""
+def _validation_rows(shards: Shards, by: GroupBy | None, worker: int, num_workers: int) -> ValidationRows:
+    """Return a worker's part of the evaluation rows of a set, with their classes or neighbourhoods. Raises DataError."""
     rows = load_eval(shards)
     assert rows is not None, "checked before the run"
     own = rows.view(np.arange(worker, len(rows), num_workers))
-    return ValidationRows(own, own.labels.astype(np.int64), subtracted_mean(shards))
+    keys = own.labels.astype(np.int64)
+    if by == "neighbourhood":
+        model = read_model(shards)
+        assert model is not None, "checked before the run"
+        keys = model.assign(own.images_NCHW)
+    return ValidationRows(own, keys, subtracted_mean(shards))
 
 
 def population_of(

@@ -23,12 +23,12 @@ from trainer.data.batches import Batch
 from trainer.data.holdout import is_held_out, load_held_out
 from trainer.data.loading import load_eval
 from trainer.data.mean_image import subtracted_mean
+from trainer.data.neighbourhoods import Neighbourhoods, neighbourhoods_of_images
 from trainer.data.network import TABLE, build_network
 from trainer.data.rows import Rows
 from trainer.data.shards import Shards
 from trainer.evaluation.guessing import NOTHING_LEARNED, has_learned, nothing_learned
 from trainer.evaluation.measure import EvaluationResult, evaluate, measure, penalty
-from trainer.evaluation.neighbourhoods import Neighbourhoods, neighbourhoods_of_images
 from trainer.evaluation.recalibration import batches, recalibrate, sample_rows
 from trainer.evaluation.training_mode import augmented, enter_training_mode
 from trainer.exchange.strategy_switch import StrategySwitch

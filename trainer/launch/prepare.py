@@ -18,6 +18,7 @@ from trainer.data.example_table import check_table
 from trainer.data.gossip import check_gossip
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.mean_image import check_subtracted_mean
+from trainer.data.neighbourhoods import read_model
 from trainer.data.network import build_network
 from trainer.data.own_augmentation import check_augmentation
 from trainer.data.pinned import open_pinned
@@ -130,10 +131,21 @@ def check_sampler(config: Config, shards: Shards, num_workers: int, *, targets: 
     check_gossip(config, shards, num_workers)
     config.sampler.check(has_classes=shards.has_labels and not targets, has_neighbourhoods=shards.has_neighbourhoods)
     check_table(config.sampler)
-    if isinstance(config.sampler, TableSampler) and config.sampler.validates and not shards.eval_files():
+    if isinstance(config.sampler, TableSampler) and config.sampler.validates:
+        check_validation(config.sampler, shards)
+
+
+def check_validation(sampler: TableSampler, shards: Shards) -> None:
+    """Raise UsageError if a sampler reads losses of evaluation rows, and the set lacks these rows or their groups."""
+    if not shards.eval_files():
         raise UsageError(
             "--weakness validation-loss needs evaluation rows, which the shard set lacks: give its job --eval-input, or give"
             " --weakness loss"
+        )
+    if sampler.grouping == "neighbourhood" and read_model(shards) is None:
+        raise UsageError(
+            "--weakness validation-loss with --sampling-groups neighbourhood needs a set of images by sharding shard"
+            " --strategy distribution_aware that keeps its model: give --sampling-groups class, or --weakness loss"
         )
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
-from pipeline.core.errors import UsageError
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.specs import option
 from trainer.sampling.base import (
@@ -65,14 +64,6 @@ class DataAwareSampler(TableSampler):
     unbiased: bool = option(
         False, "weigh losses so that the expected gradient is that of uniform draws, whatever groups are drawn"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.validates and self.sampling_groups == "neighbourhood":
-            raise UsageError(
-                "--weakness validation-loss needs the groups of evaluation rows, which have classes but no neighbourhoods:"
-                " give --sampling-groups class, or --weakness loss"
-            )
 
     @property
     def validates(self) -> bool:
