@@ -1,72 +1,38 @@
-"""Shards as the trainer reads them: made by the pipeline, held against the input; broken in every way; HDFS failing."""
+"""Shards that the trainer reads on HDFS while its DataNodes fail."""
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError
-from pipeline.input.read_options import ReadOptions
-from pipeline.runs.request import Request
-from pipeline.runs.shard import shard
-from pipeline.spark.progress import PhaseLog
-from pipeline.strategies.distribution_aware import DistributionAware
 from tests.clusters import Hdfs
-from tests.conftest import make_rows, write_binary
+from tests.support.trainer_sets import rows_of, write_rows, write_shards
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
 
 pytestmark = pytest.mark.full
 
-SHAPE = (3, 4, 4)
-PIXELS = 48
-WORKERS = 2
-ROWS = 8200  # enough for two files a worker
-ISOLATED = (17, 400, 8100)  # images like no other: a neighbourhood so small that every worker gets a copy
-
-
-@dataclass(frozen=True)
-class Made:
-    """A committed set and the input it was made of."""
-
-    folder: Path
-    labels: np.ndarray
-    images: np.ndarray
-    eval_labels: np.ndarray
-    eval_images: np.ndarray
-
 
 @pytest.fixture(scope="module")
-def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    root = tmp_path_factory.mktemp("trainer")
-    labels, images = make_rows(ROWS, seed=5, pixels=PIXELS)
-    rng = np.random.default_rng(5)
-    for row in ISOLATED:
-        images[row] = rng.integers(0, 2, PIXELS) * 255
-    eval_labels, eval_images = make_rows(90, seed=6, pixels=PIXELS)
-    write_binary(root / "train", labels, images)
-    write_binary(root / "test", eval_labels, eval_images)
-    request = Request(
-        input=str(root / "train"),
-        eval_input=str(root / "test"),
-        output=str(root / "shards"),
-        num_workers=WORKERS,
-        read_options=ReadOptions("cifar10-binary", SHAPE),
-    )
-    strategy = DistributionAware(clusters=40, components=20.0, whiten=True)
-    shard(spark.sparkContext, request, strategy, PhaseLog(quiet=True))
-    return Made(root / "shards", labels, images, eval_labels, eval_images)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set of one worker with two files."""
+    folder = write_shards(tmp_path_factory.mktemp("trainer") / "set", [rows_of(900, 1)], None)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["workers"][0]["files"].append(write_rows(folder, "worker=000/second.parquet", rows_of(700, 2, 900)))
+    manifest["rows"] = 1600
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
 
 
-def test_shards_on_hdfs_load_whole_while_datanodes_die(hdfs: Hdfs, made: Made) -> None:
-    hdfs.client().upload("/trainer", str(made.folder))
+def test_shards_on_hdfs_load_whole_while_datanodes_die(hdfs: Hdfs, made: Path) -> None:
+    hdfs.client().upload("/trainer", str(made))
     web = f"{hdfs.web_uri}/trainer"
-    expected = load_worker(open_shards(str(made.folder)), 0)
+    expected = load_worker(open_shards(str(made)), 0)
     with ThreadPoolExecutor(3) as restarting:
         for uri in (f"{hdfs.uri}/trainer", web):
             restarted: list[Future[None]] = []
@@ -78,7 +44,7 @@ def test_shards_on_hdfs_load_whole_while_datanodes_die(hdfs: Hdfs, made: Made) -
                         hdfs.kill_datanode(index)
                     restarted += [restarting.submit(hdfs.restart_datanode, index) for index in range(3)]
 
-            shards = open_shards(uri, num_workers=WORKERS)
+            shards = open_shards(uri, num_workers=1)
             try:
                 rows = load_worker(shards, 0, lose_every_datanode)
             finally:
