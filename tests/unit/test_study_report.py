@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from tests.support.made_up_study import (
     WAYS,
@@ -160,6 +162,46 @@ def test_the_published_figures_stand_beside_ours() -> None:
         in said(found)
     )
     assert "). These p-values are not adjusted for several tests." in said(found)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name", "sds"),
+    [
+        ("cifar10-16x16", "distribution_aware-k30", (0.001086, 0.000128)),
+        ("cifar100-fine", "distribution_aware-k50", (0.007855, 0.000764)),
+    ],
+)
+def test_published_training_figures_stand_beside_ours(dataset: str, name: str, sds: tuple[float, float]) -> None:
+    """The paper's "up to eight times" is about them. Ours are recomputed from the lines, and the interval by scipy."""
+    plan = make_plan(("random", name), seeds=9, datasets={dataset: {"input": "nowhere"}})
+    records = make_records(plan, normal({"random": 0.01, name: 0.01}))
+    for record in records:
+        record["running_train_accuracy"] = 0.9 * record[PRIMARY]
+    found = analyse(plan, records)
+    table = next(table for table in tables(found) if "as they were trained" in table.caption)
+    row = dict(zip(table.header, next(row for row in table.rows if row[0] == name), strict=True))
+    values = [[r["running_train_accuracy"] for r in records if way in r["run"]] for way in ("random", name)]
+    ours = np.std(values[0], ddof=1) / np.std(values[1], ddof=1)
+    theirs = sds[0] / sds[1]
+    low, high = (theirs / math.sqrt(stats.f.ppf(share, 4, 4)) for share in (0.975, 0.025))
+    assert row["sd of random / sd"] == f"{ours:.3g}"
+    assert (row["published sd of random / sd"], row["published 95 % (F)"]) == (
+        f"{theirs:.3g}",
+        f"{low:.3g} to {high:.3g}",
+    )
+    assert row["published ratio / ours (95 %)"].startswith(f"{theirs / ours:.3g} (")
+    assert f"the largest that it prints: {theirs:.3g} for {name} (95 %: {low:.3g} to {high:.3g}). Here: " in said(found)
+    assert "as they were trained" not in to_markdown(analyse(plan, make_records(plan, normal({"random": 1, name: 1}))))
+
+
+def test_sparse_neighbourhoods_have_a_mean_size() -> None:
+    name = "distribution_aware-k30"
+    plan = make_plan(("random", name), seeds=4, datasets={"cifar10": {"input": "nowhere"}})
+    records = make_records(plan, normal({"random": 0.01, name: 0.01}))
+    for at, record in enumerate(records):
+        record["sharding"] |= {"sparse": 2 + at % 2, "sparse_rows": 5 + at % 2}
+    table = next(table for table in tables(analyse(plan, records)) if table.caption.startswith("Sparse"))
+    assert table.rows[0][1:] == ("3.0 (3 to 3)", "2.0", "6, 6, 4")
 
 
 @pytest.mark.parametrize(("dataset", "times"), [("cifar10-16x16", 1), ("cifar100-coarse", 0)])

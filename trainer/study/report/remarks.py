@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, ComparisonSide, StudySetting
-from trainer.study.analysis.published import RUNS, published_of
+from trainer.study.analysis.published import RUNS, PublishedTable, published_of
 from trainer.study.analysis.ratios import compare_ratios
 from trainer.study.analysis.statistics import LEVEL, f_interval
 from trainer.study.analysis.twins import ALL, Twins
@@ -223,4 +223,29 @@ def published_ratios(analysis: Analysis, setting: StudySetting) -> list[str]:
     about = (
         f"The paper's ratios of standard deviations, from {RUNS} runs per side of ResNet-56{where(analysis, setting)}"
     )
-    return [f"{about}: {'; '.join(clauses)}. These p-values are not adjusted for several tests."] if clauses else []
+    sentences = (
+        [f"{about}: {'; '.join(clauses)}. These p-values are not adjusted for several tests."] if clauses else []
+    )
+    return sentences + _published_training_ratios(analysis, setting, printed)
+
+
+def _published_training_ratios(analysis: Analysis, setting: StudySetting, printed: PublishedTable) -> list[str]:
+    """Return a sentence with the paper's ratios of training accuracy beside this study's; empty if either is unknown.
+
+    The paper prints them for few numbers of clusters, so that ours may be of other ones."""
+    base = printed.rows["random"].train_accuracy_sd
+    published = [
+        f"{number(base / row.train_accuracy_sd)} for {name} ({interval(f_interval(base / row.train_accuracy_sd, RUNS))})"
+        for name, row in printed.rows.items()
+        if name != "random" and not math.isnan(row.train_accuracy_sd)
+    ]
+    ours = [
+        f"{number(comparison.sd_ratio)} for {name} ({interval(comparison.sd_ratio_f)})"
+        for name, member in setting.members.items()
+        if name in printed.rows and (comparison := member.comparisons["running_train_accuracy"])
+    ]
+    # One side alone would be no comparison.
+    if not published or not ours:
+        return []
+    about = f"The paper's ratio of standard deviations of the training accuracy{where(analysis, setting)}"
+    return [f"{about}, the largest that it prints: {'; '.join(published)}. Here: {'; '.join(ours)}."]

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, ComparisonSide, StudySetting, times_to
 from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
-from trainer.study.analysis.statistics import LEVEL, f_interval
+from trainer.study.analysis.ratios import compare_ratios
+from trainer.study.analysis.statistics import LEVEL, Comparison, f_interval
 from trainer.study.analysis.twins import ALL
 from trainer.study.report.findings import findings
 from trainer.study.report.words import POINTS, QUALITIES, QUALITIES_IN_FULL, number, p_value
@@ -30,6 +31,7 @@ NAMES = {
     "seconds": "training time, s",
     "sent_bytes": "bytes sent",
 }
+RUNNING = "running_train_accuracy"
 IN_SHORT = "In short"  # the caption of a table that answers the question of the study
 VALUES = ("runs", "mean", "95 %", "sd", "variance", "least", "most")
 TESTS = (
@@ -367,9 +369,67 @@ def _published_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
     header = ("sharding", *columns, *(f"published {column}" for column in columns))
     tables = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
+    tables += _published_training(analysis, setting, printed)
     if any(name in printed.sparse for name in setting.members):
         tables.append(_sparse_neighbourhoods(setting, printed))
     return tables
+
+
+def _published_training(analysis: Analysis, setting: StudySetting, printed: PublishedTable) -> list[Table]:
+    """Return the table of the paper's standard deviations of training accuracy beside this study's.
+
+    None if the paper's are not known, or if the ledger has no accuracy of training rows as they were trained."""
+    published = {name: row for name, row in printed.rows.items() if not math.isnan(row.train_accuracy_sd)}
+    ours = {name: member for name, member in setting.members.items() if RUNNING in member.summaries}
+    if not published or not ours:
+        return []
+    rows = []
+    # Ways of sharding that only one side has get a row too.
+    for name in dict.fromkeys([*ours, *published]):
+        comparison = ours[name].comparisons[RUNNING] if name in ours and analysis.baseline == "random" else None
+        rows.append(
+            (
+                name,
+                *_our_training(ours.get(name), comparison),
+                *_paper_training(published.get(name), published["random"], comparison),
+            )
+        )
+    columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
+    published_columns = ("published sd", "published sd of random / sd", "published 95 % (F)", "published loss")
+    header = ("sharding", *columns, *published_columns, "published ratio / ours (95 %)", "p")
+    caption = f"Beside the published accuracy of rows as they were trained ({printed.title}): {setting.name}"
+    return [Table(caption, header, rows)]
+
+
+def _our_training(member: ComparisonSide | None, comparison: Comparison | None) -> tuple[str, ...]:
+    """Return a member's accuracy and loss of rows as they were trained, and its ratio of standard deviations."""
+    if not member:
+        return ("-",) * 6
+    accuracy = member.summaries[RUNNING]
+    loss = member.summaries.get("running_train_loss")
+    ratio = (number(comparison.sd_ratio), _ends(comparison.sd_ratio_f)) if comparison else ("-", "-")
+    losses = _with_sd(loss.mean, loss.sd) if loss else "-"
+    return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
+
+
+def _paper_training(
+    row: PublishedFigures | None, base: PublishedFigures, comparison: Comparison | None
+) -> tuple[str, ...]:
+    """Return the paper's training figures of a row, and a test of whether its ratio differs from ours.
+
+    base: the paper's row of random sharding. comparison: ours of the same way of sharding; None if there is none."""
+    if not row:
+        return ("-",) * 6
+    sd, loss = f"{row.train_accuracy_sd:.6f}", _with_sd(row.train_loss, row.train_loss_sd)
+    if row is base:
+        return (sd, "-", "-", loss, "-", "-")
+    ratio = base.train_accuracy_sd / row.train_accuracy_sd
+    tested = ("-", "-")
+    # Neither side of a ratio of ratios may be 0 or infinite.
+    if comparison and 0 < comparison.sd_ratio < math.inf:
+        relative = compare_ratios(ratio, RUNS, comparison.sd_ratio, comparison.n)
+        tested = (f"{number(relative.value)} ({_ends(relative.interval)})", p_value(relative.p))
+    return (sd, number(ratio), _ends(f_interval(ratio, RUNS)), loss, *tested)
 
 
 def _ours(analysis: Analysis, member: ComparisonSide | None) -> tuple[str, ...]:
@@ -407,13 +467,16 @@ def _sparse_neighbourhoods(setting: StudySetting, printed: PublishedTable) -> Ta
     et al. 2021).
 
     A neighbourhood is sparse if it has at most as many rows as there are workers. One row per way of sharding that the
-    paper has: mean and range over its runs here, then the three published runs."""
+    paper has: mean and range over its runs here, the mean size, then the three published runs. The paper also prints the
+    mean size and the accuracy of each run, which are not known here."""
     rows = []
     for name in filter(setting.members.__contains__, printed.sparse):
-        counts = [record["sharding"]["sparse"] for record in setting.members[name].records]
+        facts = [record["sharding"] for record in setting.members[name].records]
+        counts = [each["sparse"] for each in facts]
         ours = f"{sum(counts) / len(counts):.1f} ({min(counts)} to {max(counts)})"
-        rows.append((name, ours, ", ".join(map(str, printed.sparse[name]))))
-    header = ("sharding", "sparse neighbourhoods, mean and range", "published, three runs")
+        size = f"{sum(each['sparse_rows'] for each in facts) / sum(counts):.1f}" if any(counts) else "-"
+        rows.append((name, ours, size, ", ".join(map(str, printed.sparse[name]))))
+    header = ("sharding", "sparse neighbourhoods, mean and range", "rows of one, mean", "published, three runs")
     return Table(f"Sparse neighbourhoods (Table III): {setting.name}", header, rows)
 
 
