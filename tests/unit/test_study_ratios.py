@@ -123,6 +123,31 @@ def test_only_complete_seeds_of_a_crossed_design_count() -> None:
     assert [row[1] for row in table.rows] == ["3 x 4", "3 x 4"]
 
 
+def test_a_crossed_report_is_recomputed_from_its_lines() -> None:
+    """Means by set, and the F test between sets, by pandas and statsmodels from the lines of the ledger alone."""
+    plan = make_plan(("random",), seeds=23, sets=4)
+    rng = np.random.default_rng(8)
+    set_effect, seed_effect = rng.normal(0, 0.02, 4), rng.normal(0, 0.01, 6)
+    draw = normal({"random": 0.01})
+    records = make_records(plan, lambda run: (draw(run) or 0) + set_effect[run.seed % 4] + seed_effect[run.seed // 4])
+    numbers = [int(record["run"].rsplit("/", 1)[1]) for record in records]
+    lines = pd.DataFrame({"y": [record["final_accuracy"] for record in records], "seed": numbers})
+    lines = lines.assign(s=lines.seed % 4, o=lines.seed // 4).query("o < 5")  # set 3 has no seed 5
+    anova = anova_lm(ols("y ~ C(s) + C(o)", lines).fit())
+    means = lines.groupby("s").y.mean()
+    found = analyse(plan, records)
+    table = next(table for table in tables(found) if table.caption.startswith("Mean final accuracy by shard set"))
+    expected = [(str(at), f"{mean:.4f} ({100 * (mean - means.mean()):+.2f})") for at, mean in means.items()]
+    assert list(table.rows) == expected
+    components = found.settings[0].members["random"].components
+    assert components is not None
+    assert components.set_p == pytest.approx(anova.loc["C(s)", "PR(>F)"])
+    sentence = next(line for line in said(found).splitlines() if line.startswith("random: "))
+    shown = "an effect" if components.set_p < 0.05 else "no effect"
+    assert sentence.startswith(f"random: {shown} of the shard set is shown; its standard deviation is ")
+    assert "(F test between 4 sets of 5 seeds each: p " in sentence
+
+
 def test_runs_of_a_crossed_design_are_not_tested_as_independent() -> None:
     """The means and spreads of the two members differ widely, and only the components are tested."""
     ways = ("random", "distribution_aware")

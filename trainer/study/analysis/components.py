@@ -24,6 +24,7 @@ class Components(NamedTuple):
         set_p: p-value of no effect of the set, by the F test; NaN, as the interval, if the combination causes nothing.
         seed_sd: estimated effect of the other seeds.
         rest_sd: of the combination, with everything that a repetition of the run would change.
+        set_means: mean of each set over the seeds that all sets have, set after set.
     """
 
     sets: int
@@ -33,6 +34,7 @@ class Components(NamedTuple):
     set_p: float
     seed_sd: float
     rest_sd: float
+    set_means: tuple[float, ...]
 
 
 def components_of(values: Mapping[int, float], shards: Mapping[int, str], sets: int) -> Components | None:
@@ -71,8 +73,9 @@ def crossed_components(table: Floats) -> Components:
     )
     set_sd = math.sqrt(max(0.0, set_square - rest_square) / seeds)
     seed_sd = math.sqrt(max(0.0, seed_square - rest_square) / sets)
+    means = tuple(set_means.ravel().tolist())
     if not rest_square:
-        return Components(sets, seeds, set_sd, NO_INTERVAL, math.nan, seed_sd, 0.0)
+        return Components(sets, seeds, set_sd, NO_INTERVAL, math.nan, seed_sd, 0.0, means)
     ratio = set_square / rest_square
     # The ratio of mean squares, over 1 + seeds * (set variance / rest variance), has the F distribution.
     ends = [
@@ -81,4 +84,4 @@ def crossed_components(table: Floats) -> Components:
     ]
     low, high = (math.sqrt(max(0.0, end)) for end in ends)
     p = float(stats.f.sf(ratio, sets - 1, rest))
-    return Components(sets, seeds, set_sd, Interval(low, high), p, seed_sd, math.sqrt(rest_square))
+    return Components(sets, seeds, set_sd, Interval(low, high), p, seed_sd, math.sqrt(rest_square), means)

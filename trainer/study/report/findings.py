@@ -83,7 +83,8 @@ def _answer(analysis: Analysis) -> list[str]:
     if members and all(map(_has_no_accuracy, members)):
         return [*lines, f"No final accuracies are compared: {NO_ACCURACY}."]
     if analysis.sets:
-        return [*lines, CROSSED]
+        of_sets = [_set_words(analysis, s, m) for s in analysis.settings for m in s.members.values()]
+        return [*lines, *filter(None, of_sets), CROSSED]
     if not comparisons:
         return [*lines, f"No result yet: a comparison needs {FEW_SEEDS} seeds in common with {base}."]
     # A significant difference of spread is called steadier or less steady only if both ratios agree.
@@ -123,6 +124,18 @@ def _answer(analysis: Analysis) -> list[str]:
             f" {list_in_words(unknown)}."
         )
     return lines
+
+
+def _set_words(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> str:
+    """Return a sentence on the effect of the shard set in a crossed design; empty without components or a test."""
+    c = member.components
+    if c is None or math.isnan(c.set_p):
+        return ""
+    effect = "an effect" if c.set_p < LEVEL else "no effect"
+    ends = f"95 %: {POINTS * c.set_interval.low:.3f} to {POINTS * c.set_interval.high:.3f}"
+    sizes = f"its standard deviation is {POINTS * c.set_sd:.3f} points ({ends}), the rest's {POINTS * c.rest_sd:.3f}"
+    test = f"F test between {c.sets} sets of {c.seeds} seeds each: p {p_value(c.set_p)}"
+    return f"{member_in_words(analysis, setting, member)}: {effect} of the shard set is shown; {sizes} ({test})."
 
 
 def _count_note(member: ComparisonSide) -> str:

@@ -175,7 +175,23 @@ def _components(setting: StudySetting) -> list[Table]:
         "sd by seeds",
         "sd of the rest",
     )
-    return [Table(f"Components of the variance of the final accuracy: {setting.name}", header, rows)] if rows else []
+    caption = f"Components of the variance of the final accuracy: {setting.name}"
+    return [Table(caption, header, rows), _set_means(setting)] if rows else []
+
+
+def _set_means(setting: StudySetting) -> Table:
+    """Return the table of mean final accuracies by shard set, each over the seeds that all sets have.
+
+    Equal numbers of different members are different sets. In parentheses: minus the mean of all sets, in points."""
+    columns = {name: m.components.set_means for name, m in setting.members.items() if m.components}
+    rows = []
+    for number_of_set in range(max(map(len, columns.values()))):
+        cells = []
+        for means in columns.values():
+            mean = means[number_of_set]
+            cells.append(f"{mean:.4f} ({POINTS * (mean - sum(means) / len(means)):+.2f})")
+        rows.append((str(number_of_set), *cells))
+    return Table(f"Mean final accuracy by shard set: {setting.name}", ("set", *columns), rows)
 
 
 def _extra_measures(setting: StudySetting) -> list[Table]:
