@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,34 @@ def test_accuracy_is_drawn_accuracy_by_cost_and_bytes() -> None:
     figure = figures.accuracy_by_cost(analyse(plan, records).settings[0])
     assert figure is not None
     assert [x_of(ax.lines[0]) for ax in figure.axes] == [[1, 2, 4], [1, 2, 3]]
+
+
+def test_losses_of_training_and_evaluation_rows_are_drawn() -> None:
+    """The paper's figure 1. Runs without losses of training rows still have those of evaluation rows."""
+    plan = make_plan(("random", "stratified"), seeds=3)
+    records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))
+    for record in records[::2]:
+        record["curve"] |= {"train_loss": [3.0, 2.0, 1.5]}
+    figure = figures.losses(analyse(plan, records).settings[0])
+    assert figure is not None
+    heights = [[np.asarray(line.get_ydata(), float).tolist() for line in ax.lines] for ax in figure.axes]
+    assert heights[0].count([3, 2, 1.5]) == 3
+    assert heights[0].count([1, 1, 1]) == heights[1].count([1, 1, 1]) == 3
+    assert heights[1].count([3, 2, 1.5]) == 0
+
+
+def test_times_of_sharding_are_drawn_once_a_set() -> None:
+    plan = make_plan(("random", "stratified"), seeds=4)
+    records = make_records(plan, normal({"random": 0.01, "stratified": 0.01}))
+    for record in records:
+        record["sharding"]["seconds"] = 5.0 if "random" in record["run"] else 70.0
+        record["shards"] = record["shards"] if "random" in record["run"] else "same"
+    records[0]["sharding"]["seconds"] = 500.0  # made beside other work
+    found = analyse(plan, records)
+    figure = figures.sharding_times(found.settings[0])
+    assert figure is not None
+    assert [x_of(line) for line in figure.axes[0].lines] == [[500, 5, 5, 5], [5], [70], [70]]
+    assert [row[-2] for row in tables(found)[0].rows] == ["5", "70"]
 
 
 def test_the_published_figures_stand_beside_ours() -> None:
@@ -294,6 +323,24 @@ def test_members_ups_and_downs_of_one_seed_are_no_independent_pairs() -> None:
     assert together.found.difference_interval == pytest.approx(one.found.difference_interval)
 
 
+def test_equal_sets_of_two_studies_are_correlated() -> None:
+    """Half of the spread is the set's in both studies: the table has the correlation, and the interval of scipy."""
+    rng = np.random.default_rng(3)
+    of_set, of_run = rng.normal(0, 0.01, 15), rng.normal(0, 0.01, (2, 15))
+    plan = make_plan(("random", "stratified"), seeds=15, beside="there")
+    here, there = (
+        make_records(plan, partial(lambda study, run: 0.6 + of_set[run.seed] + of_run[study, run.seed], study))
+        for study in (0, 1)
+    )
+    table = next(
+        table for table in tables(analyse(plan, here, there)) if table.caption.startswith("The same runs in there")
+    )
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    theirs = stats.pearsonr(of_set + of_run[0], of_set + of_run[1])
+    low, high = theirs.confidence_interval()
+    assert row["correlation (95 %)"] == f"{theirs.statistic:.2f} ({low:.2f} to {high:.2f})"
+
+
 def test_what_else_differs_from_a_study_beside_is_told() -> None:
     """Of the other study one way has other shards, and all runs other seeds of the model, and another processor."""
     draw = normal(dict.fromkeys(WAYS, 0.01))
@@ -347,7 +394,7 @@ def test_a_report_opens_offline_and_says_the_same_again(tmp_path: Path) -> None:
     records = make_records(plan, normal(dict.fromkeys(WAYS, 0.01)))
     text = report_of(plan, tmp_path, records)
     page = (tmp_path / "report.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 7
+    assert page.count("data:image/svg+xml;base64,") == 9
     assert not re.search(r'(src|href)="(?!data:|#)', page)
     assert f"report: {tmp_path / 'report.html'}" in text
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

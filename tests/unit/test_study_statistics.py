@@ -16,6 +16,7 @@ from trainer.study.analysis.statistics import (
     PERMUTATIONS,
     adjust,
     compare,
+    correlation_interval,
     curve_spread,
     equivalence_p,
     f_interval,
@@ -96,6 +97,19 @@ def test_equivalence_is_the_worse_of_two_one_sided_tests(difference: float) -> N
     above = stats.ttest_1samp(b - a, -0.3, alternative="greater").pvalue
     below = stats.ttest_1samp(b - a, 0.3, alternative="less").pvalue
     assert equivalence_p(b, a, 0.3) == pytest.approx(max(above, below))
+    found = compare(a.tolist(), b.tolist(), margin=0.3)
+    assert found is not None
+    low, high = found.equivalence_interval
+    assert (low, high) == pytest.approx(tuple(stats.ttest_rel(b, a).confidence_interval(0.9)))
+    assert (found.equivalence_p < LEVEL) == (low > -0.3 and high < 0.3)
+
+
+def test_the_interval_of_a_correlation_is_that_of_scipy() -> None:
+    a, b = draws(8, 19), draws(9, 19)
+    theirs = stats.pearsonr(a, b)
+    assert correlation_interval(theirs.statistic, 19) == pytest.approx(tuple(theirs.confidence_interval()))
+    assert math.isnan(correlation_interval(0.3, 3).low)
+    assert math.isnan(correlation_interval(math.nan, 19).low)
 
 
 @settings(max_examples=25)

@@ -466,6 +466,12 @@ def times_to(target: float, records: Sequence[Record]) -> list[float]:
     return result
 
 
+def sharding_seconds(records: Sequence[Record]) -> list[float]:
+    """Return the positive times of sharding, once per shard set: runs with equal shards share one, ready sets have none."""
+    times = {record["shards"]: record["sharding"].get("seconds") for record in records}
+    return [seconds for seconds in times.values() if seconds]
+
+
 def _member(member: ComparisonSide, target: float | None) -> dict[str, Any]:
     """Return the numbers of a member as plain JSON, without its records, wall-clock time and time of sharding.
 

@@ -44,7 +44,7 @@ MANY = 200  # values from which the F distribution is as good as simulation, whi
 
 
 class Interval(NamedTuple):
-    """The ends of a 95 % confidence interval."""
+    """The ends of a confidence interval, of 95 % unless stated otherwise."""
 
     low: float
     high: float
@@ -95,6 +95,7 @@ class Comparison:
         difference_interval: 95 % interval of the difference, by a paired t-test.
         difference_p: p-value of equal means, by the same test.
         equivalence_p: p-value of means that differ by the margin or more (TOST).
+        equivalence_interval: 90 % interval of the difference: equivalence_p is below 0.05 where it is within the margin.
         correlation: between the pairs; if it is positive, pairing by seed makes the tests more powerful.
         skewness: of the side whose values are more skewed.
         skewness_p: p-value of two sides of normal values, by the skewness of that side; NaN for fewer than 8 pairs.
@@ -116,6 +117,7 @@ class Comparison:
     difference_interval: Interval
     difference_p: float
     equivalence_p: float
+    equivalence_interval: Interval
     correlation: float
     skewness: float
     skewness_p: float
@@ -223,6 +225,7 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         difference_interval=interval,
         difference_p=difference_p,
         equivalence_p=equivalence_p(b, a, margin),
+        equivalence_interval=paired_t_test(b, a, 2 * LEVEL)[0],
         # Undefined if either side has equal values for all seeds.
         correlation=float(np.corrcoef(a, b)[0, 1]) if _sd(a) and _sd(b) else math.nan,
         skewness=max(map(skewness, (a, b)), key=abs),
@@ -230,6 +233,14 @@ def compare(baseline: Sequence[float], member: Sequence[float], margin: float) -
         flipped_spread_p=sign_flip_p(distances[0] - distances[1]),
         flipped_difference_p=sign_flip_p(b - a),
     )
+
+
+def correlation_interval(correlation: float, n: int) -> Interval:
+    """Return the 95 % interval of the correlation of n normal pairs by Fisher's transformation; NaN for fewer than four."""
+    if n < 4 or not abs(correlation) < 1:
+        return NO_INTERVAL
+    half = float(stats.norm.ppf(1 - LEVEL / 2)) / math.sqrt(n - 3)
+    return Interval(math.tanh(math.atanh(correlation) - half), math.tanh(math.atanh(correlation) + half))
 
 
 def sd_ratio(a: Floats, b: Floats) -> float:
@@ -414,15 +425,15 @@ def smallest_ratio(n: int, level: float = LEVEL) -> float | None:
     return round(high, 2)
 
 
-def paired_t_test(b: Floats, a: Floats) -> tuple[Interval, float]:
-    """Return the interval and the p-value of the mean of b - a, by a paired t-test.
+def paired_t_test(b: Floats, a: Floats, level: float = LEVEL) -> tuple[Interval, float]:
+    """Return the interval with the confidence 1 - ``level`` and the p-value of the mean of b - a, by a paired t-test.
 
     If all pairs differ by the same amount, nothing can be tested: the p-value is 1 and the interval is that amount."""
     if not _sd(b - a):
         mean = float((b - a).mean())
         return Interval(mean, mean), 1.0
     result = stats.ttest_rel(b, a)
-    low, high = result.confidence_interval(1 - LEVEL)
+    low, high = result.confidence_interval(1 - level)
     return Interval(float(low), float(high)), float(result.pvalue)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.study.analysis.statistics import Comparison, compare
+from trainer.study.analysis.statistics import Comparison, Interval, compare, correlation_interval
 from trainer.study.run.ledger import Record, environments, run_of
 
 ALL = "all"
@@ -38,6 +38,8 @@ class Twins:
         sd: standard deviation of the final accuracy; NaN for ALL.
         staleness: mean staleness in updates.
         found: comparison of the final accuracy; the other study is the baseline.
+        correlation_interval: 95 % interval of the correlation of ``found``. If the two studies have nothing in common but
+            the shards, a correlation is an effect of the particular set.
         same_seeds: True if both runs of every pair have the same seeds; otherwise only their images and shards are the
             same.
         made: the programs and machines of the runs, here and there, each once.
@@ -49,6 +51,7 @@ class Twins:
     sd: Both
     staleness: Both
     found: Comparison
+    correlation_interval: Interval
     same_seeds: bool
     made: tuple[Makers, Makers]
 
@@ -131,6 +134,7 @@ def _twins(setting: str, name: str, groups: Sequence[Sequence[Pair]], key: str, 
             *(float(np.mean([r["staleness"]["mean"] for r in records])) for records in (here_records, there_records))
         ),
         found=comparison,
+        correlation_interval=correlation_interval(comparison.correlation, comparison.n),
         same_seeds=all(one["seeds"] == other["seeds"] for one, other in pairs),
         made=(environments(here_records), environments(there_records)),
     )

@@ -1,21 +1,23 @@
-"""The figures of a study: accuracy over epochs, spread, shard quality, class counts, staleness and time."""
+"""The figures of a study: accuracy and loss over epochs, spread, shard quality, class counts, staleness and time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
-from pipeline.core.reporting.plots import ABOVE, GREY, PALETTE, canvas, name_rows
-from trainer.study.analysis.analyse import PRIMARY, ComparisonSide, Curves, StudySetting
+from pipeline.core.reporting.plots import ABOVE, GREY, PALETTE, canvas, name_rows, number_decades
+from trainer.study.analysis.analyse import PRIMARY, ComparisonSide, Curves, StudySetting, sharding_seconds
 from trainer.study.analysis.published import RUNS, published_of
 from trainer.study.analysis.statistics import Interval, f_interval
 from trainer.study.report.words import QUALITIES_IN_FULL
 
 DECADE = 10.0
+LOSSES = ((1, "training rows"), (0, "evaluation rows"))  # places in the palette, and labels
 
 MAX_LINES = 60  # runs drawn one by one
 
@@ -23,8 +25,8 @@ MAX_LINES = 60  # runs drawn one by one
 def learning(setting: StudySetting) -> Figure | None:
     """Draw accuracy over epochs, a panel per member: every run and the median.
 
-    Shows how far apart runs of one configuration may end, as the paper's figure 1 does for random shards. Returns None
-    if no member was evaluated at two epochs or more."""
+    Shows how far apart runs of one configuration may end. Returns None if no member was evaluated at two epochs or more.
+    """
     curves_by_member = [
         (name, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.epochs) > 1
     ]
@@ -44,8 +46,60 @@ def learning(setting: StudySetting) -> Figure | None:
     return figure
 
 
+def losses(setting: StudySetting) -> Figure | None:
+    """Draw the losses of every run over epochs, a panel per member, on training rows (pale) and evaluation rows.
+
+    The paper's figure 1 has these two losses of repeated runs with random shards. Returns None if no member has a loss at
+    two evaluations or more."""
+    rows = [(name, m, _loss_curves(m)) for name, m in setting.members.items()]
+    rows = [row for row in rows if row[2]]
+    if not rows:
+        return None
+    figure, axes = canvas(3.2, columns=len(rows), sharey=True)
+    for ax, (name, _, curves) in zip(axes, rows, strict=True):
+        for curve in curves[:MAX_LINES]:
+            # The losses of training rows are not evaluated in every configuration.
+            if None not in curve["train_loss"]:
+                ax.plot(curve["epoch"], curve["train_loss"], color=PALETTE[1], lw=0.6, alpha=0.5)
+            ax.plot(curve["epoch"], curve["loss"], color=PALETTE[0], lw=0.6, alpha=0.5)
+        ax.set_title(_wrapped(name), fontsize=9)
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        ax.set_xlabel("epoch")
+    axes[0].set_ylabel("loss")
+    lines = [axes[0].plot([], [], color=PALETTE[at], lw=1.6, label=label)[0] for at, label in LOSSES]
+    figure.legend(lines, [label for _, label in LOSSES], loc="outside upper center", ncols=2)
+    return figure
+
+
+def _loss_curves(member: ComparisonSide) -> list[dict[str, Any]]:
+    """Return the curves of a member's runs that have losses of two evaluations or more."""
+    curves = [record["curve"] for record in member.records if record["curve"]]
+    with_losses = [curve for curve in curves if len(curve["epoch"]) > 1 and None not in curve["loss"]]
+    return [{"train_loss": [None]} | curve for curve in with_losses]
+
+
+def sharding_times(setting: StudySetting) -> Figure | None:
+    """Draw the seconds in which the shards of each member were made, a dot a run (the paper's figure 8 has such times).
+
+    Every set counts once, because runs with equal shards share one. Returns None without a time."""
+    rows = [(name, sharding_seconds(m.records)) for name, m in setting.members.items()]
+    rows = [(name, seconds) for name, seconds in rows if seconds]
+    if not rows:
+        return None
+    figure, (ax,) = canvas(0.9 + 0.36 * len(rows))
+    for at, ((_, seconds), colour) in enumerate(zip(rows, _colours(len(rows)), strict=True)):
+        ax.plot(seconds, [at] * len(seconds), "o", color=colour, ms=4, alpha=0.5, mec="none")
+        ax.plot([np.median(seconds)], [at], "|", color="black", ms=14, mew=1.6)
+    name_rows(ax, [name for name, _ in rows])
+    ax.set_xscale("log")
+    ax.set_xlabel("seconds of sharding: every set, and the median")
+    figure.draw_without_rendering()  # number_decades needs the limits
+    number_decades(ax.xaxis)
+    return figure
+
+
 def spread_over_epochs(setting: StudySetting) -> Figure | None:
-    """Draw the standard deviation over seeds at every epoch (the paper's figure 8), with its 95 % interval.
+    """Draw the standard deviation of the accuracy over seeds at every epoch, with its 95 % interval.
 
     Returns None if no member has two runs, or if one was evaluated at a single epoch."""
     curves_by_member = [
@@ -165,10 +219,11 @@ def accuracy_by_cost(setting: StudySetting) -> Figure | None:
 
 
 def class_counts(setting: StudySetting) -> Figure | None:
-    """Draw the rows of a class in a shard, a box per member: minimum, quartiles and maximum (the paper's figure 7).
+    """Draw the rows of a class in a shard, a box per member: minimum, quartiles and maximum over classes and workers.
 
-    If the paper has whiskers for random sharding, they are drawn beside its box. Returns None if no counts were
-    recorded."""
+    The paper's figure 7 has a box per worker instead, over classes, and a panel per run; the ledger has only the quantiles
+    over all workers of a run. Whiskers that the paper has for most workers with random shards are drawn beside the box of
+    random. Returns None if no counts were recorded."""
     rows = [(name, counts) for name, m in setting.members.items() if (counts := _class_counts(m)) is not None]
     if not rows:
         return None
@@ -186,7 +241,7 @@ def class_counts(setting: StudySetting) -> Figure | None:
                 color=PALETTE[3],
                 lw=1.5,
                 ms=7,
-                label="published whiskers, random",
+                label="published whiskers of most workers, random",
             )
             ax.legend(**ABOVE)
     name_rows(ax, [name for name, _ in rows])

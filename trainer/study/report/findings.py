@@ -149,7 +149,7 @@ def _visible(analysis: Analysis) -> str:
     if analysis.smallest_ratio is None:
         return f"{analysis.seeds} seeds detect no ratio of standard deviations reliably."
     return (
-        f"{analysis.seeds} seeds detect a true ratio of standard deviations of {analysis.smallest_ratio:.1f} with"
+        f"{analysis.seeds} seeds detect a true ratio of standard deviations of {analysis.smallest_ratio:.2f} with"
         " probability 0.8; smaller ratios are missed more often."
     )
 
@@ -213,10 +213,19 @@ def _mean_words(analysis: Analysis, comparison: Comparison) -> str:
     ends = Interval(comparison.difference_interval.low * POINTS, comparison.difference_interval.high * POINTS)
     side = "higher" if points >= 0 else "lower"
     mean = f"Mean {abs(points):.2f} points {side} ({ends.low:+.2f} to {ends.high:+.2f})"
-    same = f"equal within {analysis.margin * POINTS:g} points (p {p_value(comparison.adjusted_equivalence_p)})"
+    inner = "{:+.2f} to {:+.2f}".format(*(POINTS * end for end in comparison.equivalence_interval))
+    equality = f"90 %: {inner}, p {p_value(comparison.adjusted_equivalence_p)}"
+    same = f"equal within {analysis.margin * POINTS:g} points ({equality})"
     if comparison.adjusted_difference_p < LEVEL:
         but = f", but {same}" if comparison.adjusted_equivalence_p < LEVEL else ""
         return f"{mean}, p {p_value(comparison.adjusted_difference_p)}{but}."
+    hint = ""
+    # Before the adjustment there was a difference, which a reader should know of.
+    if comparison.difference_p < LEVEL:
+        adjusted = p_value(comparison.adjusted_difference_p)
+        hint = (
+            f" A hint of a difference: p {p_value(comparison.difference_p)} before Holm's adjustment, {adjusted} after."
+        )
     if comparison.adjusted_equivalence_p < LEVEL:
-        return f"{mean}: {same}."
-    return f"{mean}: undecided."
+        return f"{mean}: {same}.{hint}"
+    return f"{mean}: undecided.{hint}"

@@ -8,9 +8,18 @@ import csv
 import io
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import NamedTuple
 
-from trainer.study.analysis.analyse import MEASURES, PRIMARY, Analysis, ComparisonSide, StudySetting, times_to
+from trainer.study.analysis.analyse import (
+    MEASURES,
+    PRIMARY,
+    Analysis,
+    ComparisonSide,
+    StudySetting,
+    sharding_seconds,
+    times_to,
+)
 from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
 from trainer.study.analysis.ratios import compare_ratios
 from trainer.study.analysis.statistics import LEVEL, Comparison, f_interval
@@ -87,7 +96,8 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
 def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
     """Return the table for a reader who has a minute: difference of means, ratio of sds, cost and evidence by member.
 
-    Cost is the mean training time and the bytes of a run and, if ways of sharding are compared, the time of sharding."""
+    Cost is the mean training time and the bytes of a run and, if ways of sharding are compared, the median time of sharding,
+    because a set that was made beside other work may take many times as long."""
     rows = []
     for member in setting.members.values():
         c = member.comparisons.get(PRIMARY)
@@ -99,7 +109,8 @@ def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
         traffic = member.summaries.get("sent_bytes")
         costs = [f"{member.seconds:,.1f}", f"{traffic.mean / 1e6:,.1f}" if traffic else "-"]
         # Shards are made once per seed, before the training.
-        costs += [number(member.quality["seconds"])] if analysis.compared == "sharding" else []
+        sharding = sharding_seconds(member.records)
+        costs += [number(median(sharding)) if sharding else "-"] if analysis.compared == "sharding" else []
         rows.append((member.name, mean, ratio, *costs, _evidence(analysis, member)))
     base = analysis.baseline
     costs_header = ("training, s", "MB sent", *(["sharding, s"] if analysis.compared == "sharding" else []))
@@ -354,7 +365,7 @@ def _compare_studies(analysis: Analysis, setting: StudySetting) -> list[Table]:
     other = analysis.beside
     header = (
         analysis.compared, "pairs", "mean", f"mean, {other}", "difference, points", "95 %", "p of equivalence", "sd",
-        f"sd, {other}", f"sd of {other} / sd", "95 % (F)", "staleness", f"staleness, {other}",
+        f"sd, {other}", f"sd of {other} / sd", "95 % (F)", "correlation (95 %)", "staleness", f"staleness, {other}",
     )  # fmt: skip
     rows = []
     for twins in analysis.twins:
@@ -362,9 +373,16 @@ def _compare_studies(analysis: Analysis, setting: StudySetting) -> list[Table]:
             c = twins.found
             ends = f"{POINTS * c.difference_interval.low:+.2f} to {POINTS * c.difference_interval.high:+.2f}"
             means = (*map(_fixed, twins.mean), f"{POINTS * c.difference:+.2f}", ends, p_value(c.equivalence_p))
-            sds = ("-",) * 4
+            sds = ("-",) * 5
             if twins.member != ALL:
-                sds = (_short(twins.sd.here), _short(twins.sd.there), number(c.sd_ratio), _ends(c.sd_ratio_f))
+                correlation = f"{c.correlation:.2f} ({_ends(twins.correlation_interval, '{:.2f}'.format)})"
+                sds = (
+                    _short(twins.sd.here),
+                    _short(twins.sd.there),
+                    number(c.sd_ratio),
+                    _ends(c.sd_ratio_f),
+                    correlation,
+                )
             staleness = (f"{twins.staleness.here:.2f}", f"{twins.staleness.there:.2f}")
             rows.append((twins.member, str(c.n), *means, *sds, *staleness))
     return [Table(f"The same runs in {other}: {setting.name}", header, rows)] if rows else []

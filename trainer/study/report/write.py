@@ -111,6 +111,7 @@ def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]
         "deviations": (figures.deviations(setting), "The final accuracy of every run minus the mean of its member"),
         "ratios": (figures.ratios(setting, analysis.baseline), "Ratios of standard deviations with their intervals"),
         "learning": (figures.learning(setting), "Evaluation accuracy over epochs, every run"),
+        "losses": (figures.losses(setting), "Losses of training and evaluation rows over epochs, every run"),
         "time": (figures.accuracy_by_cost(setting), "Evaluation accuracy over training time and bytes"),
         "spread": (figures.spread_over_epochs(setting), "Standard deviation over seeds at every epoch"),
         "staleness": (figures.staleness(setting), "Staleness and time"),
@@ -119,5 +120,6 @@ def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]
         del figures_and_alts["spread"]  # its intervals are for independent runs
     if analysis.compared == "sharding":
         figures_and_alts["classes"] = (figures.class_counts(setting), "Rows of a class in a shard")
+        figures_and_alts["sharding"] = (figures.sharding_times(setting), "Seconds of sharding")
         figures_and_alts["quality"] = (figures.quality(setting), "Evenness of shards against distance from the median")
     return {name: embed_figure(figure, alt) for name, (figure, alt) in figures_and_alts.items() if figure}
