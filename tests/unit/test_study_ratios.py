@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import tracemalloc
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,8 +19,9 @@ from trainer.study.analysis.analyse import analyse
 from trainer.study.analysis.components import components_of, crossed_components
 from trainer.study.analysis.ratios import StudyRatio, compare_ratios, pool
 from trainer.study.analysis.statistics import sign_flip_p
-from trainer.study.check import pooled_ratios
+from trainer.study.check import write_pooled
 from trainer.study.report.findings import CROSSED
+from trainer.study.report.pooled import pooled_figure, pooled_page
 from trainer.study.report.tables import tables
 from trainer.study.report.write import draw as draw_figures
 from trainer.study.run.predictions import pack
@@ -64,22 +67,62 @@ def test_studies_are_pooled_by_way_of_sharding() -> None:
     first = made(normal({"random": 0.01, "stratified": 0.01}, seed=1), ways=("random", "stratified"))
     second = made(normal({"random": 0.01, "stratified": 0.01}, seed=2), seeds=9, ways=("random", "stratified"))
     other = made(normal({"random": 0.01, "stratified": 0.01}), ways=("random", "stratified"), baseline="stratified")
-    text = pooled_ratios({"first": first, "second": second, "other": other})
-    rows = [line for line in text.splitlines() if line.startswith("| stratified")]
-    assert len(rows) == 1
-    assert rows[0].endswith("first (19), second (9) |")
+    text = pooled_page({"first": first, "second": second, "other": other})
+    answer, row = [line for line in text.splitlines() if line.startswith("| stratified")]
+    assert row.endswith("first (19), second (9) |")
+    comparison = first.settings[0].members["stratified"].comparisons["final_accuracy"]
+    assert comparison is not None
+    cells = answer.split(" | ")
+    assert cells[2].startswith(f"{100 * comparison.difference:+.2f} (")
+    assert cells[3] == f"{row.split(' | ')[2]} ({row.split(' | ')[3]})"
+    assert cells[4:] == ["+0.0", "mean undecided; spread: none shown; 19 pairs in first; 2 ratios |"]
     # Shards alone have another spread, and a single study is not pooled.
     alone = made(normal({"random": 0.01, "stratified": 0.01}), ways=("random", "stratified"), vary=["sharding"])
-    assert pooled_ratios({"first": first, "alone": alone}).count("| stratified") == 0
+    assert pooled_page({"first": first, "alone": alone}).count("| stratified") == 0
 
 
 def test_studies_that_differ_have_no_common_interval() -> None:
     ways = ("random", "stratified")
     steadier = made(normal({"random": 0.02, "stratified": 0.005}), ways=ways)
     wilder = made(normal({"random": 0.005, "stratified": 0.02}), ways=ways)
-    text = pooled_ratios({"steadier": steadier, "wilder": wilder})
-    row = next(line for line in text.splitlines() if line.startswith("| stratified"))
+    text = pooled_page({"steadier": steadier, "wilder": wilder})
+    answer, row = [line for line in text.splitlines() if line.startswith("| stratified")]
     assert row.split(" | ")[3:6] == ["-", "-", "< 0.001"]
+    assert answer.split(" | ")[3] == "studies differ"
+
+
+def x_of(line: Any) -> list[float]:
+    return [float(x) for x in line.get_xdata()]
+
+
+def test_pooled_ratios_are_drawn_below_those_of_the_studies() -> None:
+    """Two studies, the pooled ratio and the published one, each with its interval; nothing of a single study."""
+    ways = ("random", "stratified")
+    first = made(normal({"random": 0.01, "stratified": 0.01}, seed=1), ways=ways)
+    second = made(normal({"random": 0.01, "stratified": 0.01}, seed=2), seeds=9, ways=ways)
+    figure = pooled_figure({"first": first, "second": second})
+    assert figure is not None
+    comparisons = [each.settings[0].members["stratified"].comparisons["final_accuracy"] for each in (first, second)]
+    pooled = pool([StudyRatio("", c.sd_ratio, c.n) for c in comparisons if c])
+    dots = [x[0] for line in figure.axes[0].lines if len(x := x_of(line)) == 1]
+    assert dots == pytest.approx([*(c.sd_ratio for c in comparisons if c), pooled.ratio, 0.000863 / 0.000284])
+    lines = [x for line in figure.axes[0].lines[1:] if len(x := x_of(line)) == 2]
+    assert lines[2] == pytest.approx(list(pooled.interval))
+    assert lines[3] == pytest.approx([0.981, 9.42], abs=0.005)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == ["first (19)", "second (9)", "all", "published (5)"]
+    assert pooled_figure({"first": first}) is None
+
+
+def test_pooled_files_have_equal_bytes_for_equal_studies(tmp_path: Path) -> None:
+    studies = {name: made(normal({"random": 0.01, "stratified": 0.01}), ways=("random", "stratified")) for name in "ab"}
+    page = write_pooled(studies, tmp_path)
+    assert page == {"pooled.md": (tmp_path / "pooled.md").read_text()}
+    picture = (tmp_path / "pooled.svg").read_bytes()
+    write_pooled(studies, tmp_path)
+    assert (tmp_path / "pooled.svg").read_bytes() == picture
+    write_pooled({"a": studies["a"]}, tmp_path)
+    assert (tmp_path / "pooled.svg").read_text() == ""
 
 
 def test_components_are_those_of_the_analysis_of_variance() -> None:

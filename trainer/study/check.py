@@ -1,12 +1,12 @@
 """``python -m trainer.study.check``: recompute the tables of stored studies from their ledgers, and compare digests.
 
 A stored study is a folder of conf/study/results, named after its plan. It holds the plan, the ledger and, in DIGESTS,
-the SHA-256 of every file that the ledger gives. The files themselves are not stored."""
+the SHA-256 of every file that the ledger gives. The files themselves are not stored, except for the picture of the
+ratios that are pooled over all studies, which a manual shows."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,18 +16,15 @@ from pipeline.core.command_line import CONF
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.extras import require
 from trainer.study.__main__ import find_plan, plan_names
-from trainer.study.analysis.analyse import PRIMARY, Analysis
-from trainer.study.analysis.ratios import StudyRatio, pool
-from trainer.study.analysis.statistics import LEVEL
-from trainer.study.report.tables import Table, to_markdown_table
-from trainer.study.report.words import number, p_value
+from trainer.study.analysis.analyse import Analysis
+from trainer.study.report.pooled import pooled_page, pooled_svg
 from trainer.study.report.write import analysis_of, files_with_numbers
 from trainer.study.run.ledger import LEDGER, Contents, StudyLedger
 from trainer.study.run.sets import Sets
 
 RESULTS = Path(str(CONF)) / "study" / "results"
-FEWEST_STUDIES = 2  # that are pooled
 POOLED = "pooled.md"  # in the output folder
+POOLED_FIGURE = "pooled.svg"  # likewise, and beside the stored studies
 DIGESTS = "derived.sha256"  # in the format of sha256sum
 PROG = "python -m trainer.study.check"
 DESCRIPTION = "Recompute the tables of stored studies from their ledgers, and compare them with the published tables."
@@ -53,42 +50,6 @@ def recompute(folder: Path) -> Analysis:
     return analysis
 
 
-def pooled_ratios(studies: Mapping[str, Analysis]) -> str:
-    """Return a Markdown table with the common ratio of standard deviations of each way of sharding over several studies.
-
-    Only studies whose seeds change the same things are pooled, since the others measure another standard deviation.
-    Studies with another baseline than random, or of another axis, are left out. A study with several settings counts
-    once per setting. If the ratios of the studies differ significantly, they have no common interval and p-value."""
-    ratios: dict[tuple[str, tuple[str, ...]], list[StudyRatio]] = {}
-    for name, analysis in studies.items():
-        if (analysis.compared, analysis.baseline) == ("sharding", "random"):
-            for setting in analysis.settings:
-                for member in setting.members.values():
-                    comparison = member.comparisons[PRIMARY]
-                    if comparison and 0 < comparison.sd_ratio < math.inf:
-                        ratio = StudyRatio(name, comparison.sd_ratio, comparison.n)
-                        ratios.setdefault((member.name, analysis.vary), []).append(ratio)
-    # Studies count as independent. They have seeds in common, and some also data and models, but differ in epochs, norm
-    # or images, so that the correlation of their ratios is not known.
-    rows = []
-    for (member_name, vary), some in ratios.items():
-        if len({each.study for each in some}) < FEWEST_STUDIES:
-            continue
-        pooled = pool(some)
-        ends = p = "-"
-        if not pooled.heterogeneity_p < LEVEL:
-            ends = f"{number(pooled.interval.low)} to {number(pooled.interval.high)}"
-            p = p_value(pooled.p)
-        which = ", ".join(f"{each.study} ({each.n})" for each in some)
-        rows.append(
-            (member_name, ", ".join(vary), number(pooled.ratio), ends, p, p_value(pooled.heterogeneity_p), which)
-        )
-    header = (
-        "sharding", "seeds change", "sd of random / sd", "95 %", "p", "p of heterogeneity", "studies (pairs)",
-    )  # fmt: skip
-    return to_markdown_table(Table("Ratios of standard deviations, pooled over studies", header, rows))
-
-
 def digests(files: Mapping[str, str]) -> str:
     """Return the lines that ``sha256sum`` prints for some files."""
     return "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items()))
@@ -104,14 +65,29 @@ def check(folder: Path, output: Path) -> Analysis:
     for name, text in files.items():
         write_durably(output / name, text.encode())
     # Compared after all files are written, so that a reader of the error finds the new file.
-    published = (folder / DIGESTS).read_text().splitlines() if (folder / DIGESTS).is_file() else []
+    _compare(files, output, folder / DIGESTS)
+    return analysis
+
+
+def _compare(files: Mapping[str, str], output: Path, stored: Path) -> None:
+    """Raise DataError for the first of some files in ``output`` whose digest is not in the file ``stored``."""
+    published = stored.read_text().splitlines() if stored.is_file() else []
     for line in digests(files).splitlines():
         if line not in published:
             raise DataError(
                 f"{output / line.split()[1]} differs from the published file; if the change is intended, run"
-                f" {PROG} --accept, which renews {folder / DIGESTS}"
+                f" {PROG} --accept, which renews {stored}"
             )
-    return analysis
+
+
+def write_pooled(studies: Mapping[str, Analysis], output: Path) -> dict[str, str]:
+    """Write the page and the figure of several studies together, and return the page by its name.
+
+    The bytes of a figure depend on the version of matplotlib, so that only the page is compared."""
+    page = {POOLED: pooled_page(studies)}
+    for name, text in {**page, POOLED_FIGURE: pooled_svg(studies)}.items():
+        write_durably(output / name, text.encode())
+    return page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,8 +117,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         studies[folder.name] = check(folder, output)
         print(f"{folder.name}: the published tables agree with the ledger; see {output}/README.md")
     if len(studies) > 1:
-        write_durably(args.output / POOLED, pooled_ratios(studies).encode())
-        print(f"{args.output / POOLED}: ratios of standard deviations, pooled over the studies")
+        page = write_pooled(studies, args.output)
+        if args.accept and not args.folders:
+            write_durably(RESULTS / DIGESTS, digests(page).encode())
+            write_durably(RESULTS / POOLED_FIGURE, (args.output / POOLED_FIGURE).read_bytes())
+        # Some of the studies have other pooled ratios than all of them.
+        if not args.folders:
+            _compare(page, args.output, RESULTS / DIGESTS)
+        print(
+            f"{args.output / POOLED}: ratios of standard deviations, pooled over the studies; {POOLED_FIGURE} shows them"
+        )
     return 0
 
 

@@ -6,15 +6,18 @@ F distribution. It is symmetric, and its variance is trigamma((n - 1) / 2) / 2."
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize, special, stats
 
-from trainer.study.analysis.statistics import LEVEL, Interval
+from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide
+from trainer.study.analysis.statistics import LEVEL, NO_INTERVAL, Interval
 
 POINTS = 4000  # of a distribution's quantiles, over which its mean is taken
+BASELINE = "random"  # the way of sharding to which pooled ratios refer
+FEWEST_STUDIES = 2  # that are pooled
 
 
 class RatioOfRatios(NamedTuple):
@@ -47,6 +50,53 @@ class PooledRatio(NamedTuple):
     interval: Interval
     p: float
     heterogeneity_p: float
+
+
+class PooledWay(NamedTuple):
+    """The ratios of a way of sharding in several studies, and their common one.
+
+    Attributes:
+        name: of the way of sharding.
+        vary: what seeds change in these studies.
+        studies: one per study and setting.
+        pooled: their common ratio. Without interval and p-value if the studies differ significantly.
+        largest: the study with the most pairs, and its side of the comparison.
+    """
+
+    name: str
+    vary: tuple[str, ...]
+    studies: list[StudyRatio]
+    pooled: PooledRatio
+    largest: tuple[str, ComparisonSide]
+
+
+def pool_studies(studies: Mapping[str, Analysis]) -> list[PooledWay]:
+    """Pool the ratios of standard deviations of each way of sharding over several studies.
+
+    Only studies whose seeds change the same things are pooled, since the others measure another standard deviation.
+    Studies with another baseline than random, or of another axis, are left out. A study with several settings counts
+    once per setting. If the ratios of the studies differ significantly, they have no common interval and p-value."""
+    ratios: dict[tuple[str, tuple[str, ...]], list[tuple[StudyRatio, ComparisonSide]]] = {}
+    for study, analysis in studies.items():
+        if (analysis.compared, analysis.baseline) == ("sharding", BASELINE):
+            for member in (member for setting in analysis.settings for member in setting.members.values()):
+                comparison = member.comparisons[PRIMARY]
+                if comparison and 0 < comparison.sd_ratio < math.inf:
+                    ratio = StudyRatio(study, comparison.sd_ratio, comparison.n)
+                    ratios.setdefault((member.name, analysis.vary), []).append((ratio, member))
+    # Studies count as independent. They have seeds in common, and some also data and models, but differ in epochs, norm
+    # or images, so that the correlation of their ratios is not known.
+    ways = []
+    for (name, vary), some in ratios.items():
+        of_studies = [ratio for ratio, _ in some]
+        if len({each.study for each in of_studies}) < FEWEST_STUDIES:
+            continue
+        pooled = pool(of_studies)
+        if pooled.heterogeneity_p < LEVEL:
+            pooled = pooled._replace(interval=NO_INTERVAL, p=math.nan)
+        ratio, member = max(some, key=lambda pair: pair[0].n)
+        ways.append(PooledWay(name, vary, of_studies, pooled, (ratio.study, member)))
+    return ways
 
 
 def compare_ratios(first: float, n: int, second: float, m: int) -> RatioOfRatios:

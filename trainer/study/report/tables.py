@@ -111,7 +111,7 @@ def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
         # Shards are made once per seed, before the training.
         sharding = sharding_seconds(member.records)
         costs += [number(median(sharding)) if sharding else "-"] if analysis.compared == "sharding" else []
-        rows.append((member.name, mean, ratio, *costs, _evidence(analysis, member)))
+        rows.append((member.name, mean, ratio, *costs, evidence(analysis, member)))
     base = analysis.baseline
     costs_header = ("training, s", "MB sent", *(["sharding, s"] if analysis.compared == "sharding" else []))
     header = (
@@ -120,7 +120,7 @@ def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
     return Table(f"{IN_SHORT}, final accuracy: {setting.name}", header, rows)
 
 
-def _evidence(analysis: Analysis, member: ComparisonSide) -> str:
+def evidence(analysis: Analysis, member: ComparisonSide) -> str:
     """Return in words what the tests of a member show, with its number of pairs."""
     c = member.comparisons.get(PRIMARY)
     if c is None:
