@@ -27,7 +27,9 @@ from tests.support.made_up_study import (
     said,
 )
 from tests.support.tiers import only
+from trainer.gossip.weave import woven_step
 from trainer.study.analysis.analyse import PRIMARY, Analysis, analyse
+from trainer.study.analysis.batches import own_batches
 from trainer.study.analysis.published import published_of
 from trainer.study.plan.study_plan import StudyPlan
 from trainer.study.report import figures
@@ -144,6 +146,31 @@ def test_accuracy_is_drawn_accuracy_by_cost_and_bytes() -> None:
     figure = figures.accuracy_by_cost(analyse(plan, records).settings[0])
     assert figure is not None
     assert [x_of(ax.lines[0]) for ax in figure.axes] == [[1, 2, 4], [1, 2, 3]]
+
+
+def test_own_batches_are_those_of_the_woven_steps() -> None:
+    """Steps counted one by one, with the first pool after a pass of 25 steps, or from the start."""
+    keys = {"batch_size": 120, "gossip": 5, "gossip_every": 4}
+    for first, more in ((25, {}), (0, {"gossip_signal": "start"})):
+        for cycles in (0, 3, 10):
+            steps = first + 5 * cycles
+            own = sum(not woven_step(clock, first, 4).is_foreign for clock in range(steps))
+            assert own_batches([steps / 25], 3000, keys | more) == pytest.approx((own,))
+    assert own_batches([1, 2.5], 3000, {}) == (23, 57.5)  # of the default size, 128
+
+
+def test_accuracy_is_drawn_over_own_batches_where_they_differ() -> None:
+    """With gossip, 3 of 4 steps after the first pass are of own rows. Such ledgers need no times."""
+    variants = {"none": {}, "ab": {"gossip": 5, "gossip_every": 3}}
+    plan = make_plan(
+        ("random",), seeds=3, compare="variant", variants=variants, training={"epochs": 3, "batch_size": 120}
+    )
+    found = analyse(plan, make_records(plan, normal({"random": 0.01})))
+    figure = figures.accuracy_by_cost(found.settings[0])
+    assert figure is not None
+    assert [x_of(line) for line in figure.axes[0].lines] == [[25, 50, 75], [25, 43.75, 62.5]]
+    stored = json.loads(files_with_numbers(found)["results.json"])["settings"][0]["members"]
+    assert [member["curve"]["own_batches"] for member in stored] == [[25, 50, 75], [25, 43.75, 62.5]]
 
 
 def test_losses_of_training_and_evaluation_rows_are_drawn() -> None:

@@ -16,10 +16,12 @@ import numpy as np
 
 from pipeline.core.arrays import Ints
 from trainer.study.analysis import statistics
+from trainer.study.analysis.batches import own_batches
 from trainer.study.analysis.churn import Churn, churn_of
 from trainer.study.analysis.components import Components, components_of
 from trainer.study.analysis.statistics import LEVEL, Comparison, Floats, MeasureSummary, compare, summarise
 from trainer.study.analysis.twins import Twins, twins_of
+from trainer.study.plan.cases import keys_of_cell
 from trainer.study.plan.study_plan import Cell, StudyPlan
 from trainer.study.run.ledger import Record, environments, run_of
 from trainer.study.run.predictions import unpack
@@ -65,6 +67,7 @@ class ComparisonSide:
         summaries: by measure.
         comparisons: by measure; None for the baseline, and if there are too few common seeds.
         curves: of the runs that did not diverge; None if they were not evaluated at the same epochs.
+        own_batches: mini-batches of own rows per worker, at the epochs of ``curves``; empty without curves.
         curve_ratio: spread over the whole curve, the baseline's over this member's.
         curve_p: p-value of curve_ratio, before Holm.
         quality: means of the known FACTS of its shards.
@@ -84,6 +87,7 @@ class ComparisonSide:
     summaries: dict[str, MeasureSummary]
     comparisons: dict[str, Comparison | None]
     curves: Curves | None = field(repr=False)
+    own_batches: tuple[float, ...]
     curve_ratio: float
     curve_p: float
     quality: dict[str, float]
@@ -314,6 +318,7 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         },
         comparisons={key: _compare_pairs(baseline_records, own_records, key, plan.margin) for key in MEASURES},
         curves=curves,
+        own_batches=_own_batches(plan, records[0], curves),
         curve_ratio=curve_ratio,
         curve_p=curve_p,
         quality={key: _mean([record["sharding"].get(key) for record in records]) for key in FACTS},
@@ -324,6 +329,12 @@ def _member_of(name: str, records: list[Record], baseline: list[Record] | None, 
         components=components_of(_finals(whole), {seed: record["shards"] for seed, record in whole.items()}, plan.sets),
         repeats=len(whole) - len({record["parameters"] for record in whole.values()}),
     )
+
+
+def _own_batches(plan: StudyPlan, record: Record, curves: Curves | None) -> tuple[float, ...]:
+    """Return the mini-batches of own rows per worker at the epochs of the curves of a cell. record: any of its runs."""
+    rows = int(record["data"]["train"].partition("-")[0])
+    return own_batches(curves.epochs, rows, keys_of_cell(plan, run_of(record).cell)) if curves else ()
 
 
 def _whole(records: Sequence[Record]) -> dict[int, Record]:
@@ -484,11 +495,13 @@ def _member(member: ComparisonSide, target: float | None) -> dict[str, Any]:
     for key, comparison in values["comparisons"].items():
         if comparison and "accuracy" not in key:  # the margin is a difference of accuracies
             comparison["equivalence_p"] = comparison["adjusted_equivalence_p"] = None
+    del values["own_batches"]  # among the values of the curve
     del values["records"], values["curves"], values["wall_s"], values["quality"]["seconds"]  # times are not results
     if member.curves:
         epochs = member.curves.epochs
         accuracy = member.curves.accuracy
         values["curve"] = {"epoch": epochs, "mean": accuracy.mean(axis=0).tolist(), "sd": member.curves.spread.tolist()}
+        values["curve"]["own_batches"] = member.own_batches
     cleaned: dict[str, Any] = _clean(values)
     return cleaned
 

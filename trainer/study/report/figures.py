@@ -17,6 +17,7 @@ from trainer.study.analysis.statistics import Interval, f_interval
 from trainer.study.report.words import QUALITIES_IN_FULL
 
 DECADE = 10.0
+COSTS = (("training time in seconds", "seconds", 1.0), ("MB sent by all processes", "sent_bytes", 1e6))
 LOSSES = ((1, "training rows"), (0, "evaluation rows"))  # places in the palette, and labels
 
 MAX_LINES = 60  # runs drawn one by one
@@ -192,25 +193,28 @@ def deviations(setting: StudySetting) -> Figure | None:
 
 
 def accuracy_by_cost(setting: StudySetting) -> Figure | None:
-    """Draw median accuracy over mean training time and, if it was measured, over bytes sent, a line per member.
+    """Draw median accuracy over own mini-batches, mean training time and bytes sent, a line per member.
 
-    Returns None unless two members were evaluated at two times or more: over epochs, cheap and dear members look alike."""
-    rows = [(name, m, costs) for name, m in setting.members.items() if m.curves and (costs := _costs(m, "seconds"))]
-    rows = [row for row in rows if len(row[2]) > 1]
-    if len(rows) < 2:
+    Over epochs, cheap and dear members look alike. Own mini-batches are drawn if members differ in them, as they do with
+    examples of other workers; time and bytes if all runs have them. Returns None unless two members were evaluated at two
+    times or more, or without any such axis."""
+    rows = [(name, m, m.curves) for name, m in setting.members.items() if m.curves and len(m.curves.epochs) > 1]
+    members = [member for _, member, _ in rows]
+    panels = []
+    if len({member.own_batches for member in members}) > 1:
+        panels.append(("mini-batches of a worker's own rows", [list(member.own_batches) for member in members]))
+    # Ledgers of earlier versions have no times and bytes, and some exchanges report bytes at other times.
+    for label, key, unit in COSTS:
+        costs = [[value / unit for value in _costs(member, key)] for member in members]
+        panels += [(label, costs)] if all(costs) else []
+    if len(rows) < 2 or not panels:
         return None
-    # Ledgers of earlier versions have no bytes, and some exchanges report them at other times.
-    traffic = [_costs(member, "sent_bytes") for _, member, _ in rows]
-    figure, axes = canvas(3.4, columns=2 if all(traffic) else 1, sharey=True)
-    for at, ((name, member, seconds), traffic_bytes) in enumerate(zip(rows, traffic, strict=True)):
-        assert member.curves, "rows have curves"
-        median = np.median(member.curves.accuracy, axis=0)
-        # More members than colours: the others are dashed.
-        look = {"color": PALETTE[at % len(PALETTE)], "ls": ("-", "--", ":")[at // len(PALETTE) % 3]}
-        axes[0].plot(seconds, median, **look, lw=1.6, marker="o", ms=3, label=name)
-        if all(traffic):
-            axes[1].plot(np.array(traffic_bytes) / 1e6, median, **look, lw=1.6, marker="o", ms=3)
-    for ax, label in zip(axes, ("training time in seconds", "MB sent by all processes"), strict=False):
+    figure, axes = canvas(3.4, columns=len(panels), sharey=True)
+    for ax, (label, values) in zip(axes, panels, strict=True):
+        for at, ((name, _, curves), places) in enumerate(zip(rows, values, strict=True)):
+            # More members than colours: the others are dashed.
+            look: Any = {"color": PALETTE[at % len(PALETTE)], "ls": ("-", "--", ":")[at // len(PALETTE) % 3]}
+            ax.plot(places, np.median(curves.accuracy, axis=0), **look, lw=1.6, marker="o", ms=3, label=name)
         ax.set_xlabel(label)
     axes[0].set_ylabel("evaluation accuracy, median")
     axes[0].yaxis.set_major_formatter(PercentFormatter(1, decimals=None))

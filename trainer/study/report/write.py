@@ -112,7 +112,7 @@ def draw(setting: StudySetting, analysis: Analysis) -> dict[str, EmbeddedFigure]
         "ratios": (figures.ratios(setting, analysis.baseline), "Ratios of standard deviations with their intervals"),
         "learning": (figures.learning(setting), "Evaluation accuracy over epochs, every run"),
         "losses": (figures.losses(setting), "Losses of training and evaluation rows over epochs, every run"),
-        "time": (figures.accuracy_by_cost(setting), "Evaluation accuracy over training time and bytes"),
+        "time": (figures.accuracy_by_cost(setting), "Evaluation accuracy over own mini-batches, time and bytes"),
         "spread": (figures.spread_over_epochs(setting), "Standard deviation over seeds at every epoch"),
         "staleness": (figures.staleness(setting), "Staleness and time"),
     }
