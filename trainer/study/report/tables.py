@@ -21,6 +21,7 @@ from trainer.study.analysis.analyse import (
     times_to,
 )
 from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
+from trainer.study.analysis.published_comparisons import differences_of
 from trainer.study.analysis.ratios import compare_ratios
 from trainer.study.analysis.statistics import LEVEL, Comparison, f_interval
 from trainer.study.analysis.twins import ALL
@@ -90,7 +91,8 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
         result += [_quality(setting), *_evenness_correlations(analysis, setting)]
-    return [*result, *_compare_studies(analysis, setting), *_published_tables(analysis, setting)]
+    published = [*_published_tables(analysis, setting), *_published_differences(analysis, setting)]
+    return [*result, *_compare_studies(analysis, setting), *published]
 
 
 def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
@@ -407,6 +409,28 @@ def _published_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     if any(name in printed.sparse for name in setting.members):
         tables.append(_sparse_neighbourhoods(setting, printed))
     return tables
+
+
+def _published_differences(analysis: Analysis, setting: StudySetting) -> list[Table]:
+    """Return the table of published differences of accuracy and times beside this study's; none if none are known."""
+    rows = []
+    base = analysis.baseline
+    for member in setting.members.values():
+        for each in differences_of(
+            setting.dataset, analysis.compared, base, member.name, tuple(setting.name.split(", "))
+        ):
+            ours = "-"
+            if c := member.comparisons[PRIMARY]:
+                ends = (POINTS * c.difference_interval.low, POINTS * c.difference_interval.high)
+                ours = f"{POINTS * c.difference:+.2f} ({_ends(ends, '{:+.2f}'.format)})"
+            # Runs of equal length differ in time only if the published ones do too.
+            speed = number(setting.members[base].seconds / member.seconds) if base in setting.members else "-"
+            rows.append((member.name, ours, f"{each.points:+.2f}", speed, number(each.speed), each.source))
+    header = (
+        analysis.compared, f"mean - mean of {base}, points (95 %)", "published", f"time of {base} / time", "published time",
+        "source",
+    )  # fmt: skip
+    return [Table(f"Beside published comparisons: {setting.name}", header, rows)] if rows else []
 
 
 def _published_training(analysis: Analysis, setting: StudySetting, printed: PublishedTable) -> list[Table]:
