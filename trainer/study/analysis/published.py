@@ -3,9 +3,9 @@
 Tables II, IV and V are of CIFAR-10, CIFAR-100's coarse and its fine classes; the final epoch of five runs each. The
 columns that they name variance contain standard deviations: the standard deviations of the three runs that the thesis
 lists in table 6.4 are 0.00066, 0.00056 and 0.00165, and the tables print 0.000648, 0.000550 and 0.001358. "Six times
-less variance" therefore means a sixth of the standard deviation. These three were computed with the divisor n, and the
-program's are computed with n - 1: of five runs they are 12 % larger, and ratios of them are the same. With five runs on
-each side, a ratio of standard deviations under 3.1 is not significant at 5 %.
+less variance" therefore means a sixth of the standard deviation. These three have the divisor n, which the tables
+probably have too; the program's divisor is n - 1. That makes 12 % with five runs, and no difference in ratios. With five
+runs on each side, a ratio of standard deviations under 3.1 is not significant at 5 %.
 
 The "up to eight times" of the paper's abstract is about the accuracy of the training rows as they were trained, which
 TensorFlow prints: 8.48 for CIFAR-10 with 30 clusters, 10.3 for the fine classes with 50. They are the largest of the
