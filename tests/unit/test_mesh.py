@@ -135,3 +135,30 @@ def test_another_token_is_not_admitted(make: Make) -> None:
     sender = connect(make(1).context, mesh.address, Secret("another"))
     sender.send_multipart([b"x", b"y"])
     assert not mesh.inbox.poll(500)
+
+
+def end_peer_at_close(peer: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a peer end just before a DEALER socket is closed, as when a frozen worker is killed and dropped at once."""
+    close_socket = zmq.Socket.close
+
+    def closing(socket: zmq.Socket[bytes], linger: int | None = None) -> None:
+        if socket.type == zmq.DEALER and not peer.closed:
+            close(peer)
+            time.sleep(0.2)  # until libzmq has noticed
+        close_socket(socket, linger)
+
+    monkeypatch.setattr(zmq.Socket, "close", closing)
+
+
+def test_a_peer_that_ends_as_it_is_dropped_stops_nobody(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libzmq's thread would wait for ever to report the end, and the worker could neither send nor receive again."""
+    meshes = [make(worker) for worker in range(3)]
+    everyone = members(meshes)
+    meshes[0].connect(1, everyone)
+    for other in (1, 2):
+        meshes[0].send(other, GradientPiece(1, 5, 0, in_memory=True), b"", b"")
+        first_message(meshes[other])
+    end_peer_at_close(meshes[1].context, monkeypatch)
+    meshes[0].connect(2, [everyone[0], None, everyone[2]])
+    meshes[0].send(2, GradientPiece(2, 6, 0, in_memory=True), b"", b"")
+    assert first_message(meshes[2])[0] == GradientPiece(2, 6, 0, in_memory=True)

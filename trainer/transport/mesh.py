@@ -127,7 +127,7 @@ class Mesh:
             if existing and member and existing[0] == member["process"]:
                 continue
             if existing:
-                existing[2].monitor.close()
+                existing[2].close()
                 existing[1].close(linger=0)
                 del self._sockets[worker]
             if not member:

@@ -162,13 +162,22 @@ def offer(socket: zmq.Socket[bytes], *frames: Frame, copy: bool = True) -> bool:
 class Watch:
     """A monitor of a socket's connection. Create it before the socket connects, or the first events may be missed.
 
+    Close it before the socket, unless the whole context ends: libzmq's thread, which serves all sockets of the context,
+    would wait for ever to report an event to a monitor whose receiver is closed.
+
     down_since: since when there is no connection (monotonic seconds), as of the last ``has_broken``; None if there is
     one."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
         self.monitor = socket.get_monitor_socket(WATCHED)
         self.down_since: float | None = time.monotonic()
         self._bad_handshakes: list[float] = []  # times of failed handshakes since the last good one (monotonic seconds)
+
+    def close(self) -> None:
+        """Stop watching. The socket must still be open."""
+        self._socket.disable_monitor()  # first, so that libzmq's thread reports nothing more
+        self.monitor.close(linger=0)
 
     def has_broken(self) -> bool:
         """Return whether the connection broke since the last call. Raises UsageError if the server rejects us."""
