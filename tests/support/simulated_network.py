@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from trainer.config import Config, RunFacts
@@ -13,6 +13,7 @@ from trainer.leader.rounds import FromWorker, replaced
 from trainer.transport.messages import Message, PeerBeat, Replacement, RunEnd
 
 LEADER = -1
+BEATS = -2  # the leader's end of the connections of heartbeats, which each worker has beside the other one
 Bodies = tuple[bytes, ...]
 
 
@@ -49,6 +50,9 @@ class SimulatedNetwork(Generic[H]):
         self.channels: dict[tuple[int, int], deque[tuple[Message, Bodies]]] = {}
         self.identities: dict[int, int] = {}
         self.hosts: dict[int, H] = {}
+        self.frozen: set[int] = set()  # processes that neither act nor receive
+        self.event = 0
+        self.later: list[tuple[int, Callable[[], None]]] = []  # what happens at an event or after it
         self.leader: Any
 
     def make_leader(self) -> Any:
@@ -82,10 +86,13 @@ class SimulatedNetwork(Generic[H]):
         self.hosts[host.process] = host
 
     def post(self, source: int, target: int, message: Message, *bodies: bytes) -> None:
-        self.channels.setdefault((source, target), deque()).append((message, bodies))
+        """Send a message. Heartbeats to the leader have a connection of their own."""
+        channel = (source, BEATS if isinstance(message, PeerBeat) else target)
+        self.channels.setdefault(channel, deque()).append((message, bodies))
 
     def end(self, host: H) -> None:
         del self.hosts[host.process]
+        self.frozen.discard(host.process)
         for channel in [channel for channel in self.channels if channel[1] == host.process]:
             del self.channels[channel]
 
@@ -93,26 +100,29 @@ class SimulatedNetwork(Generic[H]):
 
     def deliver(self) -> None:
         """Deliver the first message of a random channel."""
-        channels = [channel for channel, messages in self.channels.items() if messages]
+        channels = [
+            channel for channel, messages in self.channels.items() if messages and channel[1] not in self.frozen
+        ]
         if not channels:
             return
         channel = self.random.choice(channels)
         message, bodies = self.channels[channel].popleft()
         source, target = channel
-        if target == LEADER:
-            self._to_leader(source, message, bodies)
+        if target in (LEADER, BEATS):
+            self._to_leader(source, target, message, bodies)
         elif target in self.hosts:
-            self._to_host(self.hosts[target], message, bodies, from_leader=source == LEADER)
+            self._to_host(self.hosts[target], message, bodies, from_leader=source in (LEADER, BEATS))
 
-    def _to_leader(self, source: int, message: Any, bodies: Bodies) -> None:
+    def _to_leader(self, source: int, end: int, message: Any, bodies: Bodies) -> None:
+        """Hand the leader a message. end: that of the connection, over which the answer goes."""
         assert isinstance(message, FromWorker)
         if self.leader.processes.is_replaced(message.worker, message.process):
-            self.post(LEADER, source, *replaced(message.process))
+            self.post(end, source, *replaced(message.process))
             return
         if not isinstance(message, PeerBeat):
             self.identities[message.worker] = source
         if answer := self.leader.hear(message, bodies[0], bodies[-1], self.now):
-            self.post(LEADER, source, *answer)
+            self.post(end, source, *answer)
 
     def _to_host(self, host: H, message: Message, bodies: Bodies, *, from_leader: bool) -> None:
         if isinstance(message, RunEnd):
@@ -140,6 +150,42 @@ class SimulatedNetwork(Generic[H]):
     def note_crash(self) -> None:
         """Do what a crash does beside the loss of messages."""
 
+    def freeze(self) -> None:
+        """Freeze a worker for some time. Then it goes on, or its supervisor replaces it by a new process.
+
+        The new process may start late, and server 0 may learn of the loss late, even after the new process has joined."""
+        running = [host for host in self.hosts.values() if host.process not in self.frozen]
+        if not running:
+            return
+        host = self.random.choice(running)
+        self.frozen.add(host.process)
+        if self.random.random() < 0.3:
+            self.do_later(600, lambda: self.frozen.discard(host.process))
+        else:
+            self.do_later(600, lambda: self.replace(host))
+
+    def freeze_two(self) -> None:
+        """Freeze two workers at the same time."""
+        self.freeze()
+        self.freeze()
+
+    def crash_unnoticed(self) -> None:
+        """Kill a worker, of which server 0 learns late, and which starts late."""
+        self.replace(self.random.choice(list(self.hosts.values())))
+
+    def replace(self, host: H) -> None:
+        """Kill a process, and soon start another one for its worker and tell server 0, in any order."""
+        if host.process not in self.hosts:
+            return
+        self.note_crash()
+        self.end(host)
+        self.do_later(200, lambda: self.start(host.worker))
+        self.do_later(300, lambda: self.leader.lost(host.worker, self.now))
+
+    def do_later(self, most: int, what: Callable[[], None]) -> None:
+        """Do something after a random number of events. most: of events."""
+        self.later.append((self.event + self.random.randint(0, most), what))
+
     def suspect(self) -> None:
         """Start another process for a worker whose first one still runs, as if it had been frozen."""
         self.start(self.random.choice(list(self.hosts.values())).worker)
@@ -158,7 +204,7 @@ class SimulatedNetwork(Generic[H]):
 
     def crash_leader(self) -> None:
         """Kill server 0, with all messages from and to it."""
-        for channel in [channel for channel in self.channels if LEADER in channel]:
+        for channel in [channel for channel in self.channels if LEADER in channel or BEATS in channel]:
             del self.channels[channel]
         self._start_leader()
 
@@ -169,17 +215,22 @@ class SimulatedNetwork(Generic[H]):
         due = sorted(self.random.randint(20, 1500) for _ in faults)
         left = list(faults)
         for event in range(most):
-            if left and event >= due[len(faults) - len(left)]:
+            self.event = event
+            for due_event, what_is_due in [each for each in self.later if each[0] <= event]:
+                self.later.remove((due_event, what_is_due))
+                what_is_due()
+            if left and self.hosts and event >= due[len(faults) - len(left)]:
                 getattr(self, left.pop())()
             what = self.random.random()
+            running = [host for host in self.hosts.values() if host.process not in self.frozen]
             if what < 0.75:
                 self.deliver()
-            elif what < 0.97 and self.hosts:
-                self.random.choice(list(self.hosts.values())).act()
+            elif what < 0.97 and running:
+                self.random.choice(running).act()
             else:
                 self.now += 0.2
                 self.leader.tick(self.now)
-            if not left and self.hosts and all(host.finished for host in self.hosts.values()):
+            if not (left or self.later) and self.hosts and all(host.finished for host in self.hosts.values()):
                 return event
         raise AssertionError(f"not at the end after {most} events: {self.describe()}")
 

@@ -32,6 +32,7 @@ from trainer.launch.prepare import ensure_checkpoint
 from trainer.launch.supervisor import is_end
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
+from trainer.leader.peer_members import PeerMembership, view_body
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.kinds import GenerationEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
@@ -43,6 +44,7 @@ from trainer.transport.messages import (
     Message,
     ModelCopy,
     NeighbourModel,
+    NeighbourView,
     PeerBeat,
     pack_json,
 )
@@ -176,6 +178,13 @@ class Network(SimulatedNetwork[Host]):
             self.channels.pop((host.process, self.random.choice(list(host.peers.values()))), None)
             host.replica.repeat()
 
+    def cut_for_long(self) -> None:
+        """Cut a connection between workers, of which its sender learns late."""
+        host = self.random.choice(list(self.hosts.values()))
+        if host.peers:
+            self.channels.pop((host.process, self.random.choice(list(host.peers.values()))), None)
+            self.do_later(200, lambda: host.replica.repeat() if host.process in self.hosts else None)
+
 
 def _far_folders(output: Path) -> Folders:
     work = output.with_name(f"{output.name}-work")
@@ -245,6 +254,22 @@ def test_workers_wait_for_their_neighbours_only(tmp_path: Path) -> None:
     assert all(host.replica.until > host.replica.round for host in network.hosts.values())
 
 
+def test_a_late_first_model_does_not_replace_a_newer_one(tmp_path: Path) -> None:
+    """The first source was paused, and lost with its newcomer; its model comes after that of the next source."""
+    network = Network(1, run_config(tmp_path), 3)
+    replica = next(host.replica for host in network.hosts.values() if host.worker == 0)
+    for number in (9, 8):
+        replica.take(ModelCopy(number, 3), (np.full(PARAMETERS, number, np.float32).tobytes(), b""))
+    introduction = {"address": "", "host": "", "memory": {}}
+    members = {
+        0: PeerMembership(replica.process, 9, 3, 1, introduction, 0.0),
+        1: PeerMembership(5, 5, 0, None, introduction, 0.0, has_model=True),
+    }
+    replica.obey(NeighbourView(9, 1), view_body(members, {}, 0, network.leader.plan))
+    assert replica.phase is NeighbourPhase.BLOCKED
+    np.testing.assert_array_equal(replica.values, 9)
+
+
 @pytest.mark.parametrize("is_far", [False, True])
 def test_deaths_of_server_0_leave_the_bits(is_far: bool, tmp_path: Path, oracle: Any) -> None:
     """Each rolls the run back to a checkpoint of all workers."""
@@ -301,15 +326,26 @@ def test_room_for_all_models_is_reserved_before_they_are_mapped(
         create_replicas(tmp_path / "models", 3, PARAMETERS, 0, version=1)
 
 
-FAULTS = ("crash", "accuse", "suspect", "cut", "cut_neighbours", "crash_leader")
-WEIGHTS = (5, 1, 1, 1, 1, 1)
+# Names of faults, with how often each is drawn.
+FAULTS = {
+    "crash": 5,
+    "freeze": 3,
+    "crash_unnoticed": 2,
+    "freeze_two": 1,
+    "cut_for_long": 1,
+    "accuse": 1,
+    "suspect": 1,
+    "cut": 1,
+    "cut_neighbours": 1,
+    "crash_leader": 1,
+}
 
 
 def disturb(seed: int, folder: Path) -> int:
     """Run with random faults, check what must hold whatever they are, and return the result of ``check_replay``."""
     draw = random.Random(seed)
     workers = draw.randint(2, 5)
-    faults = draw.choices(FAULTS, WEIGHTS, k=draw.randint(1, 6))
+    faults = draw.choices([*FAULTS], [*FAULTS.values()], k=draw.randint(1, 6))
     values: dict[str, Any] = {
         "topology": draw.choice(["ring", "complete", "random-pair"]),
         "order": draw.choice(["avg-then-grad", "grad-then-avg"]),
@@ -348,7 +384,8 @@ def check(network: Network) -> int:
     pushes = read_pushes(network.folders.work / PUSHES)
     counts = Counter(zip(pushes["clock"].tolist(), pushes["worker"].tolist(), strict=True))
     assert max(counts.values()) == 1
-    assert {round for round, _ in counts} == set(range(STEPS))
+    # The log can lack a round: its only worker was killed before its report, though a newcomer had its model.
+    assert {round for round, _ in counts} <= set(range(STEPS))
     return check_replay(network, state)
 
 
@@ -359,7 +396,7 @@ def check_replay(network: Network, state: RunState) -> int:
     pushes = read_pushes(network.folders.work / PUSHES)
     events = surviving_events(iter_events(network.folders.work / METRICS))
     plan = plan_of(network.config, network.facts, network.root, state)
-    rounds = [rows["worker"].tolist() for _, rows in pushes.groupby("version")]
+    rounds = [pushes["worker"][pushes["version"] == version].tolist() for version in range(1, STEPS + 1)]
     history = PeerHistory(plan, events, rounds, PeerTimes.from_state(state).begun)
     models = PeerReplay([(1, network.config)], network.facts, network.compute, history)
     for _ in rounds:

@@ -314,8 +314,9 @@ class NeighbourReplica:
     def take(self, message: ModelCopy, bodies: tuple[Body, ...]) -> None:
         """Begin with a first model, of a checkpoint or another worker. Raises MalformedMessageError.
 
-        A worker's can arrive before the view of its membership, and is kept."""
-        if message.number > self.session:
+        A worker's can arrive before the view of its membership, and is kept. One of an earlier membership can come even
+        later, from a source that was paused."""
+        if message.number > max(self.session, self._early[0].number if self._early else 0):
             self._early = (message, bodies)
         if self.phase is not NeighbourPhase.COPYING or message.number != self.session:
             return
