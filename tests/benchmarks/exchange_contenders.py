@@ -172,6 +172,7 @@ def _socket_worker(rank: int, measure: Measure, listeners: list[socket.socket], 
     with average_in_ring(rank, listeners) as average:
 
         def step() -> None:
+            gradient.fill(1.0)
             model.values[:] = average(model.values)
             model.apply_sum([gradient], 0.01, 1)
 

@@ -113,6 +113,11 @@ class SimulatedNetwork(Generic[H]):
         elif target in self.hosts:
             self._to_host(self.hosts[target], message, bodies, from_leader=source in (LEADER, BEATS))
 
+    def deliver_all(self) -> None:
+        """Deliver messages until none is left."""
+        while any(self.channels.values()):
+            self.deliver()
+
     def _to_leader(self, source: int, end: int, message: Any, bodies: Bodies) -> None:
         """Hand the leader a message. end: that of the connection, over which the answer goes."""
         assert isinstance(message, FromWorker)

@@ -46,6 +46,7 @@ from trainer.transport.messages import (
     NeighbourModel,
     NeighbourView,
     PeerBeat,
+    RoundGrant,
     pack_json,
 )
 from trainer.worker.neighbour_replica import Body, NeighbourPhase, NeighbourReplica
@@ -252,6 +253,78 @@ def test_workers_wait_for_their_neighbours_only(tmp_path: Path) -> None:
         network.run(most=4000)
     assert {host.worker: host.replica.round for host in network.hosts.values()} == {0: 0, 1: 1, 2: 2, 3: 3, 4: 2, 5: 1}
     assert all(host.replica.until > host.replica.round for host in network.hosts.values())
+
+
+def count_grants(network: Network, rounds: int, round_s: float) -> tuple[int, int, int]:
+    """Let all workers compute rounds in step, with a report every ten rounds, or at once if a horizon stops a worker.
+
+    Returns how many grants server 0 sent, how many rounds ahead of the workers it let them go at most, and how many
+    rounds a worker kept for server 0 at most."""
+    hosts = list(network.hosts.values())
+    grants: list[RoundGrant] = []
+    ahead = kept = 0
+    post = network.post
+
+    def note(source: int, target: int, message: Message, *bodies: bytes) -> None:
+        grants.extend([message] if isinstance(message, RoundGrant) else [])
+        post(source, target, message, *bodies)
+
+    network.post = note  # type: ignore[method-assign]
+    for host in hosts:
+        introduction = pack_json({"address": "", "host": "", "memory": {}})
+        network.post(host.process, LEADER, host.replica.joining(), introduction, b"")
+    for round in range(rounds):
+        network.now += round_s
+        for host in hosts:
+            if host.replica.phase is NeighbourPhase.TURN:
+                host.replica.submit(StepMeasurements(1, 1.0, 1, round_s))
+        network.deliver_all()
+        kept = max(kept, *(len(host.replica.rounds) for host in hosts))
+        for host in hosts:
+            is_due = round % 10 == 0 or host.replica.phase is NeighbourPhase.BLOCKED
+            if is_due and (report := host.replica.report()):
+                network.post(host.process, LEADER, report[0], b"", report[1])
+        network.deliver_all()
+        ahead = max(ahead, network.leader.until - max(host.replica.round for host in hosts))
+    assert min(host.replica.round for host in hosts) > rounds - 10
+    return len(grants), ahead, kept
+
+
+def test_the_horizon_reaches_a_second_within_few_rounds(tmp_path: Path) -> None:
+    """Workers that take 2 ms per round would otherwise wait for server 0 in every second round of the first second."""
+    network = Network(1, run_config(tmp_path, steps=10_000), 2)
+    grants, ahead, _ = count_grants(network, 400, 0.002)
+    assert grants < 100
+    assert 100 < ahead <= 501
+
+
+def test_newcomers_do_not_move_the_horizon(tmp_path: Path) -> None:
+    """A newcomer waits until its neighbours reach it, so it would wait longer after each loss."""
+    network = Network(1, run_config(tmp_path, steps=10_000), 3)
+    count_grants(network, 400, 0.002)
+    host = next(host for host in network.hosts.values() if host.worker == 2)
+    for _ in range(10):
+        network.leader.lost(2, network.now)
+        network.deliver_all()
+        introduction = pack_json({"address": "", "host": "", "memory": {}})
+        network.post(host.process, LEADER, host.replica.joining(), introduction, b"")
+        network.deliver_all()
+        network.now += 0.2
+        network.leader.tick(network.now)
+        network.deliver_all()
+    assert network.leader.members[2].first > 400
+    assert network.leader.until - max(each.replica.round for each in network.hosts.values()) <= 501
+
+
+def test_slow_workers_get_a_horizon_of_a_second(tmp_path: Path) -> None:
+    network = Network(1, run_config(tmp_path, steps=10_000), 2)
+    assert count_grants(network, 40, 0.1)[1] <= 11
+
+
+def test_workers_keep_few_rounds_for_server_0(tmp_path: Path) -> None:
+    """A worker packs them again for every report, so server 0 says soon which ones it has."""
+    network = Network(1, run_config(tmp_path, steps=10_000), 2)
+    assert count_grants(network, 400, 0.002)[2] <= 40
 
 
 def test_a_late_first_model_does_not_replace_a_newer_one(tmp_path: Path) -> None:

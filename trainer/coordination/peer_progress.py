@@ -80,6 +80,7 @@ class PeerProgress:
         self.started = False
         self._rows_of_batch = rows_of_batch
         self._clocks = Clocks()
+        self._started_clocks = Clocks()  # without newcomers that wait for their model
         self._count = 0
         self._completed: dict[int, dict[int, StepMeasurements]] = {}  # by round and worker; not yet in the log
 
@@ -106,6 +107,13 @@ class PeerProgress:
         """The greatest round that a member has begun; 0 without members."""
         return self._clocks.greatest()
 
+    @property
+    def furthest_started(self) -> int:
+        """The greatest round that a member with a model has begun; 0 without any.
+
+        A newcomer without a model counts for ``furthest`` with the round before its first one."""
+        return self._started_clocks.greatest()
+
     def admit(self, worker: int, horizon: int | None = None) -> int | None:
         """Make a worker a member from the first round that no member has begun, and return that round.
 
@@ -131,6 +139,7 @@ class PeerProgress:
     def start_round(self, worker: int) -> None:
         """Note that a worker has a model for its first round, and begins it."""
         self._clocks.put(worker, self.members[worker].clock)
+        self._started_clocks.put(worker, self.members[worker].clock)
 
     def leave(self, worker: int) -> None:
         """Remove a worker, for which the run no longer waits. The rounds that it has completed count."""
@@ -138,6 +147,7 @@ class PeerProgress:
         self._count -= member.is_in
         member.is_in = False
         self._clocks.remove(worker)
+        self._started_clocks.remove(worker)
 
     def takes_part(self, worker: int, round: int) -> bool:
         """Return whether a worker's neighbours may wait for its model of a round that is not complete."""
@@ -155,6 +165,7 @@ class PeerProgress:
         self._completed.setdefault(round, {})[worker] = measured
         member.clock += 1
         self._clocks.put(worker, member.clock)
+        self._started_clocks.put(worker, member.clock)
 
     def complete_round(self) -> bool:
         """Complete the next round of the run, and return whether it was complete."""

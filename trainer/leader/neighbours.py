@@ -66,7 +66,9 @@ logger = logging.getLogger(__name__)
 AHEAD_S = 1.0  # time that the fastest worker takes to the horizon
 MOST_AHEAD = 10_000  # rounds from the fastest worker to the horizon
 LEAST_AHEAD = 2
+MOST_REPEATED = 16  # rounds that a report repeats before this server tells the worker that it has them
 RATE_S = 1.0  # between two measurements of the fastest worker's speed
+BURST_S = 0.02  # the shortest time by which rounds are divided, because one report can have several
 SEARCHED_ROUNDS = 64  # that are searched for a newcomer's next neighbours
 NO_MODEL = "all workers were lost at the same time"
 
@@ -415,7 +417,8 @@ class NeighbourLeader:
         if not member or not self.progress:
             return
         worker = message.worker
-        must_answer = not member.has_model or any(each.changed for each in rounds)
+        repeated = self.progress.members[worker].clock - (message.version - len(rounds))
+        must_answer = not member.has_model or any(each.changed for each in rounds) or repeated > MOST_REPEATED
         if not member.has_model:
             member.has_model = True
             self.progress.start_round(worker)
@@ -430,7 +433,7 @@ class NeighbourLeader:
                 self._sent_in[round] = self._sent_in.get(round, 0) + each.sent_bytes
         self._advance(now)
         # Move the horizon when the fastest worker is halfway to it, so that it does not have to wait.
-        if self.progress.furthest + self._ahead // 2 >= self.until:
+        if self.progress.furthest_started + self._ahead // 2 >= self.until:
             self._grant(now)
         elif must_answer:
             self._send_grant(worker)
@@ -512,11 +515,16 @@ class NeighbourLeader:
         if not progress or not self._has_begun:
             return
         measured_at, furthest = self._measured
-        if now - measured_at >= RATE_S:
-            speed = (progress.furthest - furthest) / (now - measured_at)
-            self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, math.ceil(speed * AHEAD_S)))
-            self._measured = (now, progress.furthest)
-        self.until = max(self.until, min(self.steps, progress.furthest + self._ahead))
+        elapsed = now - measured_at
+        ahead = math.ceil((progress.furthest_started - furthest) / max(elapsed, BURST_S) * AHEAD_S)
+        if elapsed >= RATE_S:
+            self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, ahead))
+            self._measured = (now, progress.furthest_started)
+        else:
+            # At the start, and after a wait for a lost worker, the last measurement is too low. Until the next one, fast
+            # workers would ask for a horizon every second round.
+            self._ahead = min(MOST_AHEAD, max(self._ahead, min(2 * self._ahead, ahead)))
+        self.until = max(self.until, min(self.steps, progress.furthest_started + self._ahead))
         for worker in self.members:
             self._send_grant(worker)
 

@@ -374,10 +374,10 @@ class NeighbourReplica:
 
     def _hold(self) -> None:
         """Note that the model of the present round is here."""
-        np.copyto(self.values, self.model.values)
         self.phase = NeighbourPhase.BLOCKED
         self._hand_over()
         self._begin()
+        np.copyto(self.values, self.model.values)  # after the model is sent, because neighbours wait for it
 
     def _hand_over(self) -> None:
         """Send this worker's model to newcomers that begin with the same round, if it is their source."""
