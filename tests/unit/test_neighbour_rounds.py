@@ -40,6 +40,7 @@ from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import Quadratic
 from trainer.simulation.peers.history import PeerHistory
 from trainer.simulation.peers.replay import PeerReplay
+from trainer.simulation.replay import workers_of_rounds
 from trainer.transport.messages import (
     Message,
     ModelCopy,
@@ -469,7 +470,7 @@ def check_replay(network: Network, state: RunState) -> int:
     pushes = read_pushes(network.folders.work / PUSHES)
     events = surviving_events(iter_events(network.folders.work / METRICS))
     plan = plan_of(network.config, network.facts, network.root, state)
-    rounds = [pushes["worker"][pushes["version"] == version].tolist() for version in range(1, STEPS + 1)]
+    rounds = workers_of_rounds(pushes, STEPS)
     history = PeerHistory(plan, events, rounds, PeerTimes.from_state(state).begun)
     models = PeerReplay([(1, network.config)], network.facts, network.compute, history)
     for _ in rounds:

@@ -423,6 +423,10 @@ def test_a_replay_needs_every_gradient_that_was_used(tmp_path: Path) -> None:
     path.write_text("".join(lines[:10] + lines[11:]))
     with pytest.raises(DataError, match="the log lacks what worker 1 did before round 3"):
         replay(done.output)
+    version = lines[0].strip().split(",").index("version")
+    path.write_text("".join(line for line in lines if line.split(",")[version] != "3"))
+    with pytest.raises(DataError, match="the log lacks what worker 0 did before round 3"):
+        replay(done.output)
 
 
 def test_memory_and_disk_are_said_before_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,13 +80,14 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
         raise DataError(f"{run} has no complete checkpoint with which a replay could be compared")
     pushes = read_pushes(run / PUSHES, ["accepted", *USED])
     used = pushes[(pushes["accepted"] == 1) & (pushes["version"] <= version)]
+    if isinstance(config.exchange, NeighbourExchange):
+        facts, compute = build(config)
+        rounds = workers_of_rounds(used, version)
+        values = _replay_models(run, version, configs_by_version, facts, compute, rounds, quiet=quiet)
+        return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
     # Without every version from 1 on, the replay would silently compute something else.
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
-    if isinstance(config.exchange, NeighbourExchange):
-        facts, compute = build(config)
-        values = _replay_models(run, version, configs_by_version, facts, compute, _updates(used), quiet=quiet)
-        return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
     updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
     values = _replay(configs_by_version, switches, build, updates, used)
     return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
@@ -212,7 +213,7 @@ def _replay_models(
     configs_by_version: Sequence[tuple[int, Config]],
     facts: RunFacts,
     compute: Compute,
-    rounds: Iterator[list[tuple[int, int, int, int, int]]],
+    rounds: Sequence[list[int]],
     *,
     quiet: bool,
 ) -> Floats:
@@ -224,19 +225,33 @@ def _replay_models(
         configs_by_version: see ``configurations``.
         facts: the facts of the run.
         compute: computes the gradients.
-        rounds: see ``_updates``; a round is an update.
+        rounds: see ``workers_of_rounds``.
         quiet: as in ``replay``.
     """
     root = run / CHECKPOINTS
     state = read_state(root, version)
     plan = plan_of(configs_by_version[0][1], facts, root, state)
-    workers = [[row[1] for row in rows] for rows in rounds]
     final = PeerTimes.from_state(state).begun
-    history = PeerHistory(plan, surviving_events(iter_events(run / METRICS)), workers, final)
+    history = PeerHistory(plan, surviving_events(iter_events(run / METRICS)), rounds, final)
     models = PeerReplay(configs_by_version, facts, compute, history)
-    for _ in tqdm(workers, unit=" updates", disable=quiet):
+    for _ in tqdm(rounds, unit=" updates", disable=quiet):
         models.step()
     return models.mean(state)
+
+
+def workers_of_rounds(used: pd.DataFrame, version: int) -> list[list[int]]:
+    """Return the workers whose gradients of each round are in the log of a run among neighbours.
+
+    None are if the only worker of a round was killed before its report, though others had its model already.
+
+    Args:
+        used: the pushes of all rounds.
+        version: of the checkpoint at which the replay ends, which is the number of rounds.
+    """
+    rounds: list[list[int]] = [[] for _ in range(version)]
+    for reached, worker in zip(used["version"].tolist(), used["worker"].tolist(), strict=True):
+        rounds[reached - 1].append(worker)
+    return rounds
 
 
 def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]]]:
