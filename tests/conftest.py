@@ -23,7 +23,12 @@ from tests.clusters.settings import INTERPRETED
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 EMPTY = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
-pytest_plugins = ["tests.clusters.fixtures", "tests.clusters.cluster_runs", "tests.support.places"]
+pytest_plugins = [
+    "tests.clusters.fixtures",
+    "tests.clusters.cluster_runs",
+    "tests.support.memory_folder",
+    "tests.support.places",
+]
 # The drivers of these tests live for seconds; .venv/env.sh names the log's settings and the class archive.
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *QUICK_START])
 
