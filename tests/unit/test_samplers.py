@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -33,10 +34,12 @@ from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import Config
-from trainer.data.batches import build_sampler, make_batch
+from trainer.data import batches
+from trainer.data.batches import build_batches, build_sampler, make_batch
 from trainer.data.deal import deal, dealt_sizes
 from trainer.data.example_table import values_of
 from trainer.data.loading import load_worker
+from trainer.data.neighbourhoods import NeighbourhoodModel
 from trainer.data.opening import open_shards
 from trainer.data.sampling import Draw
 from trainer.exchange import EXCHANGES
@@ -504,6 +507,33 @@ def test_validation_losses_need_evaluation_rows_with_groups(tmp_path: Path) -> N
     whole = open_shards(str(write_shards(tmp_path / "whole", [rows_of(48, 2)], EVAL_ROWS)))
     with pytest.raises(UsageError, match="that keeps its model: give --sampling-groups class, or --weakness loss"):
         check_validation(sampler, whole)
+
+
+def with_targets(folder: Path) -> Path:
+    """Give each row of a set a real target, its id, and a neighbourhood, its class."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for file in [*(file for worker in manifest["workers"] for file in worker["files"]), *manifest["eval"]["files"]]:
+        path = folder / file["path"]
+        table = pq.read_table(path)
+        table = table.append_column("target", table["id"].cast(pa.float32()))
+        pq.write_table(table.append_column("neighbourhood", table["label"]), path)
+        file |= {"bytes": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    manifest["labels"]["columns"] = ["label", "target"]
+    manifest["neighbourhoods"] = [{"size": 12, "sparse": False}] * CLASSES
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def test_validation_losses_of_real_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_shards(str(with_targets(write_shards(tmp_path, [rows_of(48, 2), rows_of(48, 3, 100)], EVAL_ROWS))))
+    model = NeighbourhoodModel(np.ones((opened.layout.record_bytes, 1)), 0, np.array([[0.0], [1e9]]))
+    monkeypatch.setattr(batches, "read_model", lambda _: model)
+    values = {"weakness": "validation-loss", "sampling_groups": "neighbourhood"}
+    config = make_config(opened.uri, model="linear", batch_size=96, sampling="data-aware", **values)
+    made = build_batches(config, opened, load_worker(opened, 1, targets=True), 1, 2)
+    validation = made.sampler.draw(0, np.ones(CLASSES, np.float32)).validation
+    assert validation is not None
+    assert validation.rows.labels.tolist() == EVAL_ROWS.ids[1::2].tolist()
 
 
 @pytest.mark.parametrize("pair", [{"protocol": "bsp"}, {"exchange": "all-reduce"}], ids=["bsp", "all-reduce"])

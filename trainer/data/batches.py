@@ -181,17 +181,19 @@ def sampler_of_rows(
     keys = config.sampler.keys(population)
     validation = None
     if config.sampler.validates:
-        validation = _validation_rows(shards, config.sampler.grouping, population.worker, num_workers)
+        validation = _validation_rows(shards, config.sampler.grouping, population, num_workers)
     return TableRowSampler(
         rows, config.sampler.table_stream(population), keys, places, validation, population.epoch_steps
     )
 
 
-def _validation_rows(shards: Shards, by: GroupBy | None, worker: int, num_workers: int) -> ValidationRows:
-    """Return a worker's part of the evaluation rows of a set, with their classes or neighbourhoods. Raises DataError."""
-    rows = load_eval(shards)
+def _validation_rows(shards: Shards, by: GroupBy | None, population: Population, num_workers: int) -> ValidationRows:
+    """Return a worker's part of the evaluation rows of a set, with their classes or neighbourhoods. Raises DataError.
+
+    population: the rows of the worker; the evaluation rows have real targets if these have."""
+    rows = load_eval(shards, targets=population.labels.dtype == np.float32)
     assert rows is not None, "checked before the run"
-    own = rows.view(np.arange(worker, len(rows), num_workers))
+    own = rows.view(np.arange(population.worker, len(rows), num_workers))
     keys = own.labels.astype(np.int64)
     if by == "neighbourhood":
         model = read_model(shards)
