@@ -242,6 +242,17 @@ def test_a_damaged_model_is_a_warning_of_the_run(broken: Path, tmp_path: Path) -
     assert sum(message.startswith("accuracy is not counted by neighbourhood: ") for message in messages) == 1
 
 
+def test_a_model_of_another_set_is_refused(broken: Path) -> None:
+    """A row of a neighbourhood that the set lacks would have no entry in a loss table."""
+    shards = open_shards(str(broken))
+    (path,) = broken.glob("_model/*/kmeans/arrays.npz")
+    arrays = dict(np.load(path))
+    count = len(arrays["centres"])
+    np.savez(path, **arrays | {"centres": np.tile(arrays["centres"], (2, 1))})
+    with pytest.raises(DataError, match=f"is a damaged model: it has {2 * count} centres, and the set {count}"):
+        read_model(shards)
+
+
 def test_a_worker_needs_the_files_of_no_other(broken: Path) -> None:
     shards = open_shards(str(broken))
     shutil.rmtree(broken / "worker=001")

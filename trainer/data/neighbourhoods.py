@@ -92,6 +92,9 @@ def read_model(shards: Shards) -> NeighbourhoodModel | None:
         shift, exponent = (int(value) for value in pca["grid"])
         if not (0 <= shift < 64 and exponent == int(kmeans["grid"][0]) and len(kmeans["centres"])):
             raise ValueError("its grid is not the grid of the centres")
+        neighbourhoods = len(shards.manifest.neighbourhoods or ())
+        if len(kmeans["centres"]) != neighbourhoods:
+            raise ValueError(f"it has {len(kmeans['centres'])} centres, and the set {neighbourhoods} neighbourhoods")
     except (KeyError, ValueError) as error:
         raise DataError(f"{uri} is a damaged model: {error}") from None
     return NeighbourhoodModel(pca["weights"], shift, kmeans["centres"].astype(np.float64))

@@ -136,7 +136,9 @@ def check_sampler(config: Config, shards: Shards, num_workers: int, *, targets: 
 
 
 def check_validation(sampler: TableSampler, shards: Shards) -> None:
-    """Raise UsageError if a sampler reads losses of evaluation rows, and the set lacks these rows or their groups."""
+    """Raise UsageError if a sampler reads losses of evaluation rows, and the set lacks these rows or their groups.
+
+    Raises DataError for a damaged model of the groups, and OSError."""
     if not shards.eval_files():
         raise UsageError(
             "--weakness validation-loss needs evaluation rows, which the shard set lacks: give its job --eval-input, or give"
