@@ -160,7 +160,7 @@ def _tables(parquet: pq.ParquetFile, names: Sequence[str], most: int | None) -> 
 
 
 def _check_columns(table: pa.Table, shards: Shards, uri: str) -> None:
-    """Raise DataError if a file lacks a column of its set, or a column is as ``_check_types`` refuses it."""
+    """Raise DataError if a file lacks a column of its set, or has one that ``_check_types`` refuses."""
     needed = ["id", *["label"] * shards.has_labels, *[TARGET_COLUMN] * shards.has_targets, "image"]
     missing = next((name for name in needed if name not in table.column_names), None)
     if missing:
