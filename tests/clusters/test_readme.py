@@ -83,6 +83,7 @@ OTHERS_OWN = SPARK_SUBMITS_OWN | {
     "--executor-cores",
     "--executor-memory",
     "--num-executors",
+    "--basetemp",
     "--random-order",
     "--random-order-seed",
     "--requirement",

@@ -238,7 +238,7 @@ def test_hosts_that_depart_during_a_change_are_left_out(tmp_path: Path, monkeypa
         ({"protocol": "bsp"}, "a run of bsp would end with other bits"),
         ({"exchange": "all-reduce"}, "a run of all-reduce would end with other bits"),
         ({"protocol": "k-asp", "k": 6}, "--k 6"),
-        ({"protocol": "asp", "sampling": "representative"}, "representative"),
+        ({"protocol": "asp", "gossip": 2}, "--gossip"),
     ],
 )
 def test_a_run_that_keeps_its_workers_waits_for_a_host(
