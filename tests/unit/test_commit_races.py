@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline.core.errors import JobError, UsageError
+from pipeline.core.shardset import attempt as attempts
 from pipeline.core.shardset import versions
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import has_leftovers, remove_leftovers
@@ -122,6 +123,32 @@ def test_a_frozen_driver_commits_a_whole_set_or_none(
     if steps.step == 1:
         assert {ended for ended, _ in outcomes} == {"committed", "told"} or rival == "commits"
     assert any(found == "mine" for _, found in outcomes)
+
+
+def test_an_attempt_begins_though_others_remove_its_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that end delete empty folders, which may be several in the moment in which a run makes its own."""
+    made: list[str] = []
+    original = LocalFiles.makedirs
+
+    def makedirs(self: LocalFiles, uri: str) -> None:
+        made.append(uri)
+        if len(made) == 1:
+            raise FileNotFoundError(uri)  # a folder above it was removed
+        original(self, uri)
+        if len(made) < 6:
+            Path(uri).rmdir()
+
+    monkeypatch.setattr(LocalFiles, "makedirs", makedirs)
+    monkeypatch.setattr(attempts, "CLAIM_PAUSE_S", 0.0)
+    with Attempt(STORE, str(tmp_path / "set"), heartbeat_s=60) as attempt:
+        assert Path(attempt.folder).is_dir()
+    assert len(set(made)) == 1
+    monkeypatch.setattr(attempts, "CLAIM_TRIES", 3)
+    made.clear()
+    with pytest.raises(FileNotFoundError, match="was removed 3 times"):
+        Attempt(STORE, str(tmp_path / "set"), heartbeat_s=60).__enter__()
 
 
 def race(output: str, name: str, rounds: int, overwrite: bool) -> list[str]:

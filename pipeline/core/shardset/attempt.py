@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import socket
 import threading
 import time
@@ -31,6 +32,8 @@ ATTEMPTS = "_attempts"
 # Longer than any wait of a live driver, whose heartbeat may have to wait for a dead DataNode too.
 LEASE_S = 2 * STALL_S + 60
 HEARTBEAT_S = 5.0
+CLAIM_TRIES = 10  # of making a folder that others may remove while it is empty
+CLAIM_PAUSE_S = 0.02  # the longest before the second try; it grows with every try
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # drawn anew whenever a machine starts
 
 
@@ -142,15 +145,17 @@ class Attempt:
     def _claim(self) -> None:
         """Make the attempt's folder and its first heartbeat.
 
-        Another run may remove the folder while it is still empty, so this is tried three times. Raises
+        Other runs that end may remove the folder while it is still empty, so this is tried several times. Raises
         FileNotFoundError after the last."""
-        for last_try in (False, False, True):
-            self.store.makedirs(self.folder)
-            try:
+        for tried in range(CLAIM_TRIES):
+            # Runs that began together would otherwise be in each other's way again.
+            time.sleep(random.uniform(0, CLAIM_PAUSE_S) * tried)
+            with suppress(
+                FileNotFoundError
+            ):  # another run has found the folder, or one above it, empty, and removed it
+                self.store.makedirs(self.folder)
                 return self.store.write_new(f"{self.folder}/beat", json.dumps(whoami()).encode())
-            except FileNotFoundError:  # another run has found the folder empty, and removed it
-                if last_try:
-                    raise
+        raise FileNotFoundError(f"{self.folder} was removed {CLAIM_TRIES} times while this run made it")
 
     def _check_commits_can_be(self) -> None:
         """Raise UsageError, before any work, if a local file system has no put-if-absent.
