@@ -262,7 +262,7 @@ def cut(run: Path, place: float) -> None:
 
 
 def is_level(labels: Any, part: Any) -> bool:
-    """Whether every class has its share of the first p rows of an order, rounded up or down, for every p."""
+    """Return whether every class has its share of the first p rows of an order, rounded up or down, for every p."""
     drawn = labels[part]
     counts = np.cumsum(drawn[:, None] == np.unique(drawn), axis=0)
     shares = np.arange(1, len(drawn) + 1)[:, None] * counts[-1] / len(drawn)

@@ -162,7 +162,7 @@ def test_own_batches_are_those_of_the_woven_steps() -> None:
 
 
 def test_accuracy_is_drawn_over_own_batches_where_they_differ() -> None:
-    """With gossip, 3 of 4 steps after the first pass are of own rows. Such ledgers need no times."""
+    """Check that 3 of 4 steps after the first pass are of own rows with gossip. Such ledgers need no times."""
     variants = {"none": {}, "ab": {"gossip": 5, "gossip_every": 3}}
     plan = make_plan(
         ("random",), seeds=3, compare="variant", variants=variants, training={"epochs": 3, "batch_size": 120}
@@ -223,7 +223,7 @@ def test_the_published_figures_stand_beside_ours() -> None:
 
 
 def test_published_comparisons_stand_beside_ours() -> None:
-    """Of #C2 alone: chapter 4 of the thesis has no accuracy of asp on #C1. asp takes half of the time of all-reduce here."""
+    """Compare asp on #C2 alone: the thesis has no accuracy of asp on #C1. It takes half of the time of all-reduce here."""
     plan = make_plan(
         ("random",),
         compare="protocol",

@@ -160,11 +160,15 @@ def ratios(setting: StudySetting, baseline: str) -> Figure | None:
     ax.set_xlabel(
         f"standard deviation of {baseline} / standard deviation of the row (above 1: steadier than {baseline})"
     )
-    handles, labels = ax.get_legend_handles_labels()
-    # Every row with a published ratio added the same legend entry.
-    unique = dict(zip(labels, handles, strict=True))
-    ax.legend(unique.values(), unique.keys(), **ABOVE, ncols=4)
+    legend_once(ax, columns=4)
     return figure
+
+
+def legend_once(ax: Any, columns: int) -> None:
+    """Draw a legend above a figure with one entry per label, although every row adds its own."""
+    handles, labels = ax.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    ax.legend(list(unique.values()), list(unique), **ABOVE, ncols=columns)
 
 
 def deviations(setting: StudySetting) -> Figure | None:

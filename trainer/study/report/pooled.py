@@ -12,12 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from pipeline.core.reporting.plots import ABOVE, GREY, PALETTE, canvas, style
+from pipeline.core.reporting.plots import GREY, PALETTE, canvas, style
 from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide, sharding_seconds
 from trainer.study.analysis.published import RUNS, TABLES
 from trainer.study.analysis.ratios import BASELINE, PooledWay, pool_studies
 from trainer.study.analysis.statistics import Interval, f_interval
-from trainer.study.report.tables import Table, evidence, to_markdown_table
+from trainer.study.report.figures import legend_once
+from trainer.study.report.table import Table, ends_in_words, to_markdown_table
+from trainer.study.report.tables import evidence
 from trainer.study.report.words import POINTS, number, p_value
 
 PUBLISHED = TABLES["cifar10"]  # the data set of the pooled studies
@@ -48,7 +50,9 @@ def _answers(studies: Mapping[str, Analysis], ways: Sequence[PooledWay]) -> Tabl
         low, high = (POINTS * end for end in comparison.difference_interval)
         mean = f"{POINTS * comparison.difference:+.2f} ({low:+.2f} to {high:+.2f})"
         ratio = (
-            f"{number(way.pooled.ratio)} ({_ends(way.pooled)})" if not math.isnan(way.pooled.p) else "studies differ"
+            "studies differ"
+            if math.isnan(way.pooled.p)
+            else f"{number(way.pooled.ratio)} ({ends_in_words(way.pooled.interval)})"
         )
         words = f"{evidence(studies[study], member)} in {study}; {len(way.studies)} ratios"
         rows.append((way.name, ", ".join(way.vary), mean, ratio, _cost(studies[study], member), words))
@@ -71,17 +75,13 @@ def _ratios(ways: Sequence[PooledWay]) -> Table:
     rows = []
     for way in ways:
         which = ", ".join(f"{each.study} ({each.n})" for each in way.studies)
+        ends = ends_in_words(way.pooled.interval)
         ps = (p_value(way.pooled.p), p_value(way.pooled.heterogeneity_p))
-        rows.append((way.name, ", ".join(way.vary), number(way.pooled.ratio), _ends(way.pooled), *ps, which))
+        rows.append((way.name, ", ".join(way.vary), number(way.pooled.ratio), ends, *ps, which))
     header = (
         "sharding", "seeds change", f"sd of {BASELINE} / sd", "95 %", "p", "p of heterogeneity", "studies (pairs)",
     )  # fmt: skip
     return Table("Ratios of standard deviations, pooled over studies", header, rows)
-
-
-def _ends(pooled: Any) -> str:
-    low, high = pooled.interval
-    return "-" if math.isnan(low) else f"{number(low)} to {number(high)}"
 
 
 def pooled_figure(studies: Mapping[str, Analysis]) -> Figure | None:
@@ -115,9 +115,7 @@ def pooled_figure(studies: Mapping[str, Analysis]) -> Figure | None:
     ax.set_xlabel(
         f"standard deviation of {BASELINE} / standard deviation of the way (above 1: steadier than {BASELINE})"
     )
-    handles, labels = ax.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    ax.legend(unique.values(), unique.keys(), **ABOVE, ncols=3)
+    legend_once(ax, columns=3)
     return figure
 
 

@@ -7,9 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
 from statistics import median
-from typing import NamedTuple
 
 from trainer.study.analysis.analyse import (
     MEASURES,
@@ -20,12 +18,11 @@ from trainer.study.analysis.analyse import (
     sharding_seconds,
     times_to,
 )
-from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
-from trainer.study.analysis.published_comparisons import differences_of
-from trainer.study.analysis.ratios import compare_ratios
-from trainer.study.analysis.statistics import LEVEL, Comparison, f_interval
+from trainer.study.analysis.statistics import LEVEL
 from trainer.study.analysis.twins import ALL
 from trainer.study.report.findings import findings
+from trainer.study.report.published_tables import published_tables
+from trainer.study.report.table import Table, ends_in_words, fixed, short, to_latex_table, to_markdown_table
 from trainer.study.report.words import POINTS, QUALITIES, QUALITIES_IN_FULL, number, p_value
 
 NAMES = {
@@ -41,7 +38,6 @@ NAMES = {
     "seconds": "training time, s",
     "sent_bytes": "bytes sent",
 }
-RUNNING = "running_train_accuracy"
 IN_SHORT = "In short"  # the caption of a table that answers the question of the study
 VALUES = ("runs", "mean", "95 %", "sd", "variance", "least", "most")
 TESTS = (
@@ -58,14 +54,6 @@ COLUMNS = (
     "difference_p", "adjusted_difference_p", "equivalence_p", "adjusted_equivalence_p",
     "correlation", "skewness", "flipped_spread_p", "flipped_difference_p",
 )  # fmt: skip
-
-
-class Table(NamedTuple):
-    """A caption, a header, and rows of text; all columns but the first are numbers."""
-
-    caption: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
 
 
 def tables(analysis: Analysis) -> list[Table]:
@@ -91,8 +79,7 @@ def setting_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
     # Other axes have the same shards on both sides, which explain nothing.
     if analysis.compared == "sharding":
         result += [_quality(setting), *_evenness_correlations(analysis, setting)]
-    published = [*_published_tables(analysis, setting), *_published_differences(analysis, setting)]
-    return [*result, *_compare_studies(analysis, setting), *published]
+    return [*result, *_compare_studies(analysis, setting), *published_tables(analysis, setting)]
 
 
 def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
@@ -107,7 +94,7 @@ def answer_table(analysis: Analysis, setting: StudySetting) -> Table:
         if c:
             ends = f"{POINTS * c.difference_interval.low:+.2f} to {POINTS * c.difference_interval.high:+.2f}"
             mean = f"{POINTS * c.difference:+.2f} ({ends})"
-            ratio = f"{number(c.sd_ratio)} ({_ends(c.sd_ratio_f)})"
+            ratio = f"{number(c.sd_ratio)} ({ends_in_words(c.sd_ratio_f)})"
         traffic = member.summaries.get("sent_bytes")
         costs = [f"{member.seconds:,.1f}", f"{traffic.mean / 1e6:,.1f}" if traffic else "-"]
         # Shards are made once per seed, before the training.
@@ -149,12 +136,12 @@ def _measure(analysis: Analysis, setting: StudySetting, key: str) -> list[Table]
         if s is None:
             continue
         # A single run has no interval.
-        mean = (_fixed(s.mean), _ends(s.mean_interval, _fixed))
-        spread = (_short(s.sd), _short(s.variance), _fixed(s.least), _fixed(s.most))
+        mean = (fixed(s.mean), ends_in_words(s.mean_interval, fixed))
+        spread = (short(s.sd), short(s.variance), fixed(s.least), fixed(s.most))
         values.append((member.name, str(s.n), *mean, *spread))
         if c := member.comparisons.get(key):
-            difference = (f"{c.difference:+.4f}", _ends(c.difference_interval, "{:+.4f}".format))
-            ratio = (number(c.sd_ratio), _ends(c.sd_ratio_f), _ends(c.sd_ratio_bootstrap))
+            difference = (f"{c.difference:+.4f}", ends_in_words(c.difference_interval, "{:+.4f}".format))
+            ratio = (number(c.sd_ratio), ends_in_words(c.sd_ratio_f), ends_in_words(c.sd_ratio_bootstrap))
             ps = (c.difference_p, c.adjusted_difference_p, c.spread_p, c.adjusted_spread_p)
             equivalence = p_value(c.adjusted_equivalence_p) if "accuracy" in key else ""
             cells = (*difference, *ratio, *map(p_value, ps), equivalence, number(c.correlation))
@@ -174,7 +161,7 @@ def _components(setting: StudySetting) -> list[Table]:
     for member in setting.members.values():
         if c := member.components:
             # Components are a tenth of the differences of means, so that they need one digit more.
-            ends = _ends((POINTS * c.set_interval.low, POINTS * c.set_interval.high), "{:.3f}".format)
+            ends = ends_in_words((POINTS * c.set_interval.low, POINTS * c.set_interval.high), "{:.3f}".format)
             sds = (f"{POINTS * c.seed_sd:.3f}", f"{POINTS * c.rest_sd:.3f}")
             rows.append(
                 (member.name, f"{c.sets} x {c.seeds}", f"{POINTS * c.set_sd:.3f}", ends, p_value(c.set_p), *sds)
@@ -216,7 +203,7 @@ def _extra_measures(setting: StudySetting) -> list[Table]:
     for member in setting.members.values():
         summaries = [member.summaries.get(key) for key in keys]
         if any(summaries):
-            rows.append((member.name, *("-" if s is None else f"{s.mean:.4g} ({_short(s.sd)})" for s in summaries)))
+            rows.append((member.name, *("-" if s is None else f"{s.mean:.4g} ({short(s.sd)})" for s in summaries)))
     caption = f"Training, worst groups and cost, mean (sd): {setting.name}"
     return [Table(caption, ("", *(NAMES[key] for key in keys)), rows)] if rows else []
 
@@ -374,168 +361,20 @@ def _compare_studies(analysis: Analysis, setting: StudySetting) -> list[Table]:
         if twins.setting == setting.name:
             c = twins.found
             ends = f"{POINTS * c.difference_interval.low:+.2f} to {POINTS * c.difference_interval.high:+.2f}"
-            means = (*map(_fixed, twins.mean), f"{POINTS * c.difference:+.2f}", ends, p_value(c.equivalence_p))
+            means = (*map(fixed, twins.mean), f"{POINTS * c.difference:+.2f}", ends, p_value(c.equivalence_p))
             sds = ("-",) * 5
             if twins.member != ALL:
-                correlation = f"{c.correlation:.2f} ({_ends(twins.correlation_interval, '{:.2f}'.format)})"
+                correlation = f"{c.correlation:.2f} ({ends_in_words(twins.correlation_interval, '{:.2f}'.format)})"
                 sds = (
-                    _short(twins.sd.here),
-                    _short(twins.sd.there),
+                    short(twins.sd.here),
+                    short(twins.sd.there),
                     number(c.sd_ratio),
-                    _ends(c.sd_ratio_f),
+                    ends_in_words(c.sd_ratio_f),
                     correlation,
                 )
             staleness = (f"{twins.staleness.here:.2f}", f"{twins.staleness.there:.2f}")
             rows.append((twins.member, str(c.n), *means, *sds, *staleness))
     return [Table(f"The same runs in {other}: {setting.name}", header, rows)] if rows else []
-
-
-def _published_tables(analysis: Analysis, setting: StudySetting) -> list[Table]:
-    """Return tables of the paper's figures beside this study's, or nothing if the paper has none for the data set."""
-    printed = published_of(setting.dataset) if analysis.compared == "sharding" else None
-    if not printed:
-        return []
-    base = printed.rows["random"]
-    rows = []
-    # Ways of sharding that only one side has get a row too.
-    for name in dict.fromkeys([*setting.members, *printed.rows]):
-        member = setting.members.get(name)
-        published = printed.rows.get(name)
-        rows.append((name, *_ours(analysis, member), *_theirs(published, base)))
-    columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
-    header = ("sharding", *columns, *(f"published {column}" for column in columns))
-    tables = [Table(f"Beside the published figures ({printed.title}; ResNet-56): {setting.name}", header, rows)]
-    tables += _published_training(analysis, setting, printed)
-    if any(name in printed.sparse for name in setting.members):
-        tables.append(_sparse_neighbourhoods(setting, printed))
-    return tables
-
-
-def _published_differences(analysis: Analysis, setting: StudySetting) -> list[Table]:
-    """Return the table of published differences of accuracy and times beside this study's; none if none are known."""
-    rows = []
-    base = analysis.baseline
-    for member in setting.members.values():
-        for each in differences_of(
-            setting.dataset, analysis.compared, base, member.name, tuple(setting.name.split(", "))
-        ):
-            ours = "-"
-            if c := member.comparisons[PRIMARY]:
-                ends = (POINTS * c.difference_interval.low, POINTS * c.difference_interval.high)
-                ours = f"{POINTS * c.difference:+.2f} ({_ends(ends, '{:+.2f}'.format)})"
-            # Runs of equal length differ in time only if the published ones do too.
-            speed = number(setting.members[base].seconds / member.seconds) if base in setting.members else "-"
-            rows.append((member.name, ours, f"{each.points:+.2f}", speed, number(each.speed), each.source))
-    header = (
-        analysis.compared, f"mean - mean of {base}, points (95 %)", "published", f"time of {base} / time", "published time",
-        "source",
-    )  # fmt: skip
-    return [Table(f"Beside published comparisons: {setting.name}", header, rows)] if rows else []
-
-
-def _published_training(analysis: Analysis, setting: StudySetting, printed: PublishedTable) -> list[Table]:
-    """Return the table of the paper's standard deviations of training accuracy beside this study's.
-
-    None if the paper's are not known, or if the ledger has no accuracy of training rows as they were trained."""
-    published = {name: row for name, row in printed.rows.items() if not math.isnan(row.train_accuracy_sd)}
-    ours = {name: member for name, member in setting.members.items() if RUNNING in member.summaries}
-    if not published or not ours:
-        return []
-    rows = []
-    # Ways of sharding that only one side has get a row too.
-    for name in dict.fromkeys([*ours, *published]):
-        comparison = ours[name].comparisons[RUNNING] if name in ours and analysis.baseline == "random" else None
-        rows.append(
-            (
-                name,
-                *_our_training(ours.get(name), comparison),
-                *_paper_training(published.get(name), published["random"], comparison),
-            )
-        )
-    columns = ("runs", "mean", "sd", "sd of random / sd", "95 % (F)", "loss")
-    published_columns = ("published sd", "published sd of random / sd", "published 95 % (F)", "published loss")
-    header = ("sharding", *columns, *published_columns, "published ratio / ours (95 %)", "p")
-    caption = f"Beside the published accuracy of rows as they were trained ({printed.title}): {setting.name}"
-    return [Table(caption, header, rows)]
-
-
-def _our_training(member: ComparisonSide | None, comparison: Comparison | None) -> tuple[str, ...]:
-    """Return a member's accuracy and loss of rows as they were trained, and its ratio of standard deviations."""
-    if not member:
-        return ("-",) * 6
-    accuracy = member.summaries[RUNNING]
-    loss = member.summaries.get("running_train_loss")
-    ratio = (number(comparison.sd_ratio), _ends(comparison.sd_ratio_f)) if comparison else ("-", "-")
-    losses = _with_sd(loss.mean, loss.sd) if loss else "-"
-    return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
-
-
-def _paper_training(
-    row: PublishedFigures | None, base: PublishedFigures, comparison: Comparison | None
-) -> tuple[str, ...]:
-    """Return the paper's training figures of a row, and a test of whether its ratio differs from ours.
-
-    base: the paper's row of random sharding. comparison: ours of the same way of sharding; None if there is none."""
-    if not row:
-        return ("-",) * 6
-    sd, loss = f"{row.train_accuracy_sd:.6f}", _with_sd(row.train_loss, row.train_loss_sd)
-    if row is base:
-        return (sd, "-", "-", loss, "-", "-")
-    ratio = base.train_accuracy_sd / row.train_accuracy_sd
-    tested = ("-", "-")
-    # Neither side of a ratio of ratios may be 0 or infinite.
-    if comparison and 0 < comparison.sd_ratio < math.inf:
-        relative = compare_ratios(ratio, RUNS, comparison.sd_ratio, comparison.n)
-        tested = (f"{number(relative.value)} ({_ends(relative.interval)})", p_value(relative.p))
-    return (sd, number(ratio), _ends(f_interval(ratio, RUNS)), loss, *tested)
-
-
-def _ours(analysis: Analysis, member: ComparisonSide | None) -> tuple[str, ...]:
-    """Return a member's final accuracy and loss in the order of the columns; "-" for values that are unknown.
-
-    The ratio is left out if the baseline is not random sharding, to which the published ratios refer."""
-    if not member or PRIMARY not in member.summaries:
-        return ("-",) * 6
-    accuracy = member.summaries[PRIMARY]
-    loss = member.summaries.get("final_loss")
-    comparison = member.comparisons[PRIMARY]
-    comparison = comparison if analysis.baseline == "random" else None  # the published ratios have this baseline
-    ratio = (number(comparison.sd_ratio), _ends(comparison.sd_ratio_f)) if comparison else ("-", "-")
-    losses = _with_sd(loss.mean, loss.sd) if loss else "-"
-    return (str(accuracy.n), _fixed(accuracy.mean), _short(accuracy.sd), *ratio, losses)
-
-
-def _theirs(row: PublishedFigures | None, base: PublishedFigures) -> tuple[str, ...]:
-    """Return a row of the paper in the order of the columns; "-" if the paper has no such row.
-
-    base: the paper's row of random sharding, with which ``row`` is compared."""
-    if not row:
-        return ("-",) * 6
-    ratio = base.accuracy_sd / row.accuracy_sd
-    ends = ("-", "-") if row is base else (number(ratio), _ends(f_interval(ratio, RUNS)))
-    return (str(RUNS), f"{row.accuracy:.6f}", f"{row.accuracy_sd:.6f}", *ends, _with_sd(row.loss, row.loss_sd))
-
-
-def _with_sd(mean: float, sd: float) -> str:
-    return "-" if math.isnan(mean) else f"{mean:.4f} ({_short(sd)})"
-
-
-def _sparse_neighbourhoods(setting: StudySetting, printed: PublishedTable) -> Table:
-    """Return the table that compares the numbers of sparse neighbourhoods with the published ones (table III of Provatas
-    et al. 2021).
-
-    A neighbourhood is sparse if it has at most as many rows as there are workers. One row per way of sharding that the
-    paper has: mean and range over its runs here, the mean size, then the three published runs. The paper also prints the
-    mean size and the accuracy of each run, which are not known here."""
-    rows = []
-    for name in filter(setting.members.__contains__, printed.sparse):
-        facts = [record["sharding"] for record in setting.members[name].records]
-        counts = [each["sparse"] for each in facts]
-        ours = f"{sum(counts) / len(counts):.1f} ({min(counts)} to {max(counts)})"
-        size = f"{sum(each['sparse_rows'] for each in facts) / sum(counts):.1f}" if any(counts) else "-"
-        rows.append((name, ours, size, ", ".join(map(str, printed.sparse[name]))))
-    header = ("sharding", "sparse neighbourhoods, mean and range", "rows of one, mean", "published, three runs")
-    return Table(f"Sparse neighbourhoods (Table III): {setting.name}", header, rows)
 
 
 def to_csv(analysis: Analysis) -> str:
@@ -589,12 +428,6 @@ def to_markdown(analysis: Analysis) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_markdown_table(table: Table) -> str:
-    """Return a table under its caption as a heading."""
-    head = [_bar(table.header), _bar(["---", *["---:"] * (len(table.header) - 1)])]
-    return "\n".join([f"## {table.caption}", "", *head, *map(_bar, table.rows)]) + "\n"
-
-
 def makers(analysis: Analysis) -> list[tuple[str, int]]:
     """Return machines and versions as text, with the number of their runs."""
     return [(", ".join(f"{name} {value}" for name, value in about.items()), n) for about, n in analysis.environments]
@@ -603,41 +436,4 @@ def makers(analysis: Analysis) -> list[tuple[str, int]]:
 def to_latex(analysis: Analysis) -> str:
     """Return the same tables, each as wide as a line, for \\input in a paper that loads booktabs and graphicx."""
     loads = "% In the preamble: \\usepackage{booktabs,graphicx}\n"
-    return "\n".join([loads, *(_latex(table) for table in tables(analysis))])
-
-
-def _latex(table: Table) -> str:
-    """Return a table environment that is as wide as a line."""
-    lines = [
-        "\\begin{table}",
-        f"\\caption{{{_escaped(table.caption)}}}",
-        f"\\resizebox{{\\linewidth}}{{!}}{{\\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}",
-    ]
-    body = ["\\toprule", _latex_row(table.header), "\\midrule", *map(_latex_row, table.rows), "\\bottomrule"]
-    return "\n".join([*lines, *body, "\\end{tabular}}", "\\end{table}", ""])
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(_escaped, cells)) + r" \\"
-
-
-def _escaped(text: str) -> str:
-    for special in "&%$#_{}":
-        text = text.replace(special, f"\\{special}")
-    return text.replace("<", "$<$")
-
-
-def _bar(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _fixed(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.4f}"
-
-
-def _short(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.3g}"
-
-
-def _ends(ends: tuple[float, float], form: Callable[[float], str] = number) -> str:
-    return "-" if math.isnan(ends[0]) else f"{form(ends[0])} to {form(ends[1])}"
+    return "\n".join([loads, *(to_latex_table(table) for table in tables(analysis))])
