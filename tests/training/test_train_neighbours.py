@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,13 +77,35 @@ def test_real_processes_have_virtual_times_bits(sets: dict[int, Path], tmp_path:
     assert replay(tmp_path / "run").is_equal
 
 
+SLOW_CNN = """
+import time
+from pathlib import Path
+from trainer.models.networks.cnn import ConvNet
+
+class SlowCNN(ConvNet):
+    def forward(self, images):
+        if Path(__file__).with_name("slow").exists():
+            time.sleep(0.1)
+        return super().forward(images)
+
+def build(image_shape, num_classes):
+    return SlowCNN(image_shape, num_classes)
+"""
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_resumes_with_the_same_bits(
-    sets: dict[int, Path], tmp_path: Path, start: Start, number: int
+    sets: dict[int, Path], tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    values: dict[str, Any] = {"exchange": "d-psgd", "model": "cnn", "steps": 60}
+    """Interrupt a run whose steps are slow, so that it is far from its end, and finish it at full speed."""
+    module = f"slow_cnn_{number}"
+    (tmp_path / f"{module}.py").write_text(SLOW_CNN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    values: dict[str, Any] = {"exchange": "d-psgd", "model": f"{module}:build", "steps": 60}
     flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
+    (tmp_path / "slow").touch()
     first = start(*flags)
     until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
     if number == signal.SIGTERM:
@@ -95,6 +118,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
     assert version
     assert version < 60
     assert len(read_state(first.output / "checkpoints", version).memory["replicas"]["begun"]) == 4
+    (tmp_path / "slow").unlink()
     resumed = start(*flags, "--resume")
     assert resumed.wait() == 0, resumed.said()
     assert weights(resumed.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)
