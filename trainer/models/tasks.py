@@ -16,6 +16,7 @@ class Task(Protocol):
     Methods:
         loss: mean over examples, 0-d.
         losses: loss of each example, [N].
+        derivative: of ``loss`` by the outputs, [N, K], with the bits of autograd.
         guessing: loss of a guess that only knows the number of classes; None if it is meaningless.
         probabilities: probability of each class, [N, classes]; None if outputs are no logits.
         predicted: most likely class of each example, int64 [N].
@@ -25,6 +26,8 @@ class Task(Protocol):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
+
+    def derivative(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
 
     def guessing(self, num_classes: int) -> float | None: ...
 
@@ -50,6 +53,16 @@ class Classification:
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._cross_entropy(outputs, labels, "none")
+
+    def derivative(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        if outputs.shape[1] == 1:
+            return (outputs.sigmoid() - labels.to(outputs.dtype).unsqueeze(1)) / len(labels)
+        logarithms = outputs.log_softmax(1)
+        # The derivative by the logarithms: -1/N at the label. The rest is one kernel, the one of autograd.
+        by_logarithms = torch.zeros_like(logarithms).scatter_(1, labels.unsqueeze(1), -1 / len(labels))
+        backward = torch.ops.aten._log_softmax_backward_data.default
+        result: Tensor = backward(by_logarithms, logarithms, 1, logarithms.dtype)
+        return result
 
     def _cross_entropy(self, outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
         if outputs.shape[1] == 1:
@@ -88,9 +101,15 @@ class LeastSquares:
         return outputs.argmax(1)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return 0.5 * self._errors(outputs, labels).square().sum(1)
+
+    def derivative(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        # Multiplied by the float32 nearest to 1/N, as in the backward pass of a mean.
+        return self._errors(outputs, labels) * (1 / len(labels))
+
+    def _errors(self, outputs: Tensor, labels: Tensor) -> Tensor:
         real = labels.is_floating_point()
-        targets = labels.view_as(outputs) if real else F.one_hot(labels, outputs.shape[1])
-        return 0.5 * (outputs - targets).square().sum(1)
+        return outputs - (labels.view_as(outputs) if real else F.one_hot(labels, outputs.shape[1]))
 
     def correct(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return 0 for real labels, which have no accuracy: a real number is never predicted exactly."""

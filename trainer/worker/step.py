@@ -20,6 +20,7 @@ from trainer.models.devices import compute_reproducibly
 from trainer.models.flat_vector import ALIGNMENT, FlatModel
 from trainer.models.tasks import hits
 from trainer.watchdog import kick
+from trainer.worker.regression import regression_gradient
 
 VALIDATION_BATCH = 500  # rows whose losses are computed at once
 
@@ -100,6 +101,7 @@ class Step:
         self.row_outcomes: tuple[np.ndarray, np.ndarray] | None = None
         self._outcomes: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the micro-batches so far
         self._table = self.flat.slot(TABLE)  # of the sampler
+        self._regression = regression_gradient(config, network, device)
         self._keeps_outcomes = config.run.example_ledger or config.reads_losses or self._table is not None
         # Servers divide the sum of pushed changes by the number of workers. Neighbours merge no statistics.
         has_servers = not isinstance(config.exchange, NeighbourExchange)
@@ -218,16 +220,25 @@ class Step:
     ) -> tuple[Any, Any]:
         """Add the gradient of ``share`` times the mean weighted loss; return that loss and the correct predictions."""
         kick()
-        outputs = self._forward(images)
-        loss = self.task.loss(outputs, labels) if weights is None else self._weighted_loss(outputs, labels, weights)
+        if self._regression and weights is None and share == 1.0:
+            loss, outputs = self._regression.add(images, labels)
+        else:
+            loss, outputs = self._differentiate(images, labels, weights, share)
         # Beside the loss, whose gradient has the same bits whether the losses of examples are kept or not.
         if self._keeps_outcomes:
-            with torch.no_grad():
-                self._outcomes.append((self.task.losses(outputs, labels), hits(self.task, outputs, labels)))
+            self._outcomes.append((self.task.losses(outputs, labels), hits(self.task, outputs, labels)))
+        return loss, self.task.correct(outputs, labels)
+
+    def _differentiate(
+        self, images: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, share: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add the gradient as ``_gradient`` by autograd; return the loss and the outputs."""
+        outputs = self._forward(images)
+        loss = self.task.loss(outputs, labels) if weights is None else self._weighted_loss(outputs, labels, weights)
         if share != 1.0:
             loss = loss * share
         loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), self.task.correct(outputs.detach(), labels)
+        return loss.detach(), outputs.detach()
 
     def _forward(self, images: torch.Tensor) -> Any:
         """Return the outputs. The numbers of the forward pass decide which ones the backward pass uses."""
