@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -174,12 +175,19 @@ print(result.model, result.protocol, result.updates)
 
 
 def test_a_script_without_a_guard_may_train(shards: Path, tmp_path: Path) -> None:
-    """Processes must not import the program that started them, which would train again."""
+    """Processes must not import the program that started them, which would train again.
+
+    They import nothing but their network: all else is loaded in the fork server, once."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), str(shards), str(tmp_path / "run")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert (done.returncode, done.stdout.split()) == (0, ["resnet20", "asp", "6"]), done.stderr
+    for log in (tmp_path / "run" / "logs").glob("[we]*-0.log"):
+        imported = re.findall(r"^import time: .*\| +(\S+)$", log.read_text(), re.MULTILINE)
+        assert imported
+        assert [name for name in imported if not name.startswith("trainer.models.networks")] == [], log
 
 
 @pytest.mark.full

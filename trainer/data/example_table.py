@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.schema import broken_is_data_error
+from pipeline.core.shardset.schema import broken_is_data_error, numbers_of
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from trainer.data.opening import store_of
 from trainer.sampling.base import Sampler
@@ -114,6 +114,6 @@ def _columns(file: pq.ParquetFile, group: int, column: str, uri: str) -> dict[st
         fits = pa.types.is_integer(kind) or (name == column and pa.types.is_floating(kind))
         if table.column(name).null_count or not fits:
             raise DataError(f"--example-table {uri}: column {name} holds nulls, or no numbers")
-    columns = {name: table.column(name).to_numpy() for name in names}
+    columns = {name: numbers_of(table.column(name)) for name in names}
     columns.setdefault(EPOCH, np.zeros(len(table), np.int64))
     return columns

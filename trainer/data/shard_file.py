@@ -24,6 +24,7 @@ from pipeline.core.shardset.schema import (
     declared_metadata,
     declared_shape,
     no_labels,
+    numbers_of,
     raw_images,
 )
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
@@ -88,7 +89,7 @@ def read_groups(shards: Shards, by: GroupBy) -> Ints:
             if not table.num_columns:
                 raise DataError(f"{uri} has no column {name}: it is damaged; rerun the job of its set")
             _check_types(table, uri)
-            columns.append(table.column(name).to_numpy())
+            columns.append(numbers_of(table.column(name)))
     groups: Ints = np.concatenate(columns).astype(np.int64)
     return groups
 
@@ -140,7 +141,7 @@ def row_groups(
         most = max(1, BLOCK_BYTES // layout.record_bytes) if shards.mapped else None
         for table in _tables(parquet, [name for name in (*names, "image") if name in schema.names], most):
             _check_columns(table, shards, uri)
-            columns = {name: table.column(name).to_numpy() for name in table.column_names if name != "image"}
+            columns = {name: numbers_of(table.column(name)) for name in table.column_names if name != "image"}
             if not shards.has_labels:
                 columns["label"] = no_labels(len(table))
             _check_labels(columns["label"], shards.num_classes, uri, first)

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.core.shardset.schema import numbers_of
 from trainer.config import Config
 from trainer.coordination.orders import Record, RowLosses
 from trainer.home.place import Place, entries, make, write_whole
@@ -119,7 +120,7 @@ def recorded_losses(home: Place, version: int) -> Iterator[IdLosses]:
     for match in sorted(names, key=lambda match: int(match[1])):
         if int(match[1]) <= version:
             table = pq.read_table(pa.BufferReader((folder / match[0]).read_bytes()), columns=["id", "loss"])
-            yield table["id"].to_numpy(), table["loss"].to_numpy()
+            yield numbers_of(table["id"]), numbers_of(table["loss"])
 
 
 def begin_ledger(config: Config, home: Place, generation: int, version: int) -> ExampleLedger | None:

@@ -206,6 +206,15 @@ def words_of(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
+def numbers_of(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Return a numeric column of a table as numpy, without a copy if it is in one piece.
+
+    Its ``to_numpy`` would import pandas, which takes a process longer than to read a small shard. Raises BufferError
+    for nulls."""
+    values: npt.NDArray[Any] = np.from_dlpack(column.combine_chunks())
+    return values
+
+
 def raw_images(column: Any, size: int, path: str, first: int) -> npt.NDArray[np.uint8]:
     """Return a binary column of equal lengths as uint8 [rows, size], without a copy.
 
