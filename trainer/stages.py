@@ -82,7 +82,9 @@ def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ..
     return Stage(0, first, until, START, straggler_rule=rule), Stage(1, second, None, reason)
 
 
-def stage_after(stages: Sequence[Stage], index: int, accepted: int, reason: str | None = None) -> Stage:
+def stage_after(
+    stages: Sequence[Stage], index: int, accepted: int, reason: str | None = None, *, has_ended: bool = False
+) -> Stage:
     """Return the stage that continues from a checkpoint. It is never earlier than the stage of the checkpoint.
 
     Args:
@@ -90,10 +92,13 @@ def stage_after(stages: Sequence[Stage], index: int, accepted: int, reason: str 
         index: number of the stage that made the checkpoint.
         accepted: gradients in the checkpoint.
         reason: why a rule ends the stage with this checkpoint; None if it does not.
+        has_ended: whether the stage has ended with this checkpoint, maybe by the plan of another length or other workers.
     """
     stage = stages[index]
     if stage.may_end_early and reason is not None:
         return stages[index + 1]._replace(reason=reason)
+    if has_ended:
+        return stages[index + 1]
     if stage.by_rule:
         return stage if stage.until is not None and accepted < stage.until else stage._replace(until=None)
     return next(stage for stage in stages[index:] if stage.until is None or accepted < stage.until)

@@ -150,6 +150,7 @@ def test_a_stage_never_goes_back_to_an_earlier_one() -> None:
     assert stage_after(stages, 0, 40).number == 0
     assert stage_after(stages, 1, 40).number == 1
     assert stage_after(stages, 0, 80).number == 1
+    assert stage_after(stages, 0, 40, has_ended=True).number == 1
 
 
 def test_a_configuration_with_stages_is_saved_without_defaults() -> None:
@@ -617,6 +618,17 @@ def test_a_longer_run_stays_in_the_stage_that_it_reached(tmp_path: Path) -> None
     longer = virtual(tmp_path / "run", exchange="sync-switch", steps=60, options=replace(QUIET, resume=True))
     assert [(stage["protocol"], stage["first_epoch"]) for stage in longer.stages] == [("bsp", 0), ("asp", 1)]
     assert longer.examples == 60 * BATCH
+
+
+def test_a_longer_run_stays_switched_without_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill soon after the switch leaves its checkpoint, of the first stage, and a log in which the second has begun."""
+    with monkeypatch.context() as patched:
+        kill_after(patched, 70)
+        with pytest.raises(ProcessKilled):
+            virtual(tmp_path / "run", exchange="sync-switch")
+    longer = virtual(tmp_path / "run", exchange="sync-switch", steps=60, options=replace(QUIET, resume=True))
+    assert [stage["first_epoch"] for stage in longer.stages] == [0, 1.5]
+    assert replay(longer.output).is_equal
 
 
 @pytest.mark.parametrize("stop", ["global", "local"])

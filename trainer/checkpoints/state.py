@@ -37,6 +37,7 @@ class RunState:
         epoch_sums: state of trainer.coordination.epoch_sums.
         parts: sizes in bytes of the files beside the slices that a complete checkpoint has, by name.
         stage: number of the stage that made the checkpoint, from 0. Its momentum is by the rule of that stage.
+        ends_stage: whether that stage has ended with it. A rule that reads evaluations decides later, and is not in it.
         gossip: state of trainer.gossip.rounds.
         stragglers: state of trainer.coordination.stragglers.
     """
@@ -59,6 +60,7 @@ class RunState:
     epoch_sums: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
     stage: int = 0
+    ends_stage: bool = False
     gossip: dict[str, Any] = field(default_factory=dict)
     stragglers: dict[str, Any] = field(default_factory=dict)
 

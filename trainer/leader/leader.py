@@ -193,9 +193,10 @@ class Leader:
             raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
         self.version, self.generation = restored
         state = read_state(self.checkpoints, self.version)
-        if state.stage >= len(self.stages):
+        if state.stage + state.ends_stage >= len(self.stages):
             raise broken(folder_of(self.checkpoints, self.version) / STATE, f"is of stage {state.stage}")
-        self.stage = stage_after(self.stages, state.stage, state.accepted, self._rule_reason(state))
+        reason = self._rule_reason(state)
+        self.stage = stage_after(self.stages, state.stage, state.accepted, reason, has_ended=state.ends_stage)
         if self.module is not None and self.stage.config.exchange.server != self.module:
             self.has_handed_over = True
             return
@@ -545,7 +546,8 @@ class Leader:
         for order, snapshot in coordinator.advance(now):
             if snapshot:
                 self._snapshot_at = now
-                state = self._state(snapshot, journal.seconds(now))
+                ends_stage = coordinator.has_ended_stage and not self.stage.by_rule
+                state = self._state(snapshot, journal.seconds(now), ends_stage=ends_stage)
                 snapshots.begin(order.sequence, state, now, is_needed=state.final or coordinator.has_ended_stage)
             journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before the checkpoint can be complete
             # Before the order, which sends the parameters of the steps that use them.
@@ -601,10 +603,10 @@ class Leader:
         seconds = training.journal.seconds(now)
         log_event(self.log, "converged", version=position.version, accepted=position.accepted, seconds=seconds)
 
-    def _state(self, snapshot: Snapshot, seconds: float) -> RunState:
+    def _state(self, snapshot: Snapshot, seconds: float, *, ends_stage: bool) -> RunState:
         """Return the state of a checkpoint, from its progress and the properties of the run.
 
-        seconds: training time so far."""
+        seconds: training time so far; ends_stage: whether the present stage ends with the checkpoint."""
         # The identity is the run's, because a resume compares whole runs.
         return RunState(
             **vars(snapshot.position),
@@ -618,4 +620,5 @@ class Leader:
             num_buffers=self.facts.num_buffers,
             identity=self.config.identity(),
             stage=self.stage.number,
+            ends_stage=ends_stage,
         )
