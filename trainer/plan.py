@@ -156,24 +156,27 @@ def _plan_stages(stages: Sequence[Stage], facts: RunFacts, cores: int | None, wo
 
     A stage that cannot have any gradient is left out: the run is then planned as one without a switch."""
     plans = [plan(stage.config, facts, cores, workers_here) for stage in stages]
-    total = plans[0].steps_per_worker * facts.num_workers
+    config = stages[0].config
+    workers = facts.num_workers
+    cohort = config.cohorts.present
+    total = cohort.total(config.steps_per_worker(facts.rows), workers)
     ends = [total if stage.until is None else stage.until for stage in stages]
-    begins = [0, *ends[:-1]]
+    begins = [cohort.accepted, *ends[:-1]]
     # A rule may give gradients to a stage for which the plan leaves none.
     used = [at for at in range(len(stages)) if begins[at] < ends[at] or (at and stages[0].may_end_early)]
     last = plans[used[-1]]
     if len(used) == 1:
         return last
-    per_epoch = facts.num_workers * last.steps_per_epoch
     # A rule ends the first stage at the latest with its planned end.
     most = "at the latest " if stages[0].may_end_early else ""
     words = []
     for at in used:
-        end = f"{most if at == 0 else ''}to epoch {ends[at] / per_epoch:.4g}"
+        epoch = cohort.gradients(ends[at], workers) / (workers * last.steps_per_epoch)
+        end = f"{most if at == 0 else ''}to epoch {epoch:.4g}"
         rules = f"{_rates(plans[at])}; momentum {_momentum(plans[at])}"
         words.append(f"{end} by {stages[at].config.exchange.name}: {rules}")
     updates = sum(-(-(ends[at] - begins[at]) // plans[at].update_size) for at in used)
-    return replace(last, updates=updates, stages=tuple(words))
+    return replace(last, updates=cohort.version + updates, stages=tuple(words))
 
 
 def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:

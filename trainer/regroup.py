@@ -17,6 +17,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, SavedRun
+from trainer.stages import switches_by_rule
 
 
 def regrouped(
@@ -199,13 +200,14 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
 
 
 def _progress(context: RunContext, record: RunRecord) -> CheckpointProgress:
-    """Return the progress of a run in the checkpoint with which it continues: the newest, or the one of an early end.
+    """Return the progress of a run in the checkpoint with which it continues: the newest, or the one that a rule chose.
 
     Raises DataError if all of its checkpoints are damaged."""
     from trainer.checkpoints.prune import state_to_restore  # loads safetensors, which --help goes without
 
     root = context.checkpoints
-    state = state_to_restore(root, stop=stop_of(root, _with_cohorts(context, record.cohorts).config))
+    stop = stop_of(root, _with_cohorts(context, record.cohorts).config)
+    state = state_to_restore(root, by_rule=switches_by_rule(context.config), stop=stop)
     if state:
         return CheckpointProgress(state.version, state.accepted, state.clocks)
     if not any(versions(root)):  # a first checkpoint without its last file is written again
@@ -260,11 +262,13 @@ def departure_obstacle(config: Config, workers: int) -> str | None:
     """Return why a run keeps the workers of a host that is to end; None if it continues without them.
 
     workers: the number of workers without them; 0 if all hosts are to end."""
-    if config.protocol.reproducible:
+    protocols = [stage.protocol for stage in config.stage_configs()]
+    if all(protocol.reproducible for protocol in protocols):
         name = config.protocol.name if config.exchange.name == ParameterServer.name else config.exchange.name
         return f"with other workers a run of {name} would end with other bits"
     try:
-        config.protocol.check(workers or config.cohorts.present.workers)
+        for protocol in protocols:
+            protocol.check(workers or config.cohorts.present.workers)
     except UsageError as error:
         return str(error)
     return obstacle(config)
@@ -282,7 +286,6 @@ def obstacle(config: Config) -> str | None:
         (bool(config.data.mix), "--mix has no passes over one set to divide anew"),
         (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
         (isinstance(config.exchange, NeighbourExchange), f"--exchange {name} keeps a model per worker"),
-        (bool(config.exchange.stages()), f"--exchange {name} plans its switch for one number of workers"),
         (bool(config.optimiser.tolerance), "--tolerance compares mini-batches of one number of workers"),
     )
     return next((reason for applies, reason in causes if applies), None)

@@ -84,7 +84,7 @@ def enter_cohort(
     They change only if the cohort begins with this checkpoint and another number of workers has another momentum rule.
 
     Args:
-        config: the run.
+        config: configuration of the stage that made the checkpoint.
         num_workers: n.
         version: of the checkpoint.
         values, momentum: as for ``build_slice``.
@@ -119,8 +119,8 @@ def begin_cohort(config: Config, state: RunState) -> RunState:
     if has_begun:
         return state
     clocks = dict.fromkeys(range(cohort.workers), cohort.clock)
-    # A protocol's memory is about the workers before.
-    return replace(state, clocks=clocks, passes=begin_passes(state.passes, cohort), memory={})
+    # A protocol's memory and the times of steps are about the workers before.
+    return replace(state, clocks=clocks, passes=begin_passes(state.passes, cohort), memory={}, stragglers={})
 
 
 def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_servers: int) -> Coordinator:

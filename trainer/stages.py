@@ -64,20 +64,27 @@ def holdout_share(config: Config) -> float:
 
 
 def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ...]:
-    """Return the stages of a run. num_workers: n; rows: distinct training examples."""
-    steps = config.steps_per_worker(rows)
+    """Return the stages of a run. num_workers: n; rows: distinct training examples.
+
+    After a change of workers the switch comes at the same share of the epochs, or at once if that is over. Whether the run
+    is in its second stage already is in its checkpoint."""
     configs = config.stage_configs()
     if len(configs) == 1:
         return (Stage(0, configs[0], None, START),)
     first, second = configs
+    cohort = config.cohorts.present
     per_epoch = config.steps_per_epoch(rows)
+    # As if the present workers had trained all epochs of the run: with so many steps each, the first at clock ``begin``.
+    begin = cohort.clock - cohort.epoch_steps
+    steps = config.steps_per_worker(rows) - begin
     if switches_by_rule(config):
         last = -(-steps // per_epoch) - 1  # a switch after the last epoch would leave nothing for the second stage
-        return Stage(0, first, last * per_epoch * num_workers, START, by_rule=True), Stage(1, second, None, "")
+        latest = cohort.total(begin + last * per_epoch, num_workers)
+        return Stage(0, first, latest, START, by_rule=True), Stage(1, second, None, "")
     switch = config.exchange.switch_step(steps, per_epoch)
     # With a switch at the end of the run there is no second stage, and with one at the start no first stage.
-    until = None if switch is None or switch >= steps else switch * num_workers
-    reason = START if switch == 0 else config.exchange.switch_reason()
+    until = None if switch is None or switch >= steps else cohort.total(begin + switch, num_workers)
+    reason = START if until == 0 else config.exchange.switch_reason()
     rule = straggler_rule(config)
     return Stage(0, first, until, START, straggler_rule=rule), Stage(1, second, None, reason)
 

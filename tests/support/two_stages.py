@@ -11,6 +11,7 @@ from trainer.exchange.d_psgd import DPSGD
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.exchange.switching import Switching
 from trainer.protocols import Protocol
+from trainer.protocols.asp import ASP
 from trainer.protocols.bsp import BSP
 
 
@@ -52,3 +53,14 @@ class NeighboursThenServers(TwoHalves):
 
     def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
         return (DPSGD(), BSP()), (ParameterServer(), BSP())
+
+
+@dataclass(frozen=True)
+class AspThenBsp(TwoHalves):
+    """asp for the first half of a run, whose momentum depends on the number of workers, bsp for the second."""
+
+    name: ClassVar[str] = "asp-then-bsp"
+    summary: ClassVar[str] = "asp, then bsp"
+
+    def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
+        return (ParameterServer(), ASP()), (ParameterServer(), BSP())

@@ -20,6 +20,7 @@ from trainer.data.opening import open_shards
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
 from trainer.runlog.run_folder import read_record
+from trainer.simulation.replay import replay
 from trainer.workers_command import main as workers_command
 
 COMMON = ("--model", "logistic", "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
@@ -75,6 +76,33 @@ def test_a_run_changes_its_workers_while_it_trains(
     with pytest.raises(UsageError, match=r"is not in progress: .* --resume --workers 3 continues"):
         workers_command([str(output), "--add", "1"])
     assert not (output / "workers.json").exists()
+
+
+@pytest.mark.full
+def test_a_run_with_a_switch_changes_its_workers(tmp_path: Path, runs: list[Training]) -> None:
+    """By all-reduce it gains two workers and gets SIGTERM; two workers switch in the middle of what is then its length."""
+    parts = [rows_of(380, 10 + number, 1000 * number) for number in range(3)]
+    shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    output = tmp_path / "run"
+    own = (*COMMON, "--exchange", "strategy-switch", "--alpha", 0.5, "--batch-size", 60)
+    run = Training(shards, output, *own, "--epochs", 100_000)
+    runs.append(run)
+    run.wait_for_updates(20)
+    assert workers_command([str(output), "--add", "2"]) == 0
+    run.wait_for_updates(run.updates() + 50)
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.wait() == 1
+    version = newest(output / "checkpoints", verify=True)
+    assert version is not None
+    half = int(read_state(output / "checkpoints", version).epoch) + 3
+    done = train_here(shards, output, *own, "--epochs", 2 * half, "--resume", "--workers", 2)
+    assert [each.workers for each in read_record(output).config.cohorts.entries] == [3, 5, 2]
+    assert [(stage["exchange"], stage["first_epoch"]) for stage in done.result()["stages"]] == [
+        ("all-reduce", 0),
+        ("parameter-server", half),
+    ]
+    assert_complete(shards, output, version)
+    assert replay(output).is_equal
 
 
 @pytest.mark.full

@@ -539,7 +539,6 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
     cases: list[tuple[dict[str, Any], str]] = [
         ({"gossip": 2}, "--gossip exchanges examples"),
         ({"exchange": "d-psgd"}, "--exchange d-psgd keeps a model per worker"),
-        ({"exchange": "sync-switch"}, "--exchange sync-switch plans its switch"),
         ({"tolerance": 1e-9}, "--tolerance compares"),
     ]
     for number, (values, words) in enumerate(cases):

@@ -124,13 +124,15 @@ def sent_bytes(
     versions = versions if until is None else versions[versions <= until]
     stages = [event for event in events if isinstance(event, StageEvent)]
     cohorts = config.cohorts.entries or (Cohort(result.num_workers),)
-    exchanges = [EXCHANGES[event.exchange]() for event in stages] or [config.exchange for _ in cohorts]
-    # A stage, and a cohort of workers, made the updates of the versions after the one that it began with. A run with stages
-    # has a single cohort.
-    begins = [each.version for each in stages or cohorts]
+    # A stage, and a cohort of workers, made the updates of the versions after the one that it began with.
+    begins = sorted({event.version for event in stages} | {cohort.version for cohort in cohorts})
     pushes = [int((versions > begin).sum()) for begin in begins]
-    workers = [result.num_workers for _ in stages] or [each.workers for each in cohorts]
-    sizes = [exchange.vectors_per_gradient(count) for exchange, count in zip(exchanges, workers, strict=True)]
+    sizes = []
+    for begin in begins:
+        names = [event.exchange for event in stages if event.version <= begin]
+        exchange = EXCHANGES[names[-1]]() if names else config.exchange
+        workers = [each.workers for each in cohorts if each.version <= begin][-1]
+        sizes.append(exchange.vectors_per_gradient(workers))
     gradients = [more - fewer for more, fewer in zip(pushes, [*pushes[1:], 0], strict=True)]
     gradients[0] += len(versions) - pushes[0]
     vectors = sum(count * size for count, size in zip(gradients, sizes, strict=True))

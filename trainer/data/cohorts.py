@@ -16,6 +16,7 @@ from trainer.data.augment import Floats
 from trainer.data.batches import Batches, population_of, sampler_of_rows
 from trainer.data.cohort_passes import present_passes, present_places
 from trainer.data.deal import dealt_places
+from trainer.data.holdout import trained_rows
 from trainer.data.loading import load_worker
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.own_augmentation import own_augmentation
@@ -130,7 +131,7 @@ def _draws_without_passes(config: Config, shards: Shards, workers: Sequence[int]
     random numbers of the cohort's own."""
     cohorts = config.cohorts.entries
     cohort = config.cohorts.present
-    places = present_places(shards, cohorts)
+    places = present_places(shards, cohorts, trained_rows(shards, config))
     batches = config.worker_batches(cohort.workers, shards.ratios_of(cohort.workers))
     seed = word(config.run.seed, Purpose.COHORT, len(cohorts) - 1)
     draws = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.core.arrays import Ints
+from pipeline.core.arrays import Flags, Ints
 from pipeline.core.errors import UsageError
 from trainer.data.loading import load_worker
 from trainer.data.rows import Rows, join_rows
@@ -67,23 +67,32 @@ def dealt_places(shards: Shards, num_workers: int) -> list[Ints]:
     return places
 
 
-def even_places(shards: Shards, num_workers: int) -> list[Ints]:
+def even_places(shards: Shards, num_workers: int, is_trained: Flags | None = None) -> list[Ints]:
     """Return the numbers of the rows of each of N workers whose parts differ by at most one row, int64, ascending.
 
     The rows of all shards are merged in proportion to the sizes of the shards, and dealt in turn. Every part therefore
     represents the set as its shards do. From shards of equal size, this is what ``deal`` gives to a multiple or a divisor
     of their number. Rows are counted over all shards. Reads no row.
 
-    Raises UsageError if a worker would have no rows."""
+    Args:
+        shards: the set.
+        num_workers: number of workers.
+        is_trained: whether workers train on each row, bool [rows]; the others are dealt to nobody (default: on all).
+    Raises:
+        UsageError: a worker would have no rows.
+    """
     sizes = [shards.worker_rows(shard) for shard in range(shards.num_workers)]
-    total = sum(sizes)
-    if num_workers > total:
-        raise UsageError(
-            f"--workers {num_workers}: worker {total} would have no rows, the set has {total}; give {total} or fewer"
-        )
     # Equal fractions are equal floats, because a quotient is rounded correctly: the order is the same on every host.
     shares = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes if size])
     merged = np.argsort(shares, kind="stable")
+    if is_trained is not None:
+        merged = merged[is_trained[merged]]
+    total = len(merged)
+    if num_workers > total:
+        kind = "" if is_trained is None else " that are not held out"
+        raise UsageError(
+            f"--workers {num_workers}: worker {total} would have no rows, the set has {total}{kind}; give {total} or fewer"
+        )
     return [np.sort(merged[worker::num_workers]) for worker in range(num_workers)]
 
 

@@ -6,22 +6,21 @@ every number of workers, every copy of the row and every start of the run."""
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from pipeline.core.arrays import Ints
+from pipeline.core.arrays import Flags, Ints
 from pipeline.core.errors import UsageError
 from pipeline.core.hashing import is_drawn
 from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.rows import Rows, join_rows
-from trainer.data.shard_file import pick_rows
+from trainer.data.shard_file import pick_rows, read_ids
 from trainer.data.shards import Shards
 from trainer.stages import holdout_share
 
 PARTS = 1 << 32  # a share is rounded to a multiple of 1 / PARTS
 
 
-def is_held_out(ids: Ints, config: Config) -> npt.NDArray[np.bool_]:
+def is_held_out(ids: Ints, config: Config) -> Flags:
     """Return whether each row is held out of the training: bool [ids]."""
     return is_drawn(ids, PARTS, round(holdout_share(config) * PARTS), word(config.run.seed, Purpose.HOLDOUT))
 
@@ -37,13 +36,26 @@ def trained_places(ids: Ints, config: Config, worker: int) -> Ints | None:
     Raises UsageError if none is left. ids: of the worker's rows."""
     if not holdout_share(config):
         return None
-    places = np.flatnonzero(~is_held_out(ids, config))
-    if not len(places):
+    return only_trained(np.arange(len(ids)), ~is_held_out(ids, config), worker)
+
+
+def trained_rows(shards: Shards, config: Config) -> Flags | None:
+    """Return whether a run trains on each row, by its number over all shards: bool [rows]; None for all of them.
+
+    Reads the ids of all rows, if any are held out. Raises DataError and OSError."""
+    return ~is_held_out(read_ids(shards), config) if holdout_share(config) else None
+
+
+def only_trained(rows: Ints, is_trained: Flags, worker: int) -> Ints:
+    """Return the rows of a worker that it trains on, int64. Raises UsageError if there are none.
+
+    is_trained: whether it trains on each of the rows, bool."""
+    if not is_trained.any():
         raise UsageError(
-            f"--switch-on holdout leaves worker {worker} none of its {len(ids)} rows to train on: give a smaller"
+            f"--switch-on holdout leaves worker {worker} none of its {len(rows)} rows to train on: give a smaller"
             " --holdout-share"
         )
-    return places
+    return rows[is_trained]
 
 
 def load_held_out(shards: Shards, config: Config, *, targets: bool = False) -> Rows:

@@ -79,7 +79,18 @@ def read_groups(shards: Shards, by: GroupBy) -> Ints:
 
     Reads the files, but decodes no image. Raises DataError and OSError."""
     name = "label" if by == "class" else "neighbourhood"
-    columns = []
+    return np.concatenate([column for _, column in _columns(shards, name)])
+
+
+def read_ids(shards: Shards) -> Ints:
+    """Return the id of each row of all shards, in the order of their workers, int64 [rows].
+
+    Reads the files, but decodes no image. Raises DataError and OSError."""
+    return np.concatenate([column + shards.first_id(file) for file, column in _columns(shards, "id")])
+
+
+def _columns(shards: Shards, name: str) -> Iterator[tuple[ShardFile, Ints]]:
+    """Yield every file of all shards, in the order of their workers, with its column of a name as int64."""
     for worker in range(shards.num_workers):
         for file in shards.worker_files(worker):
             kick()  # the watchdog: a large set takes long to read
@@ -89,9 +100,7 @@ def read_groups(shards: Shards, by: GroupBy) -> Ints:
             if not table.num_columns:
                 raise DataError(f"{uri} has no column {name}: it is damaged; rerun the job of its set")
             _check_types(table, uri)
-            columns.append(numbers_of(table.column(name)))
-    groups: Ints = np.concatenate(columns).astype(np.int64)
-    return groups
+            yield file, numbers_of(table.column(name)).astype(np.int64)
 
 
 def pick_rows(shards: Shards, file: ShardFile, choose: Callable[[Rows, int], Ints], *, targets: bool) -> Rows:

@@ -247,7 +247,8 @@ class Evaluator:
         exchange = self.config.exchange
         if not isinstance(exchange, StrategySwitch) or not switches_by_rule(self.config):
             return
-        if state.stage or epoch is None:
+        # The present workers cannot go back to a checkpoint before them, so that the next epoch decides.
+        if state.stage or epoch is None or state.version < self.config.cohorts.present.version:
             return
         # From the log, which has the losses of an evaluator that was restarted, too.
         loss_by_epoch = {event.epoch: event.loss_alone() for event in self._live(EvaluationEvent)}
@@ -257,7 +258,7 @@ class Evaluator:
         losses = [loss_by_epoch.get(number, math.nan) for number in range(1, epoch + 1)]
         if not has_relative_change(losses):
             self._warn(NO_CHANGE)
-        epochs = self.config.steps_per_worker(self.num_rows) / self.config.steps_per_epoch(self.num_rows)
+        epochs = self.config.total_epochs(self.num_rows)
         window = exchange.switch_window
         if switches_now(losses, epochs, window, exchange.switch_threshold) and not read_switch(self.root):
             change = mean_change(losses, window)

@@ -9,7 +9,8 @@ from contextlib import suppress
 gc.disable()
 
 with suppress(Exception):  # a role repeats the failed import, and its log has the error
-    import pyarrow.compute  # loaded by the first cast of a column otherwise, in each worker
+    import pyarrow.compute  # noqa: F401 (loaded by the first cast of a column otherwise, in each worker)
+
     import trainer.evaluation.process
     import trainer.server.process
     import trainer.server.rounds

@@ -114,10 +114,10 @@ class SliceServer:
 
         stage: number of the stage in which the run continues."""
         values, momentum = read_slice_range(self.root, version, self.begin, self.end)
-        values, momentum = enter_cohort(self.config, self.facts.num_workers, version, values, momentum)
         made_by = read_state(self.root, version).stage
         self.stage = stage
-        # The checkpoint has the momentum of the stage that made it, so that it can be loaded again after a crash.
+        # The checkpoint has the momentum of the workers and the stage that made it, and may be loaded again after a crash.
+        values, momentum = enter_cohort(self.stages[made_by], self.facts.num_workers, version, values, momentum)
         if made_by != stage:
             rules = self.stages[made_by], self.stages[stage]
             values, momentum = enter_stage(self.config, *rules, self.facts.num_workers, values, momentum)

@@ -303,6 +303,7 @@ def _replay(
             config = run.stage_configs()[index]
             if run.cohorts != cohorts:
                 facts, compute = build(run)
+                # By the stage that made the checkpoint, even if the next stage begins with it, too.
                 entered = enter_cohort(config, facts.num_workers, version - 1, part.values, part.momentum)
                 part = build_slice(config, facts.num_workers, *entered, part.updates)
                 weights = build_weights(config, facts)
