@@ -299,6 +299,17 @@ def test_a_void_or_damaged_decision_counts_for_nothing(tmp_path: Path) -> None:
     assert go_back(tmp_path, 2, by_rule=True) == (20, 2)
 
 
+def test_a_decision_for_a_damaged_checkpoint_is_made_anew(tmp_path: Path) -> None:
+    """The run would go back to the newest checkpoint for ever, as long as the decision is there."""
+    for version in (10, 20):
+        checkpoint(tmp_path, version)
+    write_switch(tmp_path, SwitchDecision(10, 1, 1, 0.5))
+    slice_file = next(folder_of(tmp_path, 10).glob("slice-*"))
+    slice_file.write_bytes(b"?" * 8 + slice_file.read_bytes()[8:])
+    assert go_back(tmp_path, 2, by_rule=True) == (20, 2)
+    assert read_switch(tmp_path) is None
+
+
 def epoch_by_the_rule(losses: Sequence[float | None], window: int, threshold: float) -> int:
     """The oracle: the formula over the losses of all epochs."""
     values = np.array(losses, np.float64)

@@ -17,7 +17,7 @@ from trainer.checkpoints.read import (
 )
 from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
 from trainer.checkpoints.stop_file import StopDecision, read_stop
-from trainer.checkpoints.switch_file import read_switch
+from trainer.checkpoints.switch_file import delete_switch, read_switch
 from trainer.checkpoints.write import make_final
 from trainer.home.place import Place, delete_tree
 
@@ -73,6 +73,10 @@ def go_back(
     if state is None:
         return None
     version = state.version
+    # The checkpoint of the decision is damaged. With the decision the run would go back again and again; without it, the
+    # next evaluation decides.
+    if by_rule and not state.stage and (switch := read_switch(root)) and switch.version < version:
+        delete_switch(root)
     past = read_generations(root)
     generation = max(at_least, state.generation + 1, past.latest + 1)
     discard_after(root, version)

@@ -49,3 +49,8 @@ def read_switch(root: Place) -> SwitchDecision | None:
 def write_switch(root: Place, decision: SwitchDecision) -> None:
     """Write the decision of a run. Raises OSError."""
     write_whole(root / SWITCH, (json.dumps(asdict(decision), allow_nan=False) + "\n").encode())
+
+
+def delete_switch(root: Place) -> None:
+    """Delete the decision of a run, if there is one. Raises OSError."""
+    (root / SWITCH).unlink(missing_ok=True)
