@@ -233,6 +233,14 @@ def test_a_run_without_models_rolls_back(tmp_path: Path, failures: str) -> None:
         assert models_of(done)[0].tobytes() == models_of(calm)[0].tobytes()
 
 
+def test_an_absent_worker_stays_at_the_round_it_missed(tmp_path: Path) -> None:
+    """Also after a roll-back at which it is away: when it returns, it reports the passes that ended from there on."""
+    failures = parse_failures("worker:2@0.35+100,server@1.25+0.1")
+    done = decentralised(tmp_path, failures=failures, steps=20, epoch_checkpoints=True)
+    assert done.rollbacks == 1
+    assert read_state(folder_of_run(done) / "checkpoints", 20).clocks == {0: 20, 1: 20, 2: 3, 3: 20}
+
+
 # Resumption
 
 TIMELINES = [

@@ -35,7 +35,8 @@ class PeerMember:
     """A worker in the progress of a run.
 
     Attributes:
-        clock: the round that it computes, or the first one that it will compute.
+        clock: the round that it computes, or the first one that it will compute; of an absent worker the first one that it
+            has missed.
         first: the first round that it takes part in.
         is_in: whether it is a member, so that the run and its neighbours wait for it.
     """
@@ -70,7 +71,8 @@ class PeerProgress:
     ) -> None:
         self.budget = budget
         self.rate = rate
-        self.members = [PeerMember() for _ in range(budget.num_workers)]
+        clocks = budget.position.clocks
+        self.members = [PeerMember(clocks.get(worker, 0)) for worker in range(budget.num_workers)]
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
         self.epoch_means: dict[str, Any] = {}
