@@ -187,6 +187,8 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
         )
     if not is_changed:
         return _with_cohorts(context, Cohorts(entries) if len(entries) > 1 else SINGLE)
+    if isinstance(context.config.exchange, NeighbourExchange):
+        progress = progress.count_rounds(last)
     result = _with_cohorts(
         context, Cohorts((*entries, _next(context, entries, request, progress, record.rows, has_rows=has_rows)))
     )
@@ -279,13 +281,17 @@ def obstacle(config: Config) -> str | None:
 
     Each cause keeps something per worker, or per pass of a worker, that cannot be divided anew."""
     name = config.exchange.name
+    table = config.table_sampler
     # The first one that applies is reported.
     causes = (
         (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides the rows by itself"),
         (bool(config.data.gossip), "--gossip exchanges examples between fixed shards"),
         (bool(config.data.mix), "--mix has no passes over one set to divide anew"),
         (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
-        (isinstance(config.exchange, NeighbourExchange), f"--exchange {name} keeps a model per worker"),
+        (
+            isinstance(config.exchange, NeighbourExchange) and table is not None and table.has_owners,
+            f"--exchange {name} keeps the losses of --sampling {config.sampler.name} in the worker's own model",
+        ),
         (bool(config.optimiser.tolerance), "--tolerance compares mini-batches of one number of workers"),
     )
     return next((reason for applies, reason in causes if applies), None)

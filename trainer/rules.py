@@ -19,6 +19,7 @@ from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.schedules import learning_rate
 from trainer.coordination.switch import carry_momentum
 from trainer.coordination.weights import Weights
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.switching import Switching
 from trainer.stages import Stage
 
@@ -89,10 +90,9 @@ def enter_cohort(
         version: of the checkpoint.
         values, momentum: as for ``build_slice``.
     """
-    cohorts = config.cohorts
-    if not cohorts.entries or cohorts.present.version != version:
+    if not config.cohorts.begins_at(version):
         return values, momentum
-    rules = config.momentum_of(cohorts.previous.workers), config.momentum_of(num_workers)
+    rules = config.momentum_of(config.cohorts.previous.workers), config.momentum_of(num_workers)
     return carry_momentum(values, momentum, *rules, 1.0)
 
 
@@ -110,8 +110,11 @@ def begin_cohort(config: Config, state: RunState) -> RunState:
             f" whole one is of version {state.version}: start again with --resume"
         )
     has_begun = state.version > cohort.version
+    # Workers that keep models of their own end with the round, absent ones too.
+    counts_rounds = isinstance(config.exchange, NeighbourExchange)
+    clocks = dict.fromkeys(state.clocks, state.version) if counts_rounds else state.clocks
     ends = dict(enumerate(cohort.ends))
-    if sorted(state.clocks) != list(range(cohort.workers)) if has_begun else state.clocks != ends:
+    if sorted(clocks) != list(range(cohort.workers)) if has_begun else clocks != ends:
         raise DataError(
             f"the checkpoint of version {state.version} has other clocks than the workers in config.json ended with: one of"
             " the two is of another run; choose another --output, or --overwrite"
@@ -207,7 +210,7 @@ def build_replica(config: Config, facts: RunFacts, values: Float32s, momentum: F
 
 def replica_rate(config: Config, facts: RunFacts, round: int) -> float:
     """Return the scheduled single-process rate in a round, which multiplies a worker's gradient of its own model."""
-    return _rates(config, facts)(round / config.steps_per_epoch(facts.rows))
+    return _rates(config, facts)(config.cohorts.present.epochs(round, config.steps_per_epoch(facts.rows)))
 
 
 def weighted_batch(config: Config, facts: RunFacts) -> float | None:

@@ -28,6 +28,7 @@ CASES = [
     pytest.param(("--protocol", "ssp", "--servers", 2), 5, id="ssp"),
     pytest.param(("--protocol", "bsp"), 2, marks=pytest.mark.full, id="bsp"),
     pytest.param(("--exchange", "all-reduce"), 4, marks=pytest.mark.full, id="all-reduce"),
+    pytest.param(("--exchange", "d-psgd"), 5, marks=pytest.mark.full, id="d-psgd"),
 ]
 
 
@@ -51,14 +52,19 @@ def test_a_killed_run_resumes_with_other_workers(
     assert_complete(shards, output, version)
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [("--protocol", "ssp"), pytest.param(("--exchange", "matcha", "--topology", "complete"), marks=pytest.mark.full)],
+    ids=lambda flags: flags[1],
+)
 def test_a_run_changes_its_workers_while_it_trains(
-    tmp_path: Path, runs: list[Training], capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], tmp_path: Path, runs: list[Training], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It gains two workers, cannot lose all, loses three, and ends as usual at SIGTERM."""
     parts = [rows_of(380, 10 + number, 1000 * number) for number in range(3)]
     shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
     output = tmp_path / "run"
-    run = Training(shards, output, *COMMON, "--protocol", "ssp", "--batch-size", 60, "--steps", 1_000_000)
+    run = Training(shards, output, *COMMON, *flags, "--batch-size", 60, "--steps", 1_000_000)
     runs.append(run)
     run.wait_for_updates(20)
     assert workers_command([str(output), "--add", "2"]) == 0

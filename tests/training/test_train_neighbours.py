@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support.trainer_runs import RunFolder, Training, train_here, until
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_state
 from trainer.checkpoints.state import folder_of
+from trainer.runlog.run_folder import read_record
 from trainer.simulate import simulate
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.replay import replay
@@ -42,9 +44,11 @@ def flags_of(values: dict[str, Any]) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def virtual_end(shards: Path, output: Path, **values: Any) -> Result:
+def virtual_end(shards: Path, output: Path, workers: int | None = None, **values: Any) -> Result:
+    """The end in virtual time; with workers a run in the folder resumes with them."""
     config = make_config(shards, output, protocol="bsp", **VALUES | values)
-    return simulate(config, SimulationSettings(), Options(silent=True, report=False))
+    options = Options(silent=True, report=False, resume=workers is not None)
+    return simulate(config, SimulationSettings(workers=workers), options)
 
 
 def weights(output: Any) -> bytes:
@@ -93,19 +97,25 @@ def build(image_shape, num_classes):
 """
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_run_resumes_with_the_same_bits(
-    sets: dict[int, Path], tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """Interrupt a run whose steps are slow, so that it is far from its end, and finish it at full speed."""
-    module = f"slow_cnn_{number}"
+@pytest.fixture
+def slow_cnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """A --model whose steps are slow while there is a file ``slow``. No two tests have modules of the same name."""
+    module = re.sub(r"\W", "_", request.node.name)
     (tmp_path / f"{module}.py").write_text(SLOW_CNN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    values: dict[str, Any] = {"exchange": "d-psgd", "model": f"{module}:build", "steps": 60}
-    flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
     (tmp_path / "slow").touch()
+    return f"{module}:build"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_resumes_with_the_same_bits(
+    sets: dict[int, Path], tmp_path: Path, start: Start, slow_cnn: str, number: int
+) -> None:
+    """Interrupt a run whose steps are slow, so that it is far from its end, and finish it at full speed."""
+    values: dict[str, Any] = {"exchange": "d-psgd", "model": slow_cnn, "steps": 60}
+    flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
     first = start(*flags)
     until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
     if number == signal.SIGTERM:
@@ -123,6 +133,41 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
     assert resumed.wait() == 0, resumed.said()
     assert weights(resumed.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)
     assert resumed.result()["updates"] == 60
+
+
+@pytest.mark.full
+def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path, start: Start, slow_cnn: str) -> None:
+    """With the bits of the same change in virtual time. After another change a worker is killed, and replaced."""
+    # The length of a run does not change the rate, so that the first part in virtual time may be shorter.
+    values: dict[str, Any] = {"exchange": "matcha", "model": slow_cnn, "recipe": "constant"}
+    flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
+    first = start(*flags, "--steps", 60)
+    until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() == 1, first.said()
+    version = newest(first.output / "checkpoints")
+    assert version
+    assert version < 60
+    (tmp_path / "slow").unlink()
+    second = start(*flags, "--steps", 60, "--resume", "--workers", 6)
+    assert second.wait() == 0, second.said()
+    virtual_end(sets[4], tmp_path / "virtual", **values, steps=version)
+    expected = virtual_end(sets[4], tmp_path / "virtual", workers=6, **values, steps=60)
+    assert weights(second.output) == weights(expected.output)
+    assert consensus(second) == consensus(RunFolder(tmp_path / "virtual"))
+    assert replay(second.output).is_equal
+    assert all(event["fingerprint"] == event["expected"] for event in second.events("pass"))
+    (tmp_path / "slow").touch()
+    third = start(*flags, "--steps", 120, "--resume", "--workers", 3)
+    third.wait_for_updates(65)
+    third.send("worker-1")
+    assert third.wait() == 0, third.said()
+    result = third.result()
+    assert (result["cause"], result["updates"], result["rollbacks"]) == ("finished", 120, 0)
+    assert result["restarts"]["worker"] == 1
+    cohorts = read_record(third.output).config.cohorts.entries
+    assert [(each.workers, each.version) for each in cohorts] == [(4, 0), (6, version), (3, 60)]
+    assert replay(third.output).is_equal
 
 
 @pytest.mark.full

@@ -45,6 +45,7 @@ from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
 from trainer.runlog.run_folder import RunRecord, SavedRun, read_record, saved_run, settled
 from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 
@@ -108,7 +109,10 @@ WAYS: dict[str, dict[str, Any]] = {
     # With longer pushes, workers are so far ahead of others that rows are left out.
     "downpour": {"protocol": "downpour", "push_every": 2},
     "representative": {"protocol": "ssp", "sampling": "representative"},
+    "d-psgd": {"exchange": "d-psgd"},
+    "matcha": {"exchange": "matcha", "order": "grad-then-avg", "topology": "complete"},
 }
+EITHER: list[dict[str, Any]] = [{"protocol": "asp"}, {"exchange": "d-psgd"}]
 
 
 @pytest.mark.parametrize("way", ["bsp", "asp", "ssp", "dssp", "n-softsync", *WAYS])
@@ -124,10 +128,13 @@ def test_other_workers_complete_the_interrupted_pass(way: str, shards: str, tmp_
     assert replay(output).is_equal
 
 
-def test_a_killed_run_resumes_with_other_workers(shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", EITHER)
+def test_a_killed_run_resumes_with_other_workers(
+    way: dict[str, Any], shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the first checkpoint of the new workers it is as if they had not begun; later all of it counts."""
     monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
-    values: dict[str, Any] = {"protocol": "asp", "checkpoint_every_s": 0.4, "epochs": 5}
+    values: dict[str, Any] = way | {"checkpoint_every_s": 0.4, "epochs": 5}
     output = tmp_path / "run"
     run(shards, output, **values)
     cut(output, 0.4)
@@ -147,6 +154,8 @@ SAMPLERS: list[dict[str, Any]] = [
     {"sampling": "recency"},
     {"sampling": "data-aware"},
     {"sampling": "data-aware", "weakness": "validation-loss"},
+    {"sampling": "bernoulli", "exchange": "d-psgd"},
+    {"sampling": "data-aware", "exchange": "matcha"},
 ]
 
 
@@ -250,9 +259,9 @@ def entries_by_id(sampler: RowSampler, rows: Rows) -> dict[int, int]:
     return dict(zip(rows.ids.tolist(), sampler.keys.tolist(), strict=True))
 
 
-def test_the_same_workers_have_the_same_bits(shards: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [{"protocol": "bsp"}, {"exchange": "d-psgd"}])
+def test_the_same_workers_have_the_same_bits(values: dict[str, Any], shards: str, tmp_path: Path) -> None:
     """A resume that asks for the number that the run has changes nothing."""
-    values: dict[str, Any] = {"protocol": "bsp"}
     run(shards, tmp_path / "run", steps=9, **values)
     shutil.copytree(tmp_path / "run", tmp_path / "other")
     kept = run(shards, tmp_path / "run", RESUME, 3, steps=20, **values)
@@ -283,37 +292,55 @@ def test_old_passes_of_slow_workers_are_left_out(shards: str, tmp_path: Path) ->
     assert replay(output).is_equal
 
 
+def test_rounds_of_an_absent_worker_are_not_made_up_for(shards: str, tmp_path: Path) -> None:
+    """Its rows are lacking in the pass that it missed, which says so, and in no later one."""
+    values: dict[str, Any] = {"exchange": "d-psgd", "failures": parse_failures("worker:1@0.25+100")}
+    output = tmp_path / "run"
+    run(shards, output, steps=3, **values)
+    assert read_state(output / "checkpoints", 3).clocks == {0: 3, 1: 2, 2: 3}
+    run(shards, output, RESUME, 5, steps=30, **values)
+    assert entries_of(output)[1]["ends"] == [3, 3, 3]
+    passes = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
+    are_whole = [each.fingerprint == f"{fingerprint_of(shards):016x}" for each in passes]
+    assert are_whole == [False, *[True] * (len(passes) - 1)]
+    assert [(each.first, each.last) for each in passes] == [(number, number) for number in range(1, len(passes) + 1)]
+    assert len(passes) > 4
+    assert replay(output).is_equal
+
+
+@pytest.mark.parametrize("way", EITHER)
 def test_a_start_killed_before_the_first_checkpoint(
-    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: dict[str, Any], shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plain --resume has the workers and the mini-batch that the killed start asked for; others can be asked for."""
     monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
     output = tmp_path / "run"
-    first = newest(run(shards, output, steps=7).output / "checkpoints")
-    run(shards, output, RESUME, 5, steps=14, batch_size=30)
+    first = newest(run(shards, output, steps=7, **way).output / "checkpoints")
+    run(shards, output, RESUME, 5, steps=14, batch_size=30, **way)
     for version in versions(output / "checkpoints"):
         if version > (first or 0):
             shutil.rmtree(folder_of(output / "checkpoints", version))
     (output / "result.json").unlink()
     shutil.copytree(output, tmp_path / "other")
     with pytest.raises(UsageError, match="a run with --batch-size 30, not 24"):
-        run(shards, output, RESUME, steps=14)
-    run(shards, output, RESUME, steps=30, batch_size=30)
+        run(shards, output, RESUME, steps=14, **way)
+    run(shards, output, RESUME, steps=30, batch_size=30, **way)
     assert [entry["workers"] for entry in entries_of(output)] == [3, 5]
     assert_whole_passes(output, 4)
     assert replay(output).is_equal
-    run(shards, tmp_path / "other", RESUME, 3, steps=14)
+    run(shards, tmp_path / "other", RESUME, 3, steps=14, **way)
     assert "cohorts" not in json.loads((tmp_path / "other" / "config.json").read_text())["config"]
 
 
+@pytest.mark.parametrize("way", EITHER)
 @pytest.mark.parametrize("kept", ["checkpoint", "record"])
 def test_a_start_killed_before_the_first_update(
-    kept: str, shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: str, way: dict[str, Any], shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoint 0 has the clocks of the workers with which the run begins, whoever writes it."""
     monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
     output = tmp_path / "run"
-    run(shards, output, steps=7)
+    run(shards, output, steps=7, **way)
     for path in (output / "metrics.jsonl", output / "pushes.csv", output / "result.json", output / "examples"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     for version in versions(output / "checkpoints"):
@@ -321,7 +348,7 @@ def test_a_start_killed_before_the_first_update(
             shutil.rmtree(folder_of(output / "checkpoints", version))
     for path in output.glob("*.safetensors"):
         path.unlink()
-    run(shards, output, RESUME, 5, steps=20)
+    run(shards, output, RESUME, 5, steps=20, **way)
     assert read_state(output / "checkpoints", 0).clocks == {0: 0, 1: 0, 2: 0}
     assert [entry["workers"] for entry in entries_of(output)] == [3, 5]
     assert_whole_passes(output, 3)
@@ -538,7 +565,7 @@ def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path)
 def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"gossip": 2}, "--gossip exchanges examples"),
-        ({"exchange": "d-psgd"}, "--exchange d-psgd keeps a model per worker"),
+        ({"exchange": "d-psgd", "sampling": "recency"}, "--exchange d-psgd keeps the losses of --sampling recency in"),
         ({"tolerance": 1e-9}, "--tolerance compares"),
     ]
     for number, (values, words) in enumerate(cases):

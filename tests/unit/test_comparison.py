@@ -228,10 +228,10 @@ def test_a_comparison_that_cannot_be_leaves_nothing(tmp_path: Path, flags: list[
 def test_a_comparison_changes_the_workers_of_all_or_of_none(tmp_path: Path) -> None:
     config = make_config("", tmp_path / "all", **TOY | {"steps": 5, "momentum": 0.0})
     machines = SimulationSettings(compute="quadratic", workers=4, rows=400)
-    contenders = parse_contenders("bsp,d-psgd")
+    contenders = parse_contenders("bsp,d-psgd:torus")
     compare(config, machines, contenders, QUIET)
     before = (tmp_path / "all" / "bsp" / "config.json").read_bytes()
     longer = replace(config, run=replace(config.run, steps=9))
-    with pytest.raises(UsageError, match="--exchange d-psgd keeps a model per worker"):
+    with pytest.raises(UsageError, match="topology torus needs rows and columns of 2 or more workers"):
         compare(longer, replace(machines, workers=2), contenders, replace(QUIET, resume=True))
     assert (tmp_path / "all" / "bsp" / "config.json").read_bytes() == before

@@ -471,8 +471,8 @@ def check_replay(network: Network, state: RunState) -> int:
     events = surviving_events(iter_events(network.folders.work / METRICS))
     plan = plan_of(network.config, network.facts, network.root, state)
     rounds = workers_of_rounds(pushes, STEPS)
-    history = PeerHistory(plan, events, rounds, PeerTimes.from_state(state).begun)
-    models = PeerReplay([(1, network.config)], network.facts, network.compute, history)
+    history = PeerHistory([(0, plan)], events, rounds, PeerTimes.from_state(state).begun)
+    models = PeerReplay([(1, network.config)], lambda config: (network.facts, network.compute), history)
     for _ in rounds:
         models.step()
     np.testing.assert_array_equal(models.mean(state), read_vector(network.root, STEPS))

@@ -33,7 +33,7 @@ class Cohort:
         workers: their number; 0 for the number of shards.
         batch_size: the global mini-batch.
         version: updates before the cohort, the version of the checkpoint with which it begins.
-        accepted: gradients in those updates.
+        accepted: gradients in those updates; in a run that counts rounds as if no worker had ever been absent.
         clock: the first clock of its workers.
         turn: passes over the rows that have ended: all workers of the cohort before had ended them, or the rest is left out.
         taken: mini-batches per worker before the cohort, of whatever size.
@@ -106,6 +106,10 @@ class Cohort:
         """Return the global epoch at the clock ``steps``. steps_per_epoch: mini-batches per worker in this cohort."""
         return (steps - self.clock + self.epoch_steps) / steps_per_epoch
 
+    def ends_epoch(self, steps: int, steps_per_epoch: int) -> bool:
+        """Return whether an epoch ends at the clock ``steps``. steps_per_epoch: mini-batches per worker in this cohort."""
+        return (steps - self.clock + self.epoch_steps) % steps_per_epoch == 0
+
 
 FIRST = Cohort()
 
@@ -128,6 +132,10 @@ class Cohorts(Spec):
     def previous(self) -> Cohort:
         """The cohort before the present one."""
         return self.entries[-2] if self.entries else FIRST
+
+    def begins_at(self, version: int) -> bool:
+        """Return whether the present cohort follows another one and begins with the checkpoint of a version."""
+        return bool(self.entries) and self.present.version == version
 
     def up_to(self, version: int) -> tuple[Cohort, ...]:
         """Return the cohorts that have made an update up to a version. The first one always counts."""
@@ -158,6 +166,13 @@ class CheckpointProgress(NamedTuple):
     version: int
     accepted: int
     clocks: Mapping[int, int]
+
+    def count_rounds(self, before: Cohort) -> CheckpointProgress:
+        """Return the progress of a run that counts rounds, in which nobody makes up for the rounds of an absent worker.
+
+        It is as if all workers of the cohort that ends, ``before``, had been present all the time."""
+        accepted = before.accepted + (self.version - before.version) * before.workers
+        return CheckpointProgress(self.version, accepted, dict.fromkeys(range(before.workers), self.version))
 
 
 def next_cohort(

@@ -24,7 +24,7 @@ class RoundBudget(Budget):
     @property
     def epoch(self) -> float:
         """Rounds / rounds per epoch."""
-        return self.position.version / self.steps_per_epoch
+        return self.cohort.epochs(self.position.version, self.steps_per_epoch)
 
     def is_spent(self) -> bool:
         return self.has_ended or self.position.version >= self.steps

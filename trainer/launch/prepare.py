@@ -27,7 +27,7 @@ from trainer.data.shards import Shards
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import linked_pairs, plan_to_json
 from trainer.home.place import Place
-from trainer.leader.peer_checkpoints import PLAN, plan_of
+from trainer.leader.peer_checkpoints import PLAN, begin_peers, plan_of
 from trainer.models.build import NetworkAndTask
 from trainer.models.devices import pick_device
 from trainer.models.flat_vector import FlatModel
@@ -176,7 +176,7 @@ def _check_links(config: Config, facts: RunFacts, root: Place, state: RunState) 
     exchange = config.exchange
     if not isinstance(exchange, NeighbourExchange):
         return
-    stored = plan_of(config, facts, root, state)
+    stored = plan_of(config, facts, root, begin_peers(config, facts, root, state))
     if linked_pairs(stored) != linked_pairs(exchange.plan(facts.num_workers, config.run.seed)):
         raise UsageError(
             f"--topology {exchange.topology} has other links than at the start of this run: restore them, or start with"
@@ -217,12 +217,13 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
     # makes the checkpoint complete.
     write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum, slots=slots)
     # A start that was killed before the first update may have changed the workers already.
-    clocks = {worker: 0 for worker in range(config.cohorts.first.workers or facts.num_workers)}
+    workers = config.cohorts.first.workers or facts.num_workers
+    clocks = dict.fromkeys(range(workers), 0)
     parts: dict[str, Any] = {"num_servers": 1, "num_parameters": facts.num_parameters, "num_buffers": facts.num_buffers}
     # Here and not on each host, because hosts can find plans that differ.
     exchange = config.exchange
     memory: dict[str, Any] = {}
     if isinstance(exchange, NeighbourExchange):
-        memory = {PLAN: plan_to_json(exchange.plan(facts.num_workers, config.run.seed))}
+        memory = {PLAN: plan_to_json(exchange.plan(workers, config.run.seed))}
     identity = config.identity()
     write_state(folder, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, identity=identity, memory=memory, **parts))

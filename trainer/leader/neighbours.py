@@ -30,7 +30,7 @@ from trainer.home.folders import Folders
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.leader import FAR_LOOK_S
-from trainer.leader.peer_checkpoints import PeerCheckpoints, PeerTimes, budget_of, plan_of
+from trainer.leader.peer_checkpoints import EARLIER_PLANS, PeerCheckpoints, PeerTimes, begin_peers, budget_of, plan_of
 from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.leader.peer_members import PeerMembership, view_body
 from trainer.leader.peer_status import describe_divergence, status_of
@@ -185,9 +185,11 @@ class NeighbourLeader:
 
     def _load(self, state: RunState) -> None:
         """Continue the run from the state of a checkpoint. A final one counts as written."""
-        self.plan = plan_of(self.config, self.facts, self.root, state)
-        self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan)
         facts = self.facts
+        state = begin_peers(self.config, facts, self.root, state)
+        self.plan = plan_of(self.config, facts, self.root, state)
+        earlier = state.memory.get(EARLIER_PLANS, ())
+        self.checkpoints = PeerCheckpoints(self.config, facts, self.folders, self.generation, self.plan, earlier)
         budget = budget_of(self.config, facts, state)
         # No shards are read here: a worker that returns reports the passes that have ended without it.
         self.progress = PeerProgress(budget, partial(worker_rate, self.config, facts), lambda worker, round: None)
@@ -205,7 +207,7 @@ class NeighbourLeader:
         self._begin_at = math.inf
         times = PeerTimes.from_state(state)
         self._mean = read_slice_range(self.root, state.version, 0, state.total)
-        file = self.checkpoints.models_of(state) if times.begun else None
+        file = self.checkpoints.models_of(state)
         self._file_of = dict.fromkeys(times.begun, file) if file else {}
         self._sent_bytes = times.sent_bytes
         self._unused = {}

@@ -2,11 +2,12 @@
 
 A checkpoint of version V has the models with which the workers begin round V. Workers begin it at different times, and
 the last one completes the checkpoint. The mean is a slice, which the evaluator reads like a slice of servers. The plan
-of the links is part of every checkpoint, so that a run keeps its links wherever it resumes."""
+of the links is part of every checkpoint, so that a run keeps its links wherever it resumes. Another cohort of workers
+begins with the mean, and with a plan of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,18 +23,21 @@ from trainer.checkpoints.state import STATE, RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import Config, RunFacts
 from trainer.coordination.budget import Position
+from trainer.coordination.cohorts import Cohort
 from trainer.coordination.peer_progress import PeerProgress, RoundBudget
 from trainer.exchange.mixing import TopologyPlan
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.home.folders import Folders
 from trainer.home.place import Place, remove_empty, write_whole
+from trainer.rules import begin_cohort
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.events import log_event
 
 # keys of a state's memory
 REPLICAS = "replicas"
 PLAN = "plan"
+EARLIER_PLANS = "earlier_plans"
 BY_WORKER = ("begun", "link_free")
 FLOAT_BYTES = 4
 MODELS_HELD = 4  # its parameters, its momentum, and at most two earlier models that slower neighbours still need
@@ -58,6 +62,11 @@ class PeerTimes(NamedTuple):
     def start(self) -> float:
         """The time at which the first worker began, in seconds; 0 at the start of a run."""
         return min(self.begun.values(), default=0.0)
+
+    def together(self, num_workers: int, seconds: float) -> PeerTimes:
+        """Return the times of other workers that begin together, at a later training time (seconds)."""
+        times = dict.fromkeys(range(num_workers), self.start + seconds - self.seconds)
+        return PeerTimes(times, times, seconds, self.sent_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the times in plain JSON, in the order of workers."""
@@ -108,13 +117,22 @@ class PeerCheckpoints:
         folders: the run's folders. The models are collected on this host, and then copied to a remote home.
         generation: number of the generation.
         plan: of the links.
+        earlier: plans of the cohorts of workers before, as in the state of a checkpoint.
 
     Attributes:
         extra: versions of checkpoints that are due by time.
         given_up: versions of checkpoints for which there was no room.
     """
 
-    def __init__(self, config: Config, facts: RunFacts, folders: Folders, generation: int, plan: TopologyPlan) -> None:
+    def __init__(
+        self,
+        config: Config,
+        facts: RunFacts,
+        folders: Folders,
+        generation: int,
+        plan: TopologyPlan,
+        earlier: Sequence[Mapping[str, Any]],
+    ) -> None:
         self.config = config
         self.facts = facts
         self.folders = folders
@@ -122,6 +140,7 @@ class PeerCheckpoints:
         self.local_root = folders.work / CHECKPOINTS
         self.generation = generation
         self.plan = plan
+        self.earlier = earlier
         # Every member sends its model of such a version, at whatever time it reaches it.
         self.extra: set[int] = set()
         self.given_up: set[int] = set()
@@ -132,7 +151,8 @@ class PeerCheckpoints:
 
     def is_due(self, version: int) -> bool:
         """Return whether the models of a version are needed: at the end of an epoch or of the run, or by time."""
-        return version not in self.given_up and is_due(version, self._steps_per_epoch, self._steps, self.extra)
+        cohort = self.config.cohorts.present
+        return version not in self.given_up and is_due(version, cohort, self._steps_per_epoch, self._steps, self.extra)
 
     def give_up(self, version: int) -> bool:
         """Do without a checkpoint, and return True; False for the end of the run, which cannot do without."""
@@ -245,6 +265,9 @@ class PeerCheckpoints:
     def _state(self, progress: PeerProgress, times: PeerTimes, *, seconds: float, final: bool) -> RunState:
         """Return the state of a checkpoint. seconds: training time now."""
         position = progress.budget.position
+        memory: dict[str, Any] = {REPLICAS: times.to_json(), PLAN: plan_to_json(self.plan)}
+        if self.earlier:
+            memory[EARLIER_PLANS] = list(self.earlier)
         # One slice, with the mean, and the models as a further part. Copies, because a thread may write the state
         # while the run continues.
         return RunState(
@@ -261,13 +284,17 @@ class PeerCheckpoints:
             num_parameters=self.facts.num_parameters,
             num_buffers=self.facts.num_buffers,
             identity=self.config.identity(),
-            memory={REPLICAS: times.to_json(), PLAN: plan_to_json(self.plan)},
+            memory=memory,
             passes=deepcopy(progress.passes.state),
             epoch_sums=dict(progress.epoch_sums.sums),
         )
 
-    def models_of(self, state: RunState) -> ReplicaFile:
-        """Open the models of a checkpoint, of a remote home a copy on this host. Raises DataError and OSError."""
+    def models_of(self, state: RunState) -> ReplicaFile | None:
+        """Open the models of a checkpoint, of a remote home a copy on this host. Raises DataError and OSError.
+
+        Returns None if the workers begin with it, at the start of the run or of their cohort: all with the mean."""
+        if not PeerTimes.from_state(state).begun or self.config.cohorts.begins_at(state.version):
+            return None
         path = self._path(state.version, state.generation)
         if not self.folders.is_local:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -278,11 +305,11 @@ class PeerCheckpoints:
         return folder_of(self.local_root, version) / replica_name(generation)
 
 
-def is_due(version: int, steps_per_epoch: int, steps: int, extra: Collection[int]) -> bool:
+def is_due(version: int, cohort: Cohort, steps_per_epoch: int, steps: int, extra: Collection[int]) -> bool:
     """Return whether the models of a version are needed: at the end of an epoch or of the run, or by time.
 
     extra: versions of checkpoints that are due by time."""
-    return version % steps_per_epoch == 0 or version >= steps or version in extra
+    return cohort.ends_epoch(version, steps_per_epoch) or version >= steps or version in extra
 
 
 def budget_of(config: Config, facts: RunFacts, state: RunState) -> RoundBudget:
@@ -292,22 +319,62 @@ def budget_of(config: Config, facts: RunFacts, state: RunState) -> RoundBudget:
     )
     steps = config.steps_per_worker(facts.rows)
     per_epoch = config.steps_per_epoch(facts.rows)
-    # A start that continues a run reopens its final checkpoint before.
-    return RoundBudget(facts.num_workers, steps, per_epoch, config.run.stop, position, has_ended=state.final)
+    return RoundBudget(
+        facts.num_workers,
+        steps,
+        per_epoch,
+        config.run.stop,
+        position,
+        cohort=config.cohorts.present,
+        # A start that continues a run reopens its final checkpoint before.
+        has_ended=state.final,
+    )
+
+
+def begin_peers(config: Config, facts: RunFacts, root: Place, state: RunState) -> RunState:
+    """Return the state of a checkpoint as the present cohort of workers continues from it.
+
+    If the cohort begins with it, all workers begin at the time at which the checkpoint was complete. Their links are
+    planned anew, unless there are as many workers as before. Changes no other state. Raises DataError as ``begin_cohort``,
+    and UsageError if these workers cannot have the topology.
+
+    root: folder of checkpoints."""
+    result = begin_cohort(config, state)
+    if not config.cohorts.begins_at(state.version):
+        return result
+    before = plan_of(config, replace(facts, num_workers=config.cohorts.previous.workers), root, state)
+    times = PeerTimes.from_state(state).together(facts.num_workers, state.seconds)
+    memory = {
+        REPLICAS: times.to_json(),
+        PLAN: plan_to_json(before if before.num_workers == facts.num_workers else _new_plan(config, facts)),
+        EARLIER_PLANS: [*state.memory.get(EARLIER_PLANS, ()), plan_to_json(before)],
+    }
+    return replace(result, memory=memory)
 
 
 def plan_of(config: Config, facts: RunFacts, root: Place, state: RunState) -> TopologyPlan:
     """Return the plan of a run's links: the one that its checkpoint has, or a new one before the first update.
 
     root: folder of checkpoints. Raises DataError if the stored plan is damaged, UsageError if there can be none."""
+    stored = stored_plans(root, state)
+    return stored[-1] if stored else _new_plan(config, facts)
+
+
+def _new_plan(config: Config, facts: RunFacts) -> TopologyPlan:
     exchange = config.exchange
     assert isinstance(exchange, NeighbourExchange), "only these have links"
-    stored = state.memory.get(PLAN)
-    if stored is None:
-        return exchange.plan(facts.num_workers, config.run.seed)
+    return exchange.plan(facts.num_workers, config.run.seed)
+
+
+def stored_plans(root: Place, state: RunState) -> list[TopologyPlan]:
+    """Return the plans that a checkpoint has: of the links of each cohort of workers up to it, in their order.
+
+    One that an earlier version wrote before the first update has none. root: folder of checkpoints. Raises DataError if
+    a plan is damaged."""
     try:
-        return plan_from_json(stored)
-    except (ValueError, AttributeError):
+        stored = [*state.memory.get(EARLIER_PLANS, ()), state.memory.get(PLAN)]
+        return [plan_from_json(each) for each in stored if each is not None]
+    except (TypeError, ValueError, AttributeError):
         raise broken(folder_of(root, state.version) / STATE, "holds no plan of links") from None
 
 

@@ -15,11 +15,12 @@ from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_state, read_vector
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
+from trainer.coordination.cohorts import FIRST
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.gossip.rounds import EMPTY, Pool
 from trainer.home.place import Place
-from trainer.leader.peer_checkpoints import PeerTimes, plan_of
+from trainer.leader.peer_checkpoints import PeerTimes, stored_plans
 from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, local_plan, slots_of, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
 from trainer.runlog.kinds import GossipEvent, LogEvent, PoolEvent, StageEvent, StartEvent
@@ -81,9 +82,8 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     pushes = read_pushes(run / PUSHES, ["accepted", *USED])
     used = pushes[(pushes["accepted"] == 1) & (pushes["version"] <= version)]
     if isinstance(config.exchange, NeighbourExchange):
-        facts, compute = build(config)
         rounds = workers_of_rounds(used, version)
-        values = _replay_models(run, version, configs_by_version, facts, compute, rounds, quiet=quiet)
+        values = _replay_models(run, version, configs_by_version, build, rounds, quiet=quiet)
         return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
     # Without every version from 1 on, the replay would silently compute something else.
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
@@ -211,8 +211,7 @@ def _replay_models(
     run: Place,
     version: int,
     configs_by_version: Sequence[tuple[int, Config]],
-    facts: RunFacts,
-    compute: Compute,
+    build: Callable[[Config], tuple[RunFacts, Compute]],
     rounds: Sequence[list[int]],
     *,
     quiet: bool,
@@ -223,17 +222,18 @@ def _replay_models(
         run: the run's folder.
         version: of the checkpoint.
         configs_by_version: see ``configurations``.
-        facts: the facts of the run.
-        compute: computes the gradients.
+        build: see ``_replay``.
         rounds: see ``workers_of_rounds``.
         quiet: as in ``replay``.
     """
     root = run / CHECKPOINTS
     state = read_state(root, version)
-    plan = plan_of(configs_by_version[0][1], facts, root, state)
+    # A later start may have changed the workers: they have no rounds yet, and no plan there.
+    cohorts = configs_by_version[-1][1].cohorts.up_to(version) or (FIRST,)
+    plans = list(zip([each.version for each in cohorts], stored_plans(root, state), strict=False))
     final = PeerTimes.from_state(state).begun
-    history = PeerHistory(plan, surviving_events(iter_events(run / METRICS)), rounds, final)
-    models = PeerReplay(configs_by_version, facts, compute, history)
+    history = PeerHistory(plans, surviving_events(iter_events(run / METRICS)), rounds, final)
+    models = PeerReplay(configs_by_version, build, history)
     for _ in tqdm(rounds, unit=" updates", disable=quiet):
         models.step()
     return models.mean(state)

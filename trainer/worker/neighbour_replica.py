@@ -398,7 +398,8 @@ class NeighbourReplica:
         if (self.round >= self.until and self.round < self.steps) or self._logged_rounds < self._must_be_logged:
             return
         # The checkpoint of the version with which the generation began exists, so no copy of that is kept.
-        if self.round > self._start and is_due(self.round, self.steps_per_epoch, self.steps, self._due):
+        cohort = self.config.cohorts.present
+        if self.round > self._start and is_due(self.round, cohort, self.steps_per_epoch, self.steps, self._due):
             self.copies[self.round] = (self.model.values, self.model.momentum.copy())
         if self.round >= self.steps:
             self.phase = NeighbourPhase.TRAINED

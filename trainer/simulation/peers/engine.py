@@ -27,7 +27,15 @@ from trainer.exchange.mixing import Neighbours, links_by_worker, mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
-from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerCheckpoints, PeerTimes, budget_of, plan_of
+from trainer.leader.peer_checkpoints import (
+    EARLIER_PLANS,
+    FLOAT_BYTES,
+    PeerCheckpoints,
+    PeerTimes,
+    begin_peers,
+    budget_of,
+    plan_of,
+)
 from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.leader.peer_status import describe_divergence, status_of
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
@@ -459,17 +467,19 @@ class PeerEngine:
             raise JobError(f"{root} holds no whole checkpoint, not even the first; start with --overwrite")
         version, self.generation = version_and_generation
         state = read_state(root, version)
+        self._stored = sorted(PeerTimes.from_state(state).begun)
+        state = begin_peers(self.config, self.facts, root, state)
         times = PeerTimes.from_state(state)
         self.now = times.start if at is None else at
         self.origin = self.now - times.seconds
-        self._stored = sorted(times.begun)
         self.sent_bytes = times.sent_bytes
         self.sent_in = {}
         self.newcomers = {}
         self.unused = {}
         self.plan = plan_of(self.config, self.facts, root, state)
         self.neighbours.cache_clear()
-        self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan)
+        earlier = state.memory.get(EARLIER_PLANS, ())
+        self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan, earlier)
         self._checkpoint_at = self._next_checkpoint()
         self.progress = self._progress(state)
         self._begin_all(state, times, at)
@@ -489,15 +499,15 @@ class PeerEngine:
     def _begin_all(self, state: RunState, times: PeerTimes, at: float | None) -> None:
         """Let every worker begin that is in a checkpoint and, after a roll-back, present.
 
-        If no present worker is in the checkpoint, all present ones begin with the mean of its models.
+        If no present worker has a model there, all present ones begin with the mean of its models.
 
         Args:
-            state: of the checkpoint.
+            state: of the checkpoint, as the present cohort continues from it.
             times: of its workers; none at the start of a run.
             at: the time of a roll-back, or None.
         """
         values, momentum = read_slice_range(self.checkpoints.root, state.version, 0, state.total)
-        file = self.checkpoints.models_of(state) if times.begun else None
+        file = self.checkpoints.models_of(state)
         present = [worker for worker, peer in enumerate(self.peers) if at is None or peer.back_at <= at]
         members = [worker for worker in present if worker in times.begun]
         for worker in members or present:

@@ -20,7 +20,7 @@ class PeerHistory:
     """The history of a run up to its newest checkpoint.
 
     Args:
-        plan: of the links.
+        plans: of the links, each with its first round, ascending.
         events: of the log, those that count.
         rounds: by round, the workers whose gradients the log has.
         final: the workers whose models the newest checkpoint has.
@@ -33,9 +33,13 @@ class PeerHistory:
     """
 
     def __init__(
-        self, plan: TopologyPlan, events: Iterable[LogEvent], rounds: Sequence[Sequence[int]], final: Iterable[int]
+        self,
+        plans: Sequence[tuple[int, TopologyPlan]],
+        events: Iterable[LogEvent],
+        rounds: Sequence[Sequence[int]],
+        final: Iterable[int],
     ) -> None:
-        self.plan = plan
+        self.plans = plans
         self.rounds = rounds
         self.starts: dict[int, list[int] | None] = {}
         self.newcomers: dict[int, list[tuple[int, int]]] = {}
@@ -50,14 +54,14 @@ class PeerHistory:
         self._unused = self._unused_links(changes)
         self._changed = sorted(self._unused)
         # Without lost workers there is nothing to look for.
-        is_whole = all(len(workers) == plan.num_workers for workers in rounds)
+        is_whole = all(len(workers) == self._plan(round).num_workers for round, workers in enumerate(rounds))
         self.unlogged: Mapping[int, frozenset[int]] = {}
         if not is_whole and None not in self.starts.values():
             self.unlogged = self._find_unlogged(final)
 
     def links(self, round: int) -> Neighbours:
         """Return the neighbours whose models each worker uses in a round, if it takes part, with their weights."""
-        neighbours = links_by_worker(self.plan.edges(round))
+        neighbours = links_by_worker(self._plan(round).edges(round))
         at = bisect_right(self._changed, round)
         unused = self._unused[self._changed[at - 1]] if at else frozenset()
         if not unused:
@@ -66,6 +70,9 @@ class PeerHistory:
             worker: tuple(link for link in links if (worker, link[0]) not in unused)
             for worker, links in neighbours.items()
         }
+
+    def _plan(self, round: int) -> TopologyPlan:
+        return self.plans[bisect_right(self.plans, round, key=lambda each: each[0]) - 1][1]
 
     def _unused_links(self, changes: Mapping[int, Sequence[LinkEvent]]) -> dict[int, Links]:
         """Return the links (worker, neighbour) that a worker does not use, by the round from which they apply."""

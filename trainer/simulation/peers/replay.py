@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,7 @@ class PeerReplay:
 
     Args:
         configs_by_version: (first version that it applies to, configuration) of the run, ascending.
-        facts: the facts of the run.
-        compute: computes the gradients.
+        build: returns the facts of a run and the computation of its gradients, for the configuration of a start.
         history: of the run.
 
     Attributes:
@@ -34,17 +33,20 @@ class PeerReplay:
     """
 
     def __init__(
-        self, configs_by_version: Sequence[tuple[int, Config]], facts: RunFacts, compute: Compute, history: PeerHistory
+        self,
+        configs_by_version: Sequence[tuple[int, Config]],
+        build: Callable[[Config], tuple[RunFacts, Compute]],
+        history: PeerHistory,
     ) -> None:
         self.later = list(configs_by_version)
         self.config = configs_by_version[0][1]
-        self.facts = facts
-        self.compute = compute
+        self.build = build
+        self.facts, self.compute = build(self.config)
         self.history = history
         self.models: dict[int, ParameterSlice] = {}
         self.round = 0
-        momentum = np.zeros(facts.num_parameters, np.float32)
-        self._first = build_replica(self.config, facts, compute.start().copy(), momentum)
+        momentum = np.zeros(self.facts.num_parameters, np.float32)
+        self._first = build_replica(self.config, self.facts, self.compute.start().copy(), momentum)
 
     @property
     def exchange(self) -> NeighbourExchange:
@@ -54,7 +56,10 @@ class PeerReplay:
     def step(self) -> None:
         """Compute a round. Raises DataError if the log lacks gradients."""
         while self.later and self.later[0][0] <= self.round + 1:
+            cohorts = self.config.cohorts
             self.config = self.later.pop(0)[1]
+            if self.config.cohorts != cohorts:
+                self.facts, self.compute = self.build(self.config)
             self.compute.set_threads(self.config.processes.threads)
         history = self.history
         # Lost workers, too, whose models others use in this round or a later one.
@@ -96,13 +101,18 @@ class PeerReplay:
         return mean
 
     def _begin(self, workers: Sequence[int]) -> None:
-        """Begin a round. In the first one of a generation, workers that its checkpoint lacks begin with the mean."""
+        """Begin a round. In the first one of a generation, workers that its checkpoint lacks begin with the mean.
+
+        In the first one of a cohort all workers do."""
         if self.round not in self.history.starts and self.round:
             return
         stored = self.history.starts.get(self.round)
         if stored is not None:
             self.models = {worker: model for worker, model in self.models.items() if worker in stored}
         present = [self.models[worker] for worker in sorted(self.models)] or [self._first]
+        # Other workers than those in the checkpoint.
+        if self.config.cohorts.begins_at(self.round):
+            self.models = {}
         for worker in workers:
             if worker not in self.models:
                 values = mean_of([each.values for each in present]).astype(np.float32)
