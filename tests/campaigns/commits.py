@@ -72,7 +72,7 @@ def take_over(place: str) -> None:
 
 def campaign(place: str, kills: int, seed: int) -> dict[str, int]:
     """So many kills; what was done. Raises Failed. This process has no client of a store: it forks those that have."""
-    rng, tally, seen = random.Random(seed), Counter[str](), Value("i", 0)
+    rng, tally, seen = random.Random(seed), Counter[str](), Value("i", 0, lock=False)
     assert ended(forked(partial(take_over, place))) == 0
     reader = forked(partial(watch, place, seen))
     writers: list[int] = []

@@ -88,7 +88,7 @@ def campaign(place: str, kills: int, seed: int) -> dict[str, int]:
     while tally["kills"] < kills:
         output, noted = f"{place}/set-{sets}", f"{place}/noted-{sets}"
         sets += 1
-        seen, there = Value("i", 0), Value("i", 0)
+        seen, there = Value("i", 0, lock=False), Value("i", 0, lock=False)
         reader = forked(partial(watch, output, seen))
         try:
             while tally["kills"] < kills and there.value < BATCHES:
