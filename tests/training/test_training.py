@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from http.client import HTTPException
 from pathlib import Path
 
 import numpy as np
@@ -156,9 +157,13 @@ def scrapes_to_the_end(address: str) -> list[Samples]:
     scrapes = []
     while True:
         try:
-            scrapes.append(scrape(address))
-        except OSError:
+            samples = scrape(address)
+        except (OSError, HTTPException):
             return scrapes
+        # The process may end while it answers: then a reply has a part of its headers, and no body.
+        if not samples:
+            return scrapes
+        scrapes.append(samples)
         time.sleep(0.05)
 
 
