@@ -36,11 +36,10 @@ class RegressionGradient:
         features = images.flatten(1)
         outputs = self.layer(features)
         derivative = self.task.derivative(outputs, labels)
-        weights, bias = self.layer.weight.grad, self.layer.bias.grad if self.layer.bias is not None else None
-        assert weights is not None
-        weights += derivative.t() @ features
-        if bias is not None:
-            bias += derivative.sum(0)
+        gradients = [derivative.t() @ features, derivative.sum(0)]  # of the weights and the intercept, if there is one
+        for parameter, gradient in zip(self.layer.parameters(), gradients, strict=False):
+            assert parameter.grad is not None
+            parameter.grad.add_(gradient)
         return self.task.loss(outputs, labels), outputs
 
 
