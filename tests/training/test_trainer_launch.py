@@ -29,14 +29,15 @@ from trainer.launch.run import prepare
 from trainer.protocols import PROTOCOLS
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
-BSP = ("--protocol", "bsp", "--servers", 2, "--steps", 1000, "--checkpoint-every-s", 0.3)
+STEPS = 3000
+BSP = ("--protocol", "bsp", "--servers", 2, "--steps", STEPS, "--checkpoint-every-s", 0.3)
 Start = Callable[..., Training]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(undisturbed_end: Callable[[int], End]) -> np.ndarray:
     """Where the BSP run of these tests ends."""
-    return undisturbed_end(1000).vector
+    return undisturbed_end(STEPS).vector
 
 
 @pytest.fixture
