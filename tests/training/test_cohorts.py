@@ -86,7 +86,7 @@ def test_a_run_changes_its_workers_while_it_trains(
 
 @pytest.mark.full
 def test_a_run_with_a_switch_changes_its_workers(tmp_path: Path, runs: list[Training]) -> None:
-    """By all-reduce it gains two workers and gets SIGTERM; two workers switch in the middle of what is then its length."""
+    """Add two workers under all-reduce, and send SIGTERM; two workers then switch in the middle of the run's new length."""
     parts = [rows_of(380, 10 + number, 1000 * number) for number in range(3)]
     shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
     output = tmp_path / "run"

@@ -137,7 +137,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
 
 @pytest.mark.full
 def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path, start: Start, slow_cnn: str) -> None:
-    """With the bits of the same change in virtual time. After another change a worker is killed, and replaced."""
+    """Compare the bits with those of the same change in virtual time. After another change, kill a worker."""
     # The length of a run does not change the rate, so that the first part in virtual time may be shorter.
     values: dict[str, Any] = {"exchange": "matcha", "model": slow_cnn, "recipe": "constant"}
     flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")

@@ -238,7 +238,7 @@ def test_only_present_workers_are_stragglers(workers: int, tmp_path: Path) -> No
 
 
 def test_a_plan_is_of_the_rest_of_the_run() -> None:
-    """Of epochs of four steps one and a half are left by all-reduce; an update by asp has one gradient."""
+    """Plan one and a half epochs of four steps by all-reduce; an update by asp has one gradient."""
     facts = RunFacts(5, sum(ROWS), 50, 0)
     config = make_config(model="logistic", batch_size=24, epochs=EPOCHS, **WAYS["alpha"])
     cohorts = Cohorts((Cohort(3, 24), Cohort(5, 24, 6, 18, 6, 1, 6, 6, (6, 6, 6))))
@@ -283,7 +283,7 @@ FACTORS = {"reset": 0.0, "keep": 1.0, "scale": 1 / 2}
 
 
 def ahead_of(workers: int) -> float:
-    """How many times its momentum the parameters of asp with look-ahead are ahead: one round and a half."""
+    """Return how many times its momentum the parameters of asp with look-ahead are ahead: one round and a half."""
     return float((1 - M**1.5) / (1 - M) * M ** (1 / workers))
 
 

@@ -78,7 +78,7 @@ def cut(output: Path, version: int) -> None:
 def test_all_new_workers_begin_with_the_mean(
     tmp_path: Path, order: str, workers: int, begun: dict[tuple[int, int], tuple[float, bytes, bytes]]
 ) -> None:
-    """Of models and momenta, at the time at which the last worker had reached the checkpoint; then one round by hand."""
+    """Compute the means of models and momenta, the time of the last worker at the checkpoint, and one round by hand."""
     values: dict[str, Any] = {"order": order, "momentum": 0.9, "profile": parse_profile("lognormal:0.5")}
     before = decentralised(tmp_path, steps=13, **values)
     models, momenta = models_of(before)
@@ -127,7 +127,7 @@ def test_epochs_and_rounds_continue(tmp_path: Path) -> None:
 
 
 def test_the_rate_of_a_round_continues(tmp_path: Path) -> None:
-    """With other epochs: by mini-batches of any size, and by the epoch."""
+    """Keep the rate of the next round, whatever the mini-batch and the length of an epoch are."""
     values: dict[str, Any] = {"recipe": "inverse-sqrt", "momentum": 0.0}
     decentralised(tmp_path, steps=25, **values)
     before = read_record(tmp_path).config
@@ -148,7 +148,7 @@ WAYS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("values", WAYS)
 def test_a_kill_at_any_checkpoint_keeps_the_bits(tmp_path: Path, values: dict[str, Any]) -> None:
-    """Of a run with 4, then 6, then 2 workers, also right after a change."""
+    """Replay a run with 4, then 6, then 2 workers, also right after a change."""
     values = HARD | values | {"momentum": 0.9, "checkpoint_every_s": 0.7, "epoch_checkpoints": True}
     whole = tmp_path / "whole"
     for workers, steps in ((4, 13), (6, 24), (2, 40)):
@@ -219,7 +219,7 @@ def test_a_roll_back_to_the_change_begins_it_again(tmp_path: Path) -> None:
 
 
 def test_unchanged_workers_keep_their_links(tmp_path: Path) -> None:
-    """With another mini-batch too. A file of links may change with the number of workers, and only then."""
+    """Change the mini-batch too. A file of links may change with the number of workers, and only then."""
     links = tmp_path / "links.txt"
     links.write_text("0 1\n1 2\n2 3\n")
     run = tmp_path / "run"

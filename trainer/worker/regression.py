@@ -44,7 +44,7 @@ class RegressionGradient:
 
 
 def regression_gradient(config: Config, network: NetworkAndTask, device: torch.device) -> RegressionGradient | None:
-    """Return the gradient of a run's network; None if only autograd computes it with the same bits."""
+    """Return the gradient of a run's network; None if autograd has to compute it."""
     if not isinstance(config.model, LinearSpec) or device.type != "cpu" or config.run.precision != "fp32":
         return None
     (layer,) = (module for module in network.model.modules() if isinstance(module, nn.Linear))
