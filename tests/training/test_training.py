@@ -154,7 +154,7 @@ def role_lines(log: Path) -> list[str]:
 
 def scrapes_to_the_end(address: str) -> list[Samples]:
     """Return the samples of scrapes that follow each other until the port is closed."""
-    scrapes = []
+    scrapes: list[Samples] = []
     while True:
         try:
             samples = scrape(address)
