@@ -224,10 +224,12 @@ class Step:
             loss, outputs = self._regression.add(images, labels)
         else:
             loss, outputs = self._differentiate(images, labels, weights, share)
+        if not self._keeps_outcomes:
+            return loss, self.task.correct(outputs, labels)
         # Beside the loss, whose gradient has the same bits whether the losses of examples are kept or not.
-        if self._keeps_outcomes:
-            self._outcomes.append((self.task.losses(outputs, labels), hits(self.task, outputs, labels)))
-        return loss, self.task.correct(outputs, labels)
+        are_correct = hits(self.task, outputs, labels)
+        self._outcomes.append((self.task.losses(outputs, labels), are_correct))
+        return loss, are_correct.sum()
 
     def _differentiate(
         self, images: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None, share: float
