@@ -19,6 +19,7 @@ from trainer.study.analysis import statistics
 from trainer.study.analysis.batches import own_batches
 from trainer.study.analysis.churn import Churn, churn_of
 from trainer.study.analysis.components import Components, components_of
+from trainer.study.analysis.fractions import FractionSearch, fractions_of, smallest_sufficient
 from trainer.study.analysis.statistics import LEVEL, Comparison, Floats, MeasureSummary, compare, summarise
 from trainer.study.analysis.twins import Twins, twins_of
 from trainer.study.plan.cases import keys_of_cell
@@ -102,11 +103,19 @@ class ComparisonSide:
 
 @dataclass(frozen=True)
 class StudySetting:
-    """The members of one setting. name: the names of everything that they share."""
+    """The members of one setting.
+
+    Attributes:
+        name: the names of everything that they share.
+        dataset: name of their data set.
+        members: by name.
+        search: of the fraction of sync-switch; None unless that is the difference between members.
+    """
 
     name: str
     dataset: str
     members: dict[str, ComparisonSide]
+    search: FractionSearch | None = None
 
 
 class Correlation(NamedTuple):
@@ -212,6 +221,7 @@ class Analysis:
             del twins["made"]  # not numbers, and the ledger has them
         values["settings"] = [
             {"name": setting.name, "members": [_member(m, self.target) for m in setting.members.values()]}
+            | ({"search": _clean(setting.search._asdict())} if setting.search else {})
             for setting in self.settings
         ]
         return values
@@ -235,7 +245,8 @@ def analyse(
     """
     # Members without a run yet, and settings without such members, are left out.
     settings: dict[str, StudySetting] = {}
-    for name, cells in _settings(plan).items():
+    cells_by_setting = _settings(plan)
+    for name, cells in cells_by_setting.items():
         by_cell = {cell: [record for record in records if run_of(record).cell == cell] for cell in cells.values()}
         some = {member: by_cell[cell] for member, cell in cells.items() if by_cell[cell]}
         if some:
@@ -246,7 +257,10 @@ def analyse(
             }
             settings[name] = StudySetting(name, dataset, members)
     # Only now, because the adjustment needs the p-values of all settings.
-    adjusted_settings = _adjust_p_values(list(settings.values()))
+    adjusted_settings = [
+        replace(setting, search=_search(plan, setting, cells_by_setting[setting.name]))
+        for setting in _adjust_p_values(list(settings.values()))
+    ]
     comparisons = [c for s in adjusted_settings for m in s.members.values() if (c := m.comparisons.get(PRIMARY))]
     # The power of the tests is reported for the weakest one: the fewest pairs among those that show no difference.
     seeds = min((c.n for c in comparisons if not c.adjusted_spread_p < LEVEL), default=0)
@@ -402,6 +416,39 @@ def _adjust_p_values(settings: list[StudySetting]) -> list[StudySetting]:
     ):
         setting.members[name] = replace(setting.members[name], curve_adjusted_p=p)
     return settings
+
+
+def _search(plan: StudyPlan, setting: StudySetting, cells: Mapping[str, Cell]) -> FractionSearch | None:
+    """Return the search for the fraction of sync-switch in a setting whose p-values are adjusted; None for no such search.
+
+    A member of which more runs diverged than of the baseline is not equivalent with it.
+
+    cells: of the setting, by member; those without a run yet are among the fractions, too."""
+    fractions = fractions_of(plan, cells)
+    baseline = setting.members.get(plan.baseline)
+    if not fractions or baseline is None or plan.sets:
+        return None
+    comparisons = {
+        name: setting.members[name].comparisons[PRIMARY]
+        for name in fractions
+        if name in setting.members and setting.members[name].diverged <= baseline.diverged
+    }
+    # A mean that differs significantly may be equivalent all the same: then the difference is small.
+    equivalent = [name for name, c in comparisons.items() if c and c.adjusted_equivalence_p < LEVEL]
+    smallest = smallest_sufficient(fractions, equivalent)
+    return FractionSearch(
+        fractions=tuple(fractions.values()),
+        equivalent=tuple(fractions[name] for name in equivalent),
+        smallest=None if smallest is None else fractions[smallest],
+        time_ratio=None if smallest is None else _time_ratio(baseline, setting.members[smallest]),
+    )
+
+
+def _time_ratio(baseline: ComparisonSide, member: ComparisonSide) -> float:
+    """Return the median over equal seeds of a member's training time over the baseline's."""
+    before = _whole(baseline.records)
+    after = _whole(member.records)
+    return float(np.median([after[seed]["seconds"] / before[seed]["seconds"] for seed in after if seed in before]))
 
 
 def _twins_of(plan: StudyPlan, setting: StudySetting, beside: Sequence[Record]) -> list[Twins]:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.statistics import LEVEL, Comparison, Interval
 from trainer.study.report import remarks
-from trainer.study.report.words import POINTS, hours, interval, list_in_words, member_in_words, number, p_value
+from trainer.study.report.words import POINTS, hours, interval, list_in_words, member_in_words, number, p_value, where
 
 Level = Literal["better", "worse", "plain"]
 Part = Literal["answer", "caveat", "comparison", "note"]
@@ -123,7 +123,26 @@ def _answer(analysis: Analysis) -> list[str]:
             f"Mean undecided: neither a difference from {base} nor equality within {margin} is shown for"
             f" {list_in_words(unknown)}."
         )
-    return lines
+    return [*lines, *(_fraction_words(analysis, setting) for setting in analysis.settings if setting.search)]
+
+
+def _fraction_words(analysis: Analysis, setting: StudySetting) -> str:
+    """Return a sentence on the smallest fraction of sync-switch that suffices, and on the training time that it takes."""
+    search = setting.search
+    assert search, "the caller has checked"
+    base = analysis.baseline
+    question = (
+        f"fraction of sync-switch{where(analysis, setting)} from which on the mean accuracy is equivalent with that of"
+        f" {base} within {analysis.margin * POINTS:g} points"
+    )
+    # Otherwise a reader who finds them equivalent in the tables would wonder why they are not the answer.
+    alone = [f"{fraction:g}" for fraction in search.equivalent if search.smallest is None or fraction < search.smallest]
+    verb = "is" if len(alone) == 1 else "are"
+    rest = f"; {list_in_words(alone)} {verb} equivalent, but a larger one is not shown to be" if alone else ""
+    if search.smallest is None:
+        return f"No {question} is shown, of {list_in_words([f'{fraction:g}' for fraction in search.fractions])}{rest}."
+    time = f"with {search.time_ratio:.2f} of the training time of {base} (median over equal seeds)"
+    return f"The smallest {question} is {search.smallest:g}, {time}{rest}."
 
 
 def _set_words(analysis: Analysis, setting: StudySetting, member: ComparisonSide) -> str:
