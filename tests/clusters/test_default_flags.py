@@ -41,11 +41,8 @@ def test_default_flags_on_standalone(standalone: Standalone, hdfs: Hdfs) -> None
 @pytest.mark.full
 @pytest.mark.timeout(900)  # the environment may have to be made, and clusters start
 def test_default_flags_in_the_demo_environment(standalone: Standalone, s3: S3, tmp_path: Path) -> None:
-    """Train by one exchange of each client of workers, and by one with stages.
+    """Train by every exchange; parameter-server is the default.
 
-    parameter-server is the default. tests/clusters/test_on_ray.py trains by every exchange with default flags."""
-    others = ("all-reduce", "matcha", "strategy-switch")
-    clients = {kind.client for kind in EXCHANGES.values()}
-    assert clients == {EXCHANGES[name].client for name in ("parameter-server", *others)}
-    target = Target(f"{s3.uri}/demo-standalone", in_demo(standalone.master_url), others)
+    One epoch is too few for the rule of strategy-switch to decide; tests/training/test_train_stages.py has more."""
+    target = Target(f"{s3.uri}/demo-standalone", in_demo(standalone.master_url), tuple(EXCHANGES)[1:])
     assert_jobs_work(target, tmp_path)

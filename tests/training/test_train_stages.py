@@ -100,17 +100,27 @@ def test_a_rule_that_never_decides_leaves_all_reduce(sets: dict[int, Path], tmp_
     assert run.result()["rollbacks"] == 0
 
 
+RULE: dict[str, Any] = {"switch_window": 3, "switch_threshold": 5.0}
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("switch_on", ["evaluation", "holdout"])
+@pytest.mark.parametrize(
+    ("rule", "epochs"),
+    [(RULE | {"switch_on": "evaluation"}, 8), (RULE | {"switch_on": "holdout"}, 8), ({}, 30)],
+    ids=["evaluation", "holdout", "defaults"],
+)
 def test_the_rule_decides_on_real_processes_as_in_virtual_time(
-    sets: dict[int, Path], tmp_path: Path, switch_on: str
+    sets: dict[int, Path], tmp_path: Path, rule: dict[str, Any], epochs: int
 ) -> None:
     """All-reduce has the same bits there, so that the losses and the epoch of the switch are the same."""
-    rule = ("--exchange", "strategy-switch", "--switch-window", 3, "--switch-threshold", 5, "--switch-on", switch_on)
-    run = train_here(sets[3], tmp_path / "run", *FLAGS, *rule, "--epochs", 8)
-    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "epochs": 8}
-    values |= {"exchange": "strategy-switch", "switch_window": 3, "switch_threshold": 5.0, "switch_on": switch_on}
-    virtual = simulate(make_config(sets[3], tmp_path / "virtual", **values), SimulationSettings(), Options(silent=True))
+    words = [word for name, value in rule.items() for word in (f"--{name.replace('_', '-')}", value)]
+    run = train_here(sets[3], tmp_path / "run", *FLAGS, "--exchange", "strategy-switch", *words, "--epochs", epochs)
+    values: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "epochs": epochs}
+    virtual = simulate(
+        make_config(sets[3], tmp_path / "virtual", exchange="strategy-switch", **values | rule),
+        SimulationSettings(),
+        Options(silent=True),
+    )
     assert run.result()["stages"] == virtual.stages
     assert [stage["exchange"] for stage in virtual.stages] == ["all-reduce", "parameter-server"]
     assert replay(tmp_path / "run").is_equal
