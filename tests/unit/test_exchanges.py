@@ -122,6 +122,22 @@ def test_the_same_command_repeats_its_bits(case: Case, calm: dict[Case, Result],
     assert bits_of(train(tmp_path / "other", case, seed=1)) != bits_of(calm[case])
 
 
+# Exchanges that train as stages of others; a run of ten thousand workers takes 4 to 8 s of CPU time.
+STAGES = {exchange.name for kind in EXCHANGES.values() for exchange, _ in kind().stages()}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", [case for case in CASES if case.exchange not in STAGES], ids="-".join)
+def test_ten_thousand_workers_train_on_the_toy_loss(case: Case, tmp_path: Path) -> None:
+    """Train two epochs of one step per worker, so that a switch leaves one to either stage.
+
+    The other exchanges, all-reduce and parameter servers by bsp and asp, train here as stages."""
+    done = train(tmp_path / "run", case, workers=10_000, batch_size=10_000, rows=10_000, steps=2)
+    assert_every_gradient_counts_once(done, done)
+    assert done.examples == 2 * 10_000
+    assert len(done.stages) == max(1, len(case.kind().stages()))
+
+
 def event_times(output: Path, case: Case, monkeypatch: pytest.MonkeyPatch, **values: Any) -> tuple[Result, list[float]]:
     """Train without failures; return the result and the distinct virtual times of all its events."""
     times: set[float] = {0.0}

@@ -443,13 +443,6 @@ def test_memory_and_disk_are_said_before_the_run(tmp_path: Path, capsys: pytest.
     assert "1,000 models of 0.000256 MB: up to 0.00102 GB of memory, and 0.000512 GB of disk per checkpoint" in said
 
 
-@pytest.mark.full
-def test_ten_thousand_workers_train_on_the_toy_loss(tmp_path: Path) -> None:
-    values: dict[str, Any] = {"workers": 10_000, "batch_size": 10_000, "rows": 100_000, "steps": 2}
-    done = decentralised(tmp_path, profile=parse_profile("lognormal:0.3"), **values)
-    assert (done.updates, done.cause) == (2, "finished")
-
-
 # The plan of the links
 
 
