@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -280,6 +281,17 @@ def test_many_random_faults_end_with_the_bits_of_bsp(tmp_path: Path) -> None:
             network = Network(seed, tmp_path / str(seed), workers)
             network.run(faults)
             check(network)
+
+
+@pytest.mark.parametrize(("workers", "parameters"), [(5, PARAMETERS), (12, PARAMETERS), (12, 29)])
+def test_more_workers_end_with_the_bits_of_bsp(
+    workers: int, parameters: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crash workers and server 0. The shorter vector has no element for some of the twelve workers."""
+    monkeypatch.setattr(sys.modules[__name__], "PARAMETERS", parameters)
+    network = Network(workers, tmp_path, workers)
+    network.run(["crash", "suspect", "crash_leader", "crash"])
+    check(network)
 
 
 def collective_walk(seed: int, folder: Path) -> None:
