@@ -28,7 +28,7 @@ class AllReduce(Exchange):
     collective: Literal["mesh", "torch"] = option(
         "mesh",
         "sums of gradients. mesh: by the workers, with the bits of bsp; torch: torch.distributed, by gloo or, if every"
-        " worker has a GPU of its own, by NCCL (not tested), with sums that differ by rounding. Its"
+        " worker has a GPU of its own, by NCCL (tested in a group of 1 only), with sums that differ by rounding. Its"
         " connections are neither encrypted nor authenticated",
         advanced=True,
     )

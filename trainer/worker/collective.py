@@ -347,7 +347,7 @@ def connect_gloo(store: MeshStore, rank: int, size: int, interface: str) -> Gloo
 
 
 def connect_nccl(store: MeshStore, rank: int, size: int, gpu: int) -> Nccl:
-    """Return a group of NCCL. Not tested, because it needs a GPU per worker. gpu: number of this worker's."""
+    """Return a group of NCCL. Tested in a group of one only: it needs a GPU per worker. gpu: number of this worker's."""
     torch.cuda.set_device(gpu)  # each thread has its own current one
     # By default the loss of a member ends the process, and with it the model that the others need.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
