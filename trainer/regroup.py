@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import NoReturn
 
 from pipeline.core.errors import DataError, UsageError
+from trainer.checkpoints.decisions import stop_of
 from trainer.checkpoints.read import newest, versions
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, folder_of
-from trainer.checkpoints.stop_file import stop_of
 from trainer.config import Config
 from trainer.context import RunContext
 from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort

@@ -23,10 +23,10 @@ from tests.support.virtual_runs import QUIET, RESUME, final, virtual
 from tests.unit.test_cohorts import ROWS, assert_whole_passes, entries_of, run
 from tests.unit.test_stages import ProcessKilled, kill_after
 from trainer import Result
+from trainer.checkpoints.decisions import read_switch
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import read_state, versions
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.switch_file import read_switch
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.comparison.measurements import sent_bytes
 from trainer.config import Config, RunFacts

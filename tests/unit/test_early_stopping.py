@@ -16,8 +16,8 @@ from tests.support.references import RUNS, undocumented_below, unlisted
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Options, Result
+from trainer.checkpoints.decisions import StopDecision, read_stop, stop_of, write_decision
 from trainer.checkpoints.read import read_state, whole
-from trainer.checkpoints.stop_file import StopDecision, read_stop, stop_of, write_stop
 from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.coordination.early_stopping import last_improvement, stops_now
 from trainer.leader import leader
@@ -206,11 +206,11 @@ def test_a_decision_counts_for_its_options_and_history(shards: Path, tmp_path: P
     root = tmp_path / "run" / "checkpoints"
     version = whole(root)[-1]
     decision = StopDecision(version, read_state(root, version).generation, 2, 2, 0.05, 1, 1.5)
-    write_stop(root, decision)
+    write_decision(root, decision)
     assert stop_of(root, CONFIG) == decision
     assert stop_of(root, change(CONFIG, patience=3)) is None
     assert stop_of(root, change(CONFIG, patience=None, min_delta=0.0)) is None
-    write_stop(root, replace(decision, version=version + 1))
+    write_decision(root, replace(decision, version=version + 1))
     assert read_stop(root) is None, "of a checkpoint that is not there"
     (root / "stop.json").write_text('{"version": ')
     assert read_stop(root) is None
@@ -218,7 +218,7 @@ def test_a_decision_counts_for_its_options_and_history(shards: Path, tmp_path: P
 
 def decide_for(root: Path, version: int) -> None:
     """Write the decision of an evaluator that was late."""
-    write_stop(root, StopDecision(version, read_state(root, version).generation, 3, 5, 0.0, 1, 1.5))
+    write_decision(root, StopDecision(version, read_state(root, version).generation, 3, 5, 0.0, 1, 1.5))
 
 
 def test_a_late_decision_ends_a_resume_with_other_workers(shards: Path, tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ from tests.support.trainer_runs import lines_of
 from tests.support.trainer_sets import CLASSES, EVAL_ROWS, SHAPE, rows_of, write_rows, write_shards
 from tests.support.virtual_runs import final, virtual
 from trainer import Options
+from trainer.checkpoints.decisions import read_stop
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import evaluation_of, read_state, versions
 from trainer.checkpoints.state import RunState, folder_of, slice_name
-from trainer.checkpoints.stop_file import read_stop
 from trainer.checkpoints.write import mark_evaluated, reopen
 from trainer.checkpoints.write import write_slice as save_slice
 from trainer.checkpoints.write import write_state as save_state

@@ -20,10 +20,10 @@ from tests.support.references import RUNS, undocumented_below, unlisted
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.two_stages import NeighboursThenServers, TwoHalves
 from trainer import Options, Result
+from trainer.checkpoints.decisions import SwitchDecision, read_switch, write_decision
 from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, whole
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.switch_file import SwitchDecision, read_switch, write_switch
 from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
 from trainer.config import Config, Data, RunSpec
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
@@ -275,7 +275,7 @@ def test_a_late_decision_takes_the_run_back_once(tmp_path: Path) -> None:
     """Four epochs were trained and evaluated since the one that the rule chooses."""
     for version in (10, 20, 30, 40, 50):
         checkpoint(tmp_path, version)
-    write_switch(tmp_path, SwitchDecision(10, 1, 1, 0.5))
+    write_decision(tmp_path, SwitchDecision(10, 1, 1, 0.5))
     prune(tmp_path, by_rule=True)
     assert whole(tmp_path) == [10, 40, 50]
     assert go_back(tmp_path, 2, by_rule=True) == (10, 2)
@@ -290,9 +290,9 @@ def test_a_late_decision_takes_the_run_back_once(tmp_path: Path) -> None:
 def test_a_void_or_damaged_decision_counts_for_nothing(tmp_path: Path) -> None:
     for version in (10, 20):
         checkpoint(tmp_path, version)
-    write_switch(tmp_path, SwitchDecision(10, 7, 1, 0.5))
+    write_decision(tmp_path, SwitchDecision(10, 7, 1, 0.5))
     assert read_switch(tmp_path) is None, "of another generation"
-    write_switch(tmp_path, SwitchDecision(15, 1, 1, 0.5))
+    write_decision(tmp_path, SwitchDecision(15, 1, 1, 0.5))
     assert read_switch(tmp_path) is None, "of a checkpoint that is not there"
     (tmp_path / "switch.json").write_text('{"version": ')
     assert read_switch(tmp_path) is None
@@ -303,7 +303,7 @@ def test_a_decision_for_a_damaged_checkpoint_is_made_anew(tmp_path: Path) -> Non
     """The run would go back to the newest checkpoint for ever, as long as the decision is there."""
     for version in (10, 20):
         checkpoint(tmp_path, version)
-    write_switch(tmp_path, SwitchDecision(10, 1, 1, 0.5))
+    write_decision(tmp_path, SwitchDecision(10, 1, 1, 0.5))
     slice_file = next(folder_of(tmp_path, 10).glob("slice-*"))
     slice_file.write_bytes(b"?" * 8 + slice_file.read_bytes()[8:])
     assert go_back(tmp_path, 2, by_rule=True) == (20, 2)

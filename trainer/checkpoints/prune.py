@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
+from trainer.checkpoints.decisions import StopDecision, delete_switch, read_stop, read_switch
 from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.read import (
     evaluation_of,
@@ -16,8 +17,6 @@ from trainer.checkpoints.read import (
     versions,
 )
 from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
-from trainer.checkpoints.stop_file import StopDecision, read_stop
-from trainer.checkpoints.switch_file import delete_switch, read_switch
 from trainer.checkpoints.write import make_final
 from trainer.home.place import Place, delete_tree
 

@@ -12,9 +12,8 @@ from safetensors.numpy import save
 
 from pipeline.core.errors import DataError
 from trainer.checkpoints import read as checkpoint
+from trainer.checkpoints.decisions import StopDecision, SwitchDecision, read_switch, stop_of, write_decision
 from trainer.checkpoints.state import RunState
-from trainer.checkpoints.stop_file import StopDecision, stop_of, write_stop
-from trainer.checkpoints.switch_file import SwitchDecision, read_switch, write_switch
 from trainer.checkpoints.write import mark_evaluated
 from trainer.config import Config
 from trainer.coordination.early_stopping import last_improvement, stops_now
@@ -262,7 +261,7 @@ class Evaluator:
         window = exchange.switch_window
         if switches_now(losses, epochs, window, exchange.switch_threshold) and not read_switch(self.root):
             change = mean_change(losses, window)
-            write_switch(self.root, SwitchDecision(state.version, state.generation, epoch, change))
+            write_decision(self.root, SwitchDecision(state.version, state.generation, epoch, change))
 
     def _decide_stop(self, state: RunState) -> None:
         """Write the decision to end the run if the losses of the epochs up to a checkpoint no longer improve.
@@ -284,7 +283,7 @@ class Evaluator:
         best_epoch = None if best is None else best + 1
         best_loss = None if best is None else losses[best]
         options = (run.patience, run.min_delta, best_epoch, best_loss)
-        write_stop(self.root, StopDecision(state.version, state.generation, state.epoch_boundary, *options))
+        write_decision(self.root, StopDecision(state.version, state.generation, state.epoch_boundary, *options))
 
     def _evaluate(self, rows: Rows, num_classes: int | None = None) -> EvaluationResult:
         return evaluate(self.flat.model, self.task, self._batches(rows), num_classes)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import DataError, UsageError
+from trainer.checkpoints.decisions import delete_void_stop
 from trainer.checkpoints.read import newest_state, versions
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.stop_file import delete_void_stop
 from trainer.checkpoints.write import reopen, write_slice, write_state
 from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table

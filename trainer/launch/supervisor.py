@@ -16,9 +16,9 @@ from socket import socket
 from typing import Any
 
 from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
+from trainer.checkpoints.decisions import stop_of
 from trainer.checkpoints.read import evaluation_of, newest_state, whole_states
 from trainer.checkpoints.state import RunState
-from trainer.checkpoints.stop_file import stop_of
 from trainer.config import Config, RunFacts
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders

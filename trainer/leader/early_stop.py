@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from trainer.checkpoints.decisions import StopDecision, stop_of
 from trainer.checkpoints.read import unevaluated
 from trainer.checkpoints.state import RunState
-from trainer.checkpoints.stop_file import StopDecision, stop_of
 from trainer.config import Config
 from trainer.home.place import Place
 from trainer.runlog.events import log_event

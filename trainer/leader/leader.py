@@ -11,12 +11,11 @@ from functools import partial
 from typing import Any
 
 from pipeline.core.errors import JobError
+from trainer.checkpoints.decisions import read_switch, stop_of
 from trainer.checkpoints.prune import WAITING, go_back
 from trainer.checkpoints.read import evaluation_of, read_state
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
-from trainer.checkpoints.stop_file import stop_of
-from trainer.checkpoints.switch_file import read_switch
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
 from trainer.coordination.convergence import Convergence, Read

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import JobError
+from trainer.checkpoints.decisions import stop_of
 from trainer.checkpoints.prune import go_back
 from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.replica_file import ReplicaFile
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
-from trainer.checkpoints.stop_file import stop_of
 from trainer.config import Config, RunFacts
 from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import TopologyPlan, links_by_worker

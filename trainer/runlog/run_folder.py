@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 from pipeline.core.errors import DataError, JobError, UsageError
 from pipeline.core.json_values import build, parse_object
 from pipeline.core.storage.uri import is_remote
+from trainer.checkpoints.decisions import SWITCH
 from trainer.checkpoints.generations import GENERATIONS
-from trainer.checkpoints.switch_file import SWITCH
 from trainer.config import Config
 from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.home import segments

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.core.errors import JobError
+from trainer.checkpoints.decisions import StopDecision, stop_of
 from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.state import RunState
-from trainer.checkpoints.stop_file import StopDecision, stop_of
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
