@@ -14,7 +14,7 @@ from trainer.coordination.schedules import INVERSE_SQRT, drops
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
-from trainer.stages import Stage, build_stages
+from trainer.stages import Continuation, Stage, build_stages
 
 FLOAT_BYTES = 4
 
@@ -50,8 +50,8 @@ class RunPlan:
         push_mb: size of one push in MB (10^6 bytes), summed over servers; the reply has the same size.
         exchange: name.
         has_own_models: whether each worker has a model of its own, to which its own gradient is applied.
-        stages: each stage of a run with a switch, in words; empty for other runs. The values above that depend on the
-            protocol come from the last stage, except for updates.
+        stages: each stage of a run with a switch, in words, "" for a stage that a continued run has left; empty for other
+            runs. The values above that depend on the protocol come from the last stage, except for updates.
         optimiser: the update rule.
     """
 
@@ -88,18 +88,25 @@ class RunPlan:
     optimiser: str = SGD  # plans logged before there were others do not name theirs
 
 
-def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here: int | None = None) -> RunPlan:
+def plan(
+    config: Config,
+    facts: RunFacts,
+    cores: int | None = None,
+    workers_here: int | None = None,
+    continuation: Continuation | None = None,
+) -> RunPlan:
     """Return the plan of a run. Raises UsageError if its batch size or number of servers does not fit.
 
     Args:
         config, facts: the run.
         cores: cores of this machine (default: counted).
         workers_here: workers on this host (default: all).
+        continuation: where a start continues a run with stages, of which it leaves out those before (default: nowhere).
     """
     workers = facts.num_workers
     stages = build_stages(config, workers, facts.rows)
     if len(stages) > 1:
-        return _plan_stages(stages, facts, cores, workers_here)
+        return _plan_stages(stages, facts, cores, workers_here, continuation)
     workers_on_host = workers if workers_here is None else workers_here
     check_shares(config, workers, facts.ratios)
     size = config.protocol.update_size(workers)
@@ -151,7 +158,13 @@ def plan(config: Config, facts: RunFacts, cores: int | None = None, workers_here
     )
 
 
-def _plan_stages(stages: Sequence[Stage], facts: RunFacts, cores: int | None, workers_here: int | None) -> RunPlan:
+def _plan_stages(
+    stages: Sequence[Stage],
+    facts: RunFacts,
+    cores: int | None,
+    workers_here: int | None,
+    continuation: Continuation | None,
+) -> RunPlan:
     """Return the plan of a run with stages. See ``plan`` for the other arguments.
 
     A stage that cannot have any gradient is left out: the run is then planned as one without a switch."""
@@ -167,6 +180,9 @@ def _plan_stages(stages: Sequence[Stage], facts: RunFacts, cores: int | None, wo
     last = plans[used[-1]]
     if len(used) == 1:
         return last
+    start = continuation or Continuation(0, cohort.version, cohort.accepted)
+    # A rule may have ended the stage before sooner than planned.
+    begins[start.stage] = start.accepted
     # A rule ends the first stage at the latest with its planned end.
     most = "at the latest " if stages[0].may_end_early else ""
     words = []
@@ -174,9 +190,10 @@ def _plan_stages(stages: Sequence[Stage], facts: RunFacts, cores: int | None, wo
         epoch = cohort.gradients(ends[at], workers) / (workers * last.steps_per_epoch)
         end = f"{most if at == 0 else ''}to epoch {epoch:.4g}"
         rules = f"{_rates(plans[at])}; momentum {_momentum(plans[at])}"
-        words.append(f"{end} by {stages[at].config.exchange.name}: {rules}")
-    updates = sum(-(-(ends[at] - begins[at]) // plans[at].update_size) for at in used)
-    return replace(last, updates=cohort.version + updates, stages=tuple(words))
+        words.append("" if at < start.stage else f"{end} by {stages[at].config.exchange.name}: {rules}")
+    left = [at for at in used if at >= start.stage]
+    updates = sum(-(-max(0, ends[at] - begins[at]) // plans[at].update_size) for at in left)
+    return replace(last, updates=start.version + updates, stages=tuple(words))
 
 
 def check_shares(config: Config, num_workers: int, ratios: Ratios = ()) -> None:
@@ -233,7 +250,7 @@ def describe_plan(plan: RunPlan) -> list[tuple[str, str]]:
     momentum = ("momentum", _momentum(plan)) if plan.optimiser == SGD else ("optimiser", _optimiser(plan))
     rules = [("learning rate", _rates(plan)), momentum]
     if plan.stages:
-        rules = [(f"stage {number}", text) for number, text in enumerate(plan.stages, 1)]
+        rules = [(f"stage {number}", text) for number, text in enumerate(plan.stages, 1) if text]
     statistics = f" and {plan.num_buffers:,} running statistics" if plan.num_buffers else ""
     return [
         ("model", f"{plan.model}: {plan.num_parameters:,} parameters{statistics}"),

@@ -44,6 +44,20 @@ class Stage(NamedTuple):
         return self.by_rule or self.straggler_rule is not None
 
 
+class Continuation(NamedTuple):
+    """The checkpoint from which a start continues a run.
+
+    Attributes:
+        stage: number of the stage that continues from it, from 0.
+        version: number of updates so far.
+        accepted: gradients in those updates.
+    """
+
+    stage: int
+    version: int
+    accepted: int
+
+
 def switches_by_rule(config: Config) -> bool:
     """Return whether a rule decides when the run switches, rather than its configuration."""
     return isinstance(config.exchange, StrategySwitch) and config.exchange.alpha is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -622,6 +623,51 @@ def test_a_killed_run_resumes_to_the_same_straggler(
     assert stages_of(again) == SWITCHED
     assert (again.updates, again.examples) == (calm.updates, calm.examples)
     assert replay(again.output).is_equal
+
+
+def printed_plan(text: str) -> tuple[list[str], int]:
+    """Return the stages that a start prints before it trains, and the number of updates."""
+    (updates,) = re.findall(r"steps per worker, ([\d,]+) updates", text)
+    return re.findall(r"^ *(stage \d) ", text, re.MULTILINE), int(updates.replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("events", "stages", "updates"),
+    [(12, ["stage 1", "stage 2"], 15 + 60), (20, ["stage 2"], 5 + 100), (24, ["stage 2"], 5 + 100)],
+)
+def test_a_resume_prints_the_stages_that_are_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    events: int,
+    stages: list[str],
+    updates: int,
+) -> None:
+    """Plan 15 updates of bsp by the fraction; a straggler ends it with the 5th, after 20 of 120 gradients."""
+    with monkeypatch.context() as patched:
+        kill_after(patched, events)
+        with pytest.raises(ProcessKilled):
+            with_rule(tmp_path / "run", checkpoint_every_s=0.5, options=Options(report=False))
+    assert printed_plan(capsys.readouterr().out) == (["stage 1", "stage 2"], 15 + 60)
+    with_rule(tmp_path / "run", checkpoint_every_s=0.5, options=Options(report=False, resume=True))
+    assert printed_plan(capsys.readouterr().out) == (stages, updates)
+
+
+@pytest.mark.slow
+def test_a_resume_prints_the_stage_that_the_evaluations_chose(
+    tmp_path: Path, shards: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kill the run when its rule has decided, and the next stage has not begun."""
+
+    def die(leader: Leader) -> None:
+        raise ProcessKilled
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Leader, "_enter_next_stage", die)
+        with pytest.raises(ProcessKilled):
+            by_rule(shards, tmp_path / "run")
+    again = by_rule(shards, tmp_path / "run", Options(report=False, resume=True))
+    assert printed_plan(capsys.readouterr().out) == (["stage 2"], again.updates)
 
 
 def test_a_longer_run_stays_in_the_stage_that_it_reached(tmp_path: Path) -> None:

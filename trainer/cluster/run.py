@@ -19,11 +19,13 @@ from trainer.config import Config, RunFacts
 from trainer.launch.restarts import Restarts
 from trainer.launch.supervisor import INTERRUPTED, RunInterruptedError
 from trainer.launch.workers_request import Requests
+from trainer.leader.next_stage import find_continuation
 from trainer.options import Options
 from trainer.plan import describe, plan
 from trainer.regroup import departure_obstacle
 from trainer.report.metrics import RunMetrics
 from trainer.report.progress import ProgressLine
+from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import RunRecord
 from trainer.transport.addresses import all_interfaces, bracketed
 from trainer.transport.sockets import IN_CLEAR, Secret
@@ -114,10 +116,14 @@ class ClusterRun:
         while self.rendezvous.facts is None or self.rendezvous.present() < len(self.parts):
             self._watch()
             self._raise_if_interrupted()
+        facts = RunFacts.from_json(self.rendezvous.facts)
         if self.metrics:
-            self.metrics.begin(self.config, RunFacts.from_json(self.rendezvous.facts))
+            self.metrics.begin(self.config, facts)
         if not (self.options.quiet or self.options.silent):
-            print(describe(plan(self.config, RunFacts.from_json(self.rendezvous.facts))), flush=True)
+            start = (
+                find_continuation(self.config, facts, self.requests.home / CHECKPOINTS) if self.options.resume else None
+            )
+            print(describe(plan(self.config, facts, continuation=start)), flush=True)
         if self.config.processes.encryption == "off" and not self.options.silent:
             console.say("sharding.training", IN_CLEAR, level="warning")
         return threads

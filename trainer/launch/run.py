@@ -25,8 +25,9 @@ from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.row_storage import host_reads, row_storage
 from trainer.launch.supervisor import LEADER, POLL_S, RunInterruptedError, Supervisor
 from trainer.launch.workers_request import Requests
+from trainer.leader.next_stage import find_continuation
 from trainer.options import Options, Role
-from trainer.plan import describe
+from trainer.plan import describe, plan
 from trainer.report.metrics import RunMetrics
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
@@ -72,7 +73,10 @@ def run(
             config, facts, options, addresses, secret, work, roles, overseer=overseer, metrics=metrics
         )
         if not (options.quiet or options.silent):
-            print(describe(supervisor.plan, storage), flush=True)
+            # Hosts with nothing but workers may not reach the checkpoints.
+            start = find_continuation(config, facts, work.folders.checkpoints) if leads else None
+            planned = plan(config, facts, workers_here=len(supervisor.workers), continuation=start)
+            print(describe(planned, storage), flush=True)
         if config.processes.encryption == "off" and not options.silent:
             console.say("sharding.training", IN_CLEAR, level="warning")
         with interruptible(supervisor):

@@ -14,28 +14,26 @@ from pipeline.core.errors import JobError
 from trainer.checkpoints.decisions import read_switch, stop_of
 from trainer.checkpoints.prune import WAITING, go_back
 from trainer.checkpoints.read import evaluation_of, read_state
-from trainer.checkpoints.slice_file import broken
-from trainer.checkpoints.state import STATE, RunState, folder_of
+from trainer.checkpoints.state import RunState
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
 from trainer.coordination.convergence import Convergence, Read
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import WorkerPhase
 from trainer.coordination.orders import Order, Snapshot, StepMeasurements
-from trainer.coordination.stragglers import reason_of
-from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.gossip.rounds import Examples, GossipRounds, Pool
 from trainer.home.folders import Folders
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.durable_log import secure_log
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
+from trainer.leader.next_stage import next_stage
 from trainer.leader.snapshots import Snapshots
 from trainer.rules import build_coordinator
 from trainer.run_files import NEWS
 from trainer.runlog.events import append, log_event
 from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
 from trainer.runlog.journal import Journal
-from trainer.stages import build_stages, stage_after, straggler_rule
+from trainer.stages import build_stages
 from trainer.transport.status import NOT_READY, RunStatus
 
 logger = logging.getLogger(__name__)
@@ -192,10 +190,7 @@ class Leader:
             raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
         self.version, self.generation = restored
         state = read_state(self.checkpoints, self.version)
-        if state.stage + state.ends_stage >= len(self.stages):
-            raise broken(folder_of(self.checkpoints, self.version) / STATE, f"is of stage {state.stage}")
-        reason = self._rule_reason(state)
-        self.stage = stage_after(self.stages, state.stage, state.accepted, reason, has_ended=state.ends_stage)
+        self.stage = next_stage(self.config, self.stages, self.checkpoints, state)
         if self.module is not None and self.stage.config.exchange.server != self.module:
             self.has_handed_over = True
             return
@@ -246,20 +241,6 @@ class Leader:
         self._snapshot_at = now
         if len(self.stages) > 1 and (state.stage != self.stage.number or not state.version):
             self._log_stage(state)
-
-    def _rule_reason(self, state: RunState) -> str | None:
-        """Return in words why a rule ends the stage with a checkpoint; None if it does not."""
-        exchange = self.config.exchange
-        if rule := straggler_rule(self.config):
-            return reason_of(state.stragglers, rule.window)
-        if not isinstance(exchange, StrategySwitch):
-            return None
-        switch = read_switch(self.checkpoints)
-        if not switch or switch.version != state.version:
-            return None
-        where = " on held-out rows" if exchange.switch_on == "holdout" else ""
-        change = f"{switch.change:.4g} % per epoch"
-        return f"the loss{where} changes by {change}, less than {exchange.switch_threshold:g} %"
 
     def look_for_decision(self, now: float) -> None:
         """End the run or enter the next stage if a rule has decided so, by the evaluation of an epoch."""

@@ -26,6 +26,7 @@ from trainer.launch.ends import conclude, interruptible, log_start
 from trainer.launch.prepare import check_evaluation, check_normalisation, check_sampler, ensure_checkpoint
 from trainer.launch.row_storage import RowReads, row_storage
 from trainer.launch.supervisor import RunInterruptedError
+from trainer.leader.next_stage import find_continuation
 from trainer.leader.peer_checkpoints import describe_memory
 from trainer.models.devices import pick_device
 from trainer.options import Options
@@ -223,7 +224,8 @@ def _run(
     folders = Folders.from_home(context.home)
     planned = plan(config, facts)  # before anything is logged, because it raises if the run does not fit
     if not (options.quiet or options.silent):
-        displayed = planned if simulated.compute == "real" else replace(planned, model=simulated.compute)
+        displayed = plan(config, facts, continuation=find_continuation(config, facts, folders.checkpoints))
+        displayed = displayed if simulated.compute == "real" else replace(displayed, model=simulated.compute)
         memory = describe_memory(facts) if planned.has_own_models else describe_vectors(facts)
         print(describe(displayed, storage, memory), flush=True)
     evaluator = _evaluator(context, folders) if simulated.compute == "real" else None  # toy losses have no model

@@ -1,0 +1,63 @@
+"""The stage in which a run continues from a checkpoint, by its plan or by a rule that has decided about the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trainer.checkpoints.decisions import read_switch, stop_of
+from trainer.checkpoints.slice_file import broken
+from trainer.checkpoints.state import STATE, RunState, folder_of
+from trainer.config import Config, RunFacts
+from trainer.coordination.stragglers import reason_of
+from trainer.exchange.strategy_switch import StrategySwitch
+from trainer.home.place import Place
+from trainer.stages import Continuation, Stage, build_stages, stage_after, straggler_rule
+
+
+def next_stage(config: Config, stages: Sequence[Stage], root: Place, state: RunState) -> Stage:
+    """Return the stage that continues from a checkpoint.
+
+    Raises DataError for a checkpoint of a stage that the run does not have, and OSError.
+
+    Args:
+        config: the run.
+        stages: its stages.
+        root: folder of checkpoints.
+        state: of the checkpoint.
+    """
+    if state.stage + state.ends_stage >= len(stages):
+        raise broken(folder_of(root, state.version) / STATE, f"is of stage {state.stage}")
+    reason = _rule_reason(config, root, state)
+    return stage_after(stages, state.stage, state.accepted, reason, has_ended=state.ends_stage)
+
+
+def _rule_reason(config: Config, root: Place, state: RunState) -> str | None:
+    """Return in words why a rule ends the stage with a checkpoint; None if it does not. Arguments as of ``next_stage``."""
+    exchange = config.exchange
+    if rule := straggler_rule(config):
+        return reason_of(state.stragglers, rule.window)
+    if not isinstance(exchange, StrategySwitch):
+        return None
+    switch = read_switch(root)
+    if not switch or switch.version != state.version:
+        return None
+    where = " on held-out rows" if exchange.switch_on == "holdout" else ""
+    change = f"{switch.change:.4g} % per epoch"
+    return f"the loss{where} changes by {change}, less than {exchange.switch_threshold:g} %"
+
+
+def find_continuation(config: Config, facts: RunFacts, root: Place) -> Continuation | None:
+    """Return where a start continues a run with several stages; None for other runs, and without a checkpoint.
+
+    Changes nothing. Raises DataError as ``next_stage``, and OSError.
+
+    config, facts: the run; root: folder of checkpoints."""
+    stages = build_stages(config, facts.num_workers, facts.rows)
+    if len(stages) == 1:
+        return None
+    from trainer.checkpoints.prune import state_to_restore  # loads safetensors, which --help goes without
+
+    state = state_to_restore(root, by_rule=stages[0].by_rule, stop=stop_of(root, config))
+    if state is None:
+        return None
+    return Continuation(next_stage(config, stages, root, state).number, state.version, state.accepted)
