@@ -173,3 +173,7 @@ def test_a_killed_mixture_resumes_with_other_shares(
     second = ledger["id"].to_numpy() >> 40
     for before, share in ((clocks < clock, 0.25), (clocks >= clock, 0.5)):
         assert abs(second[before].sum() - share * before.sum()) < 3, "each of three workers is exact within one"
+    parts = resumed.result()["mixture"]
+    assert [part["first_step"] for part in parts] == [0, clock]
+    for part, is_part in zip(parts, (clocks < clock, clocks >= clock), strict=True):
+        assert [each["rows"] for each in part["sets"]] == np.bincount(second[is_part], minlength=2).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,12 @@ from trainer.data.mixture import open_mixture, sources_of
 from trainer.data.opening import open_shards
 from trainer.data.pinned import open_pinned
 from trainer.flags import build_parser, config_of
+from trainer.report.page import write_report
 from trainer.sampling.base import Population, SelectionStream
-from trainer.sampling.mixture import changed_mix, is_mix, mixture_stream, parse_mix
+from trainer.sampling.mixture import changed_mix, is_mix, mixture_stream, parse_mix, rows_by_source, source_plans
 from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.failures import parse_failures
+from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 
 SHARES = [0.5, 0.3, 0.2]
@@ -83,6 +87,30 @@ def test_a_source_has_its_share_at_every_position(parts: list[int], sizes: list[
     assert np.array_equal(np.arange(len(sources))[changed(41).places], places[41 * BATCH : 42 * BATCH])
 
 
+@given(
+    change=st.integers(1, 30),
+    pushes=st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), max_size=12),
+    seed=st.integers(0, 2**30),
+)
+def test_rows_of_pushes_are_counted_by_source(change: int, pushes: list[tuple[int, int]], seed: int) -> None:
+    """Count pushes of any number of mini-batches, with any gaps, before, over and after a change of the shares."""
+    population, sources = population_of([5, 9, 4], seed)
+    spans = parse_mix(f"3,1,1;{change}:1,2,4")
+    stream = mixture_stream(spans, population, sources)
+    clocks, drawn = [], []
+    clock = 0
+    for gap, count in pushes:
+        clocks.append(clock + gap)
+        clock += gap + count
+        drawn += range(clock - count, clock)
+    expected = np.zeros((2, 3), np.int64)
+    for each in drawn:
+        expected[int(each >= change)] += np.bincount(sources[stream(each).places], minlength=3)
+    plans = source_plans(spans, BATCH, seed, population.worker)
+    examples = BATCH * np.array([count for _, count in pushes], np.int64)
+    assert np.array_equal(rows_by_source(plans, BATCH, np.array(clocks, np.int64), examples), expected)
+
+
 def test_decimal_shares_are_exact() -> None:
     assert parse_mix("0.5,0.3,0.2")[0].shares == (5, 3, 2)
     assert parse_mix("1,1,2")[0].shares == (1, 1, 2)
@@ -115,20 +143,45 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(sets: str, output: Path, options: Any = QUIET, **values: Any) -> Result:
+    machines = {name: values.pop(name) for name in ("profile", "failures") if name in values}
     common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "steps": 36, "mix": "0.5,0.3,0.2"}
     config = make_config(sets, output, example_ledger=True, **common | values)
-    return simulate(config, SimulationSettings(), options)
+    return simulate(config, SimulationSettings(**machines), options)
 
 
-def drawn_sources(done: Result) -> dict[int, np.ndarray]:
-    """The source of each example of a run, by worker, from its ledger and its log."""
+def accepted_rows(done: Result) -> pd.DataFrame:
+    """Return worker, step and set of each example in accepted gradients, from the ids of the example ledger."""
     assert isinstance(done.output, Path)
     files = sorted((done.output / "examples").iterdir())
     ledger = pd.concat([pq.read_table(file).to_pandas() for file in files])
     pushes = done.pushes()
-    workers = np.repeat(pushes["worker"].to_numpy(), pushes["examples"])
-    sources = sources_of(ledger["id"].to_numpy())
-    return {worker: sources[workers == worker] for worker in range(3)}
+    pushes = pushes[pushes["accepted"] == 1]
+    examples = pushes["examples"].to_numpy()
+    # A push may sum the gradients of several mini-batches of 8.
+    later = np.concatenate([np.arange(count) // 8 for count in examples.tolist()])
+    columns = {name: np.repeat(pushes[name].to_numpy(), examples) for name in ("worker", "clock")}
+    columns["clock"] += later
+    return pd.DataFrame({**columns, "source": sources_of(ledger["id"].to_numpy())})
+
+
+def drawn_sources(done: Result) -> dict[int, np.ndarray]:
+    """Return the source of each example of a run, by worker."""
+    rows = accepted_rows(done)
+    return {worker: rows["source"].to_numpy()[rows["worker"] == worker] for worker in range(3)}
+
+
+def assert_counted(done: Result, shares: dict[int, list[float]]) -> None:
+    """Check the rows of each set in the result against the ids. shares: what was asked for, by its first step."""
+    rows = accepted_rows(done)
+    part_of_row = np.searchsorted(list(shares), rows["clock"], side="right") - 1
+    assert done.mixture is not None
+    assert [part["first_step"] for part in done.mixture] == list(shares)
+    for number, (part, asked) in enumerate(zip(done.mixture, shares.values(), strict=True)):
+        counts = np.bincount(rows["source"][part_of_row == number], minlength=3)
+        assert [each["rows"] for each in part["sets"]] == counts.tolist()
+        assert [each["share"] for each in part["sets"]] == pytest.approx(counts / counts.sum())
+        assert [each["asked"] for each in part["sets"]] == pytest.approx(asked)
+    assert sum(each["rows"] for part in done.mixture for each in part["sets"]) == done.examples
 
 
 @pytest.mark.parametrize("pair", [{"protocol": "asp"}, {"exchange": "all-reduce"}], ids=["asp", "all-reduce"])
@@ -137,7 +190,41 @@ def test_every_worker_of_a_run_has_the_shares(pair: dict[str, Any], sets: str, t
     for drawn in drawn_sources(done).values():
         assert len(drawn) == 36 * 8
         assert_exact(drawn, SHARES)
+    assert_counted(done, {0: SHARES})
     assert replay(done.output).is_equal
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "refused gradients": {"protocol": "k-batch-bsp"},
+    "pushes of several steps": {"protocol": "downpour"},
+    "own models": {"exchange": "d-psgd"},
+    "killed worker": {"protocol": "asp", "failures": parse_failures("worker:1@0.5+0.5")},
+    "killed server": {"protocol": "ssp", "failures": parse_failures("server@1+0.5"), "checkpoint_every_s": 0.4},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_result_counts_the_rows_of_each_set(way: str, sets: str, tmp_path: Path) -> None:
+    """Count neither rows of refused gradients nor those of gradients that a roll-back undoes."""
+    done = run(sets, tmp_path / "run", profile=parse_profile("lognormal:0.5"), **WAYS[way])
+    assert_counted(done, {0: SHARES})
+    assert (done.rejected > 0) == (way == "refused gradients")
+    assert done.rollbacks == (way == "killed server")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_has_the_rows_of_each_set(sets: str, tmp_path: Path) -> None:
+    """Resume with other shares: both parts of the run are in the table."""
+    run(sets, tmp_path / "run", steps=6, protocol="bsp")
+    done = run(sets, tmp_path / "run", RESUME, steps=20, protocol="bsp", mix="1,1,2")
+    assert_counted(done, {0: SHARES, 6: [0.25, 0.25, 0.5]})
+    page = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+    assert done.mixture is not None
+    for part in done.mixture:
+        for each in part["sets"]:
+            figures = (part["first_step"], f"{each['asked']:.2%}", each["rows"], f"{each['share']:.2%}")
+            assert [each["shards"], *map(str, figures)] in rows
 
 
 def cut_in_the_middle(run: Path) -> int:
@@ -173,6 +260,8 @@ def test_a_resumed_run_keeps_or_changes_its_shares(
     for drawn in drawn_sources(changed).values():
         assert_exact(drawn[: clock * 8], SHARES)
         assert_exact(drawn[clock * 8 :], [0.2, 0.2, 0.6])
+    assert_counted(kept, {0: SHARES})
+    assert_counted(changed, {0: SHARES, clock: [0.2, 0.2, 0.6]})
     saved = json.loads((other / "config.json").read_text())["config"]["data"]["mix"]
     assert saved == f"0.5,0.3,0.2;{clock}:0.2,0.2,0.6"
     assert replay(changed.output).is_equal

@@ -282,6 +282,7 @@ def test_a_run_is_summed_up() -> None:
         "rollbacks": 1,
         "evaluations_given_up": 0,
         "early_stop": None,
+        "mixture": None,
         "simulated": None,
         "error": None,
     }

@@ -48,6 +48,24 @@ class GroupAccuracy(NamedTuple):
     accuracy: float
 
 
+class MixtureRow(NamedTuple):
+    """A row of the table of a mixture: a set while its share does not change.
+
+    Attributes:
+        first_step: the first step with this share.
+        name: address of the set.
+        asked: the share that was asked for.
+        rows: rows of the set in accepted gradients.
+        share: their share of all rows in accepted gradients; None without any.
+    """
+
+    first_step: int
+    name: str
+    asked: float
+    rows: int
+    share: float | None
+
+
 class Figure(NamedTuple):
     """A row of the table of headline figures."""
 
@@ -161,6 +179,15 @@ def describe_neighbourhoods(summary: Mapping[str, Any]) -> str:
         f" {percent(summary['weakest_neighbourhoods_accuracy'])}, lowest in neighbourhood {lowest}"
         f" ({percent(accuracy[lowest])} of {rows:,} {'row' if rows == 1 else 'rows'})."
     )
+
+
+def mixture_rows(summary: Mapping[str, Any]) -> list[MixtureRow]:
+    """Return the rows of the table of a mixture; none for a run of one set. summary: the content of result.json."""
+    return [
+        MixtureRow(part["first_step"], each["shards"], each["asked"], each["rows"], each["share"])
+        for part in summary["mixture"] or ()
+        for each in part["sets"]
+    ]
 
 
 def weakest_groups(summary: Mapping[str, Any], kind: str, names: Sequence[str] = ()) -> list[GroupAccuracy]:

@@ -22,6 +22,7 @@ from trainer.report.findings import (
     describe_neighbourhoods,
     findings,
     headline,
+    mixture_rows,
     title,
     weakest_groups,
 )
@@ -166,6 +167,7 @@ def render(events: Sequence[LogEvent], pushes: pd.DataFrame) -> str:
         origin=_origin(start),
         findings=findings(events, live, summary),
         headline=headline(summary),
+        mixture=mixture_rows(summary),
         figures=embedded_figures,
         classes=describe_classes(summary),
         neighbourhoods=describe_neighbourhoods(summary),

@@ -16,6 +16,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.json_values import build, parse, parse_object
 from trainer.checkpoints.slice_file import json_header
 from trainer.checkpoints.state import RunState
+from trainer.config import SEPARATOR
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.place import Place
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, RESULT
@@ -34,6 +35,7 @@ from trainer.runlog.kinds import (
     StartEvent,
 )
 from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving_events
+from trainer.sampling.mixture import is_mix, parse_mix, rows_by_source, source_plans
 from trainer.stages import START
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ ROLES = ("worker", "server", "evaluator")
 SUMMARISED = (
     "version",
     "worker",
+    "clock",
     "staleness",
     "examples",
     "accepted",
@@ -93,6 +96,7 @@ class Result:
     evaluations_given_up: int = 0  # checkpoints that were deleted for space before they were evaluated
     stages: list[dict[str, Any]] = field(default_factory=list)  # exchange, protocol, first_epoch from 0, reason
     early_stop: dict[str, Any] | None = None  # why the run ended early: epoch, patience, best_epoch, ...; else None
+    mixture: list[dict[str, Any]] | None = None  # with --mix, per shares in force: first_step, sets; else None
     simulated: dict[str, Any] | None = None  # settings of the virtual cluster, for virtual-time runs
     error: str | None = None  # error message of a failed run
 
@@ -198,6 +202,7 @@ def summarise(events: Sequence[LogEvent], pushes: pd.DataFrame) -> dict[str, Any
         "evaluations_given_up": sum(isinstance(event, GivenUpEvent) for event in live),
         "stages": stages(live),
         "early_stop": _early_stop(live),
+        "mixture": _mixture(live, pushes, is_accepted),
         "simulated": _last(live, StartEvent()).simulated,
         "error": last_event.error,
     }
@@ -246,6 +251,50 @@ def _early_stop(live: Sequence[LogEvent]) -> dict[str, Any] | None:
         return None
     keys = ("epoch", "patience", "min_delta", "best_epoch", "best_loss")
     return {key: getattr(event, key) for key in keys}
+
+
+def _mixture(
+    live: Sequence[LogEvent], pushes: pd.DataFrame, is_accepted: npt.NDArray[np.bool_]
+) -> list[dict[str, Any]] | None:
+    """Return the rows in accepted gradients from each set of a mixture; None for a run of one set.
+
+    An entry per shares in force: first_step, and for each set its address, the share that was asked for, and the rows and
+    their share. The rows of a worker are a function of seed, worker and clock, so that they are counted without its draws.
+
+    Args:
+        live: the events that count.
+        pushes: the pushes that count.
+        is_accepted: whether each gradient was accepted.
+    """
+    start = _last(live, StartEvent())
+    data = start.config.get("data", {})
+    mix = data.get("mix")
+    batches = (start.plan or {}).get("worker_batches")
+    # A log of another version, or a damaged one, may lack them.
+    if not mix or not is_mix(mix) or not batches:
+        return None
+    spans = parse_mix(mix)
+    counts = np.zeros((len(spans), len(spans[0].shares)), np.int64)
+    columns = {name: pushes[name].to_numpy()[is_accepted] for name in ("worker", "clock", "examples")}
+    for worker, batch_size in enumerate(batches):
+        own = columns["worker"] == worker
+        clocks, examples = (columns[name][own].astype(np.int64) for name in ("clock", "examples"))
+        plans = source_plans(spans, batch_size, start.config["run"]["seed"], worker)
+        counts += rows_by_source(plans, batch_size, clocks, examples)
+    addresses = data["shards"].split(SEPARATOR)
+    return [
+        {"first_step": span.clock, "sets": _shares(addresses, span.shares, rows)}
+        for span, rows in zip(spans, counts.tolist(), strict=True)
+    ]
+
+
+def _shares(addresses: Sequence[str], shares: Sequence[int], rows: Sequence[int]) -> list[dict[str, Any]]:
+    """Return an entry of ``sets`` for each set of a mixture. shares, rows: by set."""
+    total = sum(rows)
+    return [
+        {"shards": address, "asked": share / sum(shares), "rows": count, "share": count / total if total else None}
+        for address, share, count in zip(addresses, shares, rows, strict=True)
+    ]
 
 
 def _stage(exchange: str, protocol: str | None, epoch: float, reason: str) -> dict[str, Any]:

@@ -81,13 +81,7 @@ def mixture_stream(spans: tuple[MixSpan, ...], population: Population, sources: 
         raise UsageError(f"--mix: worker {population.worker} has no rows of set {missing[0]} of --shards")
     members = members_of(sources)
     order = lru_cache(maxsize=2 * count)(partial(group_order, population, members))
-    plans: list[SourcePlan] = []
-    for number, span in enumerate(spans):
-        rng = generator(population.seed, Purpose.GROUP_PATTERN, population.worker, number)
-        pattern = level_pattern(np.array(span.shares), rng)
-        # Passes over the sources continue when the shares change, so that no row is drawn twice in a pass.
-        begins = plans[-1].ranks_before(span.clock * population.batch_size) if plans else np.zeros(count, np.int64)
-        plans.append(SourcePlan.from_pattern(span.clock * population.batch_size, pattern, begins))
+    plans = source_plans(spans, population.batch_size, population.seed, population.worker)
     return partial(_select, population, members, order, plans)
 
 
@@ -117,16 +111,63 @@ class SourcePlan(NamedTuple):
             ranks[slots] = np.arange(len(slots))
         return cls(position, pattern, ranks, np.bincount(pattern, minlength=len(begins)), begins)
 
-    def ranks_before(self, position: int) -> Ints:
-        """Return how many examples of each source come before a position, int64 [S]."""
-        periods, inside = divmod(position - self.position, len(self.pattern))
-        return self.begins + periods * self.totals + np.bincount(self.pattern[:inside], minlength=len(self.begins))
+    def ranks_before(self, positions: Ints) -> Ints:
+        """Return how many examples of each source come before some positions, int64 [P, S]. positions: int64 [P]."""
+        periods, inside = np.divmod(positions - self.position, len(self.pattern))
+        before = np.zeros((len(self.pattern) + 1, len(self.begins)), np.int64)
+        for source in range(len(self.begins)):
+            before[1:, source] = np.cumsum(self.pattern == source)
+        return self.begins + np.multiply.outer(periods, self.totals) + before[inside]
 
     def sources_at(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the source of some positions, and how many examples of it come before each, int64 each."""
         periods, inside = np.divmod(positions - self.position, len(self.pattern))
         sources = self.pattern[inside]
         return sources, self.begins[sources] + periods * self.totals[sources] + self.ranks[inside]
+
+
+def source_plans(spans: tuple[MixSpan, ...], batch_size: int, seed: int, worker: int) -> list[SourcePlan]:
+    """Return the sources of a worker's stream, in a plan for each span of shares.
+
+    Args:
+        spans: the shares by clock; the first span begins at 0.
+        batch_size: rows per mini-batch of the worker.
+        seed: of the run.
+        worker: number of the worker.
+    """
+    plans: list[SourcePlan] = []
+    for number, span in enumerate(spans):
+        pattern = level_pattern(np.array(span.shares), generator(seed, Purpose.GROUP_PATTERN, worker, number))
+        position = span.clock * batch_size
+        # Passes over the sources continue when the shares change, so that no row is drawn twice in a pass.
+        begins = plans[-1].ranks_before(np.array([position]))[0] if plans else np.zeros(len(span.shares), np.int64)
+        plans.append(SourcePlan.from_pattern(position, pattern, begins))
+    return plans
+
+
+def rows_by_source(plans: list[SourcePlan], batch_size: int, clocks: Ints, examples: Ints) -> Ints:
+    """Return how many rows of each source are in some pushes of a worker, by plan: int64 [plans, S].
+
+    Args:
+        plans: the result of ``source_plans`` of the worker.
+        batch_size: rows per mini-batch of the worker.
+        clocks: number of the first mini-batch of each push, int64 [P].
+        examples: rows of all mini-batches of each push, int64 [P].
+    """
+    begins = clocks * batch_size
+    ends = begins + examples
+    # Pushes that follow each other are one stretch of the stream: of most workers there are only a few stretches.
+    cuts = np.flatnonzero(begins[1:] != ends[:-1])
+    begins = np.append(begins[:1], begins[cuts + 1])
+    ends = np.append(ends[cuts], ends[-1:])
+    firsts = [plan.position for plan in plans]
+    limits = [*firsts[1:], max(firsts[-1], int(ends.max(initial=0)))]
+    counts = []
+    for plan, limit in zip(plans, limits, strict=True):
+        inside = (np.clip(bounds, plan.position, limit) for bounds in (begins, ends))
+        first, last = (plan.ranks_before(bounds).sum(axis=0) for bounds in inside)
+        counts.append(last - first)
+    return np.array(counts)
 
 
 def _select(
