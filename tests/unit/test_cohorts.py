@@ -28,7 +28,7 @@ from trainer.checkpoints.read import newest, read_state, versions
 from trainer.checkpoints.state import folder_of
 from trainer.config import RunFacts
 from trainer.context import RunContext
-from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort
+from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort
 from trainer.coordination.passes import WORD
 from trainer.data.batches import build_batches
 from trainer.data.cohorts import CohortBatches, ShiftedSampler, build_cohort_batches
@@ -42,7 +42,7 @@ from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds import PassEvent
-from trainer.runlog.read import iter_events, surviving_events
+from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.runlog.run_folder import RunRecord, SavedRun, read_record, saved_run, settled
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
@@ -81,9 +81,7 @@ def assert_whole_passes(output: Path, least: int) -> None:
     assert [each.fingerprint for each in live] == [
         f"{total * (each.last - each.first + 1) % WORD:016x}" for each in live
     ]
-    files = sorted((output / "examples").iterdir())
-    ids = np.concatenate([pq.read_table(file, columns=["id"])["id"].to_numpy() for file in files])
-    counts = np.unique(ids, return_counts=True)[1]
+    counts = np.unique(ids_of_ledger(output), return_counts=True)[1]
     assert len(counts) == sum(ROWS)
     assert counts.min() >= live[-1].last
 
@@ -115,7 +113,7 @@ WAYS: dict[str, dict[str, Any]] = {
 EITHER: list[dict[str, Any]] = [{"protocol": "asp"}, {"exchange": "d-psgd"}]
 
 
-@pytest.mark.parametrize("way", ["bsp", "asp", "ssp", "dssp", "n-softsync", *WAYS])
+@pytest.mark.parametrize("way", ["bsp", "asp", "ssp", "dssp", "n-softsync", "k-asp", "k-batch-asp", *WAYS])
 def test_other_workers_complete_the_interrupted_pass(way: str, shards: str, tmp_path: Path) -> None:
     """More workers than shards, then one with another mini-batch, at ends by --steps in the middle of a pass."""
     values = WAYS.get(way, {"protocol": way}) | {"profile": parse_profile("lognormal:0.5")}
@@ -126,6 +124,63 @@ def test_other_workers_complete_the_interrupted_pass(way: str, shards: str, tmp_
     assert_whole_passes(output, 4)
     assert [start["plan"]["num_workers"] for start in lines_of(output / "metrics.jsonl", "start")] == [3, 5, 1]
     assert replay(output).is_equal
+
+
+@pytest.mark.parametrize("protocol", ["k-bsp", "k-batch-bsp"])
+def test_rows_of_refused_gradients_are_not_trained_again(protocol: str, shards: str, tmp_path: Path) -> None:
+    """Find every row in one gradient per pass, accepted or refused, also in passes that other workers complete."""
+    values: dict[str, Any] = {"protocol": protocol, "profile": parse_profile("lognormal:0.5")}
+    output = tmp_path / "run"
+    run(shards, output, steps=3, **values)
+    run(shards, output, RESUME, 5, steps=6, batch_size=30, **values)
+    run(shards, output, RESUME, 1, steps=60, batch_size=11, **values)
+    assert [entry["left_out"] for entry in entries_of(output)] == [0, 0, 0]
+    drawn = ids_of_gradients(output)
+    assert drawn[True] == ids_of_ledger(output), "the draws are those of the run"
+    refused = drawn[False]
+    assert len(refused) > 100
+    live = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
+    passes = live[-1].last
+    counts = np.unique(drawn[True] + refused, return_counts=True)[1]
+    assert (len(counts), counts.min(), counts.max()) == (sum(ROWS), passes, passes + 1)
+    opened = open_shards(shards)
+    hashes: dict[int, int] = {}
+    for worker in range(3):
+        rows = load_worker(opened, worker)
+        hashes |= dict(zip(rows.ids.tolist(), map(int, rows.hashes), strict=True))
+    trained = sum(int(str(each.fingerprint), 16) for each in live)
+    assert (trained + sum(hashes[id_] for id_ in refused)) % WORD == passes * fingerprint_of(shards) % WORD
+    assert replay(output).is_equal
+
+
+def ids_of_gradients(output: Path) -> dict[bool, list[int]]:
+    """Return the ids of the rows of accepted gradients (True) and of refused ones, drawn again by the log of a run.
+
+    Gradients after the checkpoint with which other workers begin do not count."""
+    config = read_record(output).config
+    entries = config.cohorts.entries
+    pushes = read_pushes(output / "pushes.csv")
+    drawn: dict[bool, list[int]] = {True: [], False: []}
+    for number, cohort in enumerate(entries):
+        data = replace(config.data, batch_size=cohort.batch_size)
+        part = replace(config, data=data, cohorts=Cohorts(entries[: number + 1]) if number else SINGLE)
+        opened = open_shards(part.data.shards)
+        if number:
+            batches = [each.batches for each in build_cohort_batches(part, opened, targets=False)]
+        else:
+            batches = [build_batches(part, opened, load_worker(opened, worker), worker, 3) for worker in range(3)]
+        ends = entries[number + 1].ends if number + 1 < len(entries) else [math.inf] * cohort.workers
+        for push in pushes[pushes["clock"] >= cohort.clock].itertuples():
+            if push.worker < cohort.workers and push.clock < ends[push.worker]:
+                draw = batches[push.worker].sampler.draw(push.clock)
+                drawn[push.accepted == 1] += draw.rows.ids[draw.places].tolist()
+    return drawn
+
+
+def ids_of_ledger(output: Path) -> list[int]:
+    """Return the ids of the example ledger in order."""
+    files = sorted((output / "examples").iterdir())
+    return [id_ for file in files for id_ in pq.read_table(file, columns=["id"])["id"].to_pylist()]
 
 
 @pytest.mark.parametrize("way", EITHER)
