@@ -105,6 +105,7 @@ def test_a_worker_without_a_row_to_train_on_is_refused() -> None:
     [
         ({"alpha": 0.5}, "--switch-on holdout is read by --alpha auto only"),
         ({"follow": True}, "needs passes over fixed rows: leave out --follow"),
+        ({"repartition": "random"}, "needs passes over fixed rows: leave out --repartition random"),
         ({"sampling": "bernoulli"}, "leave out --sampling bernoulli"),
         ({"holdout_share": 0.0}, "--holdout-share must be"),
     ],

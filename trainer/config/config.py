@@ -216,6 +216,7 @@ class Config:
         """Raise UsageError for ways of drawing rows that do not leave out the rows that are held out."""
         for is_given, flag in (
             (self.data.follow, "--follow"),
+            (self.data.repartition != "fixed", f"--repartition {self.data.repartition}"),
             (not self.sampler.fixed_size, f"--sampling {self.sampler.name}"),
         ):
             if is_given:
