@@ -284,7 +284,7 @@ def obstacle(config: Config) -> str | None:
     table = config.table_sampler
     # The first one that applies is reported.
     causes = (
-        (config.data.repartition != "fixed", f"--repartition {config.data.repartition} divides the rows by itself"),
+        (config.data.repartition == "importance", "--repartition importance counts intervals in steps of its workers"),
         (bool(config.data.gossip), "--gossip exchanges examples between fixed shards"),
         (bool(config.data.mix), "--mix has no passes over one set to divide anew"),
         (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),

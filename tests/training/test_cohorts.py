@@ -7,10 +7,12 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from pipeline.core.errors import UsageError
+from tests.support.draws import ids_in_steps
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.checkpoints.read import newest, read_state
@@ -24,11 +26,13 @@ from trainer.simulation.replay import replay
 from trainer.workers_command import main as workers_command
 
 COMMON = ("--model", "logistic", "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
+DEALS = ("--repartition", "random", "--example-ledger")
 CASES = [
     pytest.param(("--protocol", "ssp", "--servers", 2), 5, id="ssp"),
     pytest.param(("--protocol", "bsp"), 2, marks=pytest.mark.full, id="bsp"),
     pytest.param(("--exchange", "all-reduce"), 4, marks=pytest.mark.full, id="all-reduce"),
     pytest.param(("--exchange", "d-psgd"), 5, marks=pytest.mark.full, id="d-psgd"),
+    pytest.param((*DEALS, "--protocol", "bsp"), 5, marks=pytest.mark.full, id="random-deals"),
 ]
 
 
@@ -36,7 +40,7 @@ CASES = [
 def test_a_killed_run_resumes_with_other_workers(
     flags: tuple[str, ...], workers: int, tmp_path: Path, runs: list[Training]
 ) -> None:
-    """Every pass has the fingerprint of all rows, also the interrupted pass."""
+    """Every pass has the fingerprint of all rows, also the interrupted pass; every epoch of random deals has all ids."""
     parts = [rows_of(380, 10 + number, 1000 * number) for number in range(3)]
     shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
     output = tmp_path / "run"
@@ -49,7 +53,10 @@ def test_a_killed_run_resumes_with_other_workers(
     assert version is not None
     steps = max(read_state(output / "checkpoints", version).clocks.values()) + 100
     train_here(shards, output, *own, "--batch-size", 50, "--steps", steps, "--resume", "--workers", workers)
-    assert_complete(shards, output, version)
+    if "random" in flags:
+        assert_dealt_once(output, 3 * 380)
+    else:
+        assert_complete(shards, output, version)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +169,16 @@ def host_of(run: Training, role: str) -> psutil.Process:
     host = fork_server.parent()
     assert host
     return host
+
+
+def assert_dealt_once(output: Path, rows: int) -> None:
+    """Check that workers in step have drawn every row once in each epoch, and that a replay has the bits of the run."""
+    ids = ids_in_steps(output)
+    assert len(ids) > 2 * rows
+    for begin in range(0, len(ids), rows):
+        epoch = ids[begin : begin + rows]
+        assert len(np.unique(epoch)) == len(epoch)
+    assert replay(output).is_equal
 
 
 def assert_complete(shards: Path, output: Path, version: int) -> None:

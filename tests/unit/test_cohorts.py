@@ -19,6 +19,7 @@ import pytest
 from pipeline.core import command_line
 from pipeline.core.errors import DataError, UsageError
 from tests.support.configs import make_config
+from tests.support.draws import ids_in_steps
 from tests.support.trainer_runs import lines_of
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
@@ -183,6 +184,48 @@ def ids_of_ledger(output: Path) -> list[int]:
     return [id_ for file in files for id_ in pq.read_table(file, columns=["id"])["id"].to_pylist()]
 
 
+DEALS: list[dict[str, Any]] = [{"protocol": "bsp"}, {"exchange": "all-reduce"}, {"exchange": "d-psgd"}]
+
+
+@pytest.mark.parametrize("way", DEALS, ids=lambda way: next(iter(way.values())))
+def test_random_deals_continue_with_other_workers(way: dict[str, Any], shards: str, tmp_path: Path) -> None:
+    """Draw every row once in each epoch by workers in step, also in epochs with a change of workers and mini-batch."""
+    values = way | {"repartition": "random"}
+    output = tmp_path / "run"
+    run(shards, output, steps=7, **values)
+    run(shards, output, RESUME, 5, steps=14, batch_size=30, **values)
+    run(shards, output, RESUME, 1, steps=40, batch_size=11, **values)
+    assert [entry["left_out"] for entry in entries_of(output)] == [0, 0, 0]
+    ids = ids_in_steps(output)
+    assert len(ids) == 7 * 24 + 7 * 30 + 26 * 11
+    for begin in range(0, len(ids), sum(ROWS)):
+        epoch = ids[begin : begin + sum(ROWS)]
+        assert len(np.unique(epoch)) == len(epoch)
+    assert replay(output).is_equal
+
+
+@pytest.mark.parametrize("protocol", ["asp", "ssp", "downpour", "k-batch-asp"])
+def test_random_deals_are_completed_by_other_workers(
+    protocol: str, shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill workers at different steps, possibly in different epochs: no row is lacking or drawn twice in an epoch."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    values: dict[str, Any] = {"protocol": protocol, "repartition": "random", "stop": "local"}
+    values |= {"checkpoint_every_s": 0.4, "profile": parse_profile("lognormal:0.5")}
+    output = tmp_path / "run"
+    run(shards, output, epochs=5, **values)
+    cut(output, 0.5)
+    run(shards, output, RESUME, 4, epochs=9, **values)
+    [_, cohort] = entries_of(output)
+    assert len(set(cohort["ends"])) > 1
+    assert cohort["left_out"] == 0
+    # All workers end at the same step: of the last epoch some rows are drawn.
+    counts = np.unique(ids_of_ledger(output), return_counts=True)[1]
+    assert len(counts) == sum(ROWS)
+    assert np.ptp(counts) <= 1
+    assert replay(output).is_equal
+
+
 @pytest.mark.parametrize("way", EITHER)
 def test_a_killed_run_resumes_with_other_workers(
     way: dict[str, Any], shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -314,7 +357,9 @@ def entries_by_id(sampler: RowSampler, rows: Rows) -> dict[int, int]:
     return dict(zip(rows.ids.tolist(), sampler.keys.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("values", [{"protocol": "bsp"}, {"exchange": "d-psgd"}])
+@pytest.mark.parametrize(
+    "values", [{"protocol": "bsp"}, {"exchange": "d-psgd"}, {"protocol": "bsp", "repartition": "random"}]
+)
 def test_the_same_workers_have_the_same_bits(values: dict[str, Any], shards: str, tmp_path: Path) -> None:
     """A resume that asks for the number that the run has changes nothing."""
     run(shards, tmp_path / "run", steps=9, **values)
@@ -629,6 +674,16 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
         with pytest.raises(UsageError, match=words) as caught:
             run(shards, output, RESUME, 2, steps=8, **values)
         assert "resume with --workers 3 --batch-size 24" in str(caught.value)
+    output = tmp_path / "intervals"
+    values = {"repartition": "importance", "protocol": "bsp", "warmup_epochs": 1, "ignore_epochs": 0, "steps": 8}
+    run(shards, output, **values)
+    with pytest.raises(UsageError, match="--repartition importance counts intervals in steps of its workers; resume"):
+        run(shards, output, RESUME, 2, **values)
+    output = tmp_path / "deals"
+    values = {"repartition": "random", "steps": 8}
+    run(shards, output, **values)
+    with pytest.raises(UsageError, match="random needs a --batch-size of at most half of the 114 rows, got 58"):
+        run(shards, output, RESUME, 2, **values | {"batch_size": 58, "steps": 20})
     output = tmp_path / "done"
     run(shards, output, epochs=1, protocol="bsp")
     with pytest.raises(UsageError, match="a run with --batch-size 24, not 25: give --batch-size 24, or also --workers"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from bisect import bisect_right
 from collections import Counter
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from trainer.checkpoints.state import folder_of
 from trainer.data.repartition import PartitionSampler
 from trainer.data.rows import Rows
 from trainer.sampling.base import LossTable, SetSizes
-from trainer.sampling.repartition import LossStatistics, PartitionPlan, RepartitionOptions
+from trainer.sampling.remainder import MOST_OPEN
+from trainer.sampling.repartition import LossStatistics, PartitionPlan, PartitionStream, RepartitionOptions
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
@@ -59,6 +62,90 @@ def test_a_random_deal_has_every_row_once_an_epoch(rows: int, batches: tuple[int
     assert all(sorted(epoch) == list(range(rows)) for epoch in epochs)
     if rows > 20:
         assert len({tuple(epoch) for epoch in epochs}) == 5
+
+
+BATCHES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+@given(
+    rows=st.integers(32, 60),
+    cohorts=st.lists(st.tuples(BATCHES, st.integers(0, 16)), min_size=2, max_size=4),
+    seed=st.integers(0, 3),
+)
+def test_deals_are_one_sequence_for_all_workers(
+    rows: int, cohorts: list[tuple[tuple[int, ...], int]], seed: int
+) -> None:
+    """Draw every row once an epoch by workers in step, and the next ones from any step on, and never twice in a step."""
+    plan = plan_of(rows, cohorts[0][0], seed)
+    drawn: list[np.ndarray] = []
+    for number, (batches, steps) in enumerate(cohorts):
+        if number:
+            plan = plan.followed_by([clock] * len(plan.batches), batches)
+        streams = streams_of(plan)
+        clock = plan.clock + steps
+        for at in range(plan.clock, clock):
+            drawn.append(np.concatenate([stream.draw(at, None).numbers for stream in streams]))
+    assert all(len(np.unique(step)) == len(step) for step in drawn)
+    order = np.concatenate([*drawn, np.empty(0, np.int64)])
+    for begin in range(0, len(order), rows):
+        epoch = order[begin : begin + rows]
+        assert len(np.unique(epoch)) == len(epoch)
+
+
+@given(
+    rows=st.integers(32, 60),
+    cohorts=st.lists(
+        st.tuples(BATCHES, st.lists(st.integers(0, 16), min_size=4, max_size=4)), min_size=2, max_size=4
+    ),
+    seed=st.integers(0, 3),
+)
+def test_other_workers_complete_the_deals_of_any_clocks(
+    rows: int, cohorts: list[tuple[tuple[int, ...], list[int]]], seed: int
+) -> None:
+    """End each worker at a step of its own: only epochs that are too old for a change of workers lack rows.
+
+    The last workers complete an epoch that nobody has begun before."""
+    plan = plan_of(rows, cohorts[0][0], seed)
+    drawn: dict[int, Counter[int]] = {}
+    left_out = 0
+    for (_, counts), (batches, _) in pairwise(cohorts):
+        ends = [plan.clock + count for count in counts[: len(plan.batches)]]
+        count_rows(plan, ends, drawn)
+        later = plan.followed_by(ends, batches)
+        assert len(later.left) <= MOST_OPEN
+        left_out += plan.left_out(ends, later)
+        plan = later
+        lacking = sum(rows - drawn.get(epoch, Counter()).total() for epoch in range(plan.first_epoch))
+        assert lacking == left_out
+    end = plan.first_epoch + len(plan.left) + 1
+    steps = -(-(sum(map(len, plan.left)) + rows) // plan.batch)
+    count_rows(plan, [plan.clock + steps] * len(plan.batches), drawn)
+    assert all(max(counter.values()) == 1 for counter in drawn.values())
+    assert all(drawn[epoch].total() == rows for epoch in range(plan.first_epoch, end))
+
+
+def plan_of(rows: int, batches: tuple[int, ...], seed: int) -> PartitionPlan:
+    return PartitionPlan(options_of("random"), rows, batches, 10, epochs=5, seed=seed)
+
+
+def streams_of(plan: PartitionPlan) -> list[PartitionStream]:
+    return [PartitionStream(plan, worker) for worker in range(len(plan.batches))]
+
+
+def count_rows(plan: PartitionPlan, ends: list[int], drawn: dict[int, Counter[int]]) -> None:
+    """Count the rows of workers up to their last clocks by epoch.
+
+    A position in the rows of all workers belongs to what is left of an interrupted epoch, one after the other, and then to
+    whole epochs."""
+    bounds = list(accumulate(map(len, plan.left)))
+    for worker, (stream, end) in enumerate(zip(streams_of(plan), ends, strict=True)):
+        for clock in range(plan.clock, end):
+            first = (clock - plan.clock) * plan.batch + sum(plan.batches[:worker])
+            for position, row in enumerate(stream.draw(clock, None).numbers.tolist(), first):
+                index = bisect_right(bounds, position)
+                if index == len(bounds):
+                    index += (position - (bounds[-1] if bounds else 0)) // plan.rows
+                drawn.setdefault(plan.first_epoch + index, Counter())[row] += 1
 
 
 @pytest.mark.parametrize(("warmup", "interval"), [(10, 10), (10, 30), (40, 30), (10, 1), (60, 10), (30, 8), (15, 15)])

@@ -17,7 +17,7 @@ from trainer.config.data import CROP_FLIP, Data
 from trainer.config.optimiser import ADAPTIVE_RATE, FRESH_MOMENTUM, SGD, Optimiser
 from trainer.config.processes import HEARTBEAT_TIMEOUT_S, Processes
 from trainer.config.run_spec import RunSpec
-from trainer.coordination.cohorts import SINGLE, Cohorts
+from trainer.coordination.cohorts import SINGLE, Cohort, Cohorts
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead, nesterov
 from trainer.exchange import EXCHANGES, Exchange
 from trainer.exchange.all_reduce import AllReduce
@@ -237,6 +237,11 @@ class Config:
             return tuple(size * ratio // sum(ratios) for ratio in ratios)
         share, rest = divmod(size, num_workers)
         return tuple(share + (self.data.worker_batch == "exact" and worker < rest) for worker in range(num_workers))
+
+    def cohort_batches(self, cohort: Cohort, ratios: Ratios = ()) -> tuple[int, ...]:
+        """Return each worker's examples per step in a cohort. ratios: see ``worker_batches``."""
+        data = replace(self.data, batch_size=cohort.batch_size)
+        return replace(self, data=data).worker_batches(cohort.workers, ratios)
 
     def reported_rows(self, rows: int) -> int:
         """Return the most rows whose losses a report holds: of a push if the run has a ledger, else none.

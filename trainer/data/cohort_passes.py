@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pipeline.core.arrays import Flags, Ints
 from trainer.config import Config
 from trainer.coordination.cohorts import Cohort
 from trainer.data.deal import dealt_places, even_places
 from trainer.data.holdout import only_trained, trained_rows
+from trainer.data.repartition import epochs_left
 from trainer.data.shard_file import read_groups
 from trainer.data.shards import Shards
 from trainer.sampling.passes import PassSampler
@@ -35,9 +35,7 @@ def _passes(
     is_trained: the result of ``trained_rows``."""
     passes: list[WorkerPasses] = []
     for number, cohort in enumerate(cohorts):
-        data = replace(config.data, batch_size=cohort.batch_size)
-        ratios = shards.ratios_of(cohort.workers)
-        batches = replace(config, data=data).worker_batches(cohort.workers, ratios)
+        batches = config.cohort_batches(cohort, shards.ratios_of(cohort.workers))
         own = own_places(shards, cohort.workers, [each.own for each in passes], is_trained)
         passes = later_passes(passes, cohort, own, batches, number) if number else first_passes(own, batches, rule)
     return passes
@@ -80,6 +78,8 @@ def passes_left(
 ) -> OpenPasses:
     """Return the passes that the last of some cohorts leaves to the next one; none if the sampler makes no passes.
 
+    Epochs of random deals count as passes.
+
     Args:
         config: the run.
         shards: its set.
@@ -87,8 +87,10 @@ def passes_left(
         clocks: of each worker of the last one.
         num_workers: workers of the next one.
     Raises:
-        UsageError: one of them would have no rows.
+        UsageError: one of them would have no rows, or the rows cannot be dealt to them.
     """
+    if config.data.repartition != "fixed":
+        return epochs_left(config, shards, cohorts, clocks, num_workers)
     is_trained = trained_rows(shards, config)
     own_places(shards, num_workers, present_places(shards, cohorts, is_trained), is_trained)
     if not config.sampler.makes_passes:

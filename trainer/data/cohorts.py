@@ -20,6 +20,7 @@ from trainer.data.holdout import trained_rows
 from trainer.data.loading import load_worker
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.own_augmentation import own_augmentation
+from trainer.data.repartition import PartitionSampler, all_rows, partition_plan
 from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw, RowSampler
 from trainer.data.shards import Shards
@@ -95,7 +96,10 @@ def build_cohort_batches(
         DataError, OSError: a file is damaged or cannot be read.
     """
     numbers = range(config.cohorts.present.workers) if workers is None else workers
-    draws = _draws_of_passes if config.sampler.makes_passes else _draws_without_passes
+    if config.data.repartition != "fixed":
+        draws = _draws_of_deals
+    else:
+        draws = _draws_of_passes if config.sampler.makes_passes else _draws_without_passes
     results = []
     # The clocks and the augmentation are those of the run: only the rows are drawn by the cohort's rule.
     for worker, rows, sampler in draws(config, shards, numbers, targets):
@@ -144,6 +148,13 @@ def _draws_without_passes(config: Config, shards: Shards, workers: Sequence[int]
         sampler = sampler_of_rows(config, shards, rows, population, cohort.workers)
         draws.append(WorkerDraws(worker, rows, ShiftedSampler(sampler, cohort.epoch_steps - cohort.clock)))
     return draws
+
+
+def _draws_of_deals(config: Config, shards: Shards, workers: Sequence[int], targets: bool) -> list[WorkerDraws]:
+    """Return the draws of some workers among whom all rows are dealt anew in every epoch."""
+    rows = all_rows(shards, targets=targets)
+    plan = partition_plan(config, shards, config.cohorts.present.workers)
+    return [WorkerDraws(worker, rows, PartitionSampler(rows, plan, worker, None)) for worker in workers]
 
 
 def _table_entries(shards: Shards, num_workers: int, places: Ints) -> Ints:

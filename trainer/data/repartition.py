@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 from trainer.config import Config
+from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.data.augment import Floats
 from trainer.data.deal import deal
 from trainer.data.rows import Rows
 from trainer.data.sampling import Draw
 from trainer.data.shards import Shards
+from trainer.sampling.remainder import OpenPasses
 from trainer.sampling.repartition import LossStatistics, PartitionPlan, PartitionStream
 
 
@@ -58,22 +63,46 @@ def all_rows(shards: Shards, *, targets: bool = False) -> Rows:
 
 
 def partition_plan(config: Config, shards: Shards, num_workers: int) -> PartitionPlan:
-    """Return the plan of a run. Raises UsageError for a set or a mini-batch that cannot be repartitioned."""
+    """Return the plan of the workers of a run, who may follow others.
+
+    Raises UsageError for a set or a mini-batch that cannot be repartitioned."""
+    _refuse_ratios(config, shards, num_workers)
+    # Epochs count distinct rows, as everywhere: copies are left out.
+    steps = config.steps_per_worker(shards.rows)
+    first, *later = config.cohorts.entries or (Cohort(num_workers, config.data.batch_size),)
+    plan = PartitionPlan(
+        config.data,
+        shards.rows,
+        config.cohort_batches(first),
+        steps,
+        epochs=steps / config.steps_per_epoch(shards.rows),
+        seed=config.run.seed,
+    )
+    for cohort in later:
+        plan = plan.followed_by(cohort.ends, config.cohort_batches(cohort))
+    return plan
+
+
+def epochs_left(
+    config: Config, shards: Shards, cohorts: Sequence[Cohort], clocks: Sequence[int], num_workers: int
+) -> OpenPasses:
+    """Return the epochs of random deals that the last of some cohorts leaves to the next one.
+
+    Raises UsageError as ``partition_plan``. See ``passes_left`` for the arguments."""
+    _refuse_ratios(config, shards, num_workers)
+    before = replace(config, cohorts=Cohorts(tuple(cohorts)))
+    plan = partition_plan(before, shards, cohorts[-1].workers)
+    later = plan.followed_by(clocks, config.worker_batches(num_workers))
+    return OpenPasses(later.first_epoch, later.first_epoch + len(later.left), plan.left_out(clocks, later))
+
+
+def _refuse_ratios(config: Config, shards: Shards, num_workers: int) -> None:
+    """Raise UsageError for a set whose shards are not equal."""
     if shards.ratios_of(num_workers):
         raise UsageError(
             f"--repartition {config.data.repartition} divides rows equally, and the shards have ratios: make them without"
             " --ratios"
         )
-    # Epochs count distinct rows, as everywhere: copies are left out.
-    steps = config.steps_per_worker(shards.rows)
-    return PartitionPlan(
-        config.data,
-        shards.rows,
-        config.worker_batches(num_workers),
-        steps,
-        epochs=steps / config.steps_per_epoch(shards.rows),
-        seed=config.run.seed,
-    )
 
 
 def partition_sampler(config: Config, shards: Shards, rows: Rows, worker: int, num_workers: int) -> PartitionSampler:

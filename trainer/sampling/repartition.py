@@ -7,24 +7,29 @@ the interval ends. Sheikholeslami et al., "The Impact of Importance-aware Datase
 Deep Neural Networks", DAIS 2023.
 
 Row numbers count the rows of the set by id. A clock is the number of a worker's step. All workers make it together if losses
-divide the rows. Otherwise each worker changes over at its own clock, and has its part of a deal in any case."""
+divide the rows. Otherwise each worker changes over at its own clock, and has its part of a deal in any case.
+
+The workers of a random deal may change. The next ones first draw what these have left of the epochs that have begun, then
+the deals of the next epochs: the rows that all draw in step are one sequence, whatever the workers and mini-batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.core.arrays import Ints
+from pipeline.core.arrays import Flags, Ints
 from pipeline.core.errors import UsageError
 from pipeline.core.importance import HEURISTIC_HELP, IGNORE_HELP, MEASURE_HELP, Heuristic, Measure, blocks, stripes
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.specs import Spec, option
 from trainer.sampling.base import LossTable, Population, SetSizes, TableSampler, TableStream
 from trainer.sampling.orders import indices, permutation
+from trainer.sampling.remainder import MOST_OPEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +116,9 @@ class PartitionPlan:
         steps: steps of each worker in the whole run.
         epochs: length of the run in epochs, of which each has floor(N / B) steps.
         seed: of the run.
+        clock: the first clock of these workers.
+        first_epoch: number of the first epoch whose rows they draw.
+        left: rows that other workers have left of each epoch from there on, in the order in which these draw them, int64.
     """
 
     options: RepartitionOptions
@@ -119,6 +127,9 @@ class PartitionPlan:
     steps: int
     epochs: float
     seed: int
+    clock: int = 0
+    first_epoch: int = 0
+    left: tuple[Ints, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rows < 2 * self.batch:
@@ -175,20 +186,71 @@ class PartitionPlan:
         rule = {"stripes": stripes, "blocks": blocks}[self.options.heuristic]
         return rule(importance.astype(np.float64), len(self.batches))
 
-    def deal(self, epoch: int) -> Ints:
-        """Return the order in which the rows of an epoch of the warm-up are dealt, int64 [N]. O(N).
+    def begin(self, epoch: int) -> int:
+        """Return the position at which an epoch begins in the rows that all workers draw, in step."""
+        index = epoch - self.first_epoch
+        return sum(len(part) for part in self.left[:index]) + max(0, index - len(self.left)) * self.rows
+
+    def place(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the epoch of each position, and the position in its order: int64 each."""
+        bounds = np.cumsum([0, *map(len, self.left)])
+        index = np.searchsorted(bounds[1:], positions, side="right")
+        # An interrupted epoch has no more rows than a whole one: the quotient is 0 there.
+        whole, inside = np.divmod(positions - bounds[index], self.rows)
+        return self.first_epoch + index + whole, inside
+
+    def order(self, epoch: int) -> Ints:
+        """Return the rows of an epoch in the order in which they are dealt, int64. O(N)."""
+        index = epoch - self.first_epoch
+        return self.left[index] if index < len(self.left) else self._deal(epoch)
+
+    def followed_by(self, ends: Sequence[int], batches: tuple[int, ...]) -> PartitionPlan:
+        """Return the plan of the next workers. They first draw what these have left of the epochs that have begun.
+
+        Of more than MOST_OPEN such epochs, the older ones are left out.
+
+        Args:
+            ends: the clock at which each of these workers ends.
+            batches: rows per mini-batch of each of the next ones.
+        """
+        clock = max(ends)
+        last = (clock - self.clock) * self.batch - 1
+        end = self.first_epoch + len(self.left)
+        if last >= 0:
+            end = max(end, int(self.place(np.array([last]))[0][0]) + 1)
+        first = max(self.first_epoch, end - MOST_OPEN)
+        left = tuple(self.order(epoch)[~self._is_drawn(epoch, ends)] for epoch in range(first, end))
+        return replace(self, batches=batches, clock=clock, first_epoch=first, left=left)
+
+    def left_out(self, ends: Sequence[int], later: PartitionPlan) -> int:
+        """Return how many rows nobody draws, if workers end at some clocks. later: the plan of the next workers."""
+        clock = max(ends)
+        lacking = sum((clock - end) * batch for end, batch in zip(ends, self.batches, strict=True))
+        not_begun = self.begin(later.first_epoch + len(later.left)) - (clock - self.clock) * self.batch
+        return lacking + not_begun - sum(map(len, later.left))
+
+    def _is_drawn(self, epoch: int, ends: Sequence[int]) -> Flags:
+        """Return whether each row in the order of an epoch is drawn before workers end at some clocks: bool."""
+        steps, slots = np.divmod(np.arange(self.begin(epoch), self.begin(epoch + 1)), self.batch)
+        workers = np.searchsorted(np.cumsum(self.batches), slots, side="right")
+        return steps < np.array(ends)[workers] - self.clock
+
+    def _deal(self, epoch: int) -> Ints:
+        """Return the order in which all rows are dealt in an epoch, int64 [N]. O(N).
 
         The step in which an epoch begins has rows of the epoch before. These are not among its rows of the new epoch, so
         that no row is in two mini-batches of a step."""
         order = self._shuffled(epoch)
-        tail = epoch * self.rows % self.batch
-        head = -epoch * self.rows % self.batch
-        if epoch and tail:
-            before = self._shuffled(epoch - 1)[self.rows - tail :]
+        tail = self.begin(epoch) % self.batch
+        head = -self.begin(epoch) % self.batch
+        if tail:
+            follows_left = epoch == self.first_epoch + len(self.left)
+            before = np.concatenate(self.left) if follows_left else self._shuffled(epoch - 1)
             # The end of the order stays as it is, because the next epoch depends on it.
-            free = self.rows - (epoch + 1) * self.rows % self.batch
-            repeated = np.flatnonzero(np.isin(order[:head], before))
-            others = head + np.flatnonzero(~np.isin(order[head:free], before))[: len(repeated)]
+            free = self.rows - self.begin(epoch + 1) % self.batch
+            is_repeated = np.isin(order, before[len(before) - tail :])
+            repeated = np.flatnonzero(is_repeated[:head])
+            others = head + np.flatnonzero(~is_repeated[head:free])[: len(repeated)]
             order[repeated], order[others] = order[others], order[repeated]
         return order
 
@@ -207,7 +269,7 @@ class PartitionStream:
     def __init__(self, plan: PartitionPlan, worker: int) -> None:
         self.plan = plan
         self.worker = worker
-        self._deal = lru_cache(maxsize=2)(plan.deal)
+        self._deal = lru_cache(maxsize=2)(plan.order)
         self._importance: npt.NDArray[np.floating] = np.empty(0)
         self._order = lru_cache(maxsize=2)(partial(permutation, seed=plan.seed, worker=worker))
         self._rows = np.empty(0, np.int64)
@@ -224,8 +286,8 @@ class PartitionStream:
     def _dealt(self, clock: int) -> PartitionDraw:
         """Return a mini-batch of the warm-up: the worker's part of the rows that are dealt in a step."""
         plan = self.plan
-        start = clock * plan.batch + sum(plan.batches[: self.worker])
-        epochs, inside = np.divmod(start + np.arange(plan.batches[self.worker]), plan.rows)
+        start = (clock - plan.clock) * plan.batch + sum(plan.batches[: self.worker])
+        epochs, inside = plan.place(start + np.arange(plan.batches[self.worker]))
         numbers = np.empty(len(epochs), np.int64)
         for epoch in np.unique(epochs).tolist():
             numbers[epochs == epoch] = self._deal(epoch)[inside[epochs == epoch]]
