@@ -71,6 +71,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> np.nd
 def test_a_run_on_ray_keeps_its_bits_when_a_node_is_killed(
     cluster: Any, shards: Path, undisturbed: np.ndarray, tmp_path: Path
 ) -> None:
+    """Resume it then with four workers on two hosts: their pass has every row once as well."""
     output = tmp_path / "run"
     config, results = make_config(shards, output, **RUN), []
 
@@ -85,6 +86,10 @@ def test_a_run_on_ray_keeps_its_bits_when_a_node_is_killed(
     thread.join(600)
     assert [result.cause for result in results if result] == ["finished"]
     np.testing.assert_array_equal(RunFolder(output).vector(), undisturbed)
+    options = Options(silent=True, report=False, resume=True, workers=4)
+    longer = train(make_config(shards, output, **RUN | {"steps": 945}), options, launcher=RayLauncher(), hosts=2)
+    assert longer
+    assert (longer.num_workers, longer.passes["whole"], longer.passes["true"]) == (4, 31, 31)
 
 
 def test_a_run_on_ray_continues_without_a_host_that_is_to_end(

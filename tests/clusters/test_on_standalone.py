@@ -257,12 +257,18 @@ def test_a_cluster_without_room_for_the_hosts_is_told_of(
 
 
 def test_training_needs_no_spark_submit(standalone: Standalone, hdfs: Hdfs, task: Task) -> None:
+    """Train 40 passes, which have their bits, and one more with four workers, which has every row once as well."""
     output = f"{hdfs.uri}/training/alone"
     flags = ("--shards", task.shards, "--output", output, *task.flags, "--launcher", "spark", "--hosts", 2)
     done = run_without_submit("trainer", *flags, master=standalone.master_url)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert re.search(rf"application app-\S+ on {standalone.master_url}", done.stderr), done.stderr[-3000:]
     np.testing.assert_array_equal(vector(output), task.vector)
+    longer = ("--steps", 1245, "--resume", "--workers", 4)
+    done = run_without_submit("trainer", *flags, *longer, master=standalone.master_url)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads(STORE.read(f"{output}/result.json"))
+    assert (result["num_workers"], result["passes"]["whole"], result["passes"]["true"]) == (4, 41, 41)
     until(lambda: not training_processes(standalone), "every process ends")
 
 
