@@ -218,6 +218,7 @@ class Config:
             (self.data.follow, "--follow"),
             (self.data.repartition != "fixed", f"--repartition {self.data.repartition}"),
             (not self.sampler.fixed_size, f"--sampling {self.sampler.name}"),
+            (self.data.repartition != "fixed", f"--repartition {self.data.repartition}"),
         ):
             if is_given:
                 raise UsageError(f"--switch-on holdout needs passes over fixed rows: leave out {flag}")
