@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pipeline.core.errors import UsageError
 from pipeline.core.specs import OPTION
 from trainer.config import slice_bounds
+from trainer.coordination.barriers import Barriers
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.membership import WorkerPhase
@@ -79,7 +80,7 @@ class Simulation:
     """rate is a/n. lose_at: {(worker, clock): seconds away}: it dies before it pushes that step, and joins again. losses:
     (time, worker, seconds away): it dies at that time, whatever it does. crash_at: at these events all servers start anew
     from the last checkpoint, and the event is lost; save_every: events between checkpoints. together: the servers see
-    everything of one instant before they decide anything."""
+    everything of one instant before they decide anything. barriers: steps before which all workers wait for each other."""
 
     def __init__(
         self,
@@ -99,11 +100,12 @@ class Simulation:
         crash_at: Iterable[int] = (),
         save_every: int = 0,
         together: bool = False,
+        barriers: tuple[int, ...] = (),
     ) -> None:
         self.protocol, self.workers, self.steps, self.rate, self.stop = protocol, workers, steps, rate, stop
         self.gradient, self.step_time, self.momentum, self.servers = gradient, step_time, momentum, servers
         self.away, self.crash_at, self.save_every = dict(lose_at or {}), set(crash_at), save_every
-        self.losses, self.together = list(losses), together
+        self.losses, self.together, self.barriers = list(losses), together, Barriers(barriers)
         self.bounds = slice_bounds(len(start), servers)
         empty = json.dumps(vars(Position()))
         self.saved = Saved(empty, [(start[b:e].copy(), np.zeros(e - b)) for b, e in self.bounds], [])
@@ -116,7 +118,12 @@ class Simulation:
         position = Position(**values | {"clocks": {int(worker): clock for worker, clock in values["clocks"].items()}})
         budget = Budget(self.workers, self.steps, self.steps, self.stop, position)  # type: ignore[arg-type]
         self.coordinator = Coordinator(
-            self.protocol, budget, num_servers=self.servers, rate=lambda epoch: self.rate, seconds=now
+            self.protocol,
+            budget,
+            num_servers=self.servers,
+            rate=lambda epoch: self.rate,
+            seconds=now,
+            barriers=self.barriers,
         )
         self.slices = [
             ParameterSlice(v.copy(), m.copy(), heavy_ball(self.momentum), self.workers, "changes")
@@ -208,7 +215,8 @@ class Simulation:
             else:
                 del self.computing[worker]
                 if not self.coordinator.finished:
-                    push = pushed(self.protocol, self.gradient, self.rate, event.parameters, worker, event.clock)
+                    steps = self.coordinator.steps_of_push(event.clock)
+                    push = pushed(steps, self.gradient, self.rate, event.parameters, worker, event.clock)
                     self.pushed[worker] = push
                     self.run.pushed.append((worker, event.clock))
                 for server in reversed(range(self.servers)):
@@ -236,12 +244,12 @@ class Simulation:
         return self.run
 
 
-def pushed(protocol: Protocol, gradient: Gradient, rate: float, parameters: Vector, worker: int, clock: int) -> Vector:
+def pushed(steps: int, gradient: Gradient, rate: float, parameters: Vector, worker: int, clock: int) -> Vector:
     """Return the push of a worker: its gradient, or the sum of the gradients along the steps of its own copy."""
     own = parameters.copy()
-    for step in range(clock, clock + protocol.local_steps(clock)):
+    for step in range(clock, clock + steps):
         own -= rate * gradient(own, worker, step)
-    return (parameters - own) / rate if protocol.local_steps(clock) > 1 else gradient(parameters, worker, clock)
+    return (parameters - own) / rate if steps > 1 else gradient(parameters, worker, clock)
 
 
 def simulate(protocol: Protocol, **options: Any) -> Run:

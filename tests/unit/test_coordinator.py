@@ -30,6 +30,7 @@ from tests.support.configs import make_config
 from tests.support.tiers import only
 from tests.support.virtual_time import ALL
 from trainer.config import RunFacts
+from trainer.coordination.barriers import Barriers
 from trainer.coordination.budget import Budget
 from trainer.coordination.clocks import Clocks
 from trainer.coordination.coordinator import Coordinator
@@ -60,7 +61,16 @@ class Worker:
 class World:
     """Workers, servers and the connections between them; nothing happens but by ``deliver``."""
 
-    def __init__(self, protocol: Protocol, workers: int, servers: int, steps: int, stop: str) -> None:
+    def __init__(
+        self,
+        protocol: Protocol,
+        workers: int,
+        servers: int,
+        steps: int,
+        stop: str,
+        barriers: tuple[int, ...] = (),
+    ) -> None:
+        self.barriers = barriers
         self.workers_, self.servers, self.steps, self.stop = workers, servers, steps, stop
         self.protocol = protocol
         # A worker's clock passes the budget by less than one push.
@@ -85,6 +95,7 @@ class World:
             num_servers=servers,
             rate=lambda epoch: 1.0,
             start_wait_s=START_WAIT_S,
+            barriers=Barriers(barriers),
         )
         self.orders: list[Order] = []
         self.records: list[Record] = []
@@ -230,7 +241,7 @@ class World:
 
     def mini_batches(self, gradient: Share | Record) -> int:
         """Return the number of mini-batches whose gradients a push sums."""
-        return self.protocol.local_steps(gradient.clock)
+        return self.coordinator.steps_of_push(gradient.clock)
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
@@ -259,17 +270,24 @@ class World:
             away = (WorkerPhase.ABSENT, WorkerPhase.JOINING, WorkerPhase.FINISHED)
             slowest = min((m.clock for m in members if m.phase not in away), default=0)
             assert all(clock - slowest <= bound for _, _, clock in order.unblocked)
+        unapplied = Counter[int]()
+        for share in self.summed:
+            unapplied[share.worker] += self.mini_batches(share)
+        least = min(member.clock - unapplied[member.index] for member in members)
+        for _, _, clock in order.unblocked:
+            assert all(least >= barrier for barrier in self.barriers if barrier <= clock), "it passed a barrier alone"
         assert order.snapshot == (snapshot is not None)
         if snapshot:
-            unapplied = Counter[int]()
-            for share in self.summed:
-                unapplied[share.worker] += self.mini_batches(share)
             for worker, member in enumerate(members):
                 clock = member.clock - unapplied[worker]
-                if member.phase in (WorkerPhase.ABSENT, WorkerPhase.JOINING):
+                if member.phase in (WorkerPhase.ABSENT, WorkerPhase.JOINING) and not self.waits_later(clock):
                     clock = self.protocol.clock_on_joining(clock, self.coordinator.view)
                 assert snapshot.position.clocks[worker] == clock
             assert snapshot.position.version == order.version
+
+    def waits_later(self, clock: int) -> bool:
+        """Return whether a barrier follows a step."""
+        return any(barrier > clock for barrier in self.barriers)
 
     def check(self) -> None:
         np.testing.assert_allclose(self.slice_servers[0].slice.values, self.applied, rtol=1e-6)
@@ -316,9 +334,13 @@ class Storm(RuleBasedStateMachine):
         servers=st.integers(1, 3),
         steps=st.integers(1, 4),
         stop=st.sampled_from(["global", "local"]),
+        barriers=st.sampled_from([(), (1,), (2, 3)]),
     )
-    def begin(self, protocol: Protocol, workers: int, servers: int, steps: int, stop: str) -> None:
-        self.world = World(protocol, workers, servers, steps, stop)
+    def begin(
+        self, protocol: Protocol, workers: int, servers: int, steps: int, stop: str, barriers: tuple[int, ...]
+    ) -> None:
+        clocks = () if protocol.refuses_gradients else tuple(clock for clock in barriers if clock < steps)
+        self.world = World(protocol, workers, servers, steps, stop, clocks)
 
     def _worker(self, number: int) -> int:
         return number % self.world.workers_
@@ -410,6 +432,10 @@ class Storm(RuleBasedStateMachine):
         world.run_to_the_end()
         world.check()
         assert world.coordinator.finished
+        # Each step before the last barrier is made once, whoever died.
+        pushes = [(r.worker, r.clock + step) for r in world.records for step in range(world.mini_batches(r))]
+        early = [step for step in pushes if world.waits_later(step[1])]
+        assert len(early) == len(set(early)) == max(world.barriers, default=0) * world.workers_
         if world.stop == "global":
             beyond = world.coordinator.budget.position.accepted - world.budget
             assert 0 <= beyond < world.protocol.most_local_steps()

@@ -56,7 +56,8 @@ def told_by_the_log(protocol: Protocol, records: list[Record], workers: int) -> 
         total = np.zeros_like(START)
         for _, worker, clock, pulled, staleness, *_ in updates[version]:
             assert staleness == version - 1 - pulled
-            push = pushed(protocol, quadratic, RATE, versions[pulled], worker, clock)
+            steps = protocol.local_steps(clock)
+            push = pushed(steps, quadratic, RATE, versions[pulled], worker, clock)
             total += protocol.weight(staleness, workers) * push
         versions.append(versions[-1] - RATE * total)
     return versions[-1]
@@ -154,6 +155,46 @@ def test_a_crash_at_any_event_ends_no_run(protocol: Protocol, stop: str) -> None
             np.testing.assert_array_equal(done.parameters, undisturbed.parameters)
         held = {"last", "before", "extra"} if isinstance(protocol, DSSP) else set[str]()
         assert all(set(json.loads(saved.position)["memory"]) == held for saved in done.checkpoints)
+
+
+@pytest.mark.parametrize("protocol", ALL, ids=repr)
+def test_declarations_about_gradients_hold(protocol: Protocol) -> None:
+    """Of refused gradients, and of the parameters that a worker gets after its own gradients."""
+    done = run(
+        protocol, 4, steps=20, rate=RATE, step_time=lambda worker, clock: 1.0 + 0.37 * worker + 0.1 * (clock % 3)
+    )
+    assert protocol.refuses_gradients or all(record.accepted for record in done.records)
+    applied = {(record.worker, record.clock): record.version for record in done.records if record.accepted}
+    for _, worker, clock, version in done.starts if protocol.reads_own_writes else ():
+        assert all(applied[who, old] <= version for who, old in applied if who == worker and old < clock)
+
+
+@pytest.mark.parametrize("protocol", [each for each in ALL if not each.refuses_gradients], ids=repr)
+@given(
+    delays=DELAYS,
+    losses=LOSSES,
+    crashes=st.sets(st.integers(1, 60), max_size=2),
+    stop=st.sampled_from(["global", "local"]),
+)
+@settings(max_examples=5, deadline=None)
+def test_no_worker_passes_a_barrier_before_all_others(
+    protocol: Protocol, delays: list[list[float]], losses: list[tuple[float, int, float]], crashes: set[int], stop: str
+) -> None:
+    """Whoever dies and whatever the servers roll back, each step before the last barrier is made once by each worker."""
+    n = len(delays)
+    barriers = (2, 3, 5)
+    options = uneven(delays) | {"losses": within(losses, n), "crash_at": crashes, "save_every": 4, "stop": stop}
+    done = run(protocol, n, barriers=barriers, **options)
+    ends = {clock: min([b for b in barriers if b > clock] or [STEPS * n]) for clock in range(STEPS * n)}
+    steps = [range(r.clock, min(r.clock + protocol.local_steps(r.clock), ends[r.clock])) for r in done.records]
+    early = [
+        (r.worker, step) for r, span in zip(done.records, steps, strict=True) for step in span if step < barriers[-1]
+    ]
+    assert sorted(early) == [(worker, clock) for worker in range(n) for clock in range(barriers[-1])]
+    for barrier in barriers:
+        last = max(record.version for record in done.records if record.clock < barrier)
+        after = [record for record in done.records if record.clock >= barrier]
+        assert all(record.version_pulled >= last for record in after)
 
 
 @pytest.mark.parametrize("protocol", ALL, ids=repr)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 
+from trainer.coordination.barriers import Barriers, BarrierWatch
 from trainer.coordination.budget import Budget
 from trainer.coordination.epoch_sums import EpochSums
 from trainer.coordination.ledger import Entry, GradientLedger
@@ -21,6 +22,8 @@ from trainer.coordination.queues import Queues
 from trainer.coordination.stragglers import StragglerRule, StragglerWatch
 from trainer.coordination.weights import Weights
 from trainer.protocols.base import Gradient, Protocol, Release
+
+NO_BARRIERS = Barriers()
 
 
 class RunView:
@@ -61,6 +64,7 @@ class Coordinator:
         epoch_snapshots: whether to write a checkpoint at the end of every epoch.
         seconds: training time before this start, from which the time that protocols see continues.
         straggler_rule: ends the stage before its planned end; None for no rule.
+        barriers: steps before which workers wait for each other, besides the protocol's conditions.
 
     ``now`` of its methods is the caller's clock in seconds. A session is a number that grows with every start of a
     worker's process; a message with an older one is from a process that was replaced.
@@ -79,7 +83,9 @@ class Coordinator:
         epoch_snapshots: bool = True,
         seconds: float = 0.0,
         straggler_rule: StragglerRule | None = None,
+        barriers: Barriers = NO_BARRIERS,
     ) -> None:
+        assert not (barriers.clocks and protocol.refuses_gradients), "a refused gradient never counts as applied"
         self.protocol = protocol
         self.budget = budget
         self.rate = rate
@@ -88,6 +94,8 @@ class Coordinator:
         self.epoch_snapshots = epoch_snapshots
         self.membership = Membership(budget.position.clocks, budget.num_workers)
         self.members = self.membership.members
+        self.barriers = barriers
+        self.next_barrier = BarrierWatch(barriers, [member.clock for member in self.members])
         self.ledger = GradientLedger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
         self.size = protocol.update_size(budget.num_workers)  # number of gradients of an update
@@ -151,7 +159,7 @@ class Coordinator:
         if len(member.held_by) == self.num_servers:
             self._first_join = now if self._first_join is None else self._first_join
             if self.started:
-                member.clock = self.protocol.clock_on_joining(member.clock, self.view)
+                member.clock = self._clock_on_joining(member.clock)
                 self._note_through(member)
             if self.started or self.finished:
                 self._await_turn(member)
@@ -338,7 +346,11 @@ class Coordinator:
 
     def _steps(self, entry: Entry) -> int:
         """Return the number of mini-batches whose gradients a pushed gradient sums."""
-        return self.protocol.local_steps(entry[0].clock)
+        return self.steps_of_push(entry[0].clock)
+
+    def steps_of_push(self, clock: int) -> int:
+        """Return the number of a worker's steps, from a step on, that its next push has: none after a barrier."""
+        return self.barriers.steps_before(clock, self.protocol.local_steps(clock))
 
     def _is_complete(self) -> bool:
         """Return whether the next update has its gradients, or no worker is left that could push one for it."""
@@ -356,13 +368,16 @@ class Coordinator:
         boundary = self.budget.use(steps, sum(measured.examples for _, measured in entries))
         # The last update of a run may have room for fewer gradients.
         self._next_update_size = self.budget.next_update_size(self.size)
+        opens_barrier = False
         for entry in entries:
             self.records.append(self._record(entry, version, accepted=True))
             self.epoch_sums.add(entry[1])
             if entry[1].seen:
                 self.passes.use(entry[0].worker, entry[1].seen)
             member = self.members[entry[0].worker]
+            before = member.clock - member.unapplied
             member.unapplied -= self._steps(entry)
+            opens_barrier |= self.next_barrier.note(before, member.clock - member.unapplied)
             self._note_through(member)
         self.stragglers.add((gradient.worker, measured) for gradient, measured in entries)
         if boundary is not None:
@@ -374,6 +389,9 @@ class Coordinator:
             if member.ticket == ticket:
                 self.membership.wait_for_version(member, False)
                 self._queue(member, release)
+        for worker, ticket in self._queues.take_at_barrier() if opens_barrier else ():
+            if self.members[worker].ticket == ticket:
+                self._await_turn(self.members[worker])
         return boundary
 
     def _look_for_straggler(self) -> None:
@@ -403,7 +421,7 @@ class Coordinator:
 
     def _done_with(self, member: Member) -> None:
         """Count a worker's gradient as used or refused, and queue the worker for its next step."""
-        self.membership.tick(member, self.protocol.local_steps(member.clock))
+        self.membership.tick(member, self.steps_of_push(member.clock))
         self.protocol.pushed(member.index, self.view)
         self._note_through(member)
         self._await_turn(member)
@@ -422,10 +440,14 @@ class Coordinator:
     def _await_turn(self, member: Member) -> None:
         """Make a worker wait for the condition of its next step, or of its end if it has no steps left."""
         self.membership.move(member, WorkerPhase.READY)
-        if not self._is_over(member):
-            self._queue(member, self.protocol.release(member.index, self.view))
-        else:  # it ends after the last of its gradients is applied
+        if self._is_over(member):  # it ends after the last of its gradients is applied
             self._queue(member, Release(version=self.version + 1 if member.unapplied and not self.finished else 0))
+        elif member.clock == self.next_barrier.clock:
+            # A barrier opens by an update. So once all workers wait, the next update has the gradients that are there.
+            self.membership.wait_for_version(member, True)
+            self._queues.add_at_barrier(member)
+        else:
+            self._queue(member, self.protocol.release(member.index, self.view))
 
     def _queue(self, member: Member, release: Release) -> None:
         """Put a worker into the queue for the first unmet condition of its release, or among those that are ready."""
@@ -522,7 +544,12 @@ class Coordinator:
         clock at which the protocol lets it rejoin."""
         clock = member.clock - member.unapplied
         is_away = member.phase in (WorkerPhase.ABSENT, WorkerPhase.JOINING)
-        return self.protocol.clock_on_joining(clock, self.view) if is_away else clock
+        return self._clock_on_joining(clock) if is_away else clock
+
+    def _clock_on_joining(self, clock: int) -> int:
+        """Return the clock at which a lost worker continues: before a barrier its own, as no step may be left out."""
+        has_barrier = self.barriers.first_after(clock) is not None
+        return clock if has_barrier else self.protocol.clock_on_joining(clock, self.view)
 
     def _withdraw(self, member: Member) -> None:
         """Drop a worker's gradient unless it is in a sum, and forget which servers hold it or a join request."""

@@ -112,8 +112,8 @@ class Membership:
     def all_wait_for_an_update(self) -> bool:
         """Return whether no worker will push before the next update.
 
-        That is the case if none is computing or absent, and all with steps left wait for another version or for the
-        turn of their gradient in the order of workers."""
+        That is the case if none is computing or absent, and all with steps left wait for another version, at a barrier
+        or for the turn of their gradient in the order of workers."""
         busy = (
             self.in_phase[WorkerPhase.COMPUTING]
             + self.in_phase[WorkerPhase.ABSENT]

@@ -10,7 +10,8 @@ from trainer.protocols.base import Release
 
 
 class Queues:
-    """Waiting workers as (worker, ticket): by the version or the smallest clock that they need, and those that are ready.
+    """Waiting workers as (worker, ticket): by the version or the smallest clock that they need, or for the next barrier,
+    and those that are ready.
 
     An entry is void once the worker's ticket has changed."""
 
@@ -18,12 +19,22 @@ class Queues:
         self.ready: list[tuple[int, int]] = []
         self._by_version: dict[int, list[tuple[int, int, Release]]] = {}
         self._by_clock: list[tuple[int, int, int]] = []  # a heap of (clock, worker, ticket)
+        self._at_barrier: list[tuple[int, int]] = []
 
     def add_for_version(self, member: Member, release: Release) -> None:
         self._by_version.setdefault(release.version, []).append((member.index, member.ticket, release))
 
     def add_for_clock(self, member: Member, clock: int) -> None:
         heapq.heappush(self._by_clock, (clock, member.index, member.ticket))
+
+    def add_at_barrier(self, member: Member) -> None:
+        self._at_barrier.append((member.index, member.ticket))
+
+    def take_at_barrier(self) -> list[tuple[int, int]]:
+        """Remove and return the workers that wait for the next barrier."""
+        waiting = self._at_barrier
+        self._at_barrier = []
+        return waiting
 
     def waiting_for(self, version: int) -> list[tuple[int, int, Release]]:
         """Remove and return the workers that wait for a version, as (worker, ticket, release)."""
@@ -39,3 +50,4 @@ class Queues:
         self.ready = []
         self._by_version = {}
         self._by_clock = []
+        self._at_barrier = []

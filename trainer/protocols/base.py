@@ -74,12 +74,16 @@ class Protocol(Spec):
         reproducible: whether runs are bit-identical for any order of arrivals and any failures.
         in_worker_order: sum gradients in the order of workers instead of their arrival.
         has_momentum: whether updates have momentum by default.
+        refuses_gradients: whether ``admit`` may refuse a gradient.
+        reads_own_writes: whether the parameters of a worker's step contain all its earlier gradients that are accepted.
     """
 
     synchronous: ClassVar[bool]
     reproducible: ClassVar[bool] = False
     in_worker_order: ClassVar[bool] = False
     has_momentum: ClassVar[bool] = True
+    refuses_gradients: ClassVar[bool] = False
+    reads_own_writes: ClassVar[bool] = True
 
     def check(self, num_workers: int) -> None:
         """Raise UsageError if the parameters do not fit the number of workers."""

@@ -17,6 +17,7 @@ class KBatchASP(Protocol):
     name: ClassVar[str] = "k-batch-asp"
     summary: ClassVar[str] = "applies any K gradients, fresh or stale, in every update; workers never wait"
     synchronous: ClassVar[bool] = False
+    reads_own_writes: ClassVar[bool] = False
 
     k: int | None = option(None, "gradients per update", least=1, shown="half of the number of workers")
 

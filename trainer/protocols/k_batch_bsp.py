@@ -19,6 +19,8 @@ class KBatchBSP(Protocol):
     name: ClassVar[str] = "k-batch-bsp"
     summary: ClassVar[str] = "applies the first K fresh gradients in every update, whichever worker they come from"
     synchronous: ClassVar[bool] = True
+    refuses_gradients: ClassVar[bool] = True
+    reads_own_writes: ClassVar[bool] = False
 
     k: int | None = option(None, "gradients per update", least=1, shown="half of the number of workers")
     cancel: Literal["push", "preempt"] = option(

@@ -17,6 +17,7 @@ class KBSP(KBatchBSP):
 
     name: ClassVar[str] = "k-bsp"
     summary: ClassVar[str] = "applies the gradients of the K fastest workers in every update"
+    reads_own_writes: ClassVar[bool] = True
 
     def check(self, num_workers: int) -> None:
         check_distinct(self.k, num_workers)

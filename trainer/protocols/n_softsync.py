@@ -22,6 +22,7 @@ class NSoftsync(Protocol):
         "applies the gradients of N/M of the N workers, each divided by its staleness, in every update"
     )
     synchronous: ClassVar[bool] = False
+    reads_own_writes: ClassVar[bool] = False
 
     softsync: int = option(1, "divisor M of the number of workers, which gives the gradients per update", least=1)
     divide_by_staleness: bool = option(True, "divide each gradient by its staleness")
