@@ -11,6 +11,7 @@ from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
 from trainer.config import ADAM, SGD, Config, RunFacts
 from trainer.coordination.adam import AdamSlice
+from trainer.coordination.barriers import Barriers
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.cohorts import begin_passes
 from trainer.coordination.coordinator import Coordinator
@@ -21,6 +22,7 @@ from trainer.coordination.switch import carry_momentum
 from trainer.coordination.weights import Weights
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.switching import Switching
+from trainer.sampling.repartition import plan_barriers
 from trainer.stages import Stage
 
 
@@ -168,7 +170,18 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
         epoch_snapshots=config.run.epoch_checkpoints,
         seconds=state.seconds,
         straggler_rule=stage.straggler_rule,
+        barriers=build_barriers(config, facts),
     )
+
+
+def build_barriers(config: Config, facts: RunFacts) -> Barriers:
+    """Return the steps before which the workers of a stage wait for each other. config: of the stage.
+
+    Most runs have none. Under a reproducible protocol the workers make each step together in any case."""
+    if config.data.repartition != "importance" or config.protocol.reproducible:
+        return Barriers()
+    plan = config.partition_plan(facts.rows, config.worker_batches(facts.num_workers))
+    return plan_barriers(plan, reads_own_writes=config.protocol.reads_own_writes)
 
 
 def local_plan(config: Config, facts: RunFacts, clock: int) -> LocalPlan:
@@ -176,6 +189,8 @@ def local_plan(config: Config, facts: RunFacts, clock: int) -> LocalPlan:
 
     The worker knows its own clock alone, so that its rate falls there, and the server's by the gradients of all."""
     steps = config.protocol.local_steps(clock)
+    if steps > 1:
+        steps = build_barriers(config, facts).steps_before(clock, steps)
     if steps == 1:
         return ONE_STEP
     per_epoch = config.steps_per_epoch(facts.rows)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.configs import make_config
+from tests.support.divisions import DividedRun, assert_divided_by_losses
 from tests.support.trainer_runs import RunFolder, Training, train_here, until
 from tests.support.trainer_sets import copy_of
 from tests.support.virtual_runs import QUIET, final
@@ -20,6 +21,7 @@ from trainer.checkpoints.read import newest
 from trainer.home.place import Place, entries, place_of
 from trainer.runlog.result import read_result
 from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.replay import replay
 
 pytestmark = pytest.mark.full
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
@@ -90,6 +92,22 @@ def test_a_killed_repartitioned_run_has_its_bits(
     config = make_config(shards, tmp_path / "virtual", protocol="bsp", **common, **settings)
     expected = final(simulate(config, SimulationSettings(), QUIET))
     np.testing.assert_array_equal(RunFolder(tmp_path / "run").vector(), expected)
+
+
+def test_a_killed_asp_run_divides_rows_by_their_losses(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
+    """Kill a worker in an interval: the others wait for its losses where the next one begins."""
+    about = DividedRun(rows=720, workers=3, batch=24, steps=600, warmup_epochs=2, ignore_epochs=0, interval=1)
+    settings = {name: value for name, value in about.flags.items() if name != "batch_size"}
+    words = [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", value)]
+    own = ("--protocol", "asp", "--servers", 2, "--example-ledger", "--checkpoint-every-s", 0.5)
+    run = Training(shards, tmp_path / "run", *COMMON, *words, *own)
+    runs.append(run)
+    run.wait_for_updates(250)
+    run.send("worker-1")
+    assert run.wait() == 0, run.said()
+    assert run.events("restart")
+    assert_divided_by_losses(tmp_path / "run", about)
+    assert replay(tmp_path / "run").is_equal
 
 
 def test_kills_lose_no_example_and_repeat_none(shards: Path, tmp_path: Path, runs: list[Training]) -> None:

@@ -107,7 +107,6 @@ def test_a_worker_without_a_row_to_train_on_is_refused() -> None:
         ({"follow": True}, "needs passes over fixed rows: leave out --follow"),
         ({"repartition": "random"}, "needs passes over fixed rows: leave out --repartition random"),
         ({"sampling": "bernoulli"}, "leave out --sampling bernoulli"),
-        ({"repartition": "random"}, "needs passes over fixed rows: leave out --repartition random"),
         ({"holdout_share": 0.0}, "--holdout-share must be"),
     ],
 )

@@ -239,8 +239,7 @@ def test_phases_follow_the_rule(measure: Measure, heuristic: Heuristic, rows: in
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        ({"protocol": "asp"}, "which --protocol asp lacks: give --protocol bsp, --exchange all-reduce or"),
-        ({"exchange": "d-psgd"}, "which --exchange d-psgd lacks: give --protocol bsp, --exchange all-reduce or"),
+        ({"exchange": "d-psgd"}, "which --exchange d-psgd lacks: give --exchange parameter-server or all-reduce, or"),
         ({"sampling": "balanced"}, "draws passes over all rows of a set: leave out --sampling balanced"),
         ({"follow": True}, "draws passes over all rows of a set: leave out --follow"),
         (

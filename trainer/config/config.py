@@ -30,7 +30,7 @@ from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 from trainer.sampling import SAMPLERS, Sampler
 from trainer.sampling.base import TableSampler
-from trainer.sampling.repartition import LossStatistics
+from trainer.sampling.repartition import LossStatistics, PartitionPlan
 from trainer.sampling.shuffle import ShuffleSampler
 
 
@@ -145,14 +145,21 @@ class Config:
     def _check_repartition(self) -> None:
         """Raise UsageError for protocols and exchanges whose workers would divide the rows by different losses.
 
-        A random deal is a function of the worker's own clock, which every protocol and exchange has."""
-        together = isinstance(self.exchange, ParameterServer | AllReduce) and self.protocol.name == "bsp"
-        if not together and self.data.repartition == "importance":
-            name = self.exchange.name
-            other = f"--protocol {self.protocol.name}" if name == ParameterServer.name else f"--exchange {name}"
+        A random deal is a function of the worker's own clock, which every protocol and exchange has. An exchange with
+        stages is checked stage by stage."""
+        if self.data.repartition != "importance" or self.exchange.stages():
+            return
+        if not isinstance(self.exchange, ParameterServer | AllReduce):
             raise UsageError(
                 f"--repartition importance needs the same losses of all rows on every worker where an interval begins,"
-                f" which {other} lacks: give --protocol bsp, --exchange all-reduce or --repartition random"
+                f" which --exchange {self.exchange.name} lacks: give --exchange parameter-server or all-reduce, or"
+                " --repartition random"
+            )
+        # A row whose gradient is refused would be ranked by losses of an earlier phase.
+        if self.protocol.refuses_gradients:
+            raise UsageError(
+                f"--repartition importance needs the losses of all mini-batches, of which --protocol {self.protocol.name}"
+                " refuses some: give another --protocol, or --repartition random"
             )
 
     @property
@@ -169,6 +176,16 @@ class Config:
     def table_sampler(self) -> TableSampler | None:
         """The owner of the run's loss table; None for a run without one."""
         return self.loss_statistics or (self.sampler if isinstance(self.sampler, TableSampler) else None)
+
+    def partition_plan(self, rows: int, batches: tuple[int, ...]) -> PartitionPlan:
+        """Return the division of the rows of a run that repartitions. Raises UsageError if it cannot be.
+
+        Args:
+            rows: distinct training examples, which epochs count; copies are left out.
+            batches: each worker's examples per step.
+        """
+        steps = self.steps_per_worker(rows)
+        return PartitionPlan(self.data, rows, batches, steps, steps / self.steps_per_epoch(rows), self.run.seed)
 
     def stage_configs(self) -> tuple[Config, ...]:
         """Return the configuration of each stage of the run, with its exchange and protocol and their defaults.
@@ -218,7 +235,6 @@ class Config:
             (self.data.follow, "--follow"),
             (self.data.repartition != "fixed", f"--repartition {self.data.repartition}"),
             (not self.sampler.fixed_size, f"--sampling {self.sampler.name}"),
-            (self.data.repartition != "fixed", f"--repartition {self.data.repartition}"),
         ):
             if is_given:
                 raise UsageError(f"--switch-on holdout needs passes over fixed rows: leave out {flag}")

@@ -67,17 +67,8 @@ def partition_plan(config: Config, shards: Shards, num_workers: int) -> Partitio
 
     Raises UsageError for a set or a mini-batch that cannot be repartitioned."""
     _refuse_ratios(config, shards, num_workers)
-    # Epochs count distinct rows, as everywhere: copies are left out.
-    steps = config.steps_per_worker(shards.rows)
     first, *later = config.cohorts.entries or (Cohort(num_workers, config.data.batch_size),)
-    plan = PartitionPlan(
-        config.data,
-        shards.rows,
-        config.cohort_batches(first),
-        steps,
-        epochs=steps / config.steps_per_epoch(shards.rows),
-        seed=config.run.seed,
-    )
+    plan = config.partition_plan(shards.rows, config.cohort_batches(first))
     for cohort in later:
         plan = plan.followed_by(cohort.ends, config.cohort_batches(cohort))
     return plan

@@ -6,8 +6,8 @@ had in the warm-up, or in the interval before, and each worker trains on its str
 the interval ends. Sheikholeslami et al., "The Impact of Importance-aware Dataset Partitioning on Data-parallel Training of
 Deep Neural Networks", DAIS 2023.
 
-Row numbers count the rows of the set by id. A clock is the number of a worker's step. All workers make it together if losses
-divide the rows. Otherwise each worker changes over at its own clock, and has its part of a deal in any case.
+Row numbers count the rows of the set by id. A clock is the number of a worker's step, at which it changes over. If losses
+divide the rows, it first waits at a barrier until all losses before are in the table. With random deals nobody waits.
 
 The workers of a random deal may change. The next ones first draw what these have left of the epochs that have begun, then
 the deals of the next epochs: the rows that all draw in step are one sequence, whatever the workers and mini-batches."""
@@ -27,6 +27,7 @@ from pipeline.core.errors import UsageError
 from pipeline.core.importance import HEURISTIC_HELP, IGNORE_HELP, MEASURE_HELP, Heuristic, Measure, blocks, stripes
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.specs import Spec, option
+from trainer.coordination.barriers import Barriers
 from trainer.sampling.base import LossTable, Population, SetSizes, TableSampler, TableStream
 from trainer.sampling.orders import indices, permutation
 from trainer.sampling.remainder import MOST_OPEN
@@ -181,6 +182,11 @@ class PartitionPlan:
         place = min(after // self.interval_steps, self.intervals - 1)
         return PartitionPhase(1 + place, self.warmup_steps + place * self.interval_steps)
 
+    @property
+    def first_steps(self) -> tuple[int, ...]:
+        """The first step of each interval."""
+        return tuple(self.warmup_steps + place * self.interval_steps for place in range(self.intervals))
+
     def divide(self, importance: npt.NDArray[np.floating]) -> Ints:
         """Return the worker of each row in an interval, int64 [N]. importance: of each row, [N]."""
         rule = {"stripes": stripes, "blocks": blocks}[self.options.heuristic]
@@ -256,6 +262,43 @@ class PartitionPlan:
 
     def _shuffled(self, epoch: int) -> Ints:
         return generator(self.seed, Purpose.REPARTITION, number=epoch).permutation(self.rows)
+
+
+@lru_cache(maxsize=8)
+def plan_barriers(plan: PartitionPlan, *, reads_own_writes: bool) -> Barriers:
+    """Return the barriers of workers that do not make each step together. O(N log N).
+
+    All losses of a phase must be in the table before the next one begins. Within a phase, each loss of a row updates the
+    statistics of the ones before (``LossStatistics``), so it must be computed with a table that has them. A row has
+    another worker in every epoch of the warm-up, so that counted epochs begin with a barrier too. In an interval it has one
+    worker, which needs barriers between passes only if its parameters may lack its own gradients.
+
+    Args:
+        plan: with intervals.
+        reads_own_writes: see Protocol.
+    """
+    options = plan.options
+    epochs = range(options.ignore_epochs + 1, options.warmup_epochs)
+    clocks = _pass_steps(0, plan.rows, plan.batch, epochs) | set(plan.first_steps)
+    if not reads_own_writes:
+        sizes = np.bincount(plan.divide(np.zeros(plan.rows))).tolist()
+        # The losses of the last interval divide nothing.
+        for first in plan.first_steps[:-1]:
+            for size, batch in set(zip(sizes, plan.batches, strict=True)):
+                clocks |= _pass_steps(first, size, batch, range(1, options.interval))
+    return Barriers(tuple(sorted(clocks)))
+
+
+def _pass_steps(first: int, rows: int, batch: int, passes: range) -> set[int]:
+    """Return the steps in which passes begin and, after a step that also has rows of the pass before, the next one.
+
+    Args:
+        first: the step in which pass 0 begins.
+        rows: rows of a pass.
+        batch: rows of a step.
+        passes: numbers of the passes.
+    """
+    return {first + step for turn in passes for step in (turn * rows // batch, -(-turn * rows // batch))}
 
 
 class PartitionStream:

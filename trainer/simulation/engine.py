@@ -345,7 +345,8 @@ class Engine:
         virtual.turn = turn
         virtual.attempt += 1
         virtual.step_start = self.network.reply(self.now) if self.network else self.now
-        clocks = range(turn.clock, turn.clock + self.leader.stage.config.protocol.local_steps(turn.clock))
+        steps = len(local_plan(self.leader.stage.config, self.facts, turn.clock).rates)
+        clocks = range(turn.clock, turn.clock + steps)
         virtual.ends = virtual.step_start + sum(self.step_times.seconds(turn.worker, clock) for clock in clocks)
         # The step begins with the selection of examples for others, whose message takes as long as others. Of several
         # steps without a push between them, all gradients are computed at the end: so the first one selects for all.

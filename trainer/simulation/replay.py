@@ -319,14 +319,15 @@ def _replay(
             weights = build_weights(config, facts)
             parameters_by_version[version - 1] = part.values.copy()
         vectors = []
+        steps = []  # of each push
         for _, worker, clock, pulled, _ in update:
             plan = local_plan(config, facts, clock)
+            steps.append(len(plan.rates))
             vectors.append(compute.push(worker, clock, [parameters_by_version[pulled]], plan).vector)
             # Free the parameters of a version after their last use.
             uses_left[pulled] -= 1
             if not uses_left[pulled]:
                 del parameters_by_version[pulled]
-        steps = [config.protocol.local_steps(row[2]) for row in update]
         examples = [row[4] / count for row, count in zip(update, steps, strict=True)]
         gradients = config.cohorts.present.gradients(accepted, facts.num_workers)
         epoch = gradients / (facts.num_workers * config.steps_per_epoch(facts.rows))

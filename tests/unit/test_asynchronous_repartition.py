@@ -1,0 +1,216 @@
+"""Rows divided by losses under asynchronous protocols, checked by an oracle that reads the log and the example ledger."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.errors import UsageError
+from tests.support.configs import make_config
+from tests.support.divisions import DividedRun, assert_divided_by_losses
+from tests.support.tiers import only
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.virtual_runs import QUIET, RESUME
+from trainer import Result
+from trainer.checkpoints.prune import WAITING, prune
+from trainer.checkpoints.read import versions
+from trainer.checkpoints.state import folder_of
+from trainer.config import RunFacts
+from trainer.protocols import PROTOCOLS
+from trainer.rules import build_barriers, local_plan
+from trainer.sampling.repartition import PartitionPlan, PartitionStream, RepartitionOptions, plan_barriers
+from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.failures import Failure
+from trainer.simulation.profiles import parse_profile
+from trainer.simulation.replay import replay
+
+# 60 rows and mini-batches of 9: passes begin within steps. Warm-up, two intervals, steps 0, 20 and 34 to 47.
+ABOUT = DividedRun(rows=60, workers=3, batch=9, steps=48, warmup_epochs=3, ignore_epochs=1, interval=2)
+OWN: dict[str, dict[str, Any]] = {
+    "ssp": {"staleness_bound": 2},
+    "k-asp": {"k": 2},
+    "k-batch-asp": {"k": 4},
+    "n-softsync": {"softsync": 1},
+    "downpour": {"push_every": 4},
+}
+REFUSED = {"k-bsp", "k-batch-bsp"}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workers = [rows_of(20, seed=worker, first_id=20 * worker) for worker in range(3)]
+    return write_shards(tmp_path_factory.mktemp("set") / "shards", workers, EVAL_ROWS)
+
+
+def run(
+    shards: Path,
+    output: Path,
+    profile: str = "one-slow:4",
+    failures: tuple[Failure, ...] = (),
+    options: Any = QUIET,
+    about: DividedRun = ABOUT,
+    **values: Any,
+) -> Result:
+    """Train in virtual time, with steps of 0.1 s."""
+    own: dict[str, Any] = {"model": "logistic", "example_ledger": True} | about.flags
+    own |= OWN.get(values.get("protocol", ""), {})
+    machines = SimulationSettings(profile=parse_profile(profile), failures=failures)
+    return simulate(make_config(shards, output, **own | values), machines, options)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "profile"),
+    only(
+        [("asp", "one-slow:4"), ("ssp", "lognormal:1")],
+        itertools.product([name for name in PROTOCOLS if name not in REFUSED], ["one-slow:4", "lognormal:1"]),
+    ),
+)
+def test_rows_are_divided_by_the_losses_before(protocol: str, profile: str, shards: Path, tmp_path: Path) -> None:
+    """Under each protocol, at uneven speeds: fast workers wait for all losses where an interval begins."""
+    about = ABOUT._replace(importance="variance") if profile == "one-slow:4" else ABOUT._replace(heuristic="blocks")
+    done = run(shards, tmp_path / "run", profile, about=about, protocol=protocol)
+    assert_divided_by_losses(tmp_path / "run", about)
+    assert replay(done.output).is_equal
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"servers": 2},
+        {"stop": "local"},
+        {"exchange": "sync-switch", "fraction": 0.6},
+        {"exchange": "strategy-switch", "alpha": 0.5},
+    ],
+    ids=str,
+)
+def test_servers_stages_and_ends_divide_alike(values: dict[str, Any], shards: Path, tmp_path: Path) -> None:
+    """A switch in the middle of an interval keeps the losses of the stage before."""
+    done = run(shards, tmp_path / "run", **values)
+    assert_divided_by_losses(tmp_path / "run", ABOUT)
+    assert replay(done.output).is_equal
+
+
+@pytest.mark.parametrize("protocol", only(["ssp"], ["asp", "ssp", "dssp", "k-asp", "n-softsync", "downpour"]))
+def test_a_death_at_any_time_changes_no_rule(protocol: str, shards: Path, tmp_path: Path) -> None:
+    """Of each worker in turn, in the warm-up, at barriers and in intervals; then the servers roll back."""
+    times = np.arange(0.15, 15, 1.3).tolist()
+    deaths = [Failure(place % 3, at_s, 0.4 + 0.9 * (place % 2)) for place, at_s in enumerate(times)]
+    done = run(shards, tmp_path / "run", "lognormal:1", (*deaths, Failure(None, 6.05, 0.7)), protocol=protocol)
+    assert_divided_by_losses(tmp_path / "run", ABOUT)
+    assert replay(done.output).is_equal
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protocol", ["asp", "ssp"])
+@pytest.mark.parametrize("worker", range(3))
+def test_a_death_at_each_time_alone(protocol: str, worker: int, shards: Path, tmp_path: Path) -> None:
+    for number, at_s in enumerate(np.arange(0.05 + 0.7 * worker, 18, 4.4).tolist()):
+        run(shards, tmp_path / str(number), "one-slow:4", (Failure(worker, at_s, 3.0),), protocol=protocol)
+        assert_divided_by_losses(tmp_path / str(number), ABOUT)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "step"), only([("asp", 8)], [("asp", 8), ("asp", 2), ("ssp", 4), ("k-asp", 9), ("downpour", 9)])
+)
+def test_a_run_resumes_from_any_checkpoint(
+    protocol: str, step: int, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between an interval's first workers and its last; the resumed run and its replay follow the same rule."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    values: dict[str, Any] = {"protocol": protocol, "checkpoint_every_s": 0.9}
+    run(shards, tmp_path / "whole", **values)
+    every = versions(tmp_path / "whole" / "checkpoints")
+    assert len(every) > 10
+    for middle in every[1:-1:step]:
+        folder = tmp_path / str(middle)
+        shutil.copytree(tmp_path / "whole", folder)
+        (folder / "result.json").unlink()
+        for later in every:
+            if later > middle:
+                shutil.rmtree(folder_of(folder / "checkpoints", later))
+        resumed = run(shards, folder, options=RESUME, **values)
+        assert_divided_by_losses(folder, ABOUT)
+        assert replay(resumed.output).is_equal
+
+
+@pytest.mark.parametrize("protocol", sorted(REFUSED))
+def test_protocols_that_refuse_gradients_are_refused(protocol: str) -> None:
+    line = f"--repartition importance needs the losses of all mini-batches, of which --protocol {protocol} refuses some"
+    with pytest.raises(UsageError) as raised:
+        make_config(protocol=protocol, repartition="importance")
+    assert str(raised.value) == f"{line}: give another --protocol, or --repartition random"
+
+
+def facts_of(rows: int = 60, workers: int = 3) -> RunFacts:
+    return RunFacts(workers, rows, 10, 0)
+
+
+def barriers_of(protocol: str, **values: Any) -> tuple[int, ...]:
+    own = OWN.get(protocol, {})
+    return build_barriers(make_config(protocol=protocol, **ABOUT.flags | own | values), facts_of()).clocks
+
+
+def test_barriers_are_where_losses_must_be_in_order() -> None:
+    """Epochs of 6 2/3 steps: only counted epochs, intervals, and passes if workers lack their own gradients."""
+    assert barriers_of("asp") == barriers_of("ssp") == (13, 14, 20, 34)
+    assert barriers_of("k-batch-asp") == barriers_of("n-softsync") == (13, 14, 20, 26, 27, 34)
+    assert barriers_of("asp", ignore_epochs=0) == (6, 7, 13, 14, 20, 34)
+    assert barriers_of("asp", ignore_epochs=2) == (20, 34)
+    assert barriers_of("bsp") == ()
+    random = make_config(protocol="asp", repartition="random", steps=48)
+    assert build_barriers(random, facts_of()).clocks == ()
+
+
+@given(
+    rows=st.integers(12, 50),
+    batches=st.lists(st.integers(1, 4), min_size=2, max_size=3).map(tuple),
+    warmup=st.integers(1, 4),
+    ignored=st.integers(0, 2),
+    interval=st.integers(1, 3),
+    reads=st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_barrier_is_between_two_losses_of_a_row(
+    rows: int, batches: tuple[int, ...], warmup: int, ignored: int, interval: int, reads: bool
+) -> None:
+    """Of any two that count, one after the other, unless one worker has both and reads its own writes."""
+    options = RepartitionOptions(
+        repartition="importance", warmup_epochs=warmup + ignored, interval=interval, ignore_epochs=ignored
+    )
+    per_epoch = rows // sum(batches)
+    epochs = warmup + ignored + 3 * interval + 1
+    assume(rows >= 2 * sum(batches))
+    plan = PartitionPlan(options, rows, batches, epochs * per_epoch, epochs, seed=3)
+    barriers = plan_barriers(plan, reads_own_writes=reads).clocks
+    streams = [PartitionStream(plan, worker) for worker in range(len(batches))]
+    losses = np.random.default_rng(rows).random(rows)
+    visits: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for clock, (worker, stream) in itertools.product(range(plan.first_steps[-1]), enumerate(streams)):
+        number = plan.phase(clock).number
+        for row, ordinal in zip(*stream.draw(clock, losses), strict=True):
+            if ordinal:
+                visits[number, int(row)].append((clock, worker, int(ordinal)))
+    assert set(plan.first_steps) <= set(barriers)
+    assert len(visits) == rows * plan.intervals, "every row has losses in every phase"
+    for each in visits.values():
+        assert [ordinal for _, _, ordinal in each] == list(range(1, len(each) + 1))
+        for (clock, worker, _), (later, other, _) in itertools.pairwise(each):
+            needs_none = worker == other and (reads or clock == later)
+            assert needs_none or any(clock < barrier <= later for barrier in barriers)
+
+
+def test_no_push_of_downpour_crosses_a_barrier() -> None:
+    config = make_config(protocol="downpour", **ABOUT.flags | OWN["downpour"])
+    ends = [0]
+    while ends[-1] < 48:
+        ends.append(ends[-1] + len(local_plan(config, facts_of(), ends[-1]).rates))
+    assert set(ends) == {0, 1, 5, 9, 13, 14, 17, 20, 21, 25, 29, 33, 34, 37, 41, 45, 49}
