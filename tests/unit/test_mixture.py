@@ -97,7 +97,8 @@ def test_rows_of_pushes_are_counted_by_source(change: int, pushes: list[tuple[in
     population, sources = population_of([5, 9, 4], seed)
     spans = parse_mix(f"3,1,1;{change}:1,2,4")
     stream = mixture_stream(spans, population, sources)
-    clocks, drawn = [], []
+    clocks: list[int] = []
+    drawn: list[int] = []
     clock = 0
     for gap, count in pushes:
         clocks.append(clock + gap)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
@@ -67,6 +67,7 @@ def test_a_random_deal_has_every_row_once_an_epoch(rows: int, batches: tuple[int
 BATCHES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
 
+@settings(max_examples=40)
 @given(
     rows=st.integers(32, 60),
     cohorts=st.lists(st.tuples(BATCHES, st.integers(0, 16)), min_size=2, max_size=4),
@@ -78,13 +79,12 @@ def test_deals_are_one_sequence_for_all_workers(
     """Draw every row once an epoch by workers in step, and the next ones from any step on, and never twice in a step."""
     plan = plan_of(rows, cohorts[0][0], seed)
     drawn: list[np.ndarray] = []
-    for number, (batches, steps) in enumerate(cohorts):
-        if number:
-            plan = plan.followed_by([clock] * len(plan.batches), batches)
+    for (_, steps), (batches, _) in pairwise([*cohorts, cohorts[0]]):
         streams = streams_of(plan)
-        clock = plan.clock + steps
-        for at in range(plan.clock, clock):
-            drawn.append(np.concatenate([stream.draw(at, None).numbers for stream in streams]))
+        end = plan.clock + steps
+        for clock in range(plan.clock, end):
+            drawn.append(np.concatenate([stream.draw(clock, None).numbers for stream in streams]))
+        plan = plan.followed_by([end] * len(plan.batches), batches)
     assert all(len(np.unique(step)) == len(step) for step in drawn)
     order = np.concatenate([*drawn, np.empty(0, np.int64)])
     for begin in range(0, len(order), rows):
@@ -92,11 +92,10 @@ def test_deals_are_one_sequence_for_all_workers(
         assert len(np.unique(epoch)) == len(epoch)
 
 
+@settings(max_examples=40)
 @given(
     rows=st.integers(32, 60),
-    cohorts=st.lists(
-        st.tuples(BATCHES, st.lists(st.integers(0, 16), min_size=4, max_size=4)), min_size=2, max_size=4
-    ),
+    cohorts=st.lists(st.tuples(BATCHES, st.lists(st.integers(0, 16), min_size=4, max_size=4)), min_size=2, max_size=4),
     seed=st.integers(0, 3),
 )
 def test_other_workers_complete_the_deals_of_any_clocks(
@@ -122,6 +121,17 @@ def test_other_workers_complete_the_deals_of_any_clocks(
     count_rows(plan, [plan.clock + steps] * len(plan.batches), drawn)
     assert all(max(counter.values()) == 1 for counter in drawn.values())
     assert all(drawn[epoch].total() == rows for epoch in range(plan.first_epoch, end))
+
+
+def test_a_step_with_rows_that_were_left_repeats_none() -> None:
+    """Leave 12 rows of worker 0; the third step of the next workers has two of them, and three of the next epoch."""
+    for seed in range(40):
+        plan = plan_of(32, (4, 4), seed).followed_by([1, 4], (2, 3))
+        assert [len(part) for part in plan.left] == [12]
+        streams = streams_of(plan)
+        for clock in range(4, 12):
+            step = np.concatenate([stream.draw(clock, None).numbers for stream in streams])
+            assert len(np.unique(step)) == 5
 
 
 def plan_of(rows: int, batches: tuple[int, ...], seed: int) -> PartitionPlan:

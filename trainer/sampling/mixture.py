@@ -117,7 +117,8 @@ class SourcePlan(NamedTuple):
         before = np.zeros((len(self.pattern) + 1, len(self.begins)), np.int64)
         for source in range(len(self.begins)):
             before[1:, source] = np.cumsum(self.pattern == source)
-        return self.begins + np.multiply.outer(periods, self.totals) + before[inside]
+        ranks: Ints = self.begins + np.outer(periods, self.totals) + before[inside]
+        return ranks
 
     def sources_at(self, positions: Ints) -> tuple[Ints, Ints]:
         """Return the source of some positions, and how many examples of it come before each, int64 each."""
