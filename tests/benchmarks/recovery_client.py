@@ -77,8 +77,9 @@ class LoggedClient(AllReduceClient):
         return super()._beat()
 
     def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
+        view = self._view
         following = super().exchange(turn, report)
-        self._notes.add("step", turn.generation)
+        self._notes.add("step", view)
         return following
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from tests.support.configs import make_config
 from tests.support.trainer_runs import Training, train_here
+from tests.support.two_stages import AllReduceThenServers
 from tests.support.virtual_runs import QUIET, final
+from trainer.exchange import EXCHANGES
 from trainer.home.place import place_of
 from trainer.runlog.kinds import GossipEvent, PoolEvent
 from trainer.runlog.read import read_events, surviving_events
@@ -23,25 +25,32 @@ GOSSIP = ("--gossip", 5, "--gossip-every", 2)
 
 
 def virtual_end(shards: Path, output: Path, **values: Any) -> np.ndarray:
-    """Return the parameters where the same bsp run ends in virtual time."""
+    """Return the parameters where the same run ends in virtual time, by default one of bsp."""
     common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "learning_rate": 0.02, "threads": 1}
     config = make_config(shards, output, gossip=5, gossip_every=2, protocol="bsp", **common, **values)
     return final(simulate(config, SimulationSettings(), QUIET))
 
 
 @pytest.mark.full
-def test_real_processes_have_the_bits_of_virtual_time(shards: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", [("--protocol", "bsp", "--servers", 2), ("--exchange", "all-reduce")])
+def test_real_processes_have_the_bits_of_virtual_time(
+    protocol: tuple[object, ...], shards: Path, tmp_path: Path
+) -> None:
     """Resumed too: the ids of the pool are in the checkpoint, and the losses in the ledger."""
-    own = ("--protocol", "bsp", "--servers", 2, "--selector", "ab", "--example-ledger", "--recipe", "constant")
+    own = (*protocol, "--selector", "ab", "--example-ledger", "--recipe", "constant")
     train_here(shards, tmp_path / "real", *COMMON, *GOSSIP, *own, "--steps", 47)
     real = train_here(shards, tmp_path / "real", *COMMON, *GOSSIP, *own, "--steps", 90, "--resume")
-    values: dict[str, Any] = {"steps": 90, "servers": 2, "selector": "ab", "recipe": "constant", "example_ledger": True}
+    values: dict[str, Any] = {"steps": 90, "selector": "ab", "recipe": "constant", "example_ledger": True}
     np.testing.assert_array_equal(real.vector(), virtual_end(shards, tmp_path / "virtual", **values))
+    assert replay(tmp_path / "real").is_equal
 
 
 @pytest.mark.full
-def test_a_killed_bsp_run_has_its_bits(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
-    run = Training(shards, tmp_path / "run", *COMMON, *GOSSIP, "--protocol", "bsp", "--steps", 600)
+@pytest.mark.parametrize("protocol", [("--protocol", "bsp"), ("--exchange", "all-reduce")])
+def test_a_killed_run_has_the_bits_of_bsp(
+    protocol: tuple[str, str], shards: Path, tmp_path: Path, runs: list[Training]
+) -> None:
+    run = Training(shards, tmp_path / "run", *COMMON, *GOSSIP, *protocol, "--steps", 600)
     runs.append(run)
     for updates, victim in ((150, "worker-1"), (300, "server-0"), (450, "worker-2")):
         run.wait_for_updates(updates)
@@ -51,12 +60,18 @@ def test_a_killed_bsp_run_has_its_bits(shards: Path, tmp_path: Path, runs: list[
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("protocol", "victim"), [("asp", "worker-1"), ("bsp", "server-0")])
+@pytest.mark.parametrize(
+    ("protocol", "victim"),
+    [
+        (("--protocol", "asp"), "worker-1"),
+        (("--protocol", "bsp"), "server-0"),
+    ],
+)
 def test_a_killed_run_ends_and_is_replayed(
-    protocol: str, victim: str, shards: Path, tmp_path: Path, runs: list[Training]
+    protocol: tuple[object, ...], victim: str, shards: Path, tmp_path: Path, runs: list[Training]
 ) -> None:
     """Resumed too: its pools are read again by their ids."""
-    settings = (*COMMON, *GOSSIP, "--selector", "ab", "--protocol", protocol, "--checkpoint-every-s", 0.5)
+    settings = (*COMMON, *GOSSIP, "--selector", "ab", *protocol, "--checkpoint-every-s", 0.5)
     run = Training(shards, tmp_path / "run", *settings, "--steps", 600)
     runs.append(run)
     run.wait_for_updates(300)
@@ -64,13 +79,23 @@ def test_a_killed_run_ends_and_is_replayed(
     assert run.wait() == 0, run.said()
     folder = tmp_path / "run"
     rounds_before = _rounds(folder)
-    assert len(rounds_before) > 10
+    assert len(rounds_before) > 5
     longer = Training(shards, tmp_path / "run", *settings, "--steps", 800, "--resume")
     runs.append(longer)
     assert longer.wait() == 0, longer.said()
     assert read_result(tmp_path / "run").restarts
     assert max(_rounds(folder)) > max(rounds_before), "rounds are counted on"
     assert replay(place_of(str(tmp_path / "run"))).is_equal
+
+
+@pytest.mark.full
+def test_a_switch_carries_the_pools_over(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare all-reduce and then bsp on servers, with the momentum kept, with bsp alone."""
+    monkeypatch.setitem(EXCHANGES, AllReduceThenServers.name, AllReduceThenServers)
+    stages = ("--exchange", AllReduceThenServers.name, "--switch-momentum", "keep", "--servers", 2)
+    run = train_here(shards, tmp_path / "run", *COMMON, *GOSSIP, *stages, "--steps", 90)
+    np.testing.assert_array_equal(run.vector(), virtual_end(shards, tmp_path / "virtual", steps=90))
+    assert replay(tmp_path / "run").is_equal
 
 
 def _rounds(path: Path) -> list[int]:

@@ -25,6 +25,7 @@ from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
 from trainer.data import gossip as gossip_data
 from trainer.data.gossip import GossipSampler, rows_of_pool
+from trainer.data.holdout import is_held_out
 from trainer.data.rows import Rows
 from trainer.data.sampling import FixedSampler
 from trainer.gossip import SELECTORS
@@ -37,6 +38,7 @@ from trainer.runlog.read import read_events, surviving_events
 from trainer.sampling.base import Population
 from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulate import SimulationSettings, simulate
+from trainer.simulation.compute import RealCompute
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
@@ -341,6 +343,11 @@ def test_examples_cross_the_wire_whole(dtype: Any) -> None:
 # --- runs in virtual time -------------------------------------------------------------------------------------------
 
 
+def in_full(*values: Any) -> Any:
+    """Return the values of a parameter that only the full tier runs."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workers = [rows_of(20, seed=worker, first_id=20 * worker) for worker in range(3)]
@@ -351,6 +358,11 @@ def run(shards: Path | str, output: Path, options: Any = QUIET, simulated: Any =
     settings: dict[str, Any] = {"batch_size": 12, "steps": 40, "model": "logistic", "gossip": 3, "gossip_every": 2}
     machines = SimulationSettings(**(SCHEDULE if simulated is None else simulated))
     return simulate(make_config(shards, output, **(settings | values)), machines, options)
+
+
+def ledger_of(result: Result) -> pd.DataFrame:
+    folder = Path(str(result.output)) / "examples"
+    return pd.concat(pd.read_parquet(path) for path in sorted(folder.glob("*.parquet")))
 
 
 def events_of(result: Result, kind: Any) -> list[Any]:
@@ -368,8 +380,11 @@ def events_of(result: Result, kind: Any) -> list[Any]:
         {"protocol": "k-bsp", "selector": "hem", "cancel": "preempt", "k": 2},
         {"protocol": "ssp", "selector": "active-bias", "sampling": "bernoulli"},
         {"protocol": "downpour", "selector": "ab", "push_every": 3},
+        in_full({"exchange": "all-reduce", "selector": "ab", "gossip_signal": "start"}),
+        in_full({"exchange": "strategy-switch", "alpha": 0.5, "selector": "hem"}),
+        in_full({"exchange": "sync-switch", "fraction": 0.4, "selector": "ab"}),
     ],
-    ids=lambda values: values["protocol"],
+    ids=lambda values: str(values.get("protocol", values.get("exchange"))),
 )
 def test_a_run_with_failures_is_replayed(values: dict[str, Any], shards: Path, tmp_path: Path) -> None:
     """The same command gives the same bits too; a worker dies, then the servers."""
@@ -383,6 +398,18 @@ def test_a_run_with_failures_is_replayed(values: dict[str, Any], shards: Path, t
     plain = {key: value for key, value in values.items() if key not in ("selector", "gossip_signal")}
     without = run(shards, tmp_path / "c", simulated=machines, gossip=0, gossip_every=4, **plain)
     assert final(first).tobytes() != final(without).tobytes()
+
+
+@pytest.mark.full
+def test_all_reduce_has_the_pools_of_bsp(shards: Path, tmp_path: Path) -> None:
+    """Compare bits and logs, also while a worker is away, whose losses are lost with it."""
+    machines = SCHEDULE | {"latency_ms": 2.0, "failures": parse_failures("worker:1@1+0.7,server@2+0.5")}
+    runs = {"bsp": {"protocol": "bsp"}, "all-reduce": {"exchange": "all-reduce"}}
+    ends = [run(shards, tmp_path / name, simulated=machines, **values) for name, values in runs.items()]
+    assert final(ends[0]).tobytes() == final(ends[1]).tobytes()
+    pools = [{(each.round, each.worker, each.clock, each.first) for each in events_of(end, PoolEvent)} for end in ends]
+    assert pools[0] == pools[1]
+    assert len(pools[0]) > 9
 
 
 @pytest.mark.slow
@@ -400,6 +427,57 @@ def test_training_waits_for_no_exchange(shards: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "values",
+    [
+        in_full({"protocol": "asp"}),
+        in_full({"exchange": "all-reduce"}),
+        in_full({"exchange": "sync-switch"}),
+        {"exchange": "strategy-switch", "alpha": 0.5},
+    ],
+    ids=lambda values: str(values.get("exchange", "parameter-server")),
+)
+def test_pools_keep_their_invariants(
+    values: dict[str, Any], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Expect (T - 1) K rows as the set has them, none of them own, and at most one gift per pass of a worker."""
+    adopt = RealCompute.adopt
+    adopted: list[tuple[int, Pool]] = []
+
+    def note(self: RealCompute, worker: int, pool: Pool) -> None:
+        adopt(self, worker, pool)
+        adopted.append((worker, pool))
+        others = pool.others()
+        if pool.round:
+            assert others.has_content
+            np.testing.assert_array_equal(others.images_KCHW, self._find_rows(others.ids).images_NCHW)
+            np.testing.assert_array_equal(others.labels, self._find_rows(others.ids).labels)
+
+    monkeypatch.setattr(RealCompute, "adopt", note)
+    result = run(shards, tmp_path / "run", steps=60, example_ledger=True, **values)
+    pools = [(worker, pool) for worker, pool in adopted if pool.round]
+    for worker, pool in pools:
+        sources = pool.others().ids // 20
+        assert Counter(sources.tolist()) == dict.fromkeys({0, 1, 2} - {worker}, 3)
+    ledger = ledger_of(result)
+    passes = np.bincount(ledger.id // 20, minlength=3) // 20
+    rounds = [{pool.round for each, pool in pools if each == worker} for worker in range(3)]
+    assert all(2 <= len(rounds[worker]) <= passes[worker] for worker in range(3))
+
+
+@pytest.mark.slow
+def test_rows_that_are_held_out_go_to_nobody(shards: Path, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"exchange": "strategy-switch", "switch_on": "holdout", "holdout_share": 0.4}
+    result = run(shards, tmp_path / "run", gossip=5, selector="hem", **values)
+    config = make_config(shards, tmp_path / "run", **values)
+    given = {number for event in events_of(result, GossipEvent) for ids in event.ids.values() for number in ids}
+    held_out = set(np.flatnonzero(is_held_out(np.arange(60), config)).tolist())
+    assert len(held_out) > 9
+    assert not given & held_out
+    assert len(given) > 15
+
+
+@pytest.mark.slow
 def test_pools_have_the_size_and_the_rows_of_others(shards: Path, tmp_path: Path) -> None:
     """(T - 1) K rows, none of them own; a round per epoch; the ledger and the passes have own rows alone."""
     result = run(shards, tmp_path / "run", protocol="bsp", example_ledger=True, steps=60)
@@ -414,19 +492,31 @@ def test_pools_have_the_size_and_the_rows_of_others(shards: Path, tmp_path: Path
     own_clocks = [clock for clock in range(60) if clock < 6 or (clock - 6) % 3 < 2]
     assert [pool.clock for pool in pools if pool.worker == 0] == [clock + 1 for clock in own_clocks[5::5]]
     assert {pool.first for pool in pools} == {6}
-    ledger = pd.concat(pd.read_parquet(path) for path in sorted((result.output / "examples").glob("*.parquet")))  # type: ignore[union-attr]
+    ledger = ledger_of(result)
     assert len(ledger) == 3 * 4 * len(own_clocks)
     assert np.ptp(np.bincount(ledger.id, minlength=60)) <= 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("selector", ["random", "hem", "ab"])
+@pytest.mark.parametrize(
+    ("selector", "exchange"),
+    [
+        ("random", "parameter-server"),
+        ("hem", "all-reduce"),
+        ("ab", "all-reduce"),
+        in_full("random", "strategy-switch"),
+    ],
+)
 def test_a_run_resumes_in_any_round(
-    selector: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    selector: str, exchange: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has the bits of the whole run if the losses are in a ledger or do not count; without one it is replayed."""
+    """It has the bits of the whole run if the losses are in a ledger or do not count; without one it is replayed.
+
+    Under asp, in the second stage, all workers begin together."""
     monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
-    values: dict[str, Any] = {"protocol": "bsp", "selector": selector, "steps": 30, "example_ledger": selector == "ab"}
+    values: dict[str, Any] = {"exchange": exchange, "selector": selector, "steps": 30}
+    values |= {"alpha": 0.5} if exchange == "strategy-switch" else {"example_ledger": selector == "ab"}
+    values |= {"protocol": "bsp"} if exchange == "parameter-server" else {}
     whole = run(shards, tmp_path / "whole", **values)
     stored = versions(tmp_path / "whole" / "checkpoints")
     for middle in stored[1:-1:2]:
@@ -436,7 +526,7 @@ def test_a_run_resumes_in_any_round(
             if later > middle:
                 shutil.rmtree(folder_of(tmp_path / str(middle) / "checkpoints", later))
         resumed = run(shards, tmp_path / str(middle), RESUME, **values)
-        if selector != "hem":
+        if selector != "hem" and exchange != "strategy-switch":
             assert final(resumed).tobytes() == final(whole).tobytes(), middle
         assert replay(resumed.output).is_equal
 
@@ -445,10 +535,10 @@ def test_a_run_resumes_in_any_round(
     ("values", "line"),
     [
         (
-            {"exchange": "all-reduce"},
-            "--gossip 3 sends examples through parameter servers, which --exchange all-reduce",
+            {"exchange": "d-psgd"},
+            "--gossip 3 gives examples to all other workers, which --exchange d-psgd cannot carry",
         ),
-        ({"exchange": "strategy-switch"}, "which --exchange strategy-switch lacks: leave out one of them"),
+        ({"exchange": "matcha"}, "which --exchange matcha cannot carry: leave out one of them"),
         ({"sampling": "recency"}, "which the loss table of --sampling recency does not count"),
         ({"follow": True}, "exchanges examples of fixed shards of one set: leave out --follow"),
         ({"protocol": "bsp", "repartition": "random"}, "of fixed shards of one set: leave out --repartition random"),

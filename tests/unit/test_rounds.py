@@ -20,11 +20,13 @@ from trainer.checkpoints.write import WriteOutcome, write_slice, write_state
 from trainer.config import Config, Data, RunFacts, RunSpec, slice_bounds
 from trainer.coordination.orders import StepMeasurements
 from trainer.exchange.all_reduce import AllReduce
+from trainer.gossip.rounds import Examples, Pool
 from trainer.home.folders import Folders
 from trainer.leader.rounds import RoundsLeader
 from trainer.rules import build_slice, worker_rate
-from trainer.run_files import PUSHES
-from trainer.runlog.read import read_pushes
+from trainer.run_files import METRICS, PUSHES
+from trainer.runlog.kinds import GossipEvent, PoolEvent
+from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.transport.messages import (
     CopyReceipt,
     GradientPiece,
@@ -45,19 +47,18 @@ STATISTICS = 2
 STEPS = 5
 
 
-def run_config(output: Path, **run: Any) -> Config:
-    return Config(
-        Data(shards="unused", batch_size=6), RunSpec(output=str(output), steps=STEPS, **run), exchange=AllReduce()
-    )
+def run_config(output: Path, gossip: int = 0, **run: Any) -> Config:
+    data = Data(shards="unused", batch_size=6, gossip=gossip)
+    return Config(data, RunSpec(output=str(output), **{"steps": STEPS} | run), exchange=AllReduce())
 
 
 def run_facts(workers: int) -> RunFacts:
     return RunFacts(workers, 12, PARAMETERS, STATISTICS)  # 2 steps per epoch
 
 
-def gradient(worker: int, clock: int, values: Vector) -> Vector:
-    """A gradient whose sum depends on the order of the additions."""
-    noise = np.random.default_rng([worker, clock]).normal(size=len(values)).astype(np.float32)
+def gradient(worker: int, clock: int, values: Vector, pool: Sequence[int] = ()) -> Vector:
+    """A gradient whose sum depends on the order of the additions. pool: ids of the examples of others."""
+    noise = np.random.default_rng([worker, clock, *pool]).normal(size=len(values)).astype(np.float32)
     return (noise + np.float32(0.1) * values).astype(np.float32)
 
 
@@ -85,6 +86,7 @@ class Host:
         self.process = network.random.getrandbits(60)
         self.peers: list[int] = []
         self.group = 0  # number of the view whose members the collective connects
+        self.pools: list[Pool] = []
         self.finished = False
         elements = PARAMETERS + STATISTICS
         self.pushed = np.zeros(elements, np.float32)
@@ -132,7 +134,7 @@ class Host:
             message, rounds = replica.joining()
             self.network.post(self.process, LEADER, message, pack_json(introduction), rounds)
         elif replica.phase is Phase.TURN and not replica.must_wait:
-            self.pushed[:] = gradient(self.worker, replica.clock, replica.values)
+            self.pushed[:] = gradient(self.worker, replica.clock, replica.values, self._exchange_examples())
             replica.values[PARAMETERS:] += 1  # as BatchNorm does in the forward pass
             loss = self.network.losses.get((self.worker, replica.clock), 1.0)
             replica.submit(StepMeasurements(2, loss, 1, 0.1))
@@ -141,6 +143,17 @@ class Host:
         else:
             beat = PeerBeat(self.worker, self.process, replica.number, max(0, replica.version))
             self.network.post(self.process, LEADER, beat, b"")
+
+    def _exchange_examples(self) -> list[int]:
+        """Do what a worker does before its step, and return the ids of its pool."""
+        clock = self.replica.clock
+        if pool := self.replica.next_pool():
+            self.pools = [*(each for each in self.pools if each.clock < pool.clock), pool]
+        if self.replica.gossip and gives(self.worker, clock):
+            self.replica.give_examples(clock, examples_of(self.worker, clock))
+        others = [pool.others() for pool in self.pools if pool.clock <= clock]
+        self.network.contents += [each.has_content for each in others[-1:] if len(each.ids)]
+        return others[-1].ids.tolist() if others else []
 
     def receive(self, message: Message, bodies: tuple[bytes, ...], *, from_leader: bool) -> None:
         if from_leader:
@@ -171,10 +184,12 @@ class Network(SimulatedNetwork[Host]):
         losses: Mapping[tuple[int, int], float] | None = None,
         *,
         has_collective: bool = False,
+        **values: Any,
     ) -> None:
-        super().__init__(
-            seed, run_config(folder, checkpoint_every_s=1.5), run_facts(workers), Folders.from_home(folder)
-        )
+        """values: of the run."""
+        config = run_config(folder, checkpoint_every_s=1.5, **values)
+        super().__init__(seed, config, run_facts(workers), Folders.from_home(folder))
+        self.contents: list[bool] = []  # whether the pools of all steps had content
         self.has_collective = has_collective
         self.operations: dict[tuple[int, int], dict[int, tuple[int, Vector]]] = {}  # by view and version, by worker
         self.sums: list[tuple[int, tuple[int, int], Vector]] = []  # by process, on their way
@@ -361,3 +376,80 @@ def test_a_view_of_another_process_changes_nothing(tmp_path: Path) -> None:
     body = {"members": members, "source": None, "copies": [], "accepted": 0, "examples": 0, "clocks": [0, 0]}
     host.replica.obey(PeerView(9, 9, 0), pack_json(body))
     assert host.replica.phase is Phase.OUTSIDE
+
+
+def gives(worker: int, clock: int) -> bool:
+    """True if a worker selects examples for others before a step. Workers do so at different times."""
+    return clock % (2 + worker % 2) == 0
+
+
+def examples_of(worker: int, clock: int) -> Examples:
+    ids = np.array([100 * worker + clock, 1000 + 100 * worker + clock])
+    return Examples(ids, ids % 7, (ids % 256).astype(np.uint8)[:, None, None, None])
+
+
+def pools_of(workers: int, steps: int) -> list[dict[int, list[int]]]:
+    """Return the ids of the pool of every worker in each step, by the rule of bsp on servers."""
+    given_now: dict[int, list[int]] = {}
+    last: dict[int, list[int]] = {}
+    pools = []
+    for clock in range(steps):
+        pools.append({w: [i for other in sorted(last) if other != w for i in last[other]] for w in range(workers)})
+        for worker in range(workers):
+            if gives(worker, clock) and worker not in given_now:
+                given_now[worker] = examples_of(worker, clock).ids.tolist()
+        if len(given_now) == workers > 1:
+            last, given_now = given_now, {}
+    return pools
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 40), marks=pytest.mark.full)])
+def test_faults_leave_the_pools_of_examples_as_they_are(seeds: range, tmp_path: Path) -> None:
+    """Compare pools and log with those of bsp, whoever is lost at any time."""
+    steps = 16
+    known = []
+    for seed, _, faults in walks(seeds.stop):
+        if seed not in seeds:
+            continue
+        workers = 2 + seed % 3
+        network = Network(seed, tmp_path / str(seed), workers, gossip=2, steps=steps)
+        pools = pools_of(workers, steps)
+        try:
+            network.run(faults)
+            whole = build_slice(network.config, workers, *initial())
+            for step in range(steps):
+                rate = worker_rate(network.config, network.facts, step / 2)
+                pushed = [gradient(worker, step, whole.values, pools[step][worker]) for worker in range(workers)]
+                whole.apply(pushed, rate, [1.0] * workers)
+            end, _ = read_slice_range(network.checkpoints, steps, 0, PARAMETERS + STATISTICS)
+            np.testing.assert_array_equal(end, whole.values)
+            assert logged_pools(network) == [{w: ids for w, ids in each.items() if ids} for each in pools]
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, {workers} workers, {faults}") from error
+        known += network.contents
+        assert faults or all(network.contents), "without faults no pool is read from the set"
+    assert np.mean(known) > 0.8
+
+
+def logged_pools(network: Network) -> list[dict[int, list[int]]]:
+    """Return the ids of the pool of every worker in each step, as the log has them; without workers that have none."""
+    events = surviving_events(iter_events(network.folders.work / METRICS))
+    spans: dict[int, list[tuple[int, list[int]]]] = {}
+    ids: dict[int, dict[str, list[int]]] = {}
+    for event in events:
+        if isinstance(event, GossipEvent):
+            ids[event.round] = event.ids
+        elif isinstance(event, PoolEvent):
+            others = [i for worker, own in ids[event.round].items() if worker != str(event.worker) for i in own]
+            earlier = [each for each in spans.get(event.worker, []) if each[0] < event.clock]
+            spans[event.worker] = [*earlier, (event.clock, others)]
+    steps = range(network.config.steps_per_worker(network.facts.rows))
+    return [
+        {
+            worker: max(each for each in of_worker if each[0] <= step)[1]
+            for worker, of_worker in sorted(spans.items())
+            if of_worker[0][0] <= step
+        }
+        for step in steps
+    ]

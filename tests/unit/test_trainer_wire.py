@@ -35,7 +35,7 @@ from tests.support.trainer_runs import until
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import write_slice, write_state
 from trainer.config import RunFacts, slice_bounds
-from trainer.coordination.orders import OwnRound, Round, RowLosses, StepMeasurements, join_measurements
+from trainer.coordination.orders import ExampleOffer, OwnRound, Round, RowLosses, StepMeasurements, join_measurements
 from trainer.coordination.passes import RowSums
 from trainer.launch.control import Control
 from trainer.server.rounds import BODY_BYTES
@@ -52,6 +52,7 @@ from trainer.transport.messages import (
     EndReply,
     Execute,
     GiveUp,
+    GossipContent,
     GossipOffer,
     GossipPool,
     GradientPiece,
@@ -161,9 +162,10 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     ReplicaCopy: (41, "qqqq"),
     GossipOffer: (42, "qqq"),
     GossipPool: (43, "qqqqqqq"),
+    GossipContent: (44, "qqq"),
 }
-# Of a mini-batch of one row that is not hashed, and whose loss is not kept.
-REPORT = struct.pack("<iidddQQii", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1, -1)
+# Of a mini-batch of one row that is not hashed, and whose loss is not kept, without examples for others.
+REPORT = struct.pack("<iidddQQiiii", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1, -1, -1, 0)
 RUN: dict[str, Any] = {"steps": 10**6, "recipe": "constant", "learning_rate": 1.0, "momentum": 0.0}
 EXTREMES = [0, 1, 2, -1, 7, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, -(2**63)]
 START = """
@@ -323,6 +325,11 @@ def honest(alone: Served) -> Iterator[Worker]:
     worker.client.close()
 
 
+def losses_of(rows: int) -> bytes:
+    """The numbers of a report with the losses of some rows."""
+    return REPORT[:-12] + struct.pack("<iii", rows, -1, 0)
+
+
 def raw(kind: type[Message], *values: int, code: int | None = None, magic: bytes = b"PS2") -> bytes:
     """The head of a message, valid or not. values: of its first fields; the others are 0."""
     number, fields = WIRE[kind]
@@ -379,9 +386,9 @@ MALFORMED: dict[str, list[bytes]] = {
     "a push of step -1": [raw(Push, 0, 1, 1, -1), REPORT, bytes(4 * NUMBERS)],
     "a push of worker -1": [raw(Push, -(2**31), 1, 1, 1), REPORT, bytes(4 * NUMBERS)],
     "a push with half a report": [raw(Push), REPORT[:-1], bytes(4 * NUMBERS)],
-    "a push with losses of fewer rows": [raw(Push), REPORT[:-4] + struct.pack("<i", 1) + bytes(12), bytes(4 * NUMBERS)],
-    "a push with losses of other rows": [raw(Push), REPORT[:-4] + struct.pack("<i", 2) + bytes(26), bytes(4 * NUMBERS)],
-    "a push with losses of -2 rows": [raw(Push), REPORT[:-4] + struct.pack("<i", -2), bytes(4 * NUMBERS)],
+    "a push with losses of fewer rows": [raw(Push), losses_of(1) + bytes(12), bytes(4 * NUMBERS)],
+    "a push with losses of other rows": [raw(Push), losses_of(2) + bytes(26), bytes(4 * NUMBERS)],
+    "a push with losses of -2 rows": [raw(Push), losses_of(-2), bytes(4 * NUMBERS)],
     "a step given up without a report": [raw(GiveUp), b""],
     "a join without JSON": join(b"no"),
     "a join with nothing": join(b""),
@@ -423,6 +430,20 @@ def test_a_report_is_the_same_on_the_other_side() -> None:
     ):
         assert unpack_report(pack_report(report)) == report
     assert pack_report(StepMeasurements(1, 0.5, 1, 0.01)) == REPORT
+
+
+def test_a_report_carries_the_ids_of_examples_for_others() -> None:
+    plain = StepMeasurements(1, 0.5, 1, 0.01)
+    offered = plain._replace(offer=ExampleOffer(3, (2**62, -5)))
+    assert len(pack_report(offered)) == report_bytes(offered) == most_report_bytes(0, 2)
+    reports = (offered, plain, offered, offered)
+    assert unpack_reports(pack_reports(reports)) == reports
+    assert unpack_rounds(pack_rounds([Round(True, reports)]), 4) == [Round(True, reports)]
+    assert unpack_own_rounds(pack_own_rounds([OwnRound(9, offered, (4,))])) == [OwnRound(9, offered, (4,))]
+    body = pack_report(offered)
+    for count, epoch in ((3, 3), (0, 3), (-2, 3), (2, -1)):
+        with pytest.raises(MalformedMessageError):
+            unpack_report(body[:-24] + struct.pack("<ii", count, epoch) + body[-16:])
 
 
 def test_a_worker_waits_before_its_rounds_exceed_a_message() -> None:

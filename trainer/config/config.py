@@ -131,10 +131,10 @@ class Config:
 
     def _check_gossip(self) -> None:
         """Raise UsageError for exchanges and samplers whose workers cannot exchange examples."""
-        if not isinstance(self.exchange, ParameterServer):
+        if not self.exchange.carries_examples:
             raise UsageError(
-                f"--gossip {self.data.gossip} sends examples through parameter servers, which --exchange"
-                f" {self.exchange.name} lacks: leave out one of them"
+                f"--gossip {self.data.gossip} gives examples to all other workers, which --exchange {self.exchange.name}"
+                " cannot carry: leave out one of them"
             )
         if self.table_sampler:
             raise UsageError(

@@ -28,6 +28,18 @@ class RowLosses(NamedTuple):
     correct: npt.NDArray[np.bool_]
 
 
+class ExampleOffer(NamedTuple):
+    """The examples that a worker gives to all others before a step, by their ids.
+
+    Attributes:
+        epoch: the worker's epoch by whose losses they were selected.
+        ids: of the examples, in their order.
+    """
+
+    epoch: int
+    ids: tuple[int, ...]
+
+
 class StepMeasurements(NamedTuple):
     """A worker's measurements of one step.
 
@@ -39,6 +51,7 @@ class StepMeasurements(NamedTuple):
         read_s: time that the loader's thread spent on the mini-batch.
         seen: fingerprint of the mini-batch, if rows are hashed.
         row_losses: losses of its rows, if the run keeps them.
+        offer: the examples that the worker gave before the step, if the report carries them.
     """
 
     examples: int
@@ -48,6 +61,7 @@ class StepMeasurements(NamedTuple):
     read_s: float = 0.0
     seen: RowSums | None = None
     row_losses: RowLosses | None = None
+    offer: ExampleOffer | None = None
 
 
 def join_measurements(reports: Sequence[StepMeasurements]) -> StepMeasurements:

@@ -160,7 +160,7 @@ def build_sampler(
     if not config.data.gossip or not isinstance(own, FixedSampler):
         return own
     steps_per_pass = -(-len(population.labels) // batch_size)
-    return GossipSampler(own, rows, config, worker, batch_size, steps_per_pass)
+    return GossipSampler(own, rows, config, worker, batch_size, steps_per_pass, places=places)
 
 
 def sampler_of_rows(

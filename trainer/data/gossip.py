@@ -60,10 +60,11 @@ class GossipSampler:
         worker: number of the worker.
         batch_size: of the worker.
         epoch_steps: own mini-batches per pass over the worker's rows, rounded up.
+        places: positions of the rows that it trains on, int64 and ascending; None for all. No other row goes to others.
         spans: pools to keep, the newest ones; None keeps all, as a replay needs them.
 
     Attributes:
-        losses: of the worker's rows in its own mini-batches.
+        losses: of the rows that it trains on, in its own mini-batches.
     """
 
     reads_table = False
@@ -77,6 +78,7 @@ class GossipSampler:
         batch_size: int,
         epoch_steps: int,
         *,
+        places: Ints | None = None,
         spans: int | None = 2,
     ) -> None:
         self.own = own
@@ -87,7 +89,8 @@ class GossipSampler:
         self.batch_size = batch_size
         self.epoch_steps = epoch_steps
         self.spans = spans
-        self.losses = RecordedLosses(len(rows))
+        self._places = np.arange(len(rows)) if places is None else places
+        self.losses = RecordedLosses(len(self._places))
         self._pools: tuple[PoolSpan, ...] = ()  # by their first steps
         self._read = lru_cache(maxsize=2)(lambda span: span.read())
         self._order = lru_cache(maxsize=2)(partial(_pool_order, self.seed, worker))
@@ -118,19 +121,20 @@ class GossipSampler:
         """Record the losses of an own mini-batch; foreign ones do not count. losses: float32 [B]."""
         if not draw.is_foreign:
             places = np.arange(len(self.rows))[draw.places] if isinstance(draw.places, slice) else draw.places
-            self.losses.note(places, losses)
+            self.losses.note(np.searchsorted(self._places, places), losses)
 
     def forget_losses(self) -> None:
         """Begin without any losses, as a new process of the worker does."""
-        self.losses = RecordedLosses(len(self.rows))
+        self.losses = RecordedLosses(len(self._places))
 
     def restore_losses(self, history: Iterable[tuple[Ints, Floats]]) -> None:
         """Replace all losses by those of a ledger. history: ids and losses of any rows, in the order of their visits."""
         self.forget_losses()
-        order = np.argsort(self.rows.ids, kind="stable")
+        own_ids = self.rows.ids[self._places]
+        order = np.argsort(own_ids, kind="stable")
         for ids, losses in history:
-            places = order[np.searchsorted(self.rows.ids, ids, sorter=order).clip(max=len(order) - 1)]
-            is_own = self.rows.ids[places] == ids
+            places = order[np.searchsorted(own_ids, ids, sorter=order).clip(max=len(order) - 1)]
+            is_own = own_ids[places] == ids
             self.losses.note(places[is_own], losses[is_own])
 
     def selection(self, clock: int) -> GivenExamples | None:
@@ -140,7 +144,8 @@ class GossipSampler:
         if epoch is None:
             return None
         rng = generator(self.seed, Purpose.GOSSIP_SELECTION, self.worker, epoch)
-        selected = self.rows.select(SELECTORS[options.selector](self.losses, options.gossip, epoch, rng))
+        places = SELECTORS[options.selector](self.losses, options.gossip, epoch, rng)
+        selected = self.rows.select(self._places[places])
         return GivenExamples(epoch, Examples(selected.ids, selected.labels, np.asarray(selected.images_NCHW)))
 
     def _woven(self, clock: int) -> tuple[PoolSpan | None, WovenStep]:

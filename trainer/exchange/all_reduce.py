@@ -24,6 +24,7 @@ class AllReduce(Exchange):
     protocol: ClassVar[str | None] = "bsp"
     worker_timeout_s: ClassVar[float] = 2.0  # short, because all others wait for a frozen worker
     in_virtual_time: ClassVar[bool] = True
+    carries_examples: ClassVar[bool] = True
 
     collective: Literal["mesh", "torch"] = option(
         "mesh",

@@ -24,6 +24,7 @@ class Exchange(Spec):
         protocol: the protocol whose updates the exchange makes; None if it works with any protocol.
         worker_timeout_s: default of --heartbeat-timeout-s for workers: seconds without a heartbeat before a restart.
         in_virtual_time: whether runs in virtual time and replays support it.
+        carries_examples: whether workers can give examples to each other (--gossip).
     """
 
     client: ClassVar[str]
@@ -31,6 +32,7 @@ class Exchange(Spec):
     protocol: ClassVar[str | None] = None
     worker_timeout_s: ClassVar[float] = 15.0
     in_virtual_time: ClassVar[bool] = False
+    carries_examples: ClassVar[bool] = False
 
     def check(self, num_workers: int, seed: int) -> None:
         """Raise UsageError if these workers cannot have this exchange. seed: of the run."""

@@ -16,3 +16,4 @@ class ParameterServer(Exchange):
     summary: ClassVar[str] = "workers push gradients to servers and pull the parameters"
     client: ClassVar[str] = "trainer.worker.clients.servers"
     in_virtual_time: ClassVar[bool] = True
+    carries_examples: ClassVar[bool] = True

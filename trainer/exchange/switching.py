@@ -16,6 +16,7 @@ class Switching(Exchange):
 
     client: ClassVar[str] = ParameterServer.client
     in_virtual_time: ClassVar[bool] = True
+    carries_examples: ClassVar[bool] = True
 
     switch_momentum: Literal["reset", "keep", "scale"] = option(
         "reset",

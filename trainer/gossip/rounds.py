@@ -1,4 +1,4 @@
-"""The rounds of an exchange of examples, as server 0 keeps them.
+"""The rounds of an exchange of examples, as server 0 keeps them; under all-reduce also every worker.
 
 A round begins empty. Every worker adds its examples once, at a selection of its own. When all workers that take part have
 added theirs, the round is complete: its examples are the pools of all workers, each without its own, from their next steps
@@ -9,7 +9,7 @@ The state is plain JSON and a part of every checkpoint. It names examples by the
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
+from trainer.coordination.orders import ExampleOffer
 
 MOST_EXAMPLE_BYTES = 4 << 20  # of an image, because messages have a limit: 1024 x 1024 pixels in RGB have 3 MiB
 
@@ -87,6 +88,8 @@ class GossipRounds:
         self.memory = memory
         if not memory:
             memory.update(round=0, ids={}, first={}, begins={}, epochs={}, open={})
+        self._whole = EMPTY  # the examples of the last complete round
+        self._places: dict[int, tuple[int, int]] = {}  # of each worker's own ones
         # After a resume only the ids of examples are known.
         self._join({int(worker): _ids_alone(ids) for worker, ids in memory["ids"].items()})
         # Epoch and examples of each worker in the round that is not complete.
@@ -107,11 +110,27 @@ class GossipRounds:
         """Add a worker's examples to the round that is not complete, and return whether they count.
 
         They do not if the worker has examples in it, or had some of this epoch in an earlier one. epoch: its own."""
-        if worker in self._open or epoch <= self.memory["epochs"].get(str(worker), -1):
+        if not self.accepts(worker, epoch):
             return False
         self._open[worker] = epoch, examples
         self.memory["open"][str(worker)] = [epoch, examples.ids.tolist()]
         return True
+
+    def accepts(self, worker: int, epoch: int) -> bool:
+        """Return whether a worker's examples would count now; see ``add``."""
+        return worker not in self._open and epoch > self.memory["epochs"].get(str(worker), -1)
+
+    def add_offers(
+        self, offers: Mapping[int, ExampleOffer | None], contents: Mapping[int, Examples] | None = None
+    ) -> None:
+        """Add the examples that workers have given before the same step.
+
+        offers: by worker; contents: the examples, of workers whose content is known here (default: of none)."""
+        for worker, offer in offers.items():
+            if offer:
+                content = (contents or {}).get(worker)
+                is_known = content is not None and tuple(content.ids.tolist()) == offer.ids
+                self.add(worker, offer.epoch, content if content and is_known else _ids_alone(offer.ids))
 
     @property
     def ids(self) -> dict[str, list[int]]:
@@ -124,7 +143,7 @@ class GossipRounds:
 
         The examples of a worker that is no member any more are used too. A round to which a single worker has added
         would be a pool for nobody else, and waits. members: workers that take part."""
-        if len(self._open) < 2 or not members <= self._open.keys():
+        if not self.is_complete(members):
             return False
         parts = {worker: self._open[worker][1] for worker in sorted(self._open)}
         self._join(parts)
@@ -134,6 +153,18 @@ class GossipRounds:
         self._open = {}
         self.memory["open"] = {}
         return True
+
+    def is_complete(self, members: Set[int]) -> bool:
+        """Return whether the round has the examples of all members; see ``complete``."""
+        return len(self._open) >= 2 and members <= self._open.keys()
+
+    def recall(self, earlier: GossipRounds) -> None:
+        """Take over the content of examples that earlier rounds had, too. earlier: of the same run."""
+        if earlier.ids == self.ids:
+            self._whole = earlier._whole
+        for worker, (epoch, examples) in self._open.items():
+            if worker in earlier._open and np.array_equal(earlier._open[worker][1].ids, examples.ids):
+                self._open[worker] = epoch, earlier._open[worker][1]
 
     def _join(self, parts: dict[int, Examples]) -> None:
         """Keep the examples of a complete round together, once for all pools. parts: by worker, in their order."""
@@ -150,8 +181,7 @@ class GossipRounds:
         if self._receipts.get(worker) == (session, self.number):
             return None
         self._receipts[worker] = session, self.number
-        own = self._places.get(worker, (0, 0))
-        if len(self._whole.ids) == own[1] - own[0]:
+        if self._lacks_others(worker):
             return Pool(0, clock, clock, EMPTY)
         # After a roll-back a worker may repeat steps that it had made without a pool, or with the one before.
         first = min(self.memory["first"].get(str(worker), clock), clock)
@@ -159,7 +189,16 @@ class GossipRounds:
         number, begin = self.memory["begins"].get(str(worker), (0, clock))
         begin = min(begin, clock) if number == self.number else clock
         self.memory["begins"][str(worker)] = [self.number, begin]
-        return Pool(self.number, begin, first, self._whole, *own)
+        return self.pool(worker, begin, first)
+
+    def pool(self, worker: int, clock: int, first: int) -> Pool:
+        """Return the last complete round as the pool of a worker. clock, first: see Pool."""
+        return Pool(self.number, clock, first, self._whole, *self._places.get(worker, (0, 0)))
+
+    def _lacks_others(self, worker: int) -> bool:
+        """Return whether the last complete round has no examples of other workers, such as before the first one."""
+        begin, end = self._places.get(worker, (0, 0))
+        return len(self._whole.ids) == end - begin
 
 
 def join_examples(parts: list[Examples]) -> Examples:

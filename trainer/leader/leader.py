@@ -133,6 +133,7 @@ class Leader:
         self.generation = self.version = 0
         self.training: Training | None = None  # None until all servers have loaded one generation
         self.ledger: ExampleLedger | None = None  # of the present generation
+        self._gossip: GossipRounds | None = None  # of the newest generation, which may be over
         self._look_s = 0.0 if folders.is_local else FAR_LOOK_S
         self.evaluations = EvaluationWatch(config, self.checkpoints, self._look_s)
         self._looked_at = -math.inf  # when a decision of the rule was looked for
@@ -233,7 +234,7 @@ class Leader:
             classifies=facts.classifies,
             ledger=self.ledger,
         )
-        gossip = GossipRounds(coordinator.budget.position.gossip) if config.data.gossip else None
+        gossip = self._restore_gossip(coordinator) if config.data.gossip else None
         self.training = Training(coordinator, convergence, journal, self._snapshots(journal), gossip)
         # The log may have it as of a version that is void now.
         if gossip and gossip.number:
@@ -241,6 +242,14 @@ class Leader:
         self._snapshot_at = now
         if len(self.stages) > 1 and (state.stage != self.stage.number or not state.version):
             self._log_stage(state)
+
+    def _restore_gossip(self, coordinator: Coordinator) -> GossipRounds:
+        """Return the rounds of examples of a checkpoint, with the content that this server still has."""
+        gossip = GossipRounds(coordinator.budget.position.gossip)
+        if self._gossip:
+            gossip.recall(self._gossip)
+        self._gossip = gossip
+        return gossip
 
     def look_for_decision(self, now: float) -> None:
         """End the run or enter the next stage if a rule has decided so, by the evaluation of an epoch."""

@@ -240,7 +240,7 @@ class RoundsLeader(Leader):
         copies = [
             worker for worker, member in self.requests.items() if source is not None and member.version != version
         ]
-        body = {
+        body: dict[str, Any] = {
             "members": [{"process": member.process, **reach_of(member.introduction)} for member in self.members],
             "source": source,
             "copies": sorted(copies),
@@ -249,6 +249,8 @@ class RoundsLeader(Leader):
             "clocks": clocks,
             "until": self.training.coordinator.budget.until,
         }
+        if self.training.gossip:
+            body["gossip"] = self.training.gossip.memory
         self.view = (PeerView(self.number, self.generation, version), pack_json(body))
         self._rounds = []
         for worker in range(self.facts.num_workers):
@@ -280,6 +282,7 @@ class RoundsLeader(Leader):
         while self._rounds and self.training and not self.training.snapshots.is_full:
             version, each = self._rounds[0]
             coordinator = self.training.coordinator
+            gossip = self.training.gossip
             if version != coordinator.version or coordinator.finished:
                 self._rounds = []
                 return
@@ -288,6 +291,9 @@ class RoundsLeader(Leader):
                 for worker in range(self.facts.num_workers):
                     coordinator.join(0, worker, self.number, now)
                 self._advance(self.training, now)
+            # After the step before, which must not have them yet.
+            if gossip:
+                gossip.add_offers({worker: report.offer for worker, report in enumerate(each.reports)})
             for worker, measured in enumerate(each.reports):
                 if each.snapshot and worker == self.facts.num_workers - 1:
                     self._is_wanted = False

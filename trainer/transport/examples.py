@@ -14,6 +14,7 @@ _HEAD = struct.Struct("<I???III")  # count; has content; has real targets; has r
 _ID = np.dtype("<i8")
 _LABELS = (np.dtype("<i8"), np.dtype("<f4"))
 _IMAGES = (np.dtype("u1"), np.dtype("<f4"))
+_ID_TEXT_BYTES = 21  # of an id as JSON, with a comma: at most 19 digits and a sign
 
 
 def pack_examples(examples: Examples) -> bytes:
@@ -49,6 +50,11 @@ def unpack_examples(body: bytes | memoryview) -> Examples:
         arrays.append(np.frombuffer(body, dtype, _product(dimensions), begin).reshape(dimensions).copy())
         begin += size
     return Examples(*arrays) if has_content else EMPTY._replace(ids=arrays[0])
+
+
+def most_ids_bytes(count: int) -> int:
+    """Return a limit for the length of ids as JSON. count: number of ids."""
+    return count * _ID_TEXT_BYTES
 
 
 def most_examples_bytes(count: int) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 import numpy as np
 
-from trainer.coordination.orders import OwnRound, Round, RowLosses, StepMeasurements
+from trainer.coordination.orders import ExampleOffer, OwnRound, Round, RowLosses, StepMeasurements
 from trainer.coordination.passes import RowSums
 
 MAGIC = b"PS2"
@@ -489,6 +489,18 @@ class GossipPool(NamedTuple):
     own_end: int
 
 
+class GossipContent(NamedTuple):
+    """The examples that a worker gives before a step, to another worker, before its gradient. Body: the examples.
+
+    Attributes:
+        version: of the parameters of that step.
+    """
+
+    number: int
+    version: int
+    worker: int
+
+
 Message = (
     Join
     | Push
@@ -534,16 +546,19 @@ Message = (
     | ReplicaCopy
     | GossipOffer
     | GossipPool
+    | GossipContent
 )
 TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy, StoreEntry, ReplicaCopy)
 KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place
 _CODES = {kind: code for code, kind in enumerate(KINDS)}
 _FORMATS = {int: "q", bool: "?"}
 _HEADS = [struct.Struct("<3sB" + "".join(map(_FORMATS.__getitem__, get_type_hints(kind).values()))) for kind in KINDS]
-_REPORT = struct.Struct("<iidddQQii")
+_REPORT = struct.Struct("<iidddQQiiii")
 _ROW_COLUMNS = (np.dtype("<i8"), np.dtype("<f4"), np.dtype("?"))  # of RowLosses
 _ROW_BYTES = sum(dtype.itemsize for dtype in _ROW_COLUMNS)
 NO_ROWS = -1  # the number of rows of a report without their losses
+NO_OFFER = -1  # the number of ids of a report without examples for others
+_ID = np.dtype("<i8")
 _OWN_ROUND = struct.Struct("<QI")
 _NO_PASSES = RowSums(0, 0, -1)  # stands for None on the wire
 
@@ -586,8 +601,11 @@ def num_frames(message: Message) -> int:
 
 
 def pack_report(report: StepMeasurements) -> bytes:
-    """Return a report as the body of a message: its numbers, then ids, losses and hits of the rows, if it has them."""
+    """Return a report as the body of a message.
+
+    After its numbers come ids, losses and hits of the rows, and the ids of examples for others, if it has them."""
     rows = report.row_losses
+    offer = report.offer
     head = _REPORT.pack(
         report.examples,
         report.correct,
@@ -596,8 +614,14 @@ def pack_report(report: StepMeasurements) -> bytes:
         report.read_s,
         *(report.seen or _NO_PASSES),
         len(rows.ids) if rows else NO_ROWS,
+        len(offer.ids) if offer else NO_OFFER,
+        offer.epoch if offer else 0,
     )
-    return head if rows is None else b"".join((head, *(column.tobytes() for column in rows)))
+    # Almost all reports are as short as this.
+    if rows is None and offer is None:
+        return head
+    ids = np.array(offer.ids if offer else (), _ID).tobytes()
+    return b"".join((head, *(column.tobytes() for column in rows or ()), ids))
 
 
 def unpack_report(body: bytes | memoryview) -> StepMeasurements:
@@ -612,33 +636,51 @@ def unpack_report_at(body: bytes | memoryview, at: int) -> tuple[StepMeasurement
     """Parse the report that begins at a byte, and return it with its end. Raises MalformedMessageError."""
     begin = at + _REPORT.size
     try:
-        examples, correct, loss, seconds, read_s, *hashes, rows = _REPORT.unpack_from(body, at)
+        examples, correct, loss, seconds, read_s, *hashes, rows, offered, epoch = _REPORT.unpack_from(body, at)
     except struct.error:
         raise MalformedMessageError(f"a report in {len(body) - at} bytes") from None
     row_sums = RowSums(*hashes)
     report = StepMeasurements(examples, loss, correct, seconds, read_s, row_sums if row_sums.passes >= 0 else None)
-    if rows == NO_ROWS:
-        return report, begin
+    if rows != NO_ROWS:
+        row_losses, begin = _unpack_rows(body, begin, rows, examples)
+        report = report._replace(row_losses=row_losses)
+    if offered != NO_OFFER:
+        # Before any copy, as for the rows.
+        end = begin + offered * _ID.itemsize
+        if offered < 1 or epoch < 0 or end > len(body):
+            raise MalformedMessageError(f"{offered} examples in {len(body) - at} bytes")
+        report = report._replace(offer=ExampleOffer(epoch, tuple(np.frombuffer(body, _ID, offered, begin).tolist())))
+        begin = end
+    return report, begin
+
+
+def _unpack_rows(body: bytes | memoryview, begin: int, rows: int, examples: int) -> tuple[RowLosses, int]:
+    """Parse the losses of rows that begin at a byte, as copies, and return them with their end.
+
+    Raises MalformedMessageError. examples: of the mini-batch."""
     end = begin + rows * _ROW_BYTES
     # Before any copy, because a stranger's number may be anything.
     # A push of several mini-batches has no losses of those with other workers' examples.
     if rows > examples or rows < 0 or end > len(body):
-        raise MalformedMessageError(f"losses of {rows} rows in {len(body) - at} bytes")
+        raise MalformedMessageError(f"losses of {rows} rows in {len(body) - begin} bytes")
     columns: list[Any] = []
     for dtype in _ROW_COLUMNS:
         columns.append(np.frombuffer(body, dtype, rows, begin).copy())
         begin += rows * dtype.itemsize
-    return report._replace(row_losses=RowLosses(*columns)), end
+    return RowLosses(*columns), end
 
 
 def report_bytes(report: StepMeasurements) -> int:
     """Return the length of a packed report."""
-    return most_report_bytes(len(report.row_losses.ids) if report.row_losses else 0)
+    rows = len(report.row_losses.ids) if report.row_losses else 0
+    return most_report_bytes(rows, len(report.offer.ids) if report.offer else 0)
 
 
-def most_report_bytes(rows: int) -> int:
-    """Return the length of a packed report of a mini-batch of so many rows, with their losses."""
-    return _REPORT.size + rows * _ROW_BYTES
+def most_report_bytes(rows: int, offered: int = 0) -> int:
+    """Return the length of a packed report.
+
+    rows: of its mini-batch, if it has their losses; offered: number of examples that the worker gives to others."""
+    return _REPORT.size + rows * _ROW_BYTES + offered * _ID.itemsize
 
 
 def pack_reports(reports: Sequence[StepMeasurements]) -> bytes:
@@ -708,9 +750,9 @@ def pack_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def unpack_json(data: bytes | memoryview) -> dict[str, Any]:
-    """Parse a JSON object of at most JSON_LIMIT_BYTES. Raises MalformedMessageError."""
-    if len(data) > JSON_LIMIT_BYTES:
+def unpack_json(data: bytes | memoryview, most_bytes: int = JSON_LIMIT_BYTES) -> dict[str, Any]:
+    """Parse a JSON object of at most ``most_bytes``. Raises MalformedMessageError."""
+    if len(data) > most_bytes:
         raise MalformedMessageError(f"{len(data)} bytes of JSON")
     try:
         value = json.loads(bytes(data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from trainer.runlog.example_ledger import IdLosses
 from trainer.worker.clients.base import Turn
 
 
+@runtime_checkable
 class ExampleLink(Protocol):
     """A client that sends examples to all other workers."""
 

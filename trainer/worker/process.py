@@ -31,9 +31,8 @@ from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import recorded_losses
 from trainer.transport.sockets import Secret
 from trainer.worker.clients.base import Client, StageSwitch
-from trainer.worker.clients.servers import ServerClient
 from trainer.worker.follow import follow
-from trainer.worker.gossip import WorkerGossip
+from trainer.worker.gossip import ExampleLink, WorkerGossip
 from trainer.worker.loop import TableBatches, train
 from trainer.worker.step import Step
 
@@ -85,7 +84,7 @@ def main(
             source = TableBatches(batches, step) if batches.sampler.reads_table else mini_batches
             gossip = None
             if batches.gossip:
-                assert isinstance(client, ServerClient), "the configuration refuses other exchanges"
+                assert isinstance(client, ExampleLink), "the configuration refuses other exchanges"
                 read = partial(read_rows, shards, targets=network.targets)
                 keeps_losses = config.reads_losses and config.run.example_ledger
                 losses = partial(recorded_losses, folders.home) if keeps_losses else None

@@ -17,11 +17,15 @@ import numpy as np
 
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.coordination.budget import Budget, Position
-from trainer.coordination.orders import Round, StepMeasurements
+from trainer.coordination.orders import ExampleOffer, Round, StepMeasurements
 from trainer.coordination.parameter_slice import add_pushed
+from trainer.gossip.rounds import Examples, GossipRounds, Pool
 from trainer.rules import build_slice, build_weights, slots_of, worker_rate
+from trainer.transport.examples import most_ids_bytes, pack_examples, unpack_examples
 from trainer.transport.messages import (
+    JSON_LIMIT_BYTES,
     MOST_ROUNDS_BYTES,
+    GossipContent,
     GradientPiece,
     MalformedMessageError,
     Message,
@@ -46,6 +50,7 @@ from trainer.worker.replica_links import Body, Collective, Links, Vector
 
 MOST_COPIES = 2  # unwritten snapshots of a worker; with more, its next step waits
 MOST_UNSETTLED = 200_000  # reports that a worker keeps for server 0 before it waits
+FromPeer = GradientPiece | RangeSum | ModelCopy | GossipContent
 
 
 class Phase(Enum):
@@ -82,6 +87,8 @@ class _RoundData:
         reports: the reports of all workers, which come with every sum; empty before the first one.
         snapshot: whether the round ends with a snapshot that server 0 has asked for.
         has_started: whether the collective adds up the gradients.
+        offer: the examples that this worker gives with its gradient, or None.
+        examples: by worker, those that it and others give.
     """
 
     total: Vector
@@ -90,6 +97,8 @@ class _RoundData:
     reports: tuple[StepMeasurements, ...] = ()
     snapshot: bool = False
     has_started: bool = False
+    offer: ExampleOffer | None = None
+    examples: dict[int, Examples] = field(default_factory=dict)
 
     def clear(self) -> None:
         self.pieces = {}
@@ -97,6 +106,8 @@ class _RoundData:
         self.reports = ()
         self.snapshot = False
         self.has_started = False
+        self.offer = None
+        self.examples = {}
 
 
 class Replica:
@@ -121,6 +132,7 @@ class Replica:
         generation: of its model.
         version: of its model; -1 if it has none.
         clock: number of its next mini-batch.
+        gossip: the rounds in which workers exchange examples, as of the version; None if they do not.
     """
 
     def __init__(
@@ -169,6 +181,9 @@ class Replica:
         self._granted = 0  # number of the last one that was made; only worker 0 uses it
         self._round = _RoundData(np.empty(facts.elements, np.float32))
         self._early: list[tuple[Message, tuple[Body, ...]]] = []
+        self.gossip = GossipRounds({}) if config.data.gossip else None
+        # The ids of the last complete round and of the next one, beside the rest.
+        self._view_bytes = JSON_LIMIT_BYTES + most_ids_bytes(2 * facts.num_workers * config.data.gossip)
 
     @property
     def reached(self) -> int:
@@ -248,11 +263,12 @@ class Replica:
             view: number, generation and version.
             body: JSON with ``members`` (process and address of each worker), ``source`` (the worker that has the model;
                 None: the checkpoint), ``copies`` (the workers to which the source sends it), ``accepted`` and
-                ``examples`` (the position), ``until``, and ``clocks`` (the next mini-batch of each worker).
+                ``examples`` (the position), ``until``, ``clocks`` (the next mini-batch of each worker), and ``gossip`` if
+                workers exchange examples (the state of their rounds).
         Raises:
             MalformedMessageError, and DataError for a damaged checkpoint.
         """
-        details = unpack_json(body)
+        details = unpack_json(body, self._view_bytes)
         members = details["members"]
         # An outdated view, or one that this worker has entered already.
         if view.number < self.number or view.number <= self._joined:
@@ -270,6 +286,10 @@ class Replica:
             self.collective.open(view.number, members)
         self.budget = self._budget(Position(view.version, details["accepted"], details["examples"]), details["until"])
         self.clock = details["clocks"][self.worker]
+        if self.gossip:
+            earlier = self.gossip
+            self.gossip = GossipRounds(details["gossip"])
+            self.gossip.recall(earlier)
         source = details["source"]
         if source is None:
             self.snapshots = {}
@@ -311,8 +331,27 @@ class Replica:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
+    def give_examples(self, epoch: int, examples: Examples) -> None:
+        """Send examples to all other workers before the gradient of the present round, unless they would not count.
+
+        A worker sends its sum after them, so all others have them when they complete the round. epoch: of this worker."""
+        assert self.gossip, "only workers that exchange examples give any"
+        if not self.gossip.accepts(self.worker, epoch):
+            return
+        self._round.offer = ExampleOffer(epoch, tuple(examples.ids.tolist()))
+        self._round.examples[self.worker] = examples
+        body = pack_examples(examples)
+        for other in range(self.num_workers):
+            if other != self.worker:
+                self.links.send(other, GossipContent(self.number, self.version, self.worker), body)
+
+    def next_pool(self) -> Pool | None:
+        """Return the examples of others that the worker needs before its next step; None if it has them."""
+        return self.gossip.next_pool(self.worker, self.number, self.clock) if self.gossip else None
+
     def submit(self, report: StepMeasurements) -> None:
         """Send the gradient in ``pushed`` to the owners of its ranges. ``handle`` completes the round."""
+        report = report._replace(offer=self._round.offer)
         self._restore_statistics()
         self.phase = Phase.ROUND
         self.links.offer_piece(self.number, self.version)
@@ -334,14 +373,14 @@ class Replica:
         """Handle a message of another worker. Raises MalformedMessageError.
 
         A message of a later view or round is kept until it is due; a message of an earlier one is dropped."""
-        if not isinstance(message, GradientPiece | RangeSum | ModelCopy):
+        if not isinstance(message, FromPeer):
             raise MalformedMessageError(f"{type(message).__name__} from a worker")
         if self._is_early(message):
             self._early.append((message, bodies))
         elif self._is_due(message):
             self._use(message, bodies)
 
-    def _is_early(self, message: GradientPiece | RangeSum | ModelCopy) -> bool:
+    def _is_early(self, message: FromPeer) -> bool:
         if message.number != self.number or self._joined < self.number:
             return message.number >= self.number
         if isinstance(message, ModelCopy):
@@ -350,7 +389,7 @@ class Replica:
         is_behind = message.version == self.version and self.phase is Phase.TURN
         return self.phase is Phase.COPYING or is_behind or message.version > self.version
 
-    def _is_due(self, message: GradientPiece | RangeSum | ModelCopy) -> bool:
+    def _is_due(self, message: FromPeer) -> bool:
         if message.number != self.number:
             return False
         if isinstance(message, ModelCopy):
@@ -366,16 +405,19 @@ class Replica:
         for message, bodies in early:
             self.handle(message, bodies)
 
-    def _use(self, message: GradientPiece | RangeSum | ModelCopy, bodies: tuple[Body, ...]) -> None:
+    def _use(self, message: FromPeer, bodies: tuple[Body, ...]) -> None:
         """Use a message of the current round, or the model of the view. Raises MalformedMessageError."""
-        first, second = bodies
         if isinstance(message, ModelCopy):
-            values = from_body(first, self.facts.elements)
-            self._take(message.version, values, from_body(second, len(self.slice.momentum)))
+            values = from_body(bodies[0], self.facts.elements)
+            self._take(message.version, values, from_body(bodies[1], len(self.slice.momentum)))
             self._handle_early()
             return
         if message.worker >= self.num_workers:
             raise MalformedMessageError(str(message))
+        if isinstance(message, GossipContent):
+            self._round.examples[message.worker] = unpack_examples(bodies[0])
+            return
+        first, second = bodies
         if isinstance(message, GradientPiece):
             begin, end = self.bounds[self.worker]
             part = None if message.in_memory else from_body(second, end - begin)
@@ -477,6 +519,7 @@ class Replica:
         reports = self._round.reports
         snapshot = self._round.snapshot
         sums = [self._round.sums[owner] for owner in range(self.num_workers)]
+        contents = self._round.examples
         self._round.clear()
         self.rounds.append(Round(snapshot, reports))
         if not all(math.isfinite(report.loss) for report in reports):
@@ -490,6 +533,10 @@ class Replica:
         boundary = self.budget.use(self.num_workers, sum(examples))
         self.version += 1
         self.clock += 1
+        # As server 0 does with the reports, so that all have the same rounds.
+        if self.gossip:
+            self.gossip.add_offers({worker: report.offer for worker, report in enumerate(reports)}, contents)
+            self.gossip.complete(set(range(self.num_workers)))
         self._begin()
         if snapshot:
             self._granted = self._wish

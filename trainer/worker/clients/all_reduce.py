@@ -18,11 +18,13 @@ from trainer.checkpoints.write import WriteOutcome, write_slice
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
 from trainer.exchange.all_reduce import adds_by_torch
+from trainer.gossip.rounds import Examples
 from trainer.home.folders import Folders
 from trainer.home.place import Place
 from trainer.leader.background import Background
 from trainer.rules import slots_of
 from trainer.transport.agreement import Agreement
+from trainer.transport.examples import most_examples_bytes
 from trainer.transport.mesh import Mesh
 from trainer.transport.messages import CopyReceipt, LinkLoss, PeerBeat, RunEnd, StoreEntry, most_report_bytes
 from trainer.transport.sockets import Secret, close
@@ -72,8 +74,13 @@ class AllReduceClient:
         has_collective = adds_by_torch(stage.exchange)
         # torch.distributed reads no memory of other processes.
         use_memory = config.processes.same_host == "memory" and not has_collective
-        # The reports of a round, or the state of the update rule in a copy of the model.
-        longest = max(most_report_bytes(config.reported_rows(facts.rows)), 4 * slots_of(stage) * facts.num_parameters)
+        # The reports of a round, the state of the update rule in a copy of the model, or the examples of a worker.
+        most = config.data.gossip
+        longest = max(
+            most_report_bytes(config.reported_rows(facts.rows), facts.num_workers * most),
+            4 * slots_of(stage) * facts.num_parameters,
+            most_examples_bytes(most),
+        )
         self.mesh = Mesh(
             self.context, worker, leader, secret, facts.elements, use_memory=use_memory, body_bytes=longest
         )
@@ -108,6 +115,7 @@ class AllReduceClient:
         self._has_finished = False
         self._writing: set[tuple[int, int]] = set()  # (generation, version) of the checkpoints that are being written
         self._has_reported_end = False
+        self._view = 0  # number of the view of the present turn
         self._reported_at = self._watched_at = self._heard_at = 0.0
 
     # --- the interface of the worker's loop ---------------------------------------------------------------------------
@@ -120,10 +128,16 @@ class AllReduceClient:
 
     def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
         """Exchange the gradient in ``pushed`` and return the next turn, or None at the end. Raises MustRejoin."""
-        if self.replica.number != turn.generation or self.replica.phase is not Phase.TURN:
+        if self.replica.number != self._view or self.replica.phase is not Phase.TURN:
             raise MustRejoin
         self.replica.submit(report)
         return self._wait()
+
+    def offer_examples(self, epoch: int, examples: Examples) -> None:
+        """Send examples to all other workers, before the gradient of the present turn.
+
+        epoch: of this worker, by whose losses they were selected."""
+        self.replica.give_examples(epoch, examples)
 
     def poll_cancelled(self, turn: Turn) -> bool:
         """Return False: all-reduce uses every gradient, so no step is cancelled."""
@@ -157,7 +171,8 @@ class AllReduceClient:
             if replica.phase is Phase.TURN and not replica.must_wait:
                 self._report(now)
                 replica.links.offer_piece(0, 0)  # the next step writes the gradient
-                return Turn(replica.clock, replica.version, replica.number)
+                self._view = replica.number
+                return Turn(replica.clock, replica.version, replica.generation, pool=replica.next_pool())
             if replica.phase is Phase.OUTSIDE:
                 if resend is None:
                     raise MustRejoin
