@@ -65,6 +65,7 @@ def test_a_killed_run_has_the_bits_of_bsp(
     [
         (("--protocol", "asp"), "worker-1"),
         (("--protocol", "bsp"), "server-0"),
+        (("--exchange", "d-psgd"), "worker-1"),
     ],
 )
 def test_a_killed_run_ends_and_is_replayed(
@@ -86,6 +87,18 @@ def test_a_killed_run_ends_and_is_replayed(
     assert read_result(tmp_path / "run").restarts
     assert max(_rounds(folder)) > max(rounds_before), "rounds are counted on"
     assert replay(place_of(str(tmp_path / "run"))).is_equal
+
+
+@pytest.mark.full
+def test_neighbours_have_the_bits_of_virtual_time(shards: Path, tmp_path: Path) -> None:
+    """Compare the parameters at the end of a run that was resumed, and replay it."""
+    own = ("--exchange", "matcha", "--selector", "ab", "--example-ledger", "--recipe", "constant")
+    train_here(shards, tmp_path / "real", *COMMON, *GOSSIP, *own, "--steps", 47)
+    real = train_here(shards, tmp_path / "real", *COMMON, *GOSSIP, *own, "--steps", 90, "--resume")
+    values: dict[str, Any] = {"steps": 90, "selector": "ab", "recipe": "constant", "example_ledger": True}
+    virtual = virtual_end(shards, tmp_path / "virtual", exchange="matcha", **values)
+    np.testing.assert_array_equal(real.vector(), virtual)
+    assert replay(tmp_path / "real").is_equal
 
 
 @pytest.mark.full

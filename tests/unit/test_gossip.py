@@ -23,14 +23,17 @@ from trainer import Result
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
 from trainer.checkpoints.state import folder_of
+from trainer.coordination.orders import ExampleOffer
 from trainer.data import gossip as gossip_data
 from trainer.data.gossip import GossipSampler, rows_of_pool
 from trainer.data.holdout import is_held_out
 from trainer.data.rows import Rows
 from trainer.data.sampling import FixedSampler
+from trainer.exchange.all_reduce import AllReduce
 from trainer.gossip import SELECTORS
 from trainer.gossip.losses import RecordedLosses, draw_by_weight
 from trainer.gossip.rounds import Examples, GossipRounds, Pool
+from trainer.gossip.schedule import DELAY, PoolSchedule
 from trainer.gossip.self_paced import spl_weights
 from trainer.gossip.weave import WovenStep, selection_epoch, woven_step
 from trainer.runlog.kinds import GossipEvent, PoolEvent
@@ -40,6 +43,7 @@ from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import RealCompute
 from trainer.simulation.failures import parse_failures
+from trainer.simulation.peers.engine import PeerEngine
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 from trainer.transport.examples import pack_examples, unpack_examples
@@ -238,6 +242,36 @@ def test_rounds_keep_their_invariants(actions: list[tuple[str, int]]) -> None:
             number += 1
 
 
+@given(
+    steps=st.lists(
+        st.tuples(st.sets(st.integers(0, 2)), st.sets(st.integers(0, 2), max_size=2), st.booleans()), max_size=60
+    )
+)
+def test_a_schedule_keeps_two_pools(steps: list[tuple[set[int], set[int], bool]]) -> None:
+    """Compare with a count by hand. steps: who gives examples, who is away, and whether the run resumes after it."""
+    schedule = PoolSchedule({})
+    waiting: dict[int, list[int]] = {}
+    rounds: list[tuple[int, dict[int, list[int]]]] = []
+    for step, (givers, away, resumes) in enumerate(steps):
+        offers = {worker: ExampleOffer(step, (100 * worker + step,)) for worker in givers}
+        waiting |= {worker: list(offers[worker].ids) for worker in givers - waiting.keys()}
+        begins = rounds[-1][0] if rounds else 0
+        is_due = begins <= step + 1 and len(waiting) > 1 and {0, 1, 2} - away <= waiting.keys()
+        assert schedule.advance(step, offers, {}, {0, 1, 2} - away) == is_due
+        if is_due:
+            rounds.append((step + 1 + DELAY, waiting))
+            waiting = {}
+        if resumes:
+            schedule = PoolSchedule(json.loads(json.dumps(schedule.rounds.memory)))
+        for worker in range(3):
+            expected = [
+                (number, clock, rounds[0][0], [i for other in sorted(ids) if other != worker for i in ids[other]])
+                for number, (clock, ids) in list(enumerate(rounds, 1))[-2:]
+            ]
+            pools = schedule.pools(worker)
+            assert [(pool.round, pool.clock, pool.first, pool.others().ids.tolist()) for pool in pools] == expected
+
+
 def sampler_of(rows: int, batch: int, every: int, size: int) -> GossipSampler:
     own = Rows(np.zeros((rows, 1, 1, 1), np.uint8), np.zeros(rows, np.int64), np.arange(rows))
     population = Population(own.labels, None, None, batch, batch / rows, max(1, rows // batch), seed=3, worker=0)
@@ -380,6 +414,8 @@ def events_of(result: Result, kind: Any) -> list[Any]:
         {"protocol": "k-bsp", "selector": "hem", "cancel": "preempt", "k": 2},
         {"protocol": "ssp", "selector": "active-bias", "sampling": "bernoulli"},
         {"protocol": "downpour", "selector": "ab", "push_every": 3},
+        {"exchange": "d-psgd", "steps": 52, "selector": "ab", "gossip_signal": "start"},
+        in_full({"exchange": "matcha", "steps": 60, "order": "grad-then-avg", "every": 2, "selector": "hem"}),
         in_full({"exchange": "all-reduce", "selector": "ab", "gossip_signal": "start"}),
         in_full({"exchange": "strategy-switch", "alpha": 0.5, "selector": "hem"}),
         in_full({"exchange": "sync-switch", "fraction": 0.4, "selector": "ab"}),
@@ -432,6 +468,8 @@ def test_training_waits_for_no_exchange(shards: Path, tmp_path: Path) -> None:
     [
         in_full({"protocol": "asp"}),
         in_full({"exchange": "all-reduce"}),
+        {"exchange": "d-psgd"},
+        in_full({"exchange": "matcha", "every": 3}),
         in_full({"exchange": "sync-switch"}),
         {"exchange": "strategy-switch", "alpha": 0.5},
     ],
@@ -504,6 +542,8 @@ def test_pools_have_the_size_and_the_rows_of_others(shards: Path, tmp_path: Path
         ("random", "parameter-server"),
         ("hem", "all-reduce"),
         ("ab", "all-reduce"),
+        in_full("ab", "d-psgd"),
+        in_full("random", "matcha"),
         in_full("random", "strategy-switch"),
     ],
 )
@@ -514,7 +554,8 @@ def test_a_run_resumes_in_any_round(
 
     Under asp, in the second stage, all workers begin together."""
     monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
-    values: dict[str, Any] = {"exchange": exchange, "selector": selector, "steps": 30}
+    values: dict[str, Any] = {"exchange": exchange, "selector": selector}
+    values |= {"steps": 45 if exchange in ("d-psgd", "matcha") else 30}
     values |= {"alpha": 0.5} if exchange == "strategy-switch" else {"example_ledger": selector == "ab"}
     values |= {"protocol": "bsp"} if exchange == "parameter-server" else {}
     whole = run(shards, tmp_path / "whole", **values)
@@ -534,11 +575,6 @@ def test_a_run_resumes_in_any_round(
 @pytest.mark.parametrize(
     ("values", "line"),
     [
-        (
-            {"exchange": "d-psgd"},
-            "--gossip 3 gives examples to all other workers, which --exchange d-psgd cannot carry",
-        ),
-        ({"exchange": "matcha"}, "which --exchange matcha cannot carry: leave out one of them"),
         ({"sampling": "recency"}, "which the loss table of --sampling recency does not count"),
         ({"follow": True}, "exchanges examples of fixed shards of one set: leave out --follow"),
         ({"protocol": "bsp", "repartition": "random"}, "of fixed shards of one set: leave out --repartition random"),
@@ -573,3 +609,30 @@ def test_sets_that_cannot_exchange_are_refused(shards: Path, tmp_path: Path, mon
     with pytest.raises(UsageError, match="--gossip 3 sends images of at most 10 bytes"):
         run(shards, tmp_path / "large")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_exchange_may_carry_no_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AllReduce, "carries_examples", False)
+    with pytest.raises(UsageError, match="--gossip 3 gives examples to all other workers, which --exchange all-reduce"):
+        make_config(gossip=3, exchange="all-reduce")
+
+
+@pytest.mark.slow
+def test_no_worker_is_far_ahead_of_the_slowest(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep workers with rare links at most DELAY steps ahead, so that all begin a pool at the same step."""
+    leads = []
+    give_examples = PeerEngine._give_examples
+
+    def note(self: PeerEngine, worker: int, round: int) -> None:
+        leads.append(round - self.progress.version)
+        give_examples(self, worker, round)
+
+    monkeypatch.setattr(PeerEngine, "_give_examples", note)
+    machines = {"profile": parse_profile("one-slow:8")}
+    result = run(shards, tmp_path / "run", simulated=machines, exchange="d-psgd", every=40, steps=60)
+    assert max(leads) == DELAY
+    pools = events_of(result, PoolEvent)
+    begins = {(pool.round, pool.clock, pool.first) for pool in pools}
+    assert len(begins) == max(pool.round for pool in pools) > 2
+    assert {pool.first for pool in pools} == {min(pool.clock for pool in pools)}
+    assert replay(result.output).is_equal

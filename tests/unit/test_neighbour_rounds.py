@@ -25,6 +25,9 @@ from trainer.checkpoints.state import RunState, folder_of
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.coordination.orders import StepMeasurements
+from trainer.data.gossip import GivenExamples
+from trainer.gossip.rounds import Examples, Pool
+from trainer.gossip.schedule import DELAY
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace
 from trainer.home.segments import begin_start
@@ -34,14 +37,17 @@ from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.leader.peer_members import PeerMembership, view_body
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
-from trainer.runlog.kinds import GenerationEvent
+from trainer.runlog.kinds import GenerationEvent, GossipEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.simulate import SimulationSettings, simulate
-from trainer.simulation.compute import Quadratic
+from trainer.simulation.compute import Floats, MiniBatchResult, Quadratic
+from trainer.simulation.peers.engine import PeerEngine
 from trainer.simulation.peers.history import PeerHistory
 from trainer.simulation.peers.replay import PeerReplay
-from trainer.simulation.replay import workers_of_rounds
+from trainer.simulation.replay import adopt_pools, workers_of_rounds
+from trainer.transport.examples import pack_examples, unpack_examples
 from trainer.transport.messages import (
+    GossipPool,
     Message,
     ModelCopy,
     NeighbourModel,
@@ -63,6 +69,39 @@ def run_config(output: Path, exchange: str = "d-psgd", **values: Any) -> Config:
     return make_config("", output, protocol="bsp", exchange=exchange, **common | values)
 
 
+class Toy(Quadratic):
+    """The toy loss; with pools of examples its gradients depend on the pool of their step."""
+
+    def __init__(self, context: RunContext, num_workers: int) -> None:
+        super().__init__(context, num_workers)
+        self.pools: list[list[Pool]] = [[] for _ in range(num_workers)]
+
+    def adopt(self, worker: int, pool: Pool) -> None:
+        self.pools[worker] = adopted(self.pools[worker], pool)
+
+    def selection(self, worker: int, clock: int) -> GivenExamples | None:
+        """Select examples at times that differ from worker to worker."""
+        ids = 1000 * worker + 2 * clock + np.arange(2)
+        examples = Examples(ids, ids % 7, (ids % 256).astype(np.uint8)[:, None, None, None])
+        return None if clock % (5 + worker % 2) else GivenExamples(clock, examples)
+
+    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
+        return self.at(worker, clock, parameters, self.pools[worker])
+
+    def at(self, worker: int, clock: int, parameters: Sequence[Floats], pools: Sequence[Pool]) -> MiniBatchResult:
+        """Return the gradient of a step if these are the pools of the worker."""
+        result = super().step(worker, clock, parameters)
+        others = [pool.others() for pool in pools if pool.clock <= clock][-1:]
+        if not others or not len(others[0].ids):
+            return result
+        noise = np.random.default_rng([clock, *others[0].ids]).standard_normal(PARAMETERS, np.float32)
+        return result._replace(vector=result.vector + noise)
+
+
+def adopted(pools: Sequence[Pool], pool: Pool) -> list[Pool]:
+    return [*(each for each in pools if each.clock < pool.clock), pool]
+
+
 class Host:
     """A worker's process in the network. It implements NeighbourLinks for its replica."""
 
@@ -72,6 +111,7 @@ class Host:
         self.process = network.random.getrandbits(60)
         self.peers: dict[int, int] = {}
         self.finished = False
+        self.pools: list[Pool] = []
         self.pushed = np.zeros(PARAMETERS, np.float32)
         values = np.zeros(PARAMETERS, np.float32)
         self.replica = NeighbourReplica(network.config, network.facts, worker, self.process, values, self.pushed, self)
@@ -112,8 +152,9 @@ class Host:
         elif replica.phase is NeighbourPhase.TURN and what < 0.6:
             if replica.must_wait or self.worker == self.network.idle:
                 return
-            gradient, examples, loss, correct, *_ = self.network.compute.step(
-                self.worker, replica.round, [replica.values.copy()]
+            self._exchange_examples()
+            gradient, examples, loss, correct, *_ = self.network.compute.at(
+                self.worker, replica.round, [replica.values.copy()], self.pools
             )
             self.pushed[:] = gradient
             loss = self.network.losses.get((self.worker, replica.round), loss)
@@ -122,14 +163,28 @@ class Host:
             for version in replica.copies:
                 message, *bodies = replica.copy_of(version)
                 self.network.post(self.process, LEADER, message, *map(bytes, bodies))
+            if request := replica.wanted_pool():
+                self.network.post(self.process, LEADER, request, b"")
             if report := replica.report():
                 self.network.post(self.process, LEADER, report[0], b"", report[1])
         else:
             beat = PeerBeat(self.worker, self.process, replica.number, replica.round)
             self.network.post(self.process, LEADER, beat, b"")
 
+    def _exchange_examples(self) -> None:
+        """Do what a worker does before its step."""
+        if pool := self.replica.next_pool():
+            self.pools = adopted(self.pools, pool)
+            self.network.contents += [pool.examples.has_content] if pool.round else []
+        gift = self.network.compute.selection(self.worker, self.replica.round)
+        if self.network.config.data.gossip and gift:
+            offer = self.replica.give_examples(*gift)
+            self.network.post(self.process, LEADER, offer, pack_examples(gift.examples))
+
     def receive(self, message: Message, bodies: tuple[bytes, ...], *, from_leader: bool) -> None:
-        if from_leader and not isinstance(message, ModelCopy):
+        if isinstance(message, GossipPool):
+            self.replica.take_pool(message, unpack_examples(bodies[0]))
+        elif from_leader and not isinstance(message, ModelCopy):
             self.replica.obey(message, bodies[0])
         else:
             self.replica.handle(message, bodies)
@@ -155,7 +210,9 @@ class Network(SimulatedNetwork[Host]):
         folders = _far_folders(output) if is_far else Folders.from_home(output)
         super().__init__(seed, config, RunFacts(workers, ROWS, PARAMETERS, 0), folders)
         self.root = output / CHECKPOINTS
-        self.compute = Quadratic(RunContext.from_config(config), workers)
+        self.compute = Toy(RunContext.from_config(config), workers)
+        self.steps = config.steps_per_worker(ROWS)
+        self.contents: list[bool] = []  # whether pools had content when workers got them
         self.losses = losses or {}
         self.sent: Counter[int] = Counter()  # bytes of models by round
         self.idle: int | None = None  # a worker that computes nothing
@@ -415,7 +472,7 @@ FAULTS = {
 }
 
 
-def disturb(seed: int, folder: Path) -> int:
+def disturb(seed: int, folder: Path, **given_values: Any) -> int:
     """Run with random faults, check what must hold whatever they are, and return the result of ``check_replay``."""
     draw = random.Random(seed)
     workers = draw.randint(2, 5)
@@ -427,6 +484,7 @@ def disturb(seed: int, folder: Path) -> int:
     }
     if values["topology"] == "ring" and draw.random() < 0.5:
         values |= {"exchange": "matcha"}
+    values |= given_values
     network = Network(seed, run_config(folder, **values), workers)
     try:
         network.run(faults)
@@ -440,14 +498,15 @@ def check(network: Network) -> int:
 
     Among workers that are members to the end, every link is used by both ends with the same weight, or by none."""
     root = network.root
-    state = read_state(root, STEPS)
+    steps = network.steps
+    state = read_state(root, steps)
     assert state.final
-    path = folder_of(root, STEPS) / replica_name(state.generation)
-    models = open_replicas(path, network.facts.num_workers, PARAMETERS, 0, STEPS)
+    path = folder_of(root, steps) / replica_name(state.generation)
+    models = open_replicas(path, network.facts.num_workers, PARAMETERS, 0, steps)
     assert is_end(state, network.config, network.facts)  # although lost workers have missed rounds
     present = [int(worker) for worker in state.memory["replicas"]["begun"]]
     mean = np.mean(np.array(models.values, np.float64)[present], axis=0)
-    np.testing.assert_allclose(read_vector(root, STEPS), mean, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(read_vector(root, steps), mean, rtol=1e-6, atol=1e-7)
     used = {key[1:]: links for key, links in network.used.items() if key[0] == state.generation}
     is_same = network.leader.generation == state.generation  # it was not started again after the end
     survivors = {member.session for member in network.leader.members.values()} if is_same else set()
@@ -459,7 +518,7 @@ def check(network: Network) -> int:
     counts = Counter(zip(pushes["clock"].tolist(), pushes["worker"].tolist(), strict=True))
     assert max(counts.values()) == 1
     # The log can lack a round: its only worker was killed before its report, though a newcomer had its model.
-    assert {round for round, _ in counts} <= set(range(STEPS))
+    assert {round for round, _ in counts} <= set(range(steps))
     return check_replay(network, state)
 
 
@@ -470,12 +529,14 @@ def check_replay(network: Network, state: RunState) -> int:
     pushes = read_pushes(network.folders.work / PUSHES)
     events = surviving_events(iter_events(network.folders.work / METRICS))
     plan = plan_of(network.config, network.facts, network.root, state)
-    rounds = workers_of_rounds(pushes, STEPS)
+    rounds = workers_of_rounds(pushes, network.steps)
     history = PeerHistory([(0, plan)], events, rounds, PeerTimes.from_state(state).begun)
-    models = PeerReplay([(1, network.config)], lambda config: (network.facts, network.compute), history)
+    compute = Toy(RunContext.from_config(network.config), network.facts.num_workers)
+    adopt_pools(compute, events)
+    models = PeerReplay([(1, network.config)], lambda config: (network.facts, compute), history)
     for _ in rounds:
         models.step()
-    np.testing.assert_array_equal(models.mean(state), read_vector(network.root, STEPS))
+    np.testing.assert_array_equal(models.mean(state), read_vector(network.root, network.steps))
     return sum(map(len, history.unlogged.values()))
 
 
@@ -487,3 +548,53 @@ def test_random_faults_never_stop_a_run(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_many_random_faults_never_stop_a_run(tmp_path: Path) -> None:
     assert sum(disturb(seed, tmp_path / str(seed)) for seed in range(16, 110))
+
+
+EXAMPLES: dict[str, Any] = {"gossip": 2, "steps": 60}
+
+
+@pytest.mark.slow
+def test_random_faults_leave_an_exchange_of_examples_whole(tmp_path: Path) -> None:
+    """Replay runs from the log, whoever is lost at any time; no run waits for a lost worker."""
+    for seed in range(2):
+        disturb(seed, tmp_path / str(seed), **EXAMPLES)
+
+
+@pytest.mark.full
+def test_many_faults_leave_an_exchange_of_examples_whole(tmp_path: Path) -> None:
+    for seed in range(2, 14):
+        disturb(seed, tmp_path / str(seed), **EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("exchange", "workers", "values"),
+    [
+        ("d-psgd", 4, {}),
+        pytest.param("matcha", 6, {"every": 2, "order": "grad-then-avg", "budget": 0.3}, marks=pytest.mark.full),
+    ],
+)
+def test_pools_begin_where_they_do_in_virtual_time(
+    exchange: str, workers: int, values: dict[str, Any], tmp_path: Path
+) -> None:
+    """Compare all rounds, whatever the order of messages. All examples come with their content."""
+    virtual = run_config(tmp_path / "virtual", exchange, **values, **EXAMPLES)
+    compute = Toy(RunContext.from_config(virtual), workers)
+    folders = Folders.from_home(tmp_path / "virtual")
+    facts = RunFacts(workers, ROWS, PARAMETERS, 0)
+    ensure_checkpoint(virtual, facts, compute.start(), folders.home)
+    PeerEngine(virtual, facts, SimulationSettings(workers=workers), compute, folders, lambda engine: None).run()
+    rounds = rounds_of_examples(folders)
+    assert len(rounds) > 2
+    config = run_config(tmp_path / "run", exchange, heartbeat_timeout_s=600.0, **values, **EXAMPLES)
+    network = Network(workers, config, workers)
+    network.run()
+    np.testing.assert_array_equal(read_vector(network.root, 60), read_vector(folders.checkpoints, 60))
+    assert rounds_of_examples(network.folders) == rounds
+    assert sum(network.contents) == workers * len([clock for _, clock in rounds if clock < 60])
+
+
+def rounds_of_examples(folders: Folders) -> list[tuple[Any, int]]:
+    """Return the ids of each round by worker, with the first step in which they are used."""
+    events = surviving_events(iter_events(folders.work / METRICS))
+    return [(event.ids, event.version + DELAY) for event in events if isinstance(event, GossipEvent)]

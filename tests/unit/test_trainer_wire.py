@@ -72,7 +72,9 @@ from trainer.transport.messages import (
     Parameters,
     PeerBeat,
     PeerJoin,
+    PeerOffer,
     PeerView,
+    PoolRequest,
     Push,
     RangeSum,
     Refusal,
@@ -163,6 +165,8 @@ WIRE: dict[type[Message], tuple[int, str]] = {
     GossipOffer: (42, "qqq"),
     GossipPool: (43, "qqqqqqq"),
     GossipContent: (44, "qqq"),
+    PeerOffer: (45, "qqqq"),
+    PoolRequest: (46, "qqqq"),
 }
 # Of a mini-batch of one row that is not hashed, and whose loss is not kept, without examples for others.
 REPORT = struct.pack("<iidddQQiiii", 1, 1, 0.5, 0.01, 0.0, 0, 0, -1, -1, -1, 0)

@@ -57,6 +57,7 @@ class PeerProgress:
 
     Attributes:
         members: by number of the worker.
+        completed: measurements of the last complete round, by worker.
         boundary: the epoch that the last complete round ended, or None.
         epoch_means: mean loss and accuracy of the last epoch that ended.
         records: gradients of complete rounds that the log does not have yet, sorted by round and worker.
@@ -76,6 +77,7 @@ class PeerProgress:
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
         self.epoch_means: dict[str, Any] = {}
+        self.completed: dict[int, StepMeasurements] = {}
         self.boundary: int | None = None
         self.records: list[Record] = []
         self.diverged: Record | None = None
@@ -174,7 +176,7 @@ class PeerProgress:
         round = self.version
         if self.finished or not self._count or self._clocks.least() <= round:
             return False
-        completed = self._completed.pop(round, {})
+        completed = self.completed = self._completed.pop(round, {})
         for worker in sorted(completed):
             measured = completed[worker]
             # Models of the same round are mixed, so a gradient is never stale.

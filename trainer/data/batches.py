@@ -115,6 +115,9 @@ class Batches:
 
     def ends_of_passes(self, first: int, end: int) -> int:
         """Return the number of passes over the worker's rows that end in mini-batches ``first`` to ``end`` - 1."""
+        # A worker has no examples of others for steps that it has missed.
+        if gossip := self.gossip:
+            return sum(gossip.passes(clock) for clock in range(first, end))
         return sum(self.sampler.draw(clock).passes or 0 for clock in range(first, end))
 
 

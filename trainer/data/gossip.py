@@ -148,6 +148,11 @@ class GossipSampler:
         selected = self.rows.select(self._places[places])
         return GivenExamples(epoch, Examples(selected.ids, selected.labels, np.asarray(selected.images_NCHW)))
 
+    def passes(self, clock: int) -> int:
+        """Return the number of passes over the worker's rows that end with the mini-batch at a clock."""
+        step = self._woven(clock)[1]
+        return 0 if step.is_foreign else self.own.draw(step.number).passes or 0
+
     def _woven(self, clock: int) -> tuple[PoolSpan | None, WovenStep]:
         """Return the pool of a step, None if it has none, and its mini-batch."""
         pools = self._pools

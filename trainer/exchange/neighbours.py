@@ -24,6 +24,7 @@ class NeighbourExchange(Exchange):
     server: ClassVar[str] = "trainer.server.rounds"
     worker_timeout_s: ClassVar[float] = AllReduce.worker_timeout_s  # its neighbours wait for a frozen worker
     in_virtual_time: ClassVar[bool] = True
+    carries_examples: ClassVar[bool] = True
     protocol: ClassVar[str | None] = "bsp"
 
     topology: str = option(

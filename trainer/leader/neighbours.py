@@ -26,11 +26,14 @@ from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
 from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import TopologyPlan, links_by_worker
+from trainer.gossip.rounds import Examples
+from trainer.gossip.schedule import DELAY
 from trainer.home.folders import Folders
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.leader import FAR_LOOK_S
 from trainer.leader.peer_checkpoints import EARLIER_PLANS, PeerCheckpoints, PeerTimes, begin_peers, budget_of, plan_of
+from trainer.leader.peer_gossip import PeerGossip
 from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.leader.peer_members import PeerMembership, view_body
 from trainer.leader.peer_status import describe_divergence, status_of
@@ -42,8 +45,10 @@ from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
 from trainer.runlog.journal import Journal
 from trainer.stages import build_stages
+from trainer.transport.examples import pack_examples, unpack_examples
 from trainer.transport.messages import (
     CopyReceipt,
+    GossipPool,
     LinkLoss,
     MalformedMessageError,
     Message,
@@ -51,6 +56,8 @@ from trainer.transport.messages import (
     NeighbourView,
     PeerBeat,
     PeerJoin,
+    PeerOffer,
+    PoolRequest,
     Regroup,
     ReplicaCopy,
     RoundGrant,
@@ -90,6 +97,7 @@ class NeighbourLeader:
         waiting: introduction and process of workers that asked to join before the run has begun.
         processes: the current processes of all workers.
         ledger: of the examples of the present generation; None before the first one, or without --example-ledger.
+        gossip: the rounds in which workers exchange examples; None if they do not.
         module, has_handed_over: as of Leader; there is only one stage.
     """
 
@@ -125,6 +133,7 @@ class NeighbourLeader:
         self.progress: PeerProgress | None = None  # None while no checkpoint is loaded
         self.journal: Journal
         self.ledger: ExampleLedger | None = None
+        self.gossip: PeerGossip | None = None
         self.checkpoints: PeerCheckpoints
         self.plan: TopologyPlan
         self.version = 0  # of the checkpoint with which the generation began
@@ -132,6 +141,7 @@ class NeighbourLeader:
         self._file_of: dict[int, ReplicaFile] = {}  # its models, by workers that have one
         self._has_begun = False  # whether the members of the generation's begin are known
         self._begin_at = math.inf  # when it begins without missing workers
+        self._bodies: list[tuple[Examples, bytes]] = []  # the last examples of pools that were sent, and packed
         self._unused: dict[int, set[int]] = {}  # by worker, its neighbours whose models it does not use
         self._absent_from: dict[int, int] = {}  # the first round that a worker has missed, until it takes part again
         self._sent_bytes = 0
@@ -193,6 +203,8 @@ class NeighbourLeader:
         budget = budget_of(self.config, facts, state)
         # No shards are read here: a worker that returns reports the passes that have ended without it.
         self.progress = PeerProgress(budget, partial(worker_rate, self.config, facts), lambda worker, round: None)
+        if self.config.data.gossip:
+            self.gossip = PeerGossip(self.log, budget.position.gossip, facts.num_workers)
         self.journal = Journal(
             self.log,
             self.progress,
@@ -283,6 +295,10 @@ class NeighbourLeader:
                 self._report(message, last, now)
             case ReplicaCopy():
                 self._keep_copy(message, first, last, now)
+            case PeerOffer():
+                self._keep_examples(message, first)
+            case PoolRequest():
+                self._send_pools(message)
             case LinkLoss():
                 pass  # the worker sends its last models again
             case CopyReceipt():
@@ -435,7 +451,8 @@ class NeighbourLeader:
                 self._sent_in[round] = self._sent_in.get(round, 0) + each.sent_bytes
         self._advance(now)
         # Move the horizon when the fastest worker is halfway to it, so that it does not have to wait.
-        if self.progress.furthest_started + self._ahead // 2 >= self.until:
+        is_near = self.progress.furthest_started + self._reach() // 2 >= self.until
+        if is_near and (self.gossip is None or self._limit(self.progress) > self.until):
             self._grant(now)
         elif must_answer:
             self._send_grant(worker)
@@ -475,6 +492,30 @@ class NeighbourLeader:
             self.checkpoints.give_up(message.version)
         self._advance(now)
 
+    def _keep_examples(self, message: PeerOffer, body: Body) -> None:
+        """Keep the examples that a worker gives to others. Raises MalformedMessageError."""
+        if self.gossip and self._member_of(message.worker, message.process, message.session):
+            self.gossip.keep(message.worker, message.epoch, unpack_examples(body))
+
+    def _send_pools(self, request: PoolRequest) -> None:
+        """Send a worker the examples of all workers in the last rounds that it does not have."""
+        worker = request.worker
+        if not self.gossip or not self._member_of(worker, request.process, request.session):
+            return
+        for pool in self.gossip.schedule.pools(worker):
+            if pool.round >= request.round:
+                own = pool.own_begin, pool.own_end
+                message = GossipPool(worker, request.session, pool.round, pool.clock, pool.first, *own)
+                self.send(worker, message, self._packed(pool.examples))
+
+    def _packed(self, examples: Examples) -> bytes:
+        """Return examples as the body of a message, of which one serves all workers."""
+        for each, body in self._bodies:
+            if each is examples:
+                return body
+        self._bodies = [*self._bodies[-1:], (examples, pack_examples(examples))]
+        return self._bodies[-1][1]
+
     def _member_of(self, worker: int, process: int, session: int) -> PeerMembership | None:
         member = self.members.get(worker)
         return member if member and (member.process, member.session) == (process, session) else None
@@ -488,6 +529,8 @@ class NeighbourLeader:
             if not progress.complete_round():
                 return
             version = progress.version
+            if self.gossip:
+                self.gossip.count(progress)  # before the checkpoint of this version
             self._sent_bytes += self._sent_in.pop(version - 1, 0)
             self.journal.note(progress.boundary, now)
             if self.checkpoints.is_pending(version):
@@ -526,9 +569,19 @@ class NeighbourLeader:
             # At the start, and after a wait for a lost worker, the last measurement is too low. Until the next one, fast
             # workers would ask for a horizon every second round.
             self._ahead = min(MOST_AHEAD, max(self._ahead, min(2 * self._ahead, ahead)))
-        self.until = max(self.until, min(self.steps, progress.furthest_started + self._ahead))
+        self.until = max(self.until, min(self._limit(progress), progress.furthest_started + self._ahead))
         for worker in self.members:
             self._send_grant(worker)
+
+    def _limit(self, progress: PeerProgress) -> int:
+        """Return the first round that may not be granted now.
+
+        With an exchange of examples it is the first one whose examples are not known."""
+        return min(self.steps, self.gossip.most_rounds(progress.version)) if self.gossip else self.steps
+
+    def _reach(self) -> int:
+        """Return the number of rounds from the fastest worker to a horizon that has just been moved."""
+        return min(self._ahead, DELAY) if self.gossip else self._ahead
 
     def _send_grant(self, worker: int) -> None:
         """Send a member the horizon, and what this server has of it."""
@@ -538,7 +591,10 @@ class NeighbourLeader:
         received = progress.members[worker].clock + 1 if self.members[worker].has_model else 0
         # With its own copies here, or complete, a worker need not keep them.
         have = [version for version in self.checkpoints.pending if self.checkpoints.has(version, worker)]
-        body = pack_json({"due": due, "have": have, "complete": progress.version})
+        details: dict[str, Any] = {"due": due, "have": have, "complete": progress.version}
+        if self.gossip:
+            details["pools"] = self.gossip.schedule.begins()
+        body = pack_json(details)
         self.send(worker, RoundGrant(self.number, self.generation, self.until, received), body)
 
     def _want_snapshot(self, now: float) -> None:

@@ -287,6 +287,7 @@ class PeerCheckpoints:
             memory=memory,
             passes=deepcopy(progress.passes.state),
             epoch_sums=dict(progress.epoch_sums.sums),
+            gossip=deepcopy(position.gossip),
         )
 
     def models_of(self, state: RunState) -> ReplicaFile | None:
@@ -315,7 +316,14 @@ def is_due(version: int, cohort: Cohort, steps_per_epoch: int, steps: int, extra
 def budget_of(config: Config, facts: RunFacts, state: RunState) -> RoundBudget:
     """Return the budget of a run at a checkpoint."""
     position = Position(
-        state.version, state.accepted, state.examples, dict(state.clocks), {}, state.passes, dict(state.epoch_sums)
+        state.version,
+        state.accepted,
+        state.examples,
+        dict(state.clocks),
+        {},
+        state.passes,
+        dict(state.epoch_sums),
+        deepcopy(state.gossip),
     )
     steps = config.steps_per_worker(facts.rows)
     per_epoch = config.steps_per_epoch(facts.rows)

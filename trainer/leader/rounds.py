@@ -27,7 +27,9 @@ from trainer.transport.messages import (
     Message,
     PeerBeat,
     PeerJoin,
+    PeerOffer,
     PeerView,
+    PoolRequest,
     Regroup,
     Replacement,
     ReplicaCopy,
@@ -44,7 +46,7 @@ from trainer.transport.messages import (
 logger = logging.getLogger(__name__)
 
 Body = bytes | memoryview
-FromWorker = PeerJoin | PeerBeat | RoundReport | ReplicaCopy | CopyReceipt | LinkLoss
+FromWorker = PeerJoin | PeerBeat | RoundReport | ReplicaCopy | CopyReceipt | LinkLoss | PeerOffer | PoolRequest
 
 
 class SendToWorker(Protocol):
@@ -161,7 +163,7 @@ class RoundsLeader(Leader):
                 self.written(message.generation, message.version, WriteOutcome(message.outcome))
             case LinkLoss():
                 self.link_lost(message.number, now)
-            case ReplicaCopy():
+            case ReplicaCopy() | PeerOffer() | PoolRequest():
                 raise MalformedMessageError(str(message))
         return answer
 

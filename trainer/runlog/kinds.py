@@ -223,7 +223,7 @@ class GossipEvent(LogEvent):
     """A round in which workers exchange examples is complete, or known again after a roll-back.
 
     Attributes:
-        version: of the first update that its examples can be in.
+        version: of the first update that its examples can be in; among neighbours the complete rounds of the run.
         round: its number, from 1.
         ids: by worker, the ids of its examples.
     """
@@ -239,7 +239,7 @@ class PoolEvent(LogEvent):
     """A worker gets the examples of all others.
 
     Attributes:
-        version: of the first update that they can be in.
+        version: as of GossipEvent.
         worker: its number.
         round: number of their round.
         clock: its first step with them.

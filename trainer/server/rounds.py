@@ -15,23 +15,20 @@ from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
 from trainer.server.endpoint import Endpoint
 from trainer.transport.agreement import Agreement
+from trainer.transport.examples import most_examples_bytes
 from trainer.transport.messages import (
     AskStatus,
     ChangeStage,
-    CopyReceipt,
     End,
     EndReply,
     Heartbeat,
     Hello,
     Join,
-    LinkLoss,
     MalformedMessageError,
     Message,
     PeerBeat,
     PeerJoin,
     Refusal,
-    ReplicaCopy,
-    RoundReport,
     StatusReply,
     WorkerLoss,
     num_frames,
@@ -66,7 +63,7 @@ class RoundsServer:
         self.facts = facts
         self.agreement = Agreement.from_config(config, facts)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        body_bytes = max(BODY_BYTES, 4 * facts.elements)
+        body_bytes = max(BODY_BYTES, 4 * facts.elements, most_examples_bytes(config.data.gossip))
         self.socket = serve(self.context, endpoint.address, endpoint.secret, body_bytes, endpoint.listener)
         self.background = Background()
         self.identities: dict[int, bytes] = {}  # connections of workers, as addresses of messages
@@ -147,7 +144,7 @@ class RoundsServer:
             return self._answer(identity, Refusal(0), self.agreement.refusal())
         now = time.monotonic()
         match message:
-            case PeerJoin() | PeerBeat() | RoundReport() | ReplicaCopy() | CopyReceipt() | LinkLoss():
+            case _ if isinstance(message, FromWorker):
                 self._hear(identity, message, first, last, now)
             case AskStatus():
                 self._answer(identity, StatusReply(), pack_json(self._status(now).to_json()))

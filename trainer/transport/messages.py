@@ -414,7 +414,7 @@ class NeighbourView(NamedTuple):
 
 
 class RoundGrant(NamedTuple):
-    """The rounds below ``until`` may begin. From server 0. Body: the versions of which it needs or has the models.
+    """The rounds below ``until`` may begin. From server 0. Body: versions of which it needs or has models, and pools.
 
     Attributes:
         number: of the view that belongs to it.
@@ -489,6 +489,33 @@ class GossipPool(NamedTuple):
     own_end: int
 
 
+class PeerOffer(NamedTuple):
+    """The examples that a worker gives before a step, if workers have models of their own. To server 0. Body: examples.
+
+    Attributes:
+        session: of the sender.
+        epoch: the worker's epoch by whose losses they were selected.
+    """
+
+    worker: int
+    process: int
+    session: int
+    epoch: int
+
+
+class PoolRequest(NamedTuple):
+    """A worker needs the pools of the last rounds, from ``round`` on. To server 0, which sends a GossipPool for each.
+
+    Attributes:
+        session: of the sender.
+    """
+
+    worker: int
+    process: int
+    session: int
+    round: int
+
+
 class GossipContent(NamedTuple):
     """The examples that a worker gives before a step, to another worker, before its gradient. Body: the examples.
 
@@ -547,6 +574,8 @@ Message = (
     | GossipOffer
     | GossipPool
     | GossipContent
+    | PeerOffer
+    | PoolRequest
 )
 TWO_BODIES = (Push, PeerJoin, RoundReport, GradientPiece, RangeSum, ModelCopy, StoreEntry, ReplicaCopy)
 KINDS: tuple[type[Message], ...] = get_args(Message)  # the code of a kind is its place

@@ -18,20 +18,24 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.config import Config, RunFacts
-from trainer.coordination.orders import OwnRound, StepMeasurements
+from trainer.coordination.orders import ExampleOffer, OwnRound, StepMeasurements
 from trainer.exchange.mixing import TopologyPlan, links_by_worker, mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import linked_pairs, plan_from_json
+from trainer.gossip.rounds import EMPTY, Examples, Pool
 from trainer.leader.peer_checkpoints import is_due
 from trainer.rules import build_replica, replica_rate, weighted_batch
 from trainer.transport.messages import (
     MOST_ROUNDS_BYTES,
+    GossipPool,
     MalformedMessageError,
     Message,
     ModelCopy,
     NeighbourModel,
     NeighbourView,
     PeerJoin,
+    PeerOffer,
+    PoolRequest,
     Regroup,
     ReplicaCopy,
     RoundGrant,
@@ -52,9 +56,9 @@ MOST_UNHEARD = 100_000  # rounds that a worker keeps for server 0 before it wait
 class NeighbourPhase(Enum):
     """The state of a replica.
 
-    OUTSIDE: it is no member. COPYING: it waits for its first model. BLOCKED: its next round is not granted, or server 0
-    must log its last ones before. TURN: its worker can compute a gradient. WAITING: it waits for models of neighbours.
-    TRAINED: no round is left, or a loss was not finite."""
+    OUTSIDE: it is no member. COPYING: it waits for its first model. BLOCKED: its next round is not granted or needs
+    examples of others that are not here, or server 0 must log its last ones before. TURN: its worker can compute a
+    gradient. WAITING: it waits for models of neighbours. TRAINED: no round is left, or a loss was not finite."""
 
     OUTSIDE = "outside"
     COPYING = "copying"
@@ -177,6 +181,10 @@ class NeighbourReplica:
         )  # rounds of this worker that server 0 has logged; -1 while it does not know the first model
         self._must_be_logged = 0  # rounds that server 0 must have logged before this worker sends a model
         self._sent_bytes = 0  # in the present round
+        self._offer: ExampleOffer | None = None  # the examples that this worker gives in the present round
+        self._begins: dict[int, int] = {}  # the first step with the examples of others, by number of their round
+        self._pools: dict[int, Pool] = {}  # those that are here
+        self._handed_over = -1  # number of the last one that the worker has
         self._report = StepMeasurements(0, 0.0, 0, 0.0)
 
     @property
@@ -232,6 +240,11 @@ class NeighbourReplica:
         self._first_models = {}
         self._due = frozenset()
         self._unused = set()
+        # Server 0 may have other rounds of examples after a roll-back.
+        self._offer = None
+        self._begins = {}
+        self._pools = {}
+        self._handed_over = -1
 
     def _adopt(self, view: NeighbourView, details: dict[str, Any]) -> None:
         """Take over a view, if it is newer. Members that have left are out from the first round without their model."""
@@ -300,6 +313,10 @@ class NeighbourReplica:
     def _use_grant(self, grant: RoundGrant, details: dict[str, Any]) -> None:
         """Take over a grant, and begin the next round if it was missing."""
         self._due = frozenset(details["due"])
+        # Of the examples of others, only the last two rounds can be needed.
+        if self.config.data.gossip:
+            self._begins = dict(details["pools"])
+            self._pools = {number: pool for number, pool in self._pools.items() if number in self._begins}
         needed = [each for each in self.copies if each > details["complete"] and each not in details["have"]]
         self.copies = {version: self.copies[version] for version in needed}
         self._logged_rounds = max(self._logged_rounds, grant.received - 1)
@@ -328,11 +345,50 @@ class NeighbourReplica:
         self._must_be_logged = self.round
         self._hold()
 
+    # --- examples of others -------------------------------------------------------------------------------------------
+
+    def give_examples(self, epoch: int, examples: Examples) -> PeerOffer:
+        """Give examples to all others with the present round, and return the message for server 0. epoch: of this worker."""
+        self._offer = ExampleOffer(epoch, tuple(examples.ids.tolist()))
+        return PeerOffer(self.worker, self.process, self.session, epoch)
+
+    def wanted_pool(self) -> PoolRequest | None:
+        """Return a request for the examples of others that will be used and are not here; None if all are."""
+        in_use = self._pool_in_use()
+        missing = {number for number in self._begins if number >= in_use} - self._pools.keys()
+        return PoolRequest(self.worker, self.process, self.session, min(missing)) if missing else None
+
+    def take_pool(self, message: GossipPool, examples: Examples) -> None:
+        """Keep examples of others. Those of an earlier membership are dropped."""
+        if message.session != self.session or message.round not in self._begins:
+            return
+        own = message.own_begin, message.own_end
+        self._pools[message.round] = Pool(message.round, message.clock, message.first, examples, *own)
+        if self.phase is NeighbourPhase.BLOCKED:
+            self._hand_over()
+            self._begin()
+
+    def next_pool(self) -> Pool | None:
+        """Return the examples of others that the worker needs before its present step; None if it has them."""
+        if not self.config.data.gossip:
+            return None
+        number = self._pool_in_use()
+        if number == self._handed_over:
+            return None
+        self._handed_over = number
+        # An empty one too, because the worker may still have one of a round that is void.
+        return self._pools[number] if number else Pool(0, self.round, self.round, EMPTY)
+
+    def _pool_in_use(self) -> int:
+        """Return the number of the round whose examples the present step uses, 0 for none."""
+        return max((number for number, clock in self._begins.items() if clock <= self.round), default=0)
+
     # --- rounds -------------------------------------------------------------------------------------------------------
 
     def submit(self, report: StepMeasurements) -> None:
         """Note that the gradient of the present round is in ``pushed``. The round ends with the neighbours' models."""
-        self._report = report
+        self._report = report._replace(offer=self._offer)
+        self._offer = None
         self.phase = NeighbourPhase.WAITING
         if self.exchange.order == "grad-then-avg":
             self._descend(self.model.values.copy())
@@ -396,6 +452,8 @@ class NeighbourReplica:
         Server 0 must first have logged a first model or a change of the links, because this worker then sends its
         model: if the worker were killed, a replay could not know what it sent."""
         if (self.round >= self.until and self.round < self.steps) or self._logged_rounds < self._must_be_logged:
+            return
+        if self.round < self.steps and self._pool_in_use() not in (0, *self._pools):
             return
         # The checkpoint of the version with which the generation began exists, so no copy of that is kept.
         cohort = self.config.cohorts.present

@@ -20,11 +20,12 @@ from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import read_slice_range, read_state
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
-from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.orders import ExampleOffer, StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import Neighbours, links_by_worker, mix
 from trainer.exchange.neighbours import NeighbourExchange
+from trainer.gossip.rounds import EMPTY, Pool
 from trainer.home.folders import Folders
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.peer_checkpoints import (
@@ -36,12 +37,13 @@ from trainer.leader.peer_checkpoints import (
     budget_of,
     plan_of,
 )
+from trainer.leader.peer_gossip import PeerGossip
 from trainer.leader.peer_log import log_links, log_newcomer
 from trainer.leader.peer_status import describe_divergence, status_of
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
-from trainer.runlog.example_ledger import begin_ledger
+from trainer.runlog.example_ledger import begin_ledger, recorded_losses
 from trainer.runlog.journal import Journal
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.engine import KEEP_S, SCRIPTED, begin_at
@@ -113,6 +115,9 @@ class PeerEngine:
         self.sent_bytes = 0  # in all complete rounds
         self.sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
         self.neighbours = lru_cache(maxsize=1024)(self._neighbours)
+        self.gossip: PeerGossip | None = None  # the rounds in which workers exchange examples
+        self._offers: dict[int, ExampleOffer] = {}  # examples that workers give in their present rounds
+        self._ahead: set[int] = set()  # workers that wait until slower ones have made more rounds
         self._measured: dict[int, StepMeasurements] = {}  # of the present round, by worker
         self._stored: list[int] = []  # workers whose models the checkpoint of the generation has
         self.now = 0.0
@@ -225,6 +230,10 @@ class PeerEngine:
         """Begin a worker's round with its present model."""
         peer = self.peers[worker]
         round = self.progress.members[worker].clock
+        if self.gossip and self.gossip.most_rounds(self.progress.version) <= round < self.steps:
+            self._ahead.add(worker)
+            peer.phase = PeerPhase.BEGINNING
+            return
         self.progress.start_round(worker)
         # Before anything is sent, so that a run that resumes from here sends it again.
         if round > self.progress.version and self.checkpoints.is_due(round):
@@ -235,11 +244,32 @@ class PeerEngine:
             peer.phase = PeerPhase.DONE
             return
         peer.phase = PeerPhase.COMPUTING
+        self._give_examples(worker, round)
         peer.step_start = self.now
         peer.step_end = self.now + self.step_times.seconds(worker, round)
         self._schedule(peer.step_end, worker, PeerEventKind.FINISH)
         if self.exchange.order == "avg-then-grad":
             self._send(worker, round)
+
+    def _give_examples(self, worker: int, round: int) -> None:
+        """Have a worker give examples to all others, if it selects any before a round."""
+        self._offers.pop(worker, None)
+        if self.gossip and (gift := self.compute.selection(worker, round)):
+            self._offers[worker] = ExampleOffer(gift.epoch, tuple(gift.examples.ids.tolist()))
+            self.gossip.keep(worker, gift.epoch, gift.examples)
+
+    def _exchange_examples(self) -> None:
+        """Count the examples of the last complete round, and let workers begin that were too far ahead."""
+        if not self.gossip:
+            return
+        if self.gossip.count(self.progress):
+            for worker in range(self.facts.num_workers):
+                self.compute.adopt(worker, self.gossip.schedule.pools(worker)[-1])
+        most = self.gossip.most_rounds(self.progress.version)
+        for worker in sorted(self._ahead):
+            if self.progress.members[worker].clock < most:
+                self._ahead.remove(worker)
+                self._schedule(self.now, worker, PeerEventKind.BEGIN)
 
     def _finish(self, worker: int) -> None:
         """End a worker's step. A gradient that is subtracted before models are exchanged is computed now."""
@@ -308,7 +338,8 @@ class PeerEngine:
         weight = result.examples / self.usual_batch if self.usual_batch else 1.0
         with np.errstate(over="ignore", invalid="ignore"):  # a model that is not finite ends the run
             peer.replica.apply([result.vector], replica_rate(self.config, self.facts, round), [weight])
-        self._measured[worker] = result.measurements(peer.step_end - peer.step_start)
+        measured = result.measurements(peer.step_end - peer.step_start)
+        self._measured[worker] = measured._replace(offer=self._offers.pop(worker, None))
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -366,6 +397,7 @@ class PeerEngine:
         self._schedule(self.now + away_s, worker, PeerEventKind.JOIN)
         if peer.phase in (PeerPhase.DONE, PeerPhase.ABSENT):  # a worker that is done has sent everything
             return
+        self.compute.restart(worker)
         self._forget(worker)
         self.newcomers.pop(worker, None)
         self.progress.leave(worker)
@@ -390,6 +422,7 @@ class PeerEngine:
         peer.life += 1
         peer.phase = PeerPhase.ABSENT
         peer.inbox.clear()
+        self._ahead.discard(worker)
 
     def _has_model(self) -> bool:
         return any(peer.phase >= PeerPhase.BEGINNING for peer in self.peers)
@@ -482,6 +515,7 @@ class PeerEngine:
         self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan, earlier)
         self._checkpoint_at = self._next_checkpoint()
         self.progress = self._progress(state)
+        self._load_gossip(state.version)
         self._begin_all(state, times, at)
         facts = self.facts
         before = times.seconds
@@ -495,6 +529,20 @@ class PeerEngine:
             ledger=begin_ledger(self.config, self.root, self.generation, version),
         )
         self.journal.seconds(self.now)  # the training time runs from here
+
+    def _load_gossip(self, version: int) -> None:
+        """Restore the exchange of examples at a checkpoint, as workers do when they begin with it."""
+        self._ahead = set()
+        self._offers = {}
+        if not self.config.data.gossip:
+            return
+        self.gossip = PeerGossip(self.root, self.progress.budget.position.gossip, self.facts.num_workers)
+        for worker in range(self.facts.num_workers):
+            self.compute.adopt(worker, Pool(0, version, version, EMPTY))
+            for pool in self.gossip.schedule.pools(worker):
+                self.compute.adopt(worker, pool)
+        if self.config.reads_losses and self.config.run.example_ledger:
+            self.compute.restore_losses(list(recorded_losses(self.folders.home, version)))
 
     def _begin_all(self, state: RunState, times: PeerTimes, at: float | None) -> None:
         """Let every worker begin that is in a checkpoint and, after a roll-back, present.
@@ -571,6 +619,7 @@ class PeerEngine:
         """Complete the rounds of the run that all members have completed, and the checkpoints at their ends."""
         while self.progress.complete_round():
             version = self.progress.version
+            self._exchange_examples()
             self.sent_bytes += self.sent_in.pop(version - 1, 0)
             self.journal.note(self.progress.boundary, self.now)
             if not self.checkpoints.is_pending(version):

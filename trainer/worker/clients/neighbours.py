@@ -12,10 +12,12 @@ import zmq
 from pipeline.core.errors import JobError
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
+from trainer.gossip.rounds import Examples
 from trainer.home.folders import Folders
 from trainer.transport.agreement import Agreement
+from trainer.transport.examples import pack_examples, unpack_examples
 from trainer.transport.mesh import Mesh
-from trainer.transport.messages import Message, ModelCopy, PeerBeat, RunEnd
+from trainer.transport.messages import GossipPool, Message, ModelCopy, PeerBeat, PoolRequest, RunEnd
 from trainer.transport.sockets import Secret, close
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
@@ -64,6 +66,7 @@ class NeighbourClient:
         self._has_finished = False
         self._sent_copies: dict[int, float] = {}  # when the model of a version was sent to server 0
         self._reported = (0, -1)  # session and round of the last report
+        self._last_request: tuple[PoolRequest | None, float] = (None, 0.0)  # the last request for a pool, and its time
         self._reported_at = self._watched_at = self._heard_at = 0.0
 
     # --- the interface of the worker's loop ---------------------------------------------------------------------------
@@ -83,6 +86,12 @@ class NeighbourClient:
             raise MustRejoin
         replica.submit(report)
         return self._wait(joins=False)
+
+    def offer_examples(self, epoch: int, examples: Examples) -> None:
+        """Send examples for all other workers to server 0, without waiting. They count with the present round.
+
+        epoch: of this worker, by whose losses they were selected."""
+        self.link.send(self.replica.give_examples(epoch, examples), pack_examples(examples))
 
     def poll_cancelled(self, turn: Turn) -> bool:
         """Return False: every gradient is used, so no step is cancelled."""
@@ -116,8 +125,10 @@ class NeighbourClient:
                 due = now + RESEND_S
                 self.link.send(replica.joining(), self.agreement.introduction(**self.mesh.introduction()), b"")
             self._report(now)
+            self._ask_for_pool(now)
             if replica.phase is NeighbourPhase.TURN and not replica.must_wait:
-                return Turn(replica.round, replica.round, replica.session, replica.missed_from)
+                place = replica.round, replica.round, replica.session
+                return Turn(*place, replica.missed_from, replica.next_pool())
             self._look_at_connections(now)
             before = replica.number
             self._hear(50, now)
@@ -140,6 +151,8 @@ class NeighbourClient:
                 self._has_finished = True
             case ModelCopy():
                 self.replica.take(message, bodies)
+            case GossipPool():
+                self.replica.take_pool(message, unpack_examples(bodies[0]))
             case _:
                 self.replica.obey(message, bodies[0])
 
@@ -163,6 +176,13 @@ class NeighbourClient:
             self._reported_at = now
             self._reported = (replica.session, replica.round)
             self.link.send(report[0], b"", report[1])
+
+    def _ask_for_pool(self, now: float) -> None:
+        """Ask server 0 for examples of others that are missing, again if they were lost."""
+        request = self.replica.wanted_pool()
+        if request and (request != self._last_request[0] or now - self._last_request[1] >= RESEND_S):
+            self._last_request = request, now
+            self.link.send(request)
 
     def _look_at_connections(self, now: float) -> None:
         """Send the last models again after a connection to a neighbour broke. Raises JobError if one is unreachable."""
