@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import mmap
 import os
 import re
 import shutil
@@ -33,7 +34,7 @@ from trainer.data.batches import build_batches
 from trainer.data.cohorts import load_numbers
 from trainer.data.deal import deal
 from trainer.data.loading import load_eval, load_files, load_worker
-from trainer.data.mapped_images import MappedImages, join_images
+from trainer.data.mapped_images import MappedFile, MappedImages, join_images
 from trainer.data.mixture import open_mixture
 from trainer.data.network import TABLE, build_network
 from trainer.data.opening import open_shards
@@ -124,7 +125,8 @@ def test_mapped_images_select_like_an_array(seed: int) -> None:
     """Views of views, slices with steps, joined parts: beside numpy's own."""
     rng = np.random.default_rng(seed)
     parts = [rng.integers(0, 256, (size, 1, 2, 2), dtype=np.uint8) for size in rng.integers(1, 9, 4)]
-    images: Any = MappedImages(parts)
+    files = [MappedFile(part) for part in parts]
+    images: Any = MappedImages(files)
     expected = np.concatenate(parts)
     for _ in range(4):
         places = rng.integers(0, len(expected), rng.integers(1, 30))
@@ -136,14 +138,50 @@ def test_mapped_images_select_like_an_array(seed: int) -> None:
         assert images.nbytes == expected.nbytes
         images, expected = images.view(places), expected[places]
         if rng.integers(2):
-            images, expected = join_images([images, MappedImages(parts)]), np.concatenate([expected, *parts])
+            images, expected = join_images([images, MappedImages(files)]), np.concatenate([expected, *parts])
     for outside in (-1, len(expected)):
         with pytest.raises(IndexError):
             images[np.array([outside])]
 
 
+class AdvisedMap(mmap.mmap):
+    """A mapping that notes for which bytes it was told that they will be needed."""
+
+    needed: list[tuple[int, int]]
+
+    def madvise(self, option: int, start: int = 0, length: int | None = None) -> None:
+        end = len(self) if length is None else start + length
+        assert start % mmap.PAGESIZE == 0
+        if option == mmap.MADV_WILLNEED:
+            self.needed.append((start, end))
+        super().madvise(option, start, end - start)
+
+
+@pytest.mark.parametrize(("side", "offset"), [(1, 64), (8, 4096), (8, 5000), (90, 128)])
+def test_selected_rows_are_asked_for_and_no_others(
+    side: int, offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Select rows of a file in parts of a few rows, and compare the pages that were asked for with those of each row."""
+    rng = np.random.default_rng(side)
+    size = side * side
+    expected = rng.integers(0, 256, (200, 1, side, side), dtype=np.uint8)
+    (tmp_path / "rows").write_bytes(bytes(offset) + expected.tobytes())
+    monkeypatch.setattr("trainer.data.mapped_images.AHEAD_BYTES", 7 * size)
+    with open(tmp_path / "rows", "rb") as source:
+        data = AdvisedMap(source.fileno(), 0, access=mmap.ACCESS_READ)
+    images = np.frombuffer(data, np.uint8, offset=offset).reshape(expected.shape)
+    file = MappedFile(images, data, offset)
+    for count in (0, 1, 7, 8, 150):
+        data.needed = []
+        rows = rng.integers(0, len(expected), count)
+        np.testing.assert_array_equal(file.read(rows), expected[rows])
+        pages = {page for first, end in data.needed for page in range(first // mmap.PAGESIZE, -(-end // mmap.PAGESIZE))}
+        byte_pages = {(offset + row * size + byte) // mmap.PAGESIZE for row in rows.tolist() for byte in range(size)}
+        assert pages == byte_pages
+
+
 def test_a_slice_of_images_needs_no_memory_for_all_places() -> None:
-    images = MappedImages([np.broadcast_to(np.uint8(7), (1 << 52, 1, 1, 1))])
+    images = MappedImages([MappedFile(np.broadcast_to(np.uint8(7), (1 << 52, 1, 1, 1)))])
     assert images[-2:].tolist() == images[5:9:2].tolist() == [[[[7]]]] * 2
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import mmap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,6 +14,59 @@ import numpy.typing as npt
 from pipeline.core.arrays import Ints
 
 Pixels: TypeAlias = npt.NDArray[np.uint8 | np.float32]
+
+AHEAD_BYTES = 16 << 20  # of images that are asked for at once, so that none is dropped before it is read
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """The images of a memory-mapped file.
+
+    The system is told that rows are read in any order, and is asked for all rows of a selection before the first is
+    read. It would otherwise read 128 KiB around every row, one row after the other, and drop other rows for them.
+
+    Attributes:
+        images: [rows, C, H, W], in the mapping.
+        data: the mapping; None for an array that is not mapped.
+        offset: byte of the mapping at which the images begin.
+    """
+
+    images: Pixels
+    data: mmap.mmap | None = None
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.data is not None:
+            self.data.madvise(mmap.MADV_RANDOM, self.offset // mmap.PAGESIZE * mmap.PAGESIZE)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, rows: Ints) -> Pixels:
+        """Return a copy of some rows, in memory. O(rows). rows: int64, each a row of the file."""
+        if self.data is None:
+            return self.images[rows]
+        images: Pixels = np.empty((len(rows), *self.images.shape[1:]), self.images.dtype)
+        step = max(1, AHEAD_BYTES // self._row_bytes)
+        for begin in range(0, len(rows), step):
+            some = rows[begin : begin + step]
+            for first, end in self._pages(some):
+                self.data.madvise(mmap.MADV_WILLNEED, first, end - first)
+            # Without a mode, numpy checks the rows, and copies them twice.
+            np.take(self.images, some, axis=0, out=images[begin : begin + step], mode="clip")
+        return images
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.images.itemsize * math.prod(self.images.shape[1:])
+
+    def _pages(self, rows: Ints) -> Iterator[tuple[int, int]]:
+        """Yield the first byte and the end of each stretch of pages that hold some rows."""
+        starts = self.offset + np.unique(rows) * self._row_bytes
+        firsts = starts // mmap.PAGESIZE * mmap.PAGESIZE
+        ends = -(-(starts + self._row_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        cuts = np.flatnonzero(firsts[1:] > ends[:-1])
+        yield from zip(firsts[[0, *(cuts + 1)]].tolist(), ends[[*cuts, -1]].tolist(), strict=True)
 
 
 class MappedImages:
@@ -23,19 +78,20 @@ class MappedImages:
         nbytes: size of all N images, in bytes.
 
     Args:
-        parts: mapped images of each file, [rows, C, H, W], at least one file.
+        parts: the files, at least one.
         places: positions of the N images among the rows of all files, int64; None for all rows in order.
     """
 
-    def __init__(self, parts: Sequence[Pixels], places: Ints | None = None) -> None:
+    def __init__(self, parts: Sequence[MappedFile], places: Ints | None = None) -> None:
         self.parts = tuple(parts)
         self.places = places
         self._ends = np.cumsum([len(part) for part in self.parts])
         count = int(self._ends[-1]) if places is None else len(places)
         self._count = count
-        self.shape = (count, *self.parts[0].shape[1:])
-        self.dtype = self.parts[0].dtype
-        self.nbytes = count * self.parts[0].itemsize * math.prod(self.shape[1:])
+        first = self.parts[0].images
+        self.shape = (count, *first.shape[1:])
+        self.dtype = first.dtype
+        self.nbytes = count * first.itemsize * math.prod(self.shape[1:])
 
     def __len__(self) -> int:
         return self._count
@@ -44,13 +100,13 @@ class MappedImages:
         """Return a copy of the images at some places, in memory. O(places)."""
         numbers = self._numbers(places)
         if len(self.parts) == 1:
-            return self.parts[0][numbers]
+            return self.parts[0].read(numbers)
         images: Pixels = np.empty((len(numbers), *self.shape[1:]), self.dtype)
         files = np.searchsorted(self._ends, numbers, side="right")
         for file in np.unique(files).tolist():
             is_here = files == file
             part = self.parts[file]
-            images[is_here] = part[numbers[is_here] - (self._ends[file] - len(part))]
+            images[is_here] = part.read(numbers[is_here] - (self._ends[file] - len(part)))
         return images
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:

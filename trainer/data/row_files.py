@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from pipeline.core.atomic import path_in_errors, sync
 from pipeline.core.shardset.contract import ShardFile
-from trainer.data.mapped_images import MappedImages
+from trainer.data.mapped_images import MappedFile, MappedImages
 from trainer.data.rows import COLUMNS, Rows
 from trainer.data.shard_file import column_types, row_blocks
 from trainer.data.shards import Shards
@@ -82,16 +82,18 @@ class RowFile:
         except FileNotFoundError:
             return False
 
-    def read(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns by name, mapped and read-only. Raises OSError, FileNotFoundError if the file is not there."""
+    def read(self) -> tuple[dict[str, npt.NDArray[Any]], MappedFile]:
+        """Return the columns by name, mapped and read-only, and the images. Raises OSError, FileNotFoundError if the file
+        is not there."""
         with open(self.path, "rb") as source:
             data = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
-        return {
+        columns = {
             name: np.frombuffer(data, dtype, self.file.rows * self.row_bytes(name) // dtype.itemsize, offset).reshape(
                 self.file.rows, *self.shapes[name]
             )
             for (name, dtype), offset in zip(self.types.items(), self.offsets().values(), strict=True)
         }
+        return columns, MappedFile(columns.pop(IMAGES), data, self.offsets()[IMAGES])
 
 
 def row_file(shards: Shards, file: ShardFile, folder: Path, *, targets: bool, with_hashes: bool) -> RowFile:
@@ -123,14 +125,14 @@ def map_rows(shards: Shards, files: Sequence[ShardFile], *, targets: bool, with_
     rows = [
         row_file(shards, file, shards.mapped, targets=targets, with_hashes=with_hashes) for file in files if file.rows
     ]
-    columns = _read_all(shards, rows)
+    columns, images = zip(*_read_all(shards, rows), strict=True)
     # The columns beside the images are copied, because samplers search and sort them as a whole.
     small = {name: np.concatenate([part[name] for part in columns]) for name in COLUMNS if name in columns[0]}
-    return Rows(MappedImages([part[IMAGES] for part in columns]), **small)
+    return Rows(MappedImages(images), **small)
 
 
-def _read_all(shards: Shards, files: Sequence[RowFile]) -> list[dict[str, npt.NDArray[Any]]]:
-    """Return the columns of decoded files, which are made if they do not exist. Raises as ``map_rows``."""
+def _read_all(shards: Shards, files: Sequence[RowFile]) -> list[tuple[dict[str, npt.NDArray[Any]], MappedFile]]:
+    """Return the columns and images of decoded files, which are made if they do not exist. Raises as ``map_rows``."""
     while True:
         make_all(shards, files)
         # The end of another process's run may delete them at any time.
