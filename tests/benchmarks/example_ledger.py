@@ -1,4 +1,4 @@
-"""What --example-ledger costs: CPU time of each of its parts for a mini-batch, as a share of the training step's.
+"""Measure the CPU time of each part of --example-ledger for a mini-batch, as a share of the training step's.
 
     python -m tests.benchmarks.example_ledger [--model NAME]... [--batch-size B]... [--steps N]
 

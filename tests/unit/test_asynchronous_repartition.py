@@ -101,7 +101,7 @@ def test_servers_stages_and_ends_divide_alike(values: dict[str, Any], shards: Pa
 
 @pytest.mark.parametrize("protocol", only(["ssp"], ["asp", "ssp", "dssp", "k-asp", "n-softsync", "downpour"]))
 def test_a_death_at_any_time_changes_no_rule(protocol: str, shards: Path, tmp_path: Path) -> None:
-    """Of each worker in turn, in the warm-up, at barriers and in intervals; then the servers roll back."""
+    """Lose each worker in turn, in the warm-up, at barriers and in intervals; then roll the servers back."""
     times = np.arange(0.15, 15, 1.3).tolist()
     deaths = [Failure(place % 3, at_s, 0.4 + 0.9 * (place % 2)) for place, at_s in enumerate(times)]
     done = run(shards, tmp_path / "run", "lognormal:1", (*deaths, Failure(None, 6.05, 0.7)), protocol=protocol)
@@ -182,7 +182,7 @@ def test_barriers_are_where_losses_must_be_in_order() -> None:
 def test_a_barrier_is_between_two_losses_of_a_row(
     rows: int, batches: tuple[int, ...], warmup: int, ignored: int, interval: int, reads: bool
 ) -> None:
-    """Of any two that count, one after the other, unless one worker has both and reads its own writes."""
+    """Find a barrier between any two that count, unless one worker has both and reads its own writes."""
     options = RepartitionOptions(
         repartition="importance", warmup_epochs=warmup + ignored, interval=interval, ignore_epochs=ignored
     )

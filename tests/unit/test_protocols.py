@@ -159,7 +159,7 @@ def test_a_crash_at_any_event_ends_no_run(protocol: Protocol, stop: str) -> None
 
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
 def test_declarations_about_gradients_hold(protocol: Protocol) -> None:
-    """Of refused gradients, and of the parameters that a worker gets after its own gradients."""
+    """Compare both with the gradients that are refused, and the parameters that a worker gets after its own gradients."""
     done = run(
         protocol, 4, steps=20, rate=RATE, step_time=lambda worker, clock: 1.0 + 0.37 * worker + 0.1 * (clock % 3)
     )

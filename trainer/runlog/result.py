@@ -275,12 +275,14 @@ def _mixture(
         return None
     spans = parse_mix(mix)
     counts = np.zeros((len(spans), len(spans[0].shares)), np.int64)
-    columns = {name: pushes[name].to_numpy()[is_accepted] for name in ("worker", "clock", "examples")}
-    for worker, batch_size in enumerate(batches):
-        own = columns["worker"] == worker
-        clocks, examples = (columns[name][own].astype(np.int64) for name in ("clock", "examples"))
+    columns = [pushes[name].to_numpy()[is_accepted].astype(np.int64) for name in ("worker", "clock", "examples")]
+    # Sorted once, because a search for the pushes of each worker would read all of them for each.
+    order = np.argsort(columns[0], kind="stable")
+    workers, clocks, examples = (column[order] for column in columns)
+    bounds = np.searchsorted(workers, np.arange(len(batches) + 1)).tolist()
+    for worker, (batch_size, begin, end) in enumerate(zip(batches, bounds, bounds[1:], strict=False)):
         plans = source_plans(spans, batch_size, start.config["run"]["seed"], worker)
-        counts += rows_by_source(plans, batch_size, clocks, examples)
+        counts += rows_by_source(plans, batch_size, clocks[begin:end], examples[begin:end])
     addresses = data["shards"].split(SEPARATOR)
     return [
         {"first_step": span.clock, "sets": _shares(addresses, span.shares, rows)}
