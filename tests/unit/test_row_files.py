@@ -170,13 +170,17 @@ def test_selected_rows_are_asked_for_and_no_others(
     with open(tmp_path / "rows", "rb") as source:
         data = AdvisedMap(source.fileno(), 0, access=mmap.ACCESS_READ)
     images = np.frombuffer(data, np.uint8, offset=offset).reshape(expected.shape)
-    file = MappedFile(images, data, offset)
+    # A second file, without a mapping, has the first rows.
+    files = MappedImages([MappedFile(expected[:5]), MappedFile(images, data, offset)])
+    expected = np.concatenate([expected[:5], expected])
     for count in (0, 1, 7, 8, 150):
         data.needed = []
         rows = rng.integers(0, len(expected), count)
-        np.testing.assert_array_equal(file.read(rows), expected[rows])
+        np.testing.assert_array_equal(files[rows], expected[rows])
         pages = {page for first, end in data.needed for page in range(first // mmap.PAGESIZE, -(-end // mmap.PAGESIZE))}
-        byte_pages = {(offset + row * size + byte) // mmap.PAGESIZE for row in rows.tolist() for byte in range(size)}
+        byte_pages = {
+            (offset + row * size + byte) // mmap.PAGESIZE for row in rows[rows >= 5] - 5 for byte in range(size)
+        }
         assert pages == byte_pages
 
 

@@ -22,8 +22,8 @@ AHEAD_BYTES = 16 << 20  # of images that are asked for at once, so that none is 
 class MappedFile:
     """The images of a memory-mapped file.
 
-    The system is told that rows are read in any order, and is asked for all rows of a selection before the first is
-    read. It would otherwise read 128 KiB around every row, one row after the other, and drop other rows for them.
+    The system is told that rows are read in any order. It would otherwise read neighbours of every row as well, and drop
+    other rows for them.
 
     Attributes:
         images: [rows, C, H, W], in the mapping.
@@ -39,38 +39,26 @@ class MappedFile:
         if self.data is not None:
             self.data.madvise(mmap.MADV_RANDOM, self.offset // mmap.PAGESIZE * mmap.PAGESIZE)
 
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, rows: Ints) -> Pixels:
-        """Return a copy of some rows, in memory. O(rows). rows: int64, each a row of the file."""
-        if self.data is None:
-            return self.images[rows]
-        images: Pixels = np.empty((len(rows), *self.images.shape[1:]), self.images.dtype)
-        step = max(1, AHEAD_BYTES // self._row_bytes)
-        for begin in range(0, len(rows), step):
-            some = rows[begin : begin + step]
-            for first, end in self._pages(some):
+    def ask_for(self, rows: Ints) -> None:
+        """Have the system read some rows, without waiting for them. rows: int64, each a row of the file."""
+        if self.data is not None:
+            for first, end in self._pages(rows):
                 self.data.madvise(mmap.MADV_WILLNEED, first, end - first)
-            # Without a mode, numpy checks the rows, and copies them twice.
-            np.take(self.images, some, axis=0, out=images[begin : begin + step], mode="clip")
-        return images
-
-    @property
-    def _row_bytes(self) -> int:
-        return self.images.itemsize * math.prod(self.images.shape[1:])
 
     def _pages(self, rows: Ints) -> Iterator[tuple[int, int]]:
         """Yield the first byte and the end of each stretch of pages that hold some rows."""
-        starts = self.offset + np.unique(rows) * self._row_bytes
+        row_bytes = self.images.itemsize * math.prod(self.images.shape[1:])
+        starts = self.offset + np.unique(rows) * row_bytes
         firsts = starts // mmap.PAGESIZE * mmap.PAGESIZE
-        ends = -(-(starts + self._row_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        ends = -(-(starts + row_bytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         cuts = np.flatnonzero(firsts[1:] > ends[:-1])
         yield from zip(firsts[[0, *(cuts + 1)]].tolist(), ends[[*cuts, -1]].tolist(), strict=True)
 
 
 class MappedImages:
     """Images of some files as one array, of which no row is in this process's memory until it is selected.
+
+    The system is asked for all rows of a selection before the first is read, so that the disk has them all to read at once.
 
     Attributes:
         shape: [N, C, H, W].
@@ -85,7 +73,7 @@ class MappedImages:
     def __init__(self, parts: Sequence[MappedFile], places: Ints | None = None) -> None:
         self.parts = tuple(parts)
         self.places = places
-        self._ends = np.cumsum([len(part) for part in self.parts])
+        self._ends = np.cumsum([len(part.images) for part in self.parts])
         count = int(self._ends[-1]) if places is None else len(places)
         self._count = count
         first = self.parts[0].images
@@ -99,15 +87,24 @@ class MappedImages:
     def __getitem__(self, places: Ints | slice) -> Pixels:
         """Return a copy of the images at some places, in memory. O(places)."""
         numbers = self._numbers(places)
-        if len(self.parts) == 1:
-            return self.parts[0].read(numbers)
         images: Pixels = np.empty((len(numbers), *self.shape[1:]), self.dtype)
-        files = np.searchsorted(self._ends, numbers, side="right")
-        for file in np.unique(files).tolist():
-            is_here = files == file
-            part = self.parts[file]
-            images[is_here] = part.read(numbers[is_here] - (self._ends[file] - len(part)))
+        step = max(1, AHEAD_BYTES // (self.dtype.itemsize * math.prod(self.shape[1:])))
+        for begin in range(0, len(numbers), step):
+            self._read(numbers[begin : begin + step], images[begin : begin + step])
         return images
+
+    def _read(self, numbers: Ints, images: Pixels) -> None:
+        """Copy images into an array. numbers: positions among the rows of all files, int64."""
+        files = np.searchsorted(self._ends, numbers, side="right")
+        selections = []
+        for file in np.unique(files).tolist():
+            part = self.parts[file]
+            places = np.flatnonzero(files == file)
+            rows = numbers[places] - (self._ends[file] - len(part.images))
+            part.ask_for(rows)
+            selections.append((part, places, rows))
+        for part, places, rows in selections:
+            images[places] = part.images[rows]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         """Return a copy of all images, in memory, for functions of numpy."""
