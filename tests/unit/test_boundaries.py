@@ -30,7 +30,7 @@ TRAINER = (
     "run_files", "protocols", "exchange", "coordination", "models", "sampling", "gossip", "config", "stages", "plan",
     "watchdog", "data",
     "transport", "home", "checkpoints", "rules", "runlog", "context", "report", "leader", "server", "worker",
-    "evaluation", "options", "regroup", "launch",
+    "evaluation", "options", "regroup", "lifecycle", "launch",
     "cluster", "start", "comparison", "simulation", "flags", "topology", "tables", "embed", "inference", "export", "api",
     "simulate", "spark_driver", "report_command", "workers_command", "benchmark", "study",
 )  # fmt: skip
@@ -187,7 +187,8 @@ FILES_PRINT = {
     "pipeline/spark": {"package.py"},
     "pipeline/upkeep": {"clean.py", "contents.py", "verify.py"},
     "trainer/cluster": {"run.py"},
-    "trainer/launch": {"ends.py", "processes.py", "run.py"},
+    "trainer/launch": {"processes.py", "run.py"},
+    "trainer/lifecycle": {"ends.py"},
     "trainer/start": {"decide.py", "folder.py"},
     "trainer/simulation": {"replay.py", "run.py"},
     "trainer/simulation/comparison": {"compare.py"},

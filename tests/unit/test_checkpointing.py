@@ -27,8 +27,8 @@ from trainer.checkpoints.write import write_state
 from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.home.folders import Folders
-from trainer.launch.prepare import ensure_checkpoint
 from trainer.leader import snapshots
+from trainer.lifecycle.prepare import ensure_checkpoint
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.kinds import WarningEvent
 from trainer.runlog.read import read_events, read_pushes

@@ -22,8 +22,8 @@ from trainer.cluster.launcher import Part, roles_in_words, share_roles, visible
 from trainer.cluster.local import LocalLauncher
 from trainer.cluster.roster import CUT_S, LEASE_S, Roster
 from trainer.cluster.run import ClusterRun
-from trainer.launch.supervisor import RunInterruptedError
 from trainer.launch.workers_request import Requests, WorkersRequest
+from trainer.lifecycle.interruption import RunInterruptedError
 from trainer.options import Options, Role, all_roles, parse_roles
 from trainer.transport.status import NOT_READY
 

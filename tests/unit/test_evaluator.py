@@ -55,7 +55,7 @@ from trainer.home.folders import Folders
 from trainer.home.place import StorePlace
 from trainer.home.segments import begin_start
 from trainer.home.work import WorkFolder
-from trainer.launch.ends import conclude
+from trainer.lifecycle.ends import conclude
 from trainer.models import ModelInput, model_from_json
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel

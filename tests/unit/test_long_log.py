@@ -31,7 +31,7 @@ from pathlib import Path
 from trainer.config import Config
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
-from trainer.launch.ends import conclude
+from trainer.lifecycle.ends import conclude
 from trainer.options import Options
 from trainer.transport.status import RunStatus
 

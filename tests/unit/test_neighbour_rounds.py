@@ -31,11 +31,11 @@ from trainer.gossip.schedule import DELAY
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace
 from trainer.home.segments import begin_start
-from trainer.launch.prepare import ensure_checkpoint
 from trainer.launch.supervisor import is_end
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.leader.peer_members import PeerMembership, view_body
+from trainer.lifecycle.prepare import ensure_checkpoint
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.kinds import GenerationEvent, GossipEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events

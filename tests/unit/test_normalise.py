@@ -42,7 +42,7 @@ from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
 from trainer.inference.options import PredictOptions
 from trainer.inference.predict import predict
-from trainer.launch.row_storage import host_reads, row_storage
+from trainer.lifecycle.row_storage import host_reads, row_storage
 from trainer.models.metadata import ModelMetadata, from_header
 from trainer.options import Role
 from trainer.report.settings import flags_in_words

@@ -43,10 +43,10 @@ from trainer.data.rows import COLUMNS, Rows, join_rows
 from trainer.data.shards import Shards
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
-from trainer.launch import row_storage as storage_module
-from trainer.launch.memory import usable_memory
-from trainer.launch.row_storage import RowReads, host_reads, row_storage
-from trainer.launch.supervisor import RunInterruptedError
+from trainer.lifecycle import row_storage as storage_module
+from trainer.lifecycle.interruption import RunInterruptedError
+from trainer.lifecycle.memory import usable_memory
+from trainer.lifecycle.row_storage import RowReads, host_reads, row_storage
 from trainer.options import Role, all_roles
 from trainer.sampling import SAMPLERS
 from trainer.simulate import SimulationSettings, simulate

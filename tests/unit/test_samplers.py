@@ -44,7 +44,7 @@ from trainer.data.opening import open_shards
 from trainer.data.sampling import Draw
 from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser, config_of
-from trainer.launch.prepare import check_validation
+from trainer.lifecycle.prepare import check_validation
 from trainer.models.base import ModelInput
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel

@@ -34,7 +34,7 @@ from tests.support.made_up_run import MadeUpRun, eventful_run
 from tests.support.tiers import only
 from tests.unit.test_report import HOSTILE, Page
 from trainer.config import Config, Data, RunFacts, RunSpec
-from trainer.launch.ends import try_report
+from trainer.lifecycle.ends import try_report
 from trainer.plan import describe_plan, plan
 from trainer.report import figures, history
 from trainer.report.findings import describe_classes, describe_neighbourhoods

@@ -13,8 +13,8 @@ import pytest
 from pipeline.core.errors import DataError, JobError, UsageError
 from tests.support.configs import make_config
 from trainer import workers_command
-from trainer.launch.supervisor import RunInterruptedError
 from trainer.launch.workers_request import Requests, WorkersRequest, delete_request, read_request, write_request
+from trainer.lifecycle.interruption import RunInterruptedError
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, locked, settled
 from trainer.start.changes import next_options

@@ -30,9 +30,10 @@ from trainer.home.work import WorkFolder, working
 from trainer.launch.open_files import check_limit, raise_limit
 from trainer.launch.overseer import Wanted
 from trainer.launch.processes import FORK_SERVER
-from trainer.launch.row_storage import host_reads, row_storage
 from trainer.launch.run import check, prepare, supervise
-from trainer.launch.supervisor import RunInterruptedError, Supervisor
+from trainer.launch.supervisor import Supervisor
+from trainer.lifecycle.interruption import RunInterruptedError
+from trainer.lifecycle.row_storage import host_reads, row_storage
 from trainer.options import Options
 from trainer.report.metrics import RunMetrics
 from trainer.run_files import CONFIG

@@ -17,9 +17,9 @@ from trainer.cluster.launcher import LaunchArguments, Launcher, Part
 from trainer.cluster.rendezvous import CHANGE, CHECKPOINT, DONE, GO, LEAVE, PartEnd, Rendezvous
 from trainer.config import Config, RunFacts
 from trainer.launch.restarts import Restarts
-from trainer.launch.supervisor import INTERRUPTED, RunInterruptedError
 from trainer.launch.workers_request import Requests
 from trainer.leader.next_stage import find_continuation
+from trainer.lifecycle.interruption import INTERRUPTED, RunInterruptedError
 from trainer.options import Options
 from trainer.plan import describe, plan
 from trainer.regroup import departure_obstacle

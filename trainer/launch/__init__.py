@@ -1,1 +1,1 @@
-"""The processes of one host: their start, their supervision, and the end of a run."""
+"""The processes of one host: their start and their supervision."""

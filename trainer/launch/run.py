@@ -17,15 +17,16 @@ from trainer.home.folders import Folders
 from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
-from trainer.launch.ends import conclude, interruptible, log_end, log_start, one_line
 from trainer.launch.overseer import Terminal
 from trainer.launch.processes import FORK_SERVER, UNKNOWN, Child, ProcessKilledError
 from trainer.launch.processes import context as start_method
 from trainer.launch.restarts import Restarts, pause_s
-from trainer.launch.row_storage import host_reads, row_storage
-from trainer.launch.supervisor import LEADER, POLL_S, RunInterruptedError, Supervisor
+from trainer.launch.supervisor import LEADER, POLL_S, Supervisor
 from trainer.launch.workers_request import Requests
 from trainer.leader.next_stage import find_continuation
+from trainer.lifecycle.ends import conclude, log_end, log_start, one_line
+from trainer.lifecycle.interruption import RunInterruptedError, interruptible
+from trainer.lifecycle.row_storage import host_reads, row_storage
 from trainer.options import Options, Role
 from trainer.plan import describe, plan
 from trainer.report.metrics import RunMetrics
@@ -173,12 +174,12 @@ def _prepared(config: Config, log: Path, home: Place | None, computes: bool) -> 
     """Run one preparing process and return its reply.
 
     Raises ProcessKilledError if it was killed, otherwise the error with which it ended. config, home, computes: see
-    trainer.launch.prepare.main; log: file of its output, which is emptied before."""
+    trainer.lifecycle.prepare.main; log: file of its output, which is emptied before."""
     log.write_text("")  # an earlier attempt's error must not be taken for this one's
     own_end, child_end = start_method().Pipe(duplex=False)
     with own_end:
         with child_end:
-            child = Child("prepare", log, "trainer.launch.prepare", config, home, computes, child_end)
+            child = Child("prepare", log, "trainer.lifecycle.prepare", config, home, computes, child_end)
         try:
             while not own_end.poll(POLL_S):
                 if child.hangs(config.heartbeat_timeout_s):

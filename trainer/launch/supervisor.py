@@ -30,6 +30,7 @@ from trainer.launch.overseer import Overseer, Terminal
 from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.role_log import RoleLog
+from trainer.lifecycle.interruption import INTERRUPTED, RunInterruptedError
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
 from trainer.report.metrics import RunMetrics
@@ -50,7 +51,6 @@ FAR_LOOK_S = 15.0
 SPACE_WAIT_S = 30 * 60.0  # how long a trained run waits for space for its last checkpoint and its model
 FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 LEADER = Role("server", 0)
-INTERRUPTED = "interrupted"  # begins the message of a run that has left a checkpoint
 EVALUATOR = Role("evaluator")
 
 
@@ -464,18 +464,6 @@ def is_end(state: RunState, config: Config, facts: RunFacts) -> bool:
     if config.run.stop == "local":
         return state.final and min(state.clocks.values()) >= steps
     return state.final and state.accepted >= config.cohorts.present.total(steps, facts.num_workers)
-
-
-class RunInterruptedError(JobError):
-    """An interruption of the run by Ctrl-C, by a scheduler's SIGTERM, or for a change of its workers.
-
-    Attributes:
-        changes: whether the run is to continue at once, with other workers.
-    """
-
-    def __init__(self, text: str = "", *, changes: bool = False) -> None:
-        super().__init__(text)
-        self.changes = changes
 
 
 def _board(options: Options, folders: Folders) -> Any:

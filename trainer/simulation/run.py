@@ -22,12 +22,12 @@ from trainer.data.own_augmentation import check_augmentation
 from trainer.exchange.all_reduce import adds_by_torch
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
-from trainer.launch.ends import conclude, interruptible, log_start
-from trainer.launch.prepare import check_evaluation, check_normalisation, check_sampler, ensure_checkpoint
-from trainer.launch.row_storage import RowReads, row_storage
-from trainer.launch.supervisor import RunInterruptedError
 from trainer.leader.next_stage import find_continuation
 from trainer.leader.peer_checkpoints import describe_memory
+from trainer.lifecycle.ends import conclude, log_start
+from trainer.lifecycle.interruption import RunInterruptedError, interruptible
+from trainer.lifecycle.prepare import check_evaluation, check_normalisation, check_sampler, ensure_checkpoint
+from trainer.lifecycle.row_storage import RowReads, row_storage
 from trainer.models.devices import pick_device
 from trainer.options import Options
 from trainer.plan import check_shares, describe, plan

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from pipeline.core import console
 from pipeline.core.errors import JobError, UsageError
-from trainer.launch.supervisor import RunInterruptedError
 from trainer.launch.workers_request import Requests
+from trainer.lifecycle.interruption import RunInterruptedError
 from trainer.options import Options
 from trainer.report.progress import LOGGER
 from trainer.runlog.run_folder import saved_run

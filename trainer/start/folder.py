@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.place import Place
-from trainer.launch.ends import try_report
 from trainer.leader.peer_members import check_view
+from trainer.lifecycle.ends import try_report
 from trainer.plan import check_shares
 from trainer.run_files import REPORT
 from trainer.runlog.run_folder import RunRecord, SavedRun, Start, has_stopped_early, settled

@@ -6,9 +6,9 @@ from contextlib import closing
 
 from trainer.cluster.launcher import Launcher, share_roles
 from trainer.cluster.run import ClusterRun
-from trainer.launch.ends import announce, interruptible
-from trainer.launch.supervisor import RunInterruptedError
 from trainer.launch.workers_request import Requests
+from trainer.lifecycle.ends import announce
+from trainer.lifecycle.interruption import RunInterruptedError, interruptible
 from trainer.report.metrics import RunMetrics
 from trainer.run_files import REPORT
 from trainer.runlog.result import Result, read_result

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pipeline.core.provenance import provenance
 from trainer.checkpoints.read import newest
@@ -35,34 +31,6 @@ if TYPE_CHECKING:
     from trainer.report.page import Read
 
 logger = logging.getLogger(__name__)
-
-
-class Interruptible(Protocol):
-    """An object that polls its ``interrupted`` flag and then ends by itself."""
-
-    interrupted: bool
-
-
-@contextmanager
-def interruptible(subject: Interruptible) -> Iterator[None]:
-    """Handle Ctrl-C and SIGTERM: the first one sets the flag, so that a checkpoint is written; the second one raises
-    KeyboardInterrupt. A no-op outside the main thread, which alone can handle signals."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, frame: object) -> None:
-        if subject.interrupted:
-            raise KeyboardInterrupt
-        subject.interrupted = True
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        # Restored, because the caller may be a notebook or a Spark driver that handles Ctrl-C itself.
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @cache

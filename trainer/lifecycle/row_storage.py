@@ -18,8 +18,8 @@ from pipeline.core.storage.uri import is_remote
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
 from trainer.home.work import WorkFolder
-from trainer.launch.memory import usable_memory
-from trainer.launch.supervisor import RunInterruptedError
+from trainer.lifecycle.interruption import RunInterruptedError
+from trainer.lifecycle.memory import usable_memory
 from trainer.options import Role
 from trainer.run_files import ROWS
 

@@ -1,0 +1,1 @@
+"""The beginning and the end of a run, the same on real processes and in virtual time."""
