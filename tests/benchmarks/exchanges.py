@@ -17,13 +17,13 @@ from trainer.protocols import PROTOCOLS
 from trainer.simulate import main as simulate
 
 PROFILES = ("homogeneous", "one-slow:4", "mixed")
-CONTENDERS = (*PROTOCOLS, "all-reduce", "d-psgd", "matcha", "sync-switch", "strategy-switch:0.5")
+CONTENDERS = (*PROTOCOLS, "all-reduce", "d-psgd", "matcha", "sync-switch", "strategy-switch:0.5", "strategy-switch")
 NETWORK = ("--latency-ms", "1", "--bandwidth-mbps", "1000")
 HEADER = ("", "s to accuracy {accuracy:g}", "seconds", "GB sent", "final accuracy", "consensus")
 
 
-def compare(folder: Path, shards: Path, flags: Sequence[str]) -> list[dict[str, Any]]:
-    """Run one comparison, or what is missing of it, and return its rows."""
+def compare(folder: Path, shards: Path, contenders: str, flags: Sequence[str]) -> list[dict[str, Any]]:
+    """Run one comparison, or what is missing of it, and return its rows. contenders: as for --compare."""
     common = [
         "--shards",
         str(shards),
@@ -36,7 +36,7 @@ def compare(folder: Path, shards: Path, flags: Sequence[str]) -> list[dict[str, 
         "--no-report",
         "--quiet",
     ]
-    code = simulate([*common, *NETWORK, "--compare", ",".join(CONTENDERS), "--output", str(folder), *flags])
+    code = simulate([*common, *NETWORK, "--compare", contenders, "--output", str(folder), *flags])
     assert code == 0, "every other end raises"
     rows: list[dict[str, Any]] = json.loads((folder / "comparison.json").read_text())["runs"]
     return rows
@@ -82,13 +82,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="runs of each (default %(default)s)")
     parser.add_argument("--accuracy", type=float, default=0.42, help="target (default %(default)s)")
     parser.add_argument("--profiles", default=",".join(PROFILES), help="default %(default)s")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS), help="as for --compare (default %(default)s)")
     args, flags = parser.parse_known_args()
     for profile in args.profiles.split(","):
         runs = []
         for seed in range(args.seeds):
             folder = args.output / f"{profile.replace(':', '-')}-{seed}"
             own = ["--profile", profile, "--seed", str(seed), "--accuracy", str(args.accuracy)]
-            runs.append(compare(folder, args.shards, [*own, *flags]))
+            runs.append(compare(folder, args.shards, args.contenders, [*own, *flags]))
         print(f"\n`{profile}`\n\n{table(runs, args.accuracy)}", flush=True)
 
 
