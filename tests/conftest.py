@@ -28,6 +28,7 @@ pytest_plugins = [
     "tests.clusters.cluster_runs",
     "tests.support.memory_folder",
     "tests.support.places",
+    "tests.support.server_processes",
 ]
 # The drivers of these tests live for seconds; .venv/env.sh names the log's settings and the class archive.
 os.environ["SPARK_SUBMIT_OPTS"] = " ".join([os.environ.get("SPARK_SUBMIT_OPTS", ""), *QUICK_START])

@@ -27,7 +27,7 @@ from trainer.models.base import ModelInput
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.runlog.example_ledger import ExampleLedger
-from trainer.transport.messages import pack_report, unpack_report
+from trainer.transport.bodies.reports import pack_report, unpack_report
 from trainer.worker.step import Step
 
 SHAPE, CLASSES = (3, 32, 32), 10

@@ -23,7 +23,9 @@ from trainer.coordination.momentum import heavy_ball
 from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import Push, pack, pack_report
+from trainer.transport.bodies.reports import pack_report
+from trainer.transport.messages.heads import pack
+from trainer.transport.messages.servers import Push
 from trainer.transport.sockets import Secret
 from trainer.worker.clients.servers import ServerClient
 

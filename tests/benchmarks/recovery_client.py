@@ -14,7 +14,8 @@ from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.d_psgd import DPSGD
 from trainer.exchange.matcha import MATCHA
 from trainer.home.folders import Folders
-from trainer.transport.messages import Message, PeerBeat
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.peers import PeerBeat
 from trainer.transport.sockets import Secret
 from trainer.worker.clients.all_reduce import AllReduceClient
 from trainer.worker.clients.base import Turn

@@ -10,7 +10,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
 from trainer.leader.rounds import FromWorker, replaced
-from trainer.transport.messages import Message, PeerBeat, Replacement, RunEnd
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.peers import PeerBeat, Replacement, RunEnd
 
 LEADER = -1
 BEATS = -2  # the leader's end of the connections of heartbeats, which each worker has beside the other one

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from pipeline.spark.session import PACKAGE
+from tests.support.server_processes import FACTS, Served
 from tests.support.trainer_runs import Training, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
-from tests.unit.test_trainer_wire import FACTS, Served
 from trainer.launch.open_files import FILES_PER_WORKER, SPARE, needed
 from trainer.options import all_roles, parse_roles
 from trainer.transport.addresses import local_addresses

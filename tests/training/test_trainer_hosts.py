@@ -30,7 +30,8 @@ from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, parse_roles
 from trainer.plan import plan
 from trainer.transport import sockets as transport
-from trainer.transport.messages import Push, pack
+from trainer.transport.messages.heads import pack
+from trainer.transport.messages.servers import Push
 from trainer.transport.sockets import Secret
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")

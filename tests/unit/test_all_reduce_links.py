@@ -25,18 +25,11 @@ from trainer.server import rounds
 from trainer.server.endpoint import Endpoint
 from trainer.transport.addresses import local_addresses
 from trainer.transport.agreement import Agreement
+from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.mesh import Mesh
-from trainer.transport.messages import (
-    LinkLoss,
-    Message,
-    ModelCopy,
-    PeerJoin,
-    PeerView,
-    Regroup,
-    pack,
-    pack_json,
-    unpack,
-)
+from trainer.transport.messages.all_reduce import PeerView
+from trainer.transport.messages.heads import Message, pack, unpack
+from trainer.transport.messages.peers import LinkLoss, ModelCopy, PeerJoin, Regroup
 from trainer.transport.sockets import Secret, close, connect, serve
 from trainer.worker.clients import all_reduce
 from trainer.worker.clients.all_reduce import AllReduceClient

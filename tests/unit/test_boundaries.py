@@ -1,4 +1,6 @@
-"""What loads what: the trainer never needs Spark, the pipeline never needs torch, no folder imports from one above it."""
+"""What loads what: the trainer never needs Spark, the pipeline never needs torch, no folder imports from one above it.
+
+Nothing in the trainer turns bytes of others into objects."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import graphlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -228,6 +231,32 @@ def test_private_members_of_a_library_stay_in_its_adapter(library: str) -> None:
         if isinstance(node, ast.Attribute) and node.attr in INTERNALS[library]
     }
     assert using == ADAPTERS[library]
+
+
+def forbidden(tree: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names in a module that turn bytes into code or objects."""
+    for node in tree:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+            packages = {name.split(".")[0] for name in names}
+            yield from {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"} & packages
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield from {"eval", "exec", "compile", "__import__"} & {node.func.id}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            owner = ast.unparse(node.func.value)
+            called = {f"{owner}.{node.func.attr}", f".{node.func.attr}"}
+            if owner == "super()":  # of a ZeroMQ socket, whose recv returns bytes
+                called.discard(".recv")
+            yield from {"torch.load", "np.load", ".recv_pyobj", ".recv_serialized", ".recv"} & called
+
+
+def test_nothing_in_the_trainer_turns_bytes_into_objects_or_code() -> None:
+    """``recv`` of a multiprocessing pipe unpickles; ``recv_bytes`` does not."""
+    paths = [path for path in sources() if path.is_relative_to(ROOT / "trainer")]
+    assert paths
+    for path in paths:
+        assert list(forbidden(nodes(path))) == [], path
+    assert list(forbidden(ast.walk(ast.parse("import pickle\neval('1')\ntorch.load(f)\npipe.recv()")))) != []
 
 
 @pytest.mark.parametrize(("package", "order"), [("pipeline", PIPELINE), ("trainer", TRAINER)])

@@ -17,8 +17,8 @@ import pytest
 
 from pipeline.core.errors import DataError, JobError
 from tests.support.configs import make_config
+from tests.support.server_processes import START, Served
 from tests.support.trainer_runs import until
-from tests.unit.test_trainer_wire import START, Served
 from trainer import Options
 from trainer.checkpoints.prune import WAITING
 from trainer.checkpoints.read import newest, read_state, read_vector, unevaluated, versions, whole
@@ -39,7 +39,8 @@ from trainer.simulation.engine import Engine
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.options import SimulationSettings
 from trainer.transport.addresses import local_addresses
-from trainer.transport.messages import End, pack
+from trainer.transport.messages.heads import pack
+from trainer.transport.messages.supervisors import End
 
 T = TypeVar("T")
 WORKERS, ROWS = 4, 400

@@ -41,7 +41,8 @@ from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.protocols.asp import ASP
 from trainer.protocols.base import Protocol
 from trainer.server.slice_server import SliceServer
-from trainer.transport.messages import Cancel, GiveUp, Join, Message, Parameters, Push, Rejoin, Stop
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.servers import Cancel, GiveUp, Join, Parameters, Push, Rejoin, Stop
 
 SILENCE_S = 10.0
 START_WAIT_S = 30.0

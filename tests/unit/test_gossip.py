@@ -46,8 +46,8 @@ from trainer.simulation.failures import parse_failures
 from trainer.simulation.peers.engine import PeerEngine
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
-from trainer.transport.examples import pack_examples, unpack_examples
-from trainer.transport.messages import MalformedMessageError
+from trainer.transport.bodies.examples import pack_examples, unpack_examples
+from trainer.transport.malformed import MalformedMessageError
 from trainer.worker.clients.base import Turn
 from trainer.worker.gossip import WorkerGossip
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.spark.session import PACKAGE
-from trainer.transport.messages import MalformedMessageError
+from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.shared_memory import NONCE_BYTES, SEALS, SharedVectors, WorkerMemory, open_memory
 
 pytestmark = [

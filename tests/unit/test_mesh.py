@@ -11,8 +11,10 @@ import pytest
 import zmq
 
 from pipeline.core.errors import UsageError
+from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.mesh import Body, Mesh
-from trainer.transport.messages import GradientPiece, MalformedMessageError, Message, pack
+from trainer.transport.messages.all_reduce import GradientPiece
+from trainer.transport.messages.heads import Message, pack
 from trainer.transport.sockets import Secret, close, connect
 
 ELEMENTS = 7

@@ -45,17 +45,12 @@ from trainer.simulation.peers.engine import PeerEngine
 from trainer.simulation.peers.history import PeerHistory
 from trainer.simulation.peers.replay import PeerReplay
 from trainer.simulation.replay import adopt_pools, workers_of_rounds
-from trainer.transport.examples import pack_examples, unpack_examples
-from trainer.transport.messages import (
-    GossipPool,
-    Message,
-    ModelCopy,
-    NeighbourModel,
-    NeighbourView,
-    PeerBeat,
-    RoundGrant,
-    pack_json,
-)
+from trainer.transport.bodies.examples import pack_examples, unpack_examples
+from trainer.transport.bodies.json_object import pack_json
+from trainer.transport.messages.gossip import GossipPool
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.neighbours import NeighbourModel, NeighbourView, RoundGrant
+from trainer.transport.messages.peers import ModelCopy, PeerBeat
 from trainer.worker.neighbour_replica import Body, NeighbourPhase, NeighbourReplica
 
 Vector = npt.NDArray[np.float32]

@@ -35,7 +35,7 @@ from trainer.simulation.peers import engine
 from trainer.simulation.peers.engine import PeerEngine
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
-from trainer.transport.messages import unpack_json
+from trainer.transport.bodies.json_object import unpack_json
 
 HARD: dict[str, Any] = {
     "profile": parse_profile("lognormal:0.5"),

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.spark.session import PACKAGE
-from trainer.transport.messages import MalformedMessageError
+from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.pipes import MOST_BYTES, MessagePipe, PipeWriter, open_pipe, open_pipes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="pipes are opened through /proc")

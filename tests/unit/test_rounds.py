@@ -27,17 +27,10 @@ from trainer.rules import build_slice, worker_rate
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.kinds import GossipEvent, PoolEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
-from trainer.transport.messages import (
-    CopyReceipt,
-    GradientPiece,
-    LinkLoss,
-    Message,
-    PeerBeat,
-    PeerView,
-    RangeSum,
-    WantSnapshot,
-    pack_json,
-)
+from trainer.transport.bodies.json_object import pack_json
+from trainer.transport.messages.all_reduce import CopyReceipt, GradientPiece, PeerView, RangeSum, WantSnapshot
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.peers import LinkLoss, PeerBeat
 from trainer.worker.replica import Phase, Replica
 from trainer.worker.replica_links import Body
 

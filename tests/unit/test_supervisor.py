@@ -24,7 +24,9 @@ from trainer.launch import supervisor
 from trainer.launch.overseer import Wanted
 from trainer.launch.supervisor import Supervisor
 from trainer.options import Options, Role
-from trainer.transport.messages import StatusReply, pack, pack_json
+from trainer.transport.bodies.json_object import pack_json
+from trainer.transport.messages.heads import pack
+from trainer.transport.messages.supervisors import StatusReply
 from trainer.transport.sockets import Secret, close, serve
 from trainer.transport.status import NOT_READY, RunStatus
 

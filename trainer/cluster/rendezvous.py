@@ -19,7 +19,8 @@ import zmq
 from pipeline.core.errors import DataError, UsageError
 from trainer.cluster.roster import LEASE_S, Roster
 from trainer.home.segments import SupersededError
-from trainer.transport.messages import MalformedMessageError, pack_json, unpack_json
+from trainer.transport.bodies.json_object import pack_json, unpack_json
+from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 from trainer.transport.status import NOT_READY, RunStatus
 

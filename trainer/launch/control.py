@@ -7,7 +7,9 @@ import time
 import zmq
 
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import AskStatus, End, EndReply, Refusal, WorkerLoss, pack, unpack, unpack_json
+from trainer.transport.bodies.json_object import unpack_json
+from trainer.transport.messages.heads import pack, unpack
+from trainer.transport.messages.supervisors import AskStatus, End, EndReply, Refusal, WorkerLoss
 from trainer.transport.sockets import Secret, Watch, dealer, offer
 from trainer.transport.status import NOT_READY, RunStatus
 

@@ -12,7 +12,7 @@ from trainer.checkpoints.read import newest_state, whole
 from trainer.config import RunFacts
 from trainer.home.place import Place, StorePlace, entries
 from trainer.launch.control import Control
-from trainer.transport.messages import End
+from trainer.transport.messages.supervisors import End
 
 # seconds between two looks into a local, and into a remote folder
 LOOK_S = 0.1

@@ -33,7 +33,7 @@ from trainer.report.metrics import RunMetrics
 from trainer.run_files import LOGS
 from trainer.runlog.result import Result
 from trainer.transport.addresses import check_addresses, local_addresses
-from trainer.transport.messages import unpack_json
+from trainer.transport.bodies.json_object import unpack_json
 from trainer.transport.sockets import IN_CLEAR, Secret
 
 

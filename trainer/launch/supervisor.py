@@ -42,7 +42,7 @@ from trainer.runlog.read import iter_events
 from trainer.server.endpoint import Endpoint
 from trainer.transport.addresses import hold
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import AskStatus, WorkerLoss
+from trainer.transport.messages.supervisors import AskStatus, WorkerLoss
 from trainer.transport.sockets import Secret
 
 POLL_S = 0.2

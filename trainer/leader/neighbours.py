@@ -45,27 +45,15 @@ from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
 from trainer.runlog.journal import Journal
 from trainer.stages import build_stages
-from trainer.transport.examples import pack_examples, unpack_examples
-from trainer.transport.messages import (
-    CopyReceipt,
-    GossipPool,
-    LinkLoss,
-    MalformedMessageError,
-    Message,
-    ModelCopy,
-    NeighbourView,
-    PeerBeat,
-    PeerJoin,
-    PeerOffer,
-    PoolRequest,
-    Regroup,
-    ReplicaCopy,
-    RoundGrant,
-    RoundReport,
-    RunEnd,
-    pack_json,
-    unpack_own_rounds,
-)
+from trainer.transport.bodies.examples import pack_examples, unpack_examples
+from trainer.transport.bodies.json_object import pack_json
+from trainer.transport.bodies.rounds import unpack_own_rounds
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.all_reduce import CopyReceipt
+from trainer.transport.messages.gossip import GossipPool, PeerOffer, PoolRequest
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.neighbours import NeighbourView, ReplicaCopy, RoundGrant
+from trainer.transport.messages.peers import LinkLoss, ModelCopy, PeerBeat, PeerJoin, Regroup, RoundReport, RunEnd
 from trainer.transport.status import NOT_READY, RunStatus
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from trainer.exchange.mixing import TopologyPlan
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import plan_to_json
 from trainer.leader.rounds import reach_of
-from trainer.transport.messages import JSON_LIMIT_BYTES, pack_json
+from trainer.transport.bodies.json_object import JSON_LIMIT_BYTES, pack_json
 
 MEMBER_BYTES = 512  # of a member in a view, at most
 LINK_BYTES = 16  # of a link

@@ -20,28 +20,14 @@ from trainer.home.folders import Folders
 from trainer.leader.background import CallQueue
 from trainer.leader.leader import Leader, Training
 from trainer.leader.process_table import ProcessTable
-from trainer.transport.messages import (
-    CopyReceipt,
-    LinkLoss,
-    MalformedMessageError,
-    Message,
-    PeerBeat,
-    PeerJoin,
-    PeerOffer,
-    PeerView,
-    PoolRequest,
-    Regroup,
-    Replacement,
-    ReplicaCopy,
-    RoundReport,
-    RunEnd,
-    Settlement,
-    WantSnapshot,
-    WriteCopy,
-    pack_json,
-    unpack_json,
-    unpack_rounds,
-)
+from trainer.transport.bodies.json_object import pack_json, unpack_json
+from trainer.transport.bodies.rounds import unpack_rounds
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.all_reduce import CopyReceipt, PeerView, Settlement, WantSnapshot, WriteCopy
+from trainer.transport.messages.gossip import PeerOffer, PoolRequest
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.neighbours import ReplicaCopy
+from trainer.transport.messages.peers import LinkLoss, PeerBeat, PeerJoin, Regroup, Replacement, RoundReport, RunEnd
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from trainer.rules import slots_of
 from trainer.run_files import CHECKPOINTS
 from trainer.sampling.base import TableSampler
 from trainer.stages import holdout_share, switches_by_rule
-from trainer.transport.messages import pack_json
+from trainer.transport.bodies.json_object import pack_json
 
 
 def main(config: Config, home: Place | None, computes: bool, answer: Connection) -> None:

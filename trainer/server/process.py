@@ -20,16 +20,17 @@ from trainer.leader.leader import Follower, Leader
 from trainer.server.endpoint import Endpoint
 from trainer.server.slice_server import SliceServer
 from trainer.transport.agreement import Agreement
-from trainer.transport.examples import most_examples_bytes, pack_examples, unpack_examples
-from trainer.transport.messages import (
-    AskStatus,
+from trainer.transport.bodies.examples import most_examples_bytes, pack_examples, unpack_examples
+from trainer.transport.bodies.json_object import pack_json, unpack_json
+from trainer.transport.bodies.reports import most_report_bytes, unpack_report, unpack_report_at
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.gossip import GossipOffer, GossipPool
+from trainer.transport.messages.heads import Message, num_frames, pack, unpack, unpack_at
+from trainer.transport.messages.peers import PeerBeat, PeerJoin
+from trainer.transport.messages.servers import (
     ChangeStage,
-    End,
-    EndReply,
     Execute,
     GiveUp,
-    GossipOffer,
-    GossipPool,
     GradientReceipt,
     Heartbeat,
     Hello,
@@ -37,26 +38,11 @@ from trainer.transport.messages import (
     JoinReceipt,
     Load,
     LoadReceipt,
-    MalformedMessageError,
-    Message,
-    PeerBeat,
-    PeerJoin,
     Push,
-    Refusal,
     Rejoin,
-    StatusReply,
-    WorkerLoss,
     WriteReceipt,
-    most_report_bytes,
-    num_frames,
-    pack,
-    pack_json,
-    unpack,
-    unpack_at,
-    unpack_json,
-    unpack_report,
-    unpack_report_at,
 )
+from trainer.transport.messages.supervisors import AskStatus, End, EndReply, Refusal, StatusReply, WorkerLoss
 from trainer.transport.pipes import MessagePipe, open_pipes
 from trainer.transport.sockets import connect, offer, serve
 from trainer.transport.status import RunStatus

@@ -15,28 +15,13 @@ from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
 from trainer.server.endpoint import Endpoint
 from trainer.transport.agreement import Agreement
-from trainer.transport.examples import most_examples_bytes
-from trainer.transport.messages import (
-    AskStatus,
-    ChangeStage,
-    End,
-    EndReply,
-    Heartbeat,
-    Hello,
-    Join,
-    MalformedMessageError,
-    Message,
-    PeerBeat,
-    PeerJoin,
-    Refusal,
-    StatusReply,
-    WorkerLoss,
-    num_frames,
-    pack,
-    pack_json,
-    unpack,
-    unpack_json,
-)
+from trainer.transport.bodies.examples import most_examples_bytes
+from trainer.transport.bodies.json_object import pack_json, unpack_json
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.heads import Message, num_frames, pack, unpack
+from trainer.transport.messages.peers import PeerBeat, PeerJoin
+from trainer.transport.messages.servers import ChangeStage, Heartbeat, Hello, Join
+from trainer.transport.messages.supervisors import AskStatus, End, EndReply, Refusal, StatusReply, WorkerLoss
 from trainer.transport.sockets import serve
 from trainer.transport.status import RunStatus
 from trainer.watchdog import kick

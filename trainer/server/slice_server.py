@@ -20,19 +20,10 @@ from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.home.place import Place
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.rules import build_slice, enter_cohort, enter_stage
-from trainer.transport.messages import (
-    Cancel,
-    Join,
-    MalformedMessageError,
-    Message,
-    Parameters,
-    Push,
-    Rejoin,
-    Stop,
-    pack,
-    pack_json,
-    unpack_json,
-)
+from trainer.transport.bodies.json_object import pack_json, unpack_json
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.heads import Message, pack
+from trainer.transport.messages.servers import Cancel, Join, Parameters, Push, Rejoin, Stop
 from trainer.transport.pipes import MessagePipe, PipeWriter, open_pipe, pipe_key
 from trainer.transport.shared_memory import SharedVectors, open_memory
 

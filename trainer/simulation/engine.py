@@ -28,7 +28,8 @@ from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.network import CollectiveNetwork, Network
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.step_times import StepTimes
-from trainer.transport.messages import Cancel, Join, Message, Parameters, Push, Rejoin
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.servers import Cancel, Join, Parameters, Push, Rejoin
 from trainer.transport.status import RunStatus
 
 FLOAT_BYTES = 4

@@ -10,7 +10,8 @@ from typing import Any
 
 from pipeline.core.errors import UsageError
 from trainer.config import Config, RunFacts
-from trainer.transport.messages import MalformedMessageError, pack_json, unpack_json
+from trainer.transport.bodies.json_object import pack_json, unpack_json
+from trainer.transport.malformed import MalformedMessageError
 
 KEY = "run"
 SHARDS = ("worker count", "shard digest")  # decided by --shards

@@ -19,7 +19,8 @@ import zmq
 
 from pipeline.core.errors import UsageError
 from trainer.transport.addresses import PRIVATE, bracketed, interface_towards
-from trainer.transport.messages import MalformedMessageError, Message, num_frames, pack, unpack
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.heads import Message, num_frames, pack, unpack
 from trainer.transport.shared_memory import SharedVectors, WorkerMemory, open_memory
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 

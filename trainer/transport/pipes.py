@@ -13,7 +13,7 @@ import select
 import stat
 from typing import Any
 
-from trainer.transport.messages import MalformedMessageError
+from trainer.transport.malformed import MalformedMessageError
 
 MOST_BYTES = select.PIPE_BUF  # of a message
 

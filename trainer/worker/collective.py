@@ -26,7 +26,8 @@ from pipeline.core.errors import JobError, UsageError
 from trainer.config import RunFacts
 from trainer.coordination.parameter_slice import add_pushed
 from trainer.transport.addresses import PRIVATE, interface_towards
-from trainer.transport.messages import Message, StoreEntry
+from trainer.transport.messages.all_reduce import StoreEntry
+from trainer.transport.messages.heads import Message
 from trainer.worker.replica_links import Body, Vector
 
 LONGEST = timedelta(minutes=5)  # of an operation without any progress, after which gloo fails

@@ -25,26 +25,15 @@ from trainer.exchange.plan_json import linked_pairs, plan_from_json
 from trainer.gossip.rounds import EMPTY, Examples, Pool
 from trainer.leader.peer_checkpoints import is_due
 from trainer.rules import build_replica, replica_rate, weighted_batch
-from trainer.transport.messages import (
-    MOST_ROUNDS_BYTES,
-    GossipPool,
-    MalformedMessageError,
-    Message,
-    ModelCopy,
-    NeighbourModel,
-    NeighbourView,
-    PeerJoin,
-    PeerOffer,
-    PoolRequest,
-    Regroup,
-    ReplicaCopy,
-    RoundGrant,
-    RoundReport,
-    pack_own_rounds,
-    report_bytes,
-    unpack_json,
-)
-from trainer.transport.vectors import from_body, to_body
+from trainer.transport.bodies.json_object import unpack_json
+from trainer.transport.bodies.reports import report_bytes
+from trainer.transport.bodies.rounds import MOST_ROUNDS_BYTES, pack_own_rounds
+from trainer.transport.bodies.vectors import from_body, to_body
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.gossip import GossipPool, PeerOffer, PoolRequest
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.neighbours import NeighbourModel, NeighbourView, ReplicaCopy, RoundGrant
+from trainer.transport.messages.peers import ModelCopy, PeerJoin, Regroup, RoundReport
 
 Vector = npt.NDArray[np.float32]
 Body = bytes | memoryview

@@ -21,31 +21,16 @@ from trainer.coordination.orders import ExampleOffer, Round, StepMeasurements
 from trainer.coordination.parameter_slice import add_pushed
 from trainer.gossip.rounds import Examples, GossipRounds, Pool
 from trainer.rules import build_slice, build_weights, slots_of, worker_rate
-from trainer.transport.examples import most_ids_bytes, pack_examples, unpack_examples
-from trainer.transport.messages import (
-    JSON_LIMIT_BYTES,
-    MOST_ROUNDS_BYTES,
-    GossipContent,
-    GradientPiece,
-    MalformedMessageError,
-    Message,
-    ModelCopy,
-    PeerJoin,
-    PeerView,
-    RangeSum,
-    Regroup,
-    RoundReport,
-    Settlement,
-    WantSnapshot,
-    WriteCopy,
-    pack_reports,
-    pack_rounds,
-    report_bytes,
-    unpack_json,
-    unpack_report,
-    unpack_reports,
-)
-from trainer.transport.vectors import from_body, to_body
+from trainer.transport.bodies.examples import most_ids_bytes, pack_examples, unpack_examples
+from trainer.transport.bodies.json_object import JSON_LIMIT_BYTES, unpack_json
+from trainer.transport.bodies.reports import pack_reports, report_bytes, unpack_report, unpack_reports
+from trainer.transport.bodies.rounds import MOST_ROUNDS_BYTES, pack_rounds
+from trainer.transport.bodies.vectors import from_body, to_body
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.all_reduce import GradientPiece, PeerView, RangeSum, Settlement, WantSnapshot, WriteCopy
+from trainer.transport.messages.gossip import GossipContent
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.peers import ModelCopy, PeerJoin, Regroup, RoundReport
 from trainer.worker.replica_links import Body, Collective, Links, Vector
 
 MOST_COPIES = 2  # unwritten snapshots of a worker; with more, its next step waits

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trainer.transport.messages import Message
+from trainer.transport.messages.heads import Message
 
 Vector = npt.NDArray[np.float32]
 Body = bytes | memoryview

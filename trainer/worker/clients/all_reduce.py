@@ -24,9 +24,11 @@ from trainer.home.place import Place
 from trainer.leader.background import Background
 from trainer.rules import slots_of
 from trainer.transport.agreement import Agreement
-from trainer.transport.examples import most_examples_bytes
+from trainer.transport.bodies.examples import most_examples_bytes
+from trainer.transport.bodies.reports import most_report_bytes
 from trainer.transport.mesh import Mesh
-from trainer.transport.messages import CopyReceipt, LinkLoss, PeerBeat, RunEnd, StoreEntry, most_report_bytes
+from trainer.transport.messages.all_reduce import CopyReceipt, StoreEntry
+from trainer.transport.messages.peers import LinkLoss, PeerBeat, RunEnd
 from trainer.transport.sockets import Secret, close
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, Turn, Vector

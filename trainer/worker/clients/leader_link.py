@@ -9,17 +9,11 @@ from queue import SimpleQueue
 import zmq
 
 from trainer.transport.agreement import Agreement
-from trainer.transport.messages import (
-    ChangeStage,
-    MalformedMessageError,
-    Message,
-    PeerBeat,
-    Refusal,
-    Replacement,
-    num_frames,
-    pack,
-    unpack,
-)
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.heads import Message, num_frames, pack, unpack
+from trainer.transport.messages.peers import PeerBeat, Replacement
+from trainer.transport.messages.servers import ChangeStage
+from trainer.transport.messages.supervisors import Refusal
 from trainer.transport.sockets import Secret, Watch, dealer, offer
 from trainer.worker.clients.base import ReplacedError, StageSwitch
 

@@ -15,9 +15,11 @@ from trainer.coordination.orders import StepMeasurements
 from trainer.gossip.rounds import Examples
 from trainer.home.folders import Folders
 from trainer.transport.agreement import Agreement
-from trainer.transport.examples import pack_examples, unpack_examples
+from trainer.transport.bodies.examples import pack_examples, unpack_examples
 from trainer.transport.mesh import Mesh
-from trainer.transport.messages import GossipPool, Message, ModelCopy, PeerBeat, PoolRequest, RunEnd
+from trainer.transport.messages.gossip import GossipPool, PoolRequest
+from trainer.transport.messages.heads import Message
+from trainer.transport.messages.peers import ModelCopy, PeerBeat, RunEnd
 from trainer.transport.sockets import Secret, close
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, Turn, Vector

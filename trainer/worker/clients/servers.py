@@ -16,27 +16,24 @@ from trainer.coordination.orders import StepMeasurements
 from trainer.gossip.rounds import Examples, Pool
 from trainer.home.folders import Folders
 from trainer.transport.agreement import Agreement
-from trainer.transport.examples import pack_examples, unpack_examples
-from trainer.transport.messages import (
+from trainer.transport.bodies.examples import pack_examples, unpack_examples
+from trainer.transport.bodies.json_object import unpack_json
+from trainer.transport.bodies.reports import pack_report
+from trainer.transport.malformed import MalformedMessageError
+from trainer.transport.messages.gossip import GossipOffer, GossipPool
+from trainer.transport.messages.heads import pack, unpack, unpack_at
+from trainer.transport.messages.servers import (
     Cancel,
     ChangeStage,
     GiveUp,
-    GossipOffer,
-    GossipPool,
     Heartbeat,
     Join,
-    MalformedMessageError,
     Parameters,
     Push,
-    Refusal,
     Rejoin,
     Stop,
-    pack,
-    pack_report,
-    unpack,
-    unpack_at,
-    unpack_json,
 )
+from trainer.transport.messages.supervisors import Refusal
 from trainer.transport.pipes import MessagePipe, PipeWriter, open_pipe, open_pipes, pipe_key
 from trainer.transport.shared_memory import WorkerMemory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer

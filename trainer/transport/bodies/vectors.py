@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.transport.messages import MalformedMessageError
+from trainer.transport.malformed import MalformedMessageError
 
 
 def to_body(vector: npt.NDArray[Any]) -> memoryview:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trainer.gossip.rounds import EMPTY, MOST_EXAMPLE_BYTES, Examples
-from trainer.transport.messages import MalformedMessageError
+from trainer.transport.malformed import MalformedMessageError
 
 _HEAD = struct.Struct("<I???III")  # count; has content; has real targets; has real-valued images; C, H, W
 _ID = np.dtype("<i8")
