@@ -95,9 +95,11 @@ def describe_cohorts(context: RunContext) -> str:
     present = cohorts.present
     text = f"{context.home}: {present.size} from version {present.version} on, {cohorts.previous.size} before"
     if present.left_out:
+        # The sets of a mixture have passes of their own.
+        passes = f"passes 1 to {present.turn}" if present.turn else "old passes"
         text += (
-            f"; {present.left_out:,} rows of passes 1 to {present.turn} were left out then, because some workers were whole"
-            " passes ahead of others"
+            f"; {present.left_out:,} rows of {passes} were left out then, because some workers were whole passes ahead of"
+            " others"
         )
     return text
 
@@ -286,7 +288,6 @@ def obstacle(config: Config) -> str | None:
     causes = (
         (config.data.repartition == "importance", "--repartition importance counts intervals in steps of its workers"),
         (bool(config.data.gossip), "--gossip exchanges examples between fixed shards"),
-        (bool(config.data.mix), "--mix has no passes over one set to divide anew"),
         (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
         (
             isinstance(config.exchange, NeighbourExchange) and table is not None and table.has_owners,

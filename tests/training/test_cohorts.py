@@ -16,9 +16,11 @@ from tests.support.draws import ids_in_steps
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.checkpoints.read import newest, read_state
+from trainer.config import SEPARATOR
 from trainer.coordination.passes import WORD
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
+from trainer.data.shards import SET_BITS
 from trainer.runlog.kinds import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
 from trainer.runlog.run_folder import read_record
@@ -27,12 +29,14 @@ from trainer.workers_command import main as workers_command
 
 COMMON = ("--model", "logistic", "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 DEALS = ("--repartition", "random", "--example-ledger")
+MIX = ("--mix", "0.7,0.3", "--example-ledger")
 CASES = [
     pytest.param(("--protocol", "ssp", "--servers", 2), 5, id="ssp"),
     pytest.param(("--protocol", "bsp"), 2, marks=pytest.mark.full, id="bsp"),
     pytest.param(("--exchange", "all-reduce"), 4, marks=pytest.mark.full, id="all-reduce"),
     pytest.param(("--exchange", "d-psgd"), 5, marks=pytest.mark.full, id="d-psgd"),
     pytest.param((*DEALS, "--protocol", "bsp"), 5, marks=pytest.mark.full, id="random-deals"),
+    pytest.param((*MIX, "--protocol", "bsp"), 5, marks=pytest.mark.full, id="mixture"),
 ]
 
 
@@ -40,9 +44,14 @@ CASES = [
 def test_a_killed_run_resumes_with_other_workers(
     flags: tuple[str, ...], workers: int, tmp_path: Path, runs: list[Training]
 ) -> None:
-    """Every pass has the fingerprint of all rows, also the interrupted pass; every epoch of random deals has all ids."""
+    """Every pass has the fingerprint of all rows, also the interrupted pass; every epoch of random deals has all ids.
+
+    So has every pass over a set of a mixture."""
     parts = [rows_of(380, 10 + number, 1000 * number) for number in range(3)]
-    shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    shards: Path | str = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    if "--mix" in flags:
+        parts = [rows_of(110, 20 + number, 1000 * number) for number in range(3)]
+        shards = f"{shards}{SEPARATOR}{write_shards(tmp_path / 'other', parts, None)}"
     output = tmp_path / "run"
     own = (*COMMON, *flags, "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
     run = Training(shards, output, *own, "--batch-size", 24, "--steps", 100_000)
@@ -55,8 +64,10 @@ def test_a_killed_run_resumes_with_other_workers(
     train_here(shards, output, *own, "--batch-size", 50, "--steps", steps, "--resume", "--workers", workers)
     if "random" in flags:
         assert_dealt_once(output, 3 * 380)
+    elif "--mix" in flags:
+        assert_mixed(output)
     else:
-        assert_complete(shards, output, version)
+        assert_complete(Path(shards), output, version)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +189,17 @@ def assert_dealt_once(output: Path, rows: int) -> None:
     for begin in range(0, len(ids), rows):
         epoch = ids[begin : begin + rows]
         assert len(np.unique(epoch)) == len(epoch)
+    assert replay(output).is_equal
+
+
+def assert_mixed(output: Path) -> None:
+    """Check that workers in step have drawn the rows of each of two sets equally often, and that a replay has the bits."""
+    ids = ids_in_steps(output)
+    assert np.mean(ids >> SET_BITS) == pytest.approx(0.3, abs=0.01)
+    for number, rows in enumerate((3 * 380, 3 * 110)):
+        counts = np.unique(ids[ids >> SET_BITS == number], return_counts=True)[1]
+        assert len(counts) == rows
+        assert np.ptp(counts) <= 1
     assert replay(output).is_equal
 
 

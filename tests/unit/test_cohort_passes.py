@@ -38,17 +38,16 @@ def hash_of(row: int) -> int:
     return (row + 1) * 0x9E3779B97F4A7C15 % WORD
 
 
-def draw_steps(passes: WorkerPasses, count: int, drawn: Drawn, sums: Passes) -> None:
+def draw_steps(passes: WorkerPasses, batch: int, count: int, drawn: Drawn, sums: Passes) -> None:
     """Draw the first mini-batches of a worker, count their rows by pass, and report them as a worker does."""
     turn = passes.turn
-    for clock in range(passes.clock, passes.clock + count):
-        rows, ended, begun = passes.draw(clock, passes.order)
-        assert len(rows) == passes.batch_size
+    for begin in range(0, count * batch, batch):
+        rows, ended, begun = passes.draw(begin, batch, passes.order)
+        assert len(rows) == batch
         hashes = [hash_of(row) for row in rows.tolist()]
         sums.use(passes.worker, RowSums(sum(hashes), sum(hashes[len(hashes) - begun :]), ended))
-        assert turn + ended == passes.progress(clock + 1)[0]
+        assert turn + ended == passes.progress(begin + batch)[0]
         # Rows before the last end may be of several passes.
-        begin = (clock - passes.clock) * passes.batch_size
         for place, row in enumerate(rows.tolist(), begin):
             number = passes.turn + passes.place(place)[0]
             drawn.rows.setdefault(number, Counter())[row] += 1
@@ -82,12 +81,12 @@ def test_every_pass_has_every_row_once(
     for number, (workers, batch, counts) in enumerate(groups):
         own = [np.arange(rows)[worker::workers] for worker in range(workers)]
         if number:
-            clocks = {
-                each.worker: each.clock + count for each, count in zip(passes, groups[number - 1][2], strict=False)
-            }
-            begin, end, left_out = open_passes(passes, list(clocks.values()))
+            _, before, steps = groups[number - 1]
+            clocks = {each.worker: cohort.clock + count for each, count in zip(passes, steps, strict=False)}
+            positions = [count * before for count in steps[: len(passes)]]
+            begin, end, left_out = open_passes(passes, positions)
             assert end - begin <= MOST_OPEN
-            slowest = min(each.progress(clocks[each.worker])[0] for each in passes)
+            slowest = min(each.progress(position)[0] for each, position in zip(passes, positions, strict=True))
             lacking |= {turn: rows - drawn.rows.get(turn, Counter()).total() for turn in range(slowest, begin)}
             assert left_out == sum(lacking[turn] for turn in range(slowest, begin))
             cohort = next_cohort(
@@ -98,12 +97,12 @@ def test_every_pass_has_every_row_once(
                 left_out=left_out,
                 steps_per_epoch=(1, 1),
             )
-            passes = later_passes(passes, cohort, own, [batch] * workers, number)
+            passes = later_passes(passes, positions, own, number)
             sizes = [[len(part) for part in each.parts] for each in passes]
             assert all(max(column) - min(column) <= 1 for column in zip(*sizes, strict=True))
             state = begin_passes(state, cohort)
         else:
-            passes = first_passes(own, [batch] * workers, rule)
+            passes = first_passes(own, rule)
         # The last cohort draws until all workers have ended a pass that nobody had begun before.
         last = number == len(groups) - 1
         most = max(len(each.parts) for each in passes) + 2
@@ -112,7 +111,7 @@ def test_every_pass_has_every_row_once(
             if last:
                 size = sum(map(len, each.parts)) + (most - len(each.parts)) * len(each.own)
                 count = -(-size // batch)
-            draw_steps(each, count, drawn, sums)
+            draw_steps(each, batch, count, drawn, sums)
         drawn.whole += sums.take()
     complete = min(each.turn + max(len(each.parts) + 1, 1) for each in passes)
     everything = Counter(range(rows))
@@ -128,7 +127,7 @@ def test_every_pass_has_every_row_once(
         assert is_true == (not any(lacking.get(turn) for turn in range(whole.first - 1, whole.last)))
         ends.append(whole.last)
     # Workers that end several passes in a mini-batch may never end the same one.
-    if all(len(each.own) >= each.batch_size for each in passes):
+    if all(len(each.own) >= groups[-1][1] for each in passes):
         assert ends[-1] >= complete
 
 
@@ -183,17 +182,8 @@ def test_representative_orders_stay_level_after_a_change(rows: int, workers: int
     """Both what is left of a pass and later passes; each worker gets its share of what is left of each class."""
     labels = np.random.default_rng(rows).integers(0, 3, rows)
     rule = PassRule(7, RepresentativeSampler(), labels)
-    passes = first_passes([np.arange(rows)[worker::3] for worker in range(3)], [2, 2, 2], rule)
-    begin, _, left_out = open_passes(passes, clocks)
-    cohort = next_cohort(
-        Cohort(3, 6),
-        size=CohortSize(workers, 6),
-        progress=CheckpointProgress(1, 1, dict(enumerate(clocks))),
-        turn=begin,
-        left_out=left_out,
-        steps_per_epoch=(1, 1),
-    )
-    later = later_passes(passes, cohort, np.array_split(np.arange(rows), workers), [2] * workers, 1)
+    passes = first_passes([np.arange(rows)[worker::3] for worker in range(3)], rule)
+    later = later_passes(passes, [2 * clock for clock in clocks], np.array_split(np.arange(rows), workers), 1)
     for each in later:
         orders = [each.order(index) for index in range(len(each.parts) + 2)]
         assert all(is_level(labels, order) for order in orders if len(order))

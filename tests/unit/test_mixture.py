@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pipeline.core import command_line
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
+from tests.support.tiers import only
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Result
@@ -144,25 +145,26 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(sets: str, output: Path, options: Any = QUIET, **values: Any) -> Result:
-    machines = {name: values.pop(name) for name in ("profile", "failures") if name in values}
+    machines = {name: values.pop(name) for name in ("profile", "failures", "workers") if name in values}
     common: dict[str, Any] = {"model": "logistic", "batch_size": 24, "threads": 1, "steps": 36, "mix": "0.5,0.3,0.2"}
     config = make_config(sets, output, example_ledger=True, **common | values)
     return simulate(config, SimulationSettings(**machines), options)
 
 
-def accepted_rows(done: Result) -> pd.DataFrame:
-    """Return worker, step and set of each example in accepted gradients, from the ids of the example ledger."""
+def accepted_rows(done: Result, batch: int = 8) -> pd.DataFrame:
+    """Return worker, step, id and set of each example in accepted gradients, from the ids of the example ledger."""
     assert isinstance(done.output, Path)
     files = sorted((done.output / "examples").iterdir())
     ledger = pd.concat([pq.read_table(file).to_pandas() for file in files])
     pushes = done.pushes()
     pushes = pushes[pushes["accepted"] == 1]
     examples = pushes["examples"].to_numpy()
-    # A push may sum the gradients of several mini-batches of 8.
-    later = np.concatenate([np.arange(count) // 8 for count in examples.tolist()])
+    # A push may sum the gradients of several mini-batches.
+    later = np.concatenate([np.arange(count) // batch for count in examples.tolist()])
     columns = {name: np.repeat(pushes[name].to_numpy(), examples) for name in ("worker", "clock")}
     columns["clock"] += later
-    return pd.DataFrame({**columns, "source": sources_of(ledger["id"].to_numpy())})
+    ids = ledger["id"].to_numpy()
+    return pd.DataFrame({**columns, "id": ids, "source": sources_of(ids)})
 
 
 def drawn_sources(done: Result) -> dict[int, np.ndarray]:
@@ -171,9 +173,9 @@ def drawn_sources(done: Result) -> dict[int, np.ndarray]:
     return {worker: rows["source"].to_numpy()[rows["worker"] == worker] for worker in range(3)}
 
 
-def assert_counted(done: Result, shares: dict[int, list[float]]) -> None:
+def assert_counted(done: Result, shares: dict[int, list[float]], batch: int = 8) -> None:
     """Check the rows of each set in the result against the ids. shares: what was asked for, by its first step."""
-    rows = accepted_rows(done)
+    rows = accepted_rows(done, batch)
     part_of_row = np.searchsorted(list(shares), rows["clock"], side="right") - 1
     assert done.mixture is not None
     assert [part["first_step"] for part in done.mixture] == list(shares)
@@ -249,7 +251,7 @@ def test_a_resumed_run_keeps_or_changes_its_shares(
     same = Path(shutil.copytree(tmp_path / "whole", tmp_path / "same"))
     other = Path(shutil.copytree(tmp_path / "whole", tmp_path / "other"))
     clock = cut_in_the_middle(same)
-    kept = run(sets, same, RESUME, **pair)
+    kept = run(sets, same, RESUME, workers=3, **pair)
     assert all(
         np.array_equal(one, two)
         for one, two in zip(drawn_sources(whole).values(), drawn_sources(kept).values(), strict=True)
@@ -266,6 +268,44 @@ def test_a_resumed_run_keeps_or_changes_its_shares(
     saved = json.loads((other / "config.json").read_text())["config"]["data"]["mix"]
     assert saved == f"0.5,0.3,0.2;{clock}:0.2,0.2,0.6"
     assert replay(changed.output).is_equal
+
+
+IN_STEP: list[dict[str, Any]] = [{"protocol": "bsp"}, {"exchange": "all-reduce"}, {"exchange": "matcha"}]
+OTHER_WAYS: list[dict[str, Any]] = [*IN_STEP, {"protocol": "asp"}, {"protocol": "ssp"}, {"protocol": "k-asp"}]
+
+
+@pytest.mark.parametrize("way", only(OTHER_WAYS[3:4], OTHER_WAYS), ids=str)
+def test_other_workers_complete_the_passes_of_each_set(
+    way: dict[str, Any], sets: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill workers at steps of their own, and change shares with the workers: each row is drawn once per pass of its set."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    values = way | {"profile": parse_profile("lognormal:0.5"), "checkpoint_every_s": 0.4}
+    values |= {} if way in IN_STEP else {"stop": "local"}
+    output = tmp_path / "run"
+    run(sets, output, **values)
+    clock = cut_in_the_middle(output)
+    run(sets, output, RESUME, workers=5, steps=30, batch_size=30, **values)
+    done = run(sets, output, RESUME, workers=2, steps=50, batch_size=30, mix="1,1,2", **values)
+    entries = json.loads((output / "config.json").read_text())["config"]["cohorts"]["entries"]
+    first, second, third = (entry["clock"] for entry in entries)
+    assert (first, second, [entry["left_out"] for entry in entries]) == (0, clock, [0, 0, 0])
+    rows = accepted_rows(done, 100)
+    for source in range(3):
+        counts = np.unique(rows["id"][rows["source"] == source], return_counts=True)[1]
+        assert len(counts) == 3 * (40, 20, 50)[source]
+        assert np.ptp(counts) <= 1
+    for (begin, end), workers, shares in (
+        ((0, second), 3, SHARES),
+        ((second, third), 5, SHARES),
+        ((third, 1000), 2, [0.25, 0.25, 0.5]),
+    ):
+        part = rows[(rows["clock"] >= begin) & (rows["clock"] < end)]
+        assert sorted(part["worker"].unique()) == list(range(workers))
+        for worker in range(workers):
+            assert_exact(part["source"].to_numpy()[part["worker"] == worker], shares)
+    assert_counted(done, {0: SHARES, third: [0.25, 0.25, 0.5]}, batch=100)
+    assert replay(done.output).is_equal
 
 
 # The sets

@@ -35,11 +35,12 @@ class Cohort:
         version: updates before the cohort, the version of the checkpoint with which it begins.
         accepted: gradients in those updates; in a run that counts rounds as if no worker had ever been absent.
         clock: the first clock of its workers.
-        turn: passes over the rows that have ended: all workers of the cohort before had ended them, or the rest is left out.
+        turn: passes over the rows that have ended: all workers of the cohort before had ended them, or the rest is left out;
+            0 for a mixture, each of whose sets has passes of its own.
         taken: mini-batches per worker before the cohort, of whatever size.
         epoch_steps: mini-batches per worker of this cohort that the epochs before it are worth.
         ends: clocks at which the workers of the cohort before ended.
-        left_out: rows of passes before ``turn`` that some workers of the cohort before had not drawn, and nobody draws.
+        left_out: rows of passes that some workers of the cohort before had not drawn, and nobody draws.
     """
 
     workers: int = 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from pipeline.core.arrays import Flags, Ints
 from trainer.config import Config
@@ -12,33 +15,114 @@ from trainer.data.holdout import only_trained, trained_rows
 from trainer.data.repartition import epochs_left
 from trainer.data.shard_file import read_groups
 from trainer.data.shards import Shards
+from trainer.sampling.mixture import SourcePlan, cohort_plans, examples_before, parse_mix, source_rules
 from trainer.sampling.passes import PassSampler
 from trainer.sampling.remainder import OpenPasses, PassRule, WorkerPasses, first_passes, later_passes, open_passes
 
 
-def present_passes(config: Config, shards: Shards) -> list[WorkerPasses]:
-    """Return the passes of the workers of the present cohort. Reads no image, and no row unless the sampler has groups.
+class WorkerStream(NamedTuple):
+    """The rows that a worker of a cohort draws.
+
+    Attributes:
+        worker: its number.
+        batch_size: its rows per mini-batch.
+        passes: its passes over each set of a mixture; those over the set of another run.
+        plans: the sets of its examples; empty for a run that mixes none.
+    """
+
+    worker: int
+    batch_size: int
+    passes: list[WorkerPasses]
+    plans: list[SourcePlan]
+
+    def numbers(self) -> Ints:
+        """Return the numbers of all rows that it may draw, counted over all shards, int64, ascending."""
+        return np.unique(np.concatenate([rows for passes in self.passes for rows in (*passes.parts, passes.own)]))
+
+    def examples(self, steps: int) -> list[int]:
+        """Return how many rows of each set it draws in its first steps."""
+        count = steps * self.batch_size
+        return examples_before(self.plans, count) if self.plans else [count]
+
+
+def present_streams(config: Config, shards: Shards) -> list[WorkerStream]:
+    """Return the rows of the workers of the present cohort. Reads no image, and no row unless the sampler has groups.
 
     Raises UsageError if a worker would have no rows, DataError and OSError."""
     assert isinstance(config.sampler, PassSampler)
     grouping = config.sampler.grouping
     groups = read_groups(shards, grouping) if grouping else None
-    rule = PassRule(config.run.seed, config.sampler, groups)
-    return _passes(config, shards, config.cohorts.entries, rule, trained_rows(shards, config))
+    rules = [PassRule(config.run.seed, config.sampler, groups)]
+    if config.data.mix:
+        rules = source_rules(config.run.seed, len(shards.sets))
+    return _streams(config, shards, config.cohorts.entries, rules, trained_rows(shards, config))
 
 
-def _passes(
-    config: Config, shards: Shards, cohorts: Sequence[Cohort], rule: PassRule, is_trained: Flags | None
-) -> list[WorkerPasses]:
-    """Return the passes of the workers of the last of some cohorts, which follow each other from the start of a run.
+def _streams(
+    config: Config, shards: Shards, cohorts: Sequence[Cohort], rules: Sequence[PassRule], is_trained: Flags | None
+) -> list[WorkerStream]:
+    """Return the rows of the workers of the last of some cohorts, which follow each other from the start of a run.
 
-    is_trained: the result of ``trained_rows``."""
-    passes: list[WorkerPasses] = []
+    rules: of each set of a mixture; is_trained: the result of ``trained_rows``."""
+    streams: list[WorkerStream] = []
+    passes: list[list[WorkerPasses]] = []
     for number, cohort in enumerate(cohorts):
+        # Workers whose number does not change keep their rows.
+        own = own_by_set(shards, cohort.workers, [[each.own for each in before] for before in passes], is_trained)
+        if number:
+            positions = _positions(streams, cohorts[number - 1], cohort.ends)
+            passes = [
+                later_passes(before, at, rows, number * len(rules) + source)
+                for source, (before, at, rows) in enumerate(zip(passes, positions, own, strict=True))
+            ]
+        else:
+            passes = [first_passes(rows, rule) for rows, rule in zip(own, rules, strict=True)]
         batches = config.cohort_batches(cohort, shards.ratios_of(cohort.workers))
-        own = own_places(shards, cohort.workers, [each.own for each in passes], is_trained)
-        passes = later_passes(passes, cohort, own, batches, number) if number else first_passes(own, batches, rule)
-    return passes
+        streams = [
+            WorkerStream(
+                worker, batch, [each[worker] for each in passes], _plans(config, cohort, number, batch, worker)
+            )
+            for worker, batch in enumerate(batches)
+        ]
+    return streams
+
+
+def _positions(streams: Sequence[WorkerStream], cohort: Cohort, ends: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return for each set how many rows of it each worker of a cohort has drawn when it ends. ends: its clocks."""
+    counts = [stream.examples(end - cohort.clock) for stream, end in zip(streams, ends, strict=True)]
+    return list(zip(*counts, strict=True))
+
+
+def _plans(config: Config, cohort: Cohort, number: int, batch_size: int, worker: int) -> list[SourcePlan]:
+    """Return the sets of the examples of a worker of a cohort; empty for a run that mixes none."""
+    if not config.data.mix:
+        return []
+    spans = parse_mix(config.data.mix)
+    return cohort_plans(spans, batch_size, config.run.seed, worker, clock=cohort.clock, number=number)
+
+
+def own_by_set(
+    shards: Shards, num_workers: int, before: list[list[Ints]], is_trained: Flags | None
+) -> list[list[Ints]]:
+    """Return ``own_places`` of each set of a mixture, or of a set as the only one, counted over all shards.
+
+    before: the result for the cohort before; empty for the first one."""
+    if not shards.sets:
+        return [own_places(shards, num_workers, before[0] if before else [], is_trained)]
+    if before and len(before[0]) == num_workers:
+        return before
+    # The shards of a mixture have the rows of its sets one after the other.
+    sizes = [[each.worker_rows(shard) for each in shards.sets] for shard in range(shards.num_workers)]
+    sets = np.repeat(np.tile(np.arange(len(shards.sets)), len(sizes)), np.ravel(sizes))
+    if not before:
+        own = own_places(shards, num_workers, [], is_trained)
+        return [[rows[sets[rows] == number] for rows in own] for number in range(len(shards.sets))]
+    result = []
+    for number, each in enumerate(shards.sets):
+        rows = np.flatnonzero(sets == number)
+        own = own_places(each, num_workers, before[number], None if is_trained is None else is_trained[rows])
+        result.append([rows[places] for places in own])
+    return result
 
 
 def present_places(shards: Shards, cohorts: Sequence[Cohort], is_trained: Flags | None) -> list[Ints]:
@@ -92,8 +176,15 @@ def passes_left(
     if config.data.repartition != "fixed":
         return epochs_left(config, shards, cohorts, clocks, num_workers)
     is_trained = trained_rows(shards, config)
-    own_places(shards, num_workers, present_places(shards, cohorts, is_trained), is_trained)
     if not config.sampler.makes_passes:
+        own_places(shards, num_workers, present_places(shards, cohorts, is_trained), is_trained)
         return OpenPasses(0, 0, 0)
     # The number of rows that are left does not depend on their order.
-    return open_passes(_passes(config, shards, cohorts, PassRule(config.run.seed), is_trained), clocks)
+    streams = _streams(config, shards, cohorts, [PassRule(config.run.seed)] * max(1, len(shards.sets)), is_trained)
+    passes = list(zip(*(stream.passes for stream in streams), strict=True))
+    own_by_set(shards, num_workers, [[each.own for each in before] for before in passes], is_trained)
+    open_ = [open_passes(*pair) for pair in zip(passes, _positions(streams, cohorts[-1], clocks), strict=True)]
+    if not config.data.mix:
+        return open_[0]
+    # Each set has its own passes, so that there is no number of passes over all rows.
+    return OpenPasses(0, 0, sum(each.left_out for each in open_))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.augment import Floats
 from trainer.data.batches import Batches, population_of, sampler_of_rows
-from trainer.data.cohort_passes import present_passes, present_places
+from trainer.data.cohort_passes import WorkerStream, present_places, present_streams
 from trainer.data.deal import dealt_places
 from trainer.data.holdout import trained_rows
 from trainer.data.loading import load_worker
@@ -24,7 +24,7 @@ from trainer.data.repartition import PartitionSampler, all_rows, partition_plan
 from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw, RowSampler
 from trainer.data.shards import Shards
-from trainer.sampling.remainder import WorkerPasses
+from trainer.sampling.mixture import mixture_draw
 
 
 class CohortSampler:
@@ -33,21 +33,33 @@ class CohortSampler:
     Args:
         rows: the rows that the worker needs.
         numbers: their numbers over all shards, int64, ascending.
-        passes: the worker's passes.
+        stream: the rows that it draws.
+        clock: its first clock.
     """
 
     reads_table = False
 
-    def __init__(self, rows: Rows, numbers: Ints, passes: WorkerPasses) -> None:
+    def __init__(self, rows: Rows, numbers: Ints, stream: WorkerStream, clock: int) -> None:
         self.rows = rows
         self.numbers = numbers
-        self.passes = passes
-        # Two entries: a mini-batch can contain the end of one pass and the beginning of the next.
-        self._order = lru_cache(maxsize=2)(passes.order)
+        self.clock = clock
+        self._draw = _drawing(stream)
 
     def draw(self, clock: int, table: Floats | None = None) -> Draw:
-        numbers, passes, next_pass_rows = self.passes.draw(clock, self._order)
+        numbers, passes, next_pass_rows = self._draw(clock - self.clock)
         return Draw(self.rows, np.searchsorted(self.numbers, numbers), passes, next_pass_rows)
+
+
+def _drawing(stream: WorkerStream) -> Callable[[int], tuple[Ints, int | None, int]]:
+    """Return a function from a step of a worker, from 0, to its rows and the two numbers of a Draw about their passes."""
+    batch_size = stream.batch_size
+    if stream.plans:
+        mixed = mixture_draw(stream.plans, stream.passes, batch_size)
+        return lambda step: (mixed(step), None, 0)
+    [passes] = stream.passes
+    # Two entries: a mini-batch can contain the end of one pass and the beginning of the next.
+    order = lru_cache(maxsize=2)(passes.order)
+    return lambda step: passes.draw(step * batch_size, batch_size, order)
 
 
 class ShiftedSampler:
@@ -117,14 +129,15 @@ def build_cohort_batches(
 
 def _draws_of_passes(config: Config, shards: Shards, workers: Sequence[int], targets: bool) -> list[WorkerDraws]:
     """Return the draws of some workers, whose passes complete the open ones of the cohort before."""
-    every = present_passes(config, shards)
+    every = present_streams(config, shards)
     needed = [every[worker] for worker in workers]
     # Ascending, so that a shard needs to be read only once.
-    numbers = [np.unique(np.concatenate([*passes.parts, passes.own])) for passes in needed]
+    numbers = [stream.numbers() for stream in needed]
     rows = load_numbers(shards, numbers, targets=targets)
+    clock = config.cohorts.present.clock
     return [
-        WorkerDraws(passes.worker, own_rows, CohortSampler(own_rows, own_numbers, passes))
-        for passes, own_numbers, own_rows in zip(needed, numbers, rows, strict=True)
+        WorkerDraws(stream.worker, own_rows, CohortSampler(own_rows, own_numbers, stream, clock))
+        for stream, own_numbers, own_rows in zip(needed, numbers, rows, strict=True)
     ]
 
 

@@ -35,7 +35,7 @@ from trainer.runlog.kinds import (
     StartEvent,
 )
 from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving_events
-from trainer.sampling.mixture import is_mix, parse_mix, rows_by_source, source_plans
+from trainer.sampling.mixture import cohort_plans, is_mix, parse_mix, rows_by_source
 from trainer.stages import START
 
 if TYPE_CHECKING:
@@ -269,25 +269,43 @@ def _mixture(
     start = _last(live, StartEvent())
     data = start.config.get("data", {})
     mix = data.get("mix")
-    batches = (start.plan or {}).get("worker_batches")
+    cohorts = _cohort_batches(live)
     # A log of another version, or a damaged one, may lack them.
-    if not mix or not is_mix(mix) or not batches:
+    if not mix or not is_mix(mix) or not cohorts:
         return None
     spans = parse_mix(mix)
     counts = np.zeros((len(spans), len(spans[0].shares)), np.int64)
     columns = [pushes[name].to_numpy()[is_accepted].astype(np.int64) for name in ("worker", "clock", "examples")]
     # Sorted once, because a search for the pushes of each worker would read all of them for each.
     order = np.argsort(columns[0], kind="stable")
-    workers, clocks, examples = (column[order] for column in columns)
-    bounds = np.searchsorted(workers, np.arange(len(batches) + 1)).tolist()
-    for worker, (batch_size, begin, end) in enumerate(zip(batches, bounds, bounds[1:], strict=False)):
-        plans = source_plans(spans, batch_size, start.config["run"]["seed"], worker)
-        counts += rows_by_source(plans, batch_size, clocks[begin:end], examples[begin:end])
+    columns = [column[order] for column in columns]
+    cohort_of_push = np.searchsorted([clock for clock, _ in cohorts], columns[1], side="right") - 1
+    for number, (first, batches) in enumerate(cohorts):
+        workers, clocks, examples = (column[cohort_of_push == number] for column in columns)
+        bounds = np.searchsorted(workers, np.arange(len(batches) + 1)).tolist()
+        for worker, (batch_size, begin, end) in enumerate(zip(batches, bounds, bounds[1:], strict=False)):
+            plans = cohort_plans(spans, batch_size, start.config["run"]["seed"], worker, clock=first, number=number)
+            own = rows_by_source(plans, batch_size, clocks[begin:end] - first, examples[begin:end])
+            counts[-len(plans) :] += own
     addresses = data["shards"].split(SEPARATOR)
     return [
         {"first_step": span.clock, "sets": _shares(addresses, span.shares, rows)}
         for span, rows in zip(spans, counts.tolist(), strict=True)
     ]
+
+
+def _cohort_batches(live: Sequence[LogEvent]) -> list[tuple[int, list[int]]]:
+    """Return the first clock of each cohort of a run, and the rows per mini-batch of its workers; empty if some are missing.
+
+    live: the events that count."""
+    starts = [event for event in live if isinstance(event, StartEvent)]
+    entries = [event.config.get("cohorts", {}).get("entries", []) for event in starts]
+    plans = [event.plan or {} for event in starts]
+    # The last start with a number of cohorts has trained the last of them.
+    batches = {max(1, len(each)): plan.get("worker_batches", []) for each, plan in zip(entries, plans, strict=True)}
+    clocks = [entry["clock"] for entry in entries[-1]] or [0] if entries else []
+    result = [(clock, batches.get(number, [])) for number, clock in enumerate(clocks, 1)]
+    return result if all(own for _, own in result) else []
 
 
 def _shares(addresses: Sequence[str], shares: Sequence[int], rows: Sequence[int]) -> list[dict[str, Any]]:

@@ -1,24 +1,28 @@
 """Mixtures of several sources of rows, in shares that a resumed run may change.
 
-The source of each example is a function of its position in a worker's stream. Up to any position since the shares were last
-changed, a source has its share of the examples, rounded up or down. Its rows are drawn in passes over the source."""
+The source of each example is a function of its position in a worker's stream. Up to any position since the shares or the
+workers were last changed, a source has its share of the examples, rounded up or down. Its rows are drawn in passes over the
+source, which other workers complete like passes over a set."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
-from pipeline.core.seeds import Purpose, generator
+from pipeline.core.seeds import Purpose, generator, word
 from trainer.sampling.base import Population, Selection, SelectionStream
-from trainer.sampling.orders import group_order, level_pattern, members_of, rows_by_rank
+from trainer.sampling.orders import PassOrder, level_pattern, members_of
+from trainer.sampling.passes import PassRows
+from trainer.sampling.remainder import PassRule, WorkerPasses
 
 LONGEST = 100_000  # examples after which a pattern of sources must repeat
 
@@ -79,10 +83,77 @@ def mixture_stream(spans: tuple[MixSpan, ...], population: Population, sources: 
     missing = np.flatnonzero(np.bincount(sources, minlength=count) == 0)
     if len(missing):
         raise UsageError(f"--mix: worker {population.worker} has no rows of set {missing[0]} of --shards")
-    members = members_of(sources)
-    order = lru_cache(maxsize=2 * count)(partial(group_order, population, members))
+    rules = source_rules(population.seed, count)
+    passes = [
+        WorkerPasses(population.worker, rule, 0, (), rows)
+        for rule, rows in zip(rules, members_of(sources), strict=True)
+    ]
     plans = source_plans(spans, population.batch_size, population.seed, population.worker)
-    return partial(_select, population, members, order, plans)
+    draw = mixture_draw(plans, passes, population.batch_size)
+    return lambda clock: Selection(draw(clock))
+
+
+@dataclass(frozen=True)
+class SourceOrder:
+    """The order of a worker's rows of one source in each pass over them.
+
+    Attributes:
+        source: number of the source.
+        sources: number of all sources.
+    """
+
+    source: int
+    sources: int
+
+    def pass_order(self, rows: PassRows) -> PassOrder:
+        """Return the order of some rows in each pass over them."""
+
+        def order(turn: int) -> Ints:
+            number = turn * self.sources + self.source
+            return generator(rows.seed, Purpose.GROUP_ORDER, rows.worker, number).permutation(rows.num_rows)
+
+        return order
+
+
+def source_rules(seed: int, sources: int) -> list[PassRule]:
+    """Return the rule by which the rows of each source are drawn. seed: of the run; sources: their number."""
+    return [PassRule(seed, SourceOrder(source, sources)) for source in range(sources)]
+
+
+def mixture_draw(plans: Sequence[SourcePlan], passes: Sequence[WorkerPasses], batch_size: int) -> Callable[[int], Ints]:
+    """Return a function from a step of a worker, from 0, to the rows of its mini-batch, int64.
+
+    Args:
+        plans: the sources of its stream.
+        passes: its passes over each source.
+        batch_size: its rows per mini-batch.
+    """
+    # Two entries: a mini-batch can contain the end of one pass over a source and the beginning of the next.
+    orders = [lru_cache(maxsize=2)(each.order) for each in passes]
+
+    def draw(step: int) -> Ints:
+        positions = np.arange(step * batch_size, (step + 1) * batch_size)
+        # A mini-batch is in one plan: shares change between mini-batches.
+        sources, ranks = _plan_at(plans, step * batch_size).sources_at(positions)
+        rows = np.empty(batch_size, np.int64)
+        for source in np.unique(sources).tolist():
+            slots = np.flatnonzero(sources == source)
+            # The examples of a source follow each other in its passes.
+            rows[slots] = passes[source].draw(int(ranks[slots[0]]), len(slots), orders[source])[0]
+        return rows
+
+    return draw
+
+
+def _plan_at(plans: Sequence[SourcePlan], position: int) -> SourcePlan:
+    """Return the plan of a position in a worker's stream."""
+    return plans[bisect_right(plans, position, key=lambda plan: plan.position) - 1]
+
+
+def examples_before(plans: Sequence[SourcePlan], position: int) -> list[int]:
+    """Return how many examples of each source come before a position in a worker's stream."""
+    counts: list[int] = _plan_at(plans, position).ranks_before(np.array([position]))[0].tolist()
+    return counts
 
 
 class SourcePlan(NamedTuple):
@@ -146,6 +217,23 @@ def source_plans(spans: tuple[MixSpan, ...], batch_size: int, seed: int, worker:
     return plans
 
 
+def cohort_plans(
+    spans: tuple[MixSpan, ...], batch_size: int, seed: int, worker: int, *, clock: int, number: int
+) -> list[SourcePlan]:
+    """Return the sources of the stream of a worker of a cohort, which begins at a clock: one plan per span from there on.
+
+    The stream of the first cohort is the one of ``source_plans``. A later one has random numbers of its own.
+
+    Args:
+        spans, batch_size, seed, worker: see ``source_plans``.
+        clock: the first clock of the cohort.
+        number: of the cohort, from 0.
+    """
+    present = bisect_right(spans, clock, key=lambda span: span.clock) - 1
+    own = tuple(MixSpan(max(0, span.clock - clock), span.shares) for span in spans[present:])
+    return source_plans(own, batch_size, word(seed, Purpose.COHORT, number) if number else seed, worker)
+
+
 def rows_by_source(plans: list[SourcePlan], batch_size: int, clocks: Ints, examples: Ints) -> Ints:
     """Return how many rows of each source are in some pushes of a worker, by plan: int64 [plans, S].
 
@@ -169,19 +257,6 @@ def rows_by_source(plans: list[SourcePlan], batch_size: int, clocks: Ints, examp
         first, last = (plan.ranks_before(bounds).sum(axis=0) for bounds in inside)
         counts.append(last - first)
     return np.array(counts)
-
-
-def _select(
-    population: Population,
-    members: list[Ints],
-    order: Callable[[int, int], Ints],
-    plans: list[SourcePlan],
-    clock: int,
-) -> Selection:
-    """Return the mini-batch at a clock, which is in one span: spans begin at mini-batches."""
-    positions = np.arange(clock * population.batch_size, (clock + 1) * population.batch_size)
-    plan = plans[bisect_right(plans, positions[0], key=lambda each: each.position) - 1]
-    return Selection(rows_by_rank(members, order, *plan.sources_at(positions)))
 
 
 def _whole_shares(text: str) -> tuple[int, ...]:

@@ -13,19 +13,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
-from trainer.coordination.cohorts import Cohort
 from trainer.sampling.orders import PassOrder
-from trainer.sampling.passes import PassRows, PassSampler
+from trainer.sampling.passes import PassRows
 from trainer.sampling.shuffle import ShuffleSampler
 
 # Passes that a change of workers completes. Workers in step are in one pass, or some of them have begun the next one.
 MOST_OPEN = 2
+
+
+class OrderRule(Protocol):
+    """A rule for the order of a worker's rows, such as a sampler that makes passes."""
+
+    def pass_order(self, rows: PassRows) -> PassOrder:
+        """Return the order of some rows in each pass over them."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +46,7 @@ class PassRule:
     """
 
     seed: int
-    sampler: PassSampler = field(default_factory=ShuffleSampler)
+    sampler: OrderRule = field(default_factory=ShuffleSampler)
     groups: Ints | None = None
 
     def order(self, rows: Ints, worker: int) -> PassOrder:
@@ -56,7 +63,7 @@ class PassRule:
         Args:
             rows: that are left, int64.
             num_workers: number of workers.
-            number: of the cohort, from 1.
+            number: of the deal: no other deal of this pass has it.
             turn: number of the pass.
         """
         rows = rows[generator(self.seed, Purpose.REMAINDER, number, turn).permutation(len(rows))]
@@ -69,13 +76,11 @@ class PassRule:
 
 @dataclass(frozen=True, eq=False)
 class WorkerPasses:
-    """The passes of one worker of a cohort.
+    """The passes of one worker of a cohort. A position is a number of rows that it has drawn in the cohort.
 
     Attributes:
         worker: number of the worker.
         rule: orders its rows.
-        batch_size: rows per mini-batch of this worker.
-        clock: its first clock.
         turn: number of its first pass, from 0.
         parts: its rows of each interrupted pass in the order in which it draws them, int64; possibly empty.
         own: its rows of every later pass, int64.
@@ -83,8 +88,6 @@ class WorkerPasses:
 
     worker: int
     rule: PassRule
-    batch_size: int
-    clock: int
     turn: int
     parts: tuple[Ints, ...]
     own: Ints
@@ -113,47 +116,37 @@ class WorkerPasses:
         turns, inside = divmod(position - total, len(self.own))
         return len(ends) + turns, inside
 
-    def progress(self, clock: int) -> tuple[int, int]:
-        """Return the number of the pass in which the worker is at a clock, from 0, and its position in it."""
-        index, inside = self.place((clock - self.clock) * self.batch_size)
+    def progress(self, position: int) -> tuple[int, int]:
+        """Return the number of the pass in which the worker is at a position, from 0, and its position in it."""
+        index, inside = self.place(position)
         return self.turn + index, inside
 
-    def draw(self, clock: int, order: Callable[[int], Ints]) -> tuple[Ints, int, int]:
-        """Return the mini-batch at a clock: its rows int64 [B], the passes that end in it, and its rows after that.
+    def draw(self, position: int, count: int, order: Callable[[int], Ints]) -> tuple[Ints, int, int]:
+        """Return the next ``count`` rows, int64, the passes that end among them, and the rows after the last of these ends.
 
-        Passes of which the worker has no rows end with the pass before, or with the beginning of its first mini-batch.
+        Passes of which the worker has no rows end with the pass before, or with the beginning of its first rows.
 
-        clock: number of the mini-batch.
-        order: ``order``, possibly with a cache."""
-        position = (clock - self.clock) * self.batch_size
-        index, inside = self.place(position)
-        passes = index if clock == self.clock else 0
-        left = self.batch_size
+        Args:
+            position: number of rows before them.
+            count: number of rows, at least 1.
+            order: ``order``, possibly with a cache.
+        """
+        first = self.place(position)[0] if position else 0
+        last = self.place(position + count)[0]
         pieces: list[Ints] = []
-        later_rows = left if passes else 0
-        while left:
-            part = order(index)[inside : inside + left]
-            pieces.append(part)
-            left -= len(part)
-            # The pass ends here, and with it those without rows after it.
-            if inside + len(part) == len(order(index)):
-                after, inside = self.place(position + self.batch_size - left)
-                passes += after - index
-                index = after
-                later_rows = left
-        return np.concatenate(pieces), passes, later_rows
+        later_rows = 0
+        while count:
+            index, inside = self.place(position)
+            pieces.append(order(index)[inside : inside + count])
+            count -= len(pieces[-1])
+            position += len(pieces[-1])
+            later_rows = len(pieces[-1]) if index == last else 0
+        return np.concatenate(pieces), last - first, later_rows if last > first else 0
 
 
-def first_passes(own: Sequence[Ints], batches: Sequence[int], rule: PassRule) -> list[WorkerPasses]:
-    """Return the passes of the workers with which a run begins.
-
-    Args:
-        own: the rows of each worker.
-        batches: rows per mini-batch of each worker.
-        rule: orders their rows.
-    """
-    pairs = zip(own, batches, strict=True)
-    return [WorkerPasses(worker, rule, batch, 0, 0, (), rows) for worker, (rows, batch) in enumerate(pairs)]
+def first_passes(own: Sequence[Ints], rule: PassRule) -> list[WorkerPasses]:
+    """Return the passes of the workers with which a run begins. own: the rows of each worker; rule: orders them."""
+    return [WorkerPasses(worker, rule, 0, (), rows) for worker, rows in enumerate(own)]
 
 
 class OpenPasses(NamedTuple):
@@ -170,9 +163,9 @@ class OpenPasses(NamedTuple):
     left_out: int
 
 
-def open_passes(before: Sequence[WorkerPasses], clocks: Sequence[int]) -> OpenPasses:
-    """Return the passes that workers leave incomplete at their clocks, MOST_OPEN at most."""
-    places = [passes.progress(clock) for passes, clock in zip(before, clocks, strict=True)]
+def open_passes(before: Sequence[WorkerPasses], positions: Sequence[int]) -> OpenPasses:
+    """Return the passes that workers leave incomplete at their positions, MOST_OPEN at most."""
+    places = [passes.progress(position) for passes, position in zip(before, positions, strict=True)]
     # A pass has begun if a worker has drawn a row of it, or if it was interrupted before.
     end = max(turn + (inside > 0) for turn, inside in places)
     end = max(end, before[0].turn + len(before[0].parts))
@@ -185,25 +178,24 @@ def open_passes(before: Sequence[WorkerPasses], clocks: Sequence[int]) -> OpenPa
 
 
 def later_passes(
-    before: Sequence[WorkerPasses], cohort: Cohort, own: Sequence[Ints], batches: Sequence[int], number: int
+    before: Sequence[WorkerPasses], positions: Sequence[int], own: Sequence[Ints], number: int
 ) -> list[WorkerPasses]:
     """Return the passes of the workers of a cohort that follows another one.
 
     What is left of a pass is dealt to them by the rule of the passes.
 
     Args:
-        before: the passes of the workers that ended at ``cohort.ends``.
-        cohort: the cohort.
-        own: the rows of each of its workers in passes that nobody has begun.
-        batches: rows per mini-batch of each of its workers.
-        number: of the cohort, from 1.
+        before: the passes of the workers before.
+        positions: at which each of these ended.
+        own: the rows of each worker of the cohort in passes that nobody has begun.
+        number: of the deal; see ``PassRule.deal``.
     """
     rule = before[0].rule
-    places = [passes.progress(clock) for passes, clock in zip(before, cohort.ends, strict=True)]
-    end = open_passes(before, cohort.ends).end
+    places = [passes.progress(position) for passes, position in zip(before, positions, strict=True)]
+    begin, end, _ = open_passes(before, positions)
     parts: list[list[Ints]] = [[] for _ in own]
     # A worker in the middle of the pass leaves the rest of it; one that has not begun it leaves all of its rows.
-    for turn in range(cohort.turn, end):
+    for turn in range(begin, end):
         left = [
             passes.order(turn - passes.turn)[inside if turn == at else 0 :]
             for passes, (at, inside) in zip(before, places, strict=True)
@@ -211,7 +203,4 @@ def later_passes(
         ]
         for worker, part in enumerate(rule.deal(np.concatenate(left), len(own), number, turn)):
             parts[worker].append(part)
-    return [
-        WorkerPasses(worker, rule, batches[worker], cohort.clock, cohort.turn, tuple(parts[worker]), own[worker])
-        for worker in range(len(own))
-    ]
+    return [WorkerPasses(worker, rule, begin, tuple(parts[worker]), rows) for worker, rows in enumerate(own)]
