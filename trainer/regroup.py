@@ -286,7 +286,6 @@ def obstacle(config: Config) -> str | None:
     table = config.table_sampler
     # The first one that applies is reported.
     causes = (
-        (config.data.repartition == "importance", "--repartition importance counts intervals in steps of its workers"),
         (bool(config.data.gossip), "--gossip exchanges examples between fixed shards"),
         (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
         (

@@ -180,7 +180,7 @@ def build_barriers(config: Config, facts: RunFacts) -> Barriers:
     Most runs have none. Under a reproducible protocol the workers make each step together in any case."""
     if config.data.repartition != "importance" or config.protocol.reproducible:
         return Barriers()
-    plan = config.partition_plan(facts.rows, config.worker_batches(facts.num_workers))
+    plan = config.partition_plan(facts.rows, facts.num_workers)
     return plan_barriers(plan, reads_own_writes=config.protocol.reads_own_writes)
 
 

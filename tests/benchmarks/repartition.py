@@ -92,8 +92,8 @@ def main() -> None:
     rng = np.random.default_rng(2)
     deals = [seconds(lambda: plan.divide(rng.random(args.rows, np.float32))) for _ in range(5)]
     tables = [rng.random(len(steps["with"].read_table()), np.float32) for _ in range(5)]  # type: ignore[arg-type]
-    first = [seconds(lambda table=table: sampler.draw(plan.warmup_steps, table)) for table in tables]  # type: ignore[misc]
-    later = [seconds(lambda: sampler.draw(plan.warmup_steps + 1, tables[-1])) for _ in range(5)]
+    first = [seconds(lambda table=table: sampler.draw(plan.dealt_until, table)) for table in tables]  # type: ignore[misc]
+    later = [seconds(lambda: sampler.draw(plan.dealt_until + 1, tables[-1])) for _ in range(5)]
     deal_s = statistics.median(deals)
     swap_s = max(0.0, statistics.median(first) - deal_s - statistics.median(later))
 

@@ -83,6 +83,52 @@ def assert_divided_by_losses(folder: Path, about: DividedRun) -> None:
         assert_ranked(values, owners["min"], about)
 
 
+def assert_divided_over_others(folder: Path, about: DividedRun, later: DividedRun, clock: int) -> None:
+    """Check a run whose workers change between two steps that all make together.
+
+    about, later: with the workers and the mini-batch before and after ``clock``. Rows that fill the last step of a pass are
+    told from its other rows by their places alone."""
+    drawn = drawn_rows(folder, about.batch)  # a push has one mini-batch
+    starts = [start for start in about.first_steps() if start <= clock]
+    if not starts:
+        # The epochs of the warm-up are one sequence, in which the workers change.
+        dealt = about.warmup_epochs * about.rows
+        for epoch in range(about.warmup_epochs):
+            rows = drawn["row"].iloc[epoch * about.rows : (epoch + 1) * about.rows]
+            assert rows.nunique() == about.rows
+        first = clock - (clock * about.batch - dealt) // later.batch
+        values = importance_of(drawn[drawn["clock"] < first], about.ignore_epochs, about.warmup_epochs, about)
+        passes = about.interval
+        before = drawn[:0]
+    else:
+        begin = starts[-1]
+        span = (about.ignore_epochs, about.warmup_epochs) if len(starts) == 1 else (0, about.interval)
+        values = importance_of(drawn[(drawn["clock"] < begin) & (drawn["clock"] >= [0, *starts][-2])], *span, about)
+        before = drawn[(drawn["clock"] >= begin) & (drawn["clock"] < clock)]
+        assert_ranked(values, before.groupby("row")["worker"].first(), about)
+        visits = before.groupby("row").size().reindex(range(about.rows), fill_value=0)
+        rest = drawn[drawn["clock"] >= clock]
+        first = clock
+        for turn in range(visits.min() + 1, visits.max() + 1):
+            lacking = visits.index[visits < turn]
+            part = rest.iloc[(first - clock) * later.batch :][: len(lacking)]
+            assert sorted(part["row"]) == sorted(lacking), "the other workers complete a pass"
+            before = pd.concat([before, part])
+            first += -(-len(lacking) // later.batch)
+        passes = about.interval - visits.max()
+    # Then each worker makes the passes that are left over its rows by the same importance.
+    end = first - (-passes * -(-about.rows // later.workers) // (later.batch // later.workers))
+    own = drawn[(drawn["clock"] >= first) & (drawn["clock"] < end)]
+    assert not passes or own["row"].nunique() == about.rows
+    assert_ranked(values, own.groupby("row")["worker"].first(), later)
+    values = importance_of(pd.concat([before, own]), 0, about.interval, about)
+    last = drawn[drawn["clock"] >= end]
+    owners = last.groupby("row")["worker"].agg(["min", "max"])
+    assert len(owners) == about.rows
+    assert (owners["min"] == owners["max"]).all()
+    assert_ranked(values, owners["min"], later)
+
+
 def importance_of(before: pd.DataFrame, ignored: int, last: int, about: DividedRun) -> npt.NDArray[np.float64]:
     """Return the importance of each row after a phase: mean or variance of its losses in the visits that count."""
     visits = before.groupby("row").cumcount() + 1

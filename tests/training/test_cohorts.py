@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from pipeline.core.errors import UsageError
+from tests.support.divisions import drawn_rows
 from tests.support.draws import ids_in_steps
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
@@ -180,6 +181,30 @@ def host_of(run: Training, role: str) -> psutil.Process:
     host = fork_server.parent()
     assert host
     return host
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("protocol", ["bsp", "asp"])
+def test_other_workers_continue_an_interval(protocol: str, tmp_path: Path, runs: list[Training]) -> None:
+    """Kill a run in its first interval: the run ends by the rule, and a replay has its bits."""
+    parts = [rows_of(200, 10 + number, 1000 * number) for number in range(3)]
+    shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    output = tmp_path / "run"
+    phases = ("--repartition", "importance", "--warmup-epochs", 2, "--ignore-epochs", 1, "--interval", 30)
+    own = (*COMMON, *phases, "--protocol", protocol, "--checkpoint-every-s", 0.1, "--epochs", 70, "--example-ledger")
+    run = Training(shards, output, *own, "--batch-size", 24)
+    runs.append(run)
+    run.wait_for_updates(150 if protocol == "bsp" else 450)
+    run.end()
+    train_here(shards, output, *own, "--batch-size", 50, "--resume", "--workers", 5)
+    config = read_record(output).config
+    plan = config.partition_plan(600, 3)
+    assert (plan.start, plan.intervals) == (1, 2)
+    last = drawn_rows(output, 10)
+    owners = last[last["clock"] >= plan.first_steps[-1]].groupby("row")["worker"].agg(["min", "max"])
+    assert len(owners) == 600
+    assert (owners["min"] == owners["max"]).all()
+    assert replay(output).is_equal
 
 
 def assert_dealt_once(output: Path, rows: int) -> None:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
-from tests.support.divisions import DividedRun, assert_divided_by_losses
+from tests.support.divisions import DividedRun, assert_divided_by_losses, assert_divided_over_others, drawn_rows
 from tests.support.tiers import only
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
-from tests.support.virtual_runs import QUIET, RESUME
+from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Result
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import versions
@@ -26,6 +26,7 @@ from trainer.checkpoints.state import folder_of
 from trainer.config import RunFacts
 from trainer.protocols import PROTOCOLS
 from trainer.rules import build_barriers, local_plan
+from trainer.runlog.run_folder import read_record
 from trainer.sampling.repartition import PartitionPlan, PartitionStream, RepartitionOptions, plan_barriers
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import Failure
@@ -57,12 +58,13 @@ def run(
     failures: tuple[Failure, ...] = (),
     options: Any = QUIET,
     about: DividedRun = ABOUT,
+    workers: int | None = None,
     **values: Any,
 ) -> Result:
     """Train in virtual time, with steps of 0.1 s."""
     own: dict[str, Any] = {"model": "logistic", "example_ledger": True} | about.flags
     own |= OWN.get(values.get("protocol", ""), {})
-    machines = SimulationSettings(profile=parse_profile(profile), failures=failures)
+    machines = SimulationSettings(workers=workers, profile=parse_profile(profile), failures=failures)
     return simulate(make_config(shards, output, **own | values), machines, options)
 
 
@@ -142,6 +144,63 @@ def test_a_run_resumes_from_any_checkpoint(
         assert replay(resumed.output).is_equal
 
 
+@pytest.mark.parametrize(
+    ("clock", "importance"), only([(24, "variance")], [(24, "variance"), (12, "average"), (30, "average")])
+)
+def test_other_workers_divide_by_the_same_losses(
+    clock: int, importance: str, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Change workers in step, in an interval or in the warm-up; the same number of workers keeps the bits."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    about = ABOUT._replace(importance=importance)
+    end = final(run(shards, tmp_path / "run", about=about, protocol="bsp")).tobytes()
+    shutil.copytree(tmp_path / "run", tmp_path / "same")
+    for folder in (tmp_path / "run", tmp_path / "same"):
+        cut_at(folder, clock)
+    later = about._replace(workers=5, batch=10)
+    done = run(shards, tmp_path / "run", options=RESUME, about=later, protocol="bsp", workers=5)
+    assert_divided_over_others(tmp_path / "run", about, later, clock)
+    assert replay(done.output).is_equal
+    same = run(shards, tmp_path / "same", options=RESUME, about=about, protocol="bsp", workers=3)
+    assert final(same).tobytes() == end
+
+
+def cut_at(folder: Path, version: int) -> None:
+    """Leave of a run what a kill leaves after the checkpoint of a version."""
+    (folder / "result.json").unlink()
+    found = versions(folder / "checkpoints")
+    assert version in found
+    for later in found:
+        if later > version:
+            shutil.rmtree(folder_of(folder / "checkpoints", later))
+
+
+@pytest.mark.parametrize(
+    ("protocol", "place"), only([], [("asp", 0.6), ("ssp", 0.3), ("downpour", 0.9), ("n-softsync", 0.6)])
+)
+def test_asynchronous_workers_are_followed_by_others(
+    protocol: str, place: float, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill workers at steps of their own, twice: a replay has the bits, and the last interval has one worker per row."""
+    monkeypatch.setattr(prune, "__defaults__", (1000, WAITING))
+    about = ABOUT._replace(steps=60)
+    values: dict[str, Any] = {"protocol": protocol, "checkpoint_every_s": 0.3}
+    run(shards, tmp_path / "run", "lognormal:1", about=about, **values)
+    found = versions(tmp_path / "run" / "checkpoints")
+    cut_at(tmp_path / "run", found[int(place * len(found) / 2)])
+    run(shards, tmp_path / "run", "lognormal:1", options=RESUME, about=about._replace(batch=10), workers=5, **values)
+    cut_at(tmp_path / "run", versions(tmp_path / "run" / "checkpoints")[-8])
+    about = about._replace(batch=8)
+    done = run(shards, tmp_path / "run", "lognormal:1", options=RESUME, about=about, workers=2, **values)
+    config = read_record(tmp_path / "run").config
+    assert [each.workers for each in config.cohorts.entries] == [3, 5, 2]
+    plan = config.partition_plan(60, 3)
+    last = drawn_rows(tmp_path / "run", 4)
+    owners = last[last["clock"] >= plan.first_steps[-1]].groupby("row")["worker"].agg(["min", "max"])
+    assert (owners["min"] == owners["max"]).all()
+    assert replay(done.output).is_equal
+
+
 @pytest.mark.parametrize("protocol", sorted(REFUSED))
 def test_protocols_that_refuse_gradients_are_refused(protocol: str) -> None:
     line = f"--repartition importance needs the losses of all mini-batches, of which --protocol {protocol} refuses some"
@@ -206,6 +265,62 @@ def test_a_barrier_is_between_two_losses_of_a_row(
         for (clock, worker, _), (later, other, _) in itertools.pairwise(each):
             needs_none = worker == other and (reads or clock == later)
             assert needs_none or any(clock < barrier <= later for barrier in barriers)
+
+
+@given(
+    rows=st.integers(24, 60),
+    cohorts=st.lists(
+        st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), st.floats(0, 1), st.integers(0, 99)),
+        min_size=2,
+        max_size=4,
+    ),
+    ignored=st.integers(0, 1),
+    interval=st.integers(1, 3),
+    reads=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_every_row_has_all_losses_whoever_draws_it(
+    rows: int, cohorts: list[tuple[tuple[int, ...], float, int]], ignored: int, interval: int, reads: bool
+) -> None:
+    """Change workers anywhere, each at a step of its own between two barriers: no loss is lacking or out of order."""
+    options = RepartitionOptions(
+        repartition="importance", warmup_epochs=2 + ignored, interval=interval, ignore_epochs=ignored
+    )
+    epochs = 2 + ignored + 3 * interval + 1
+    per_epoch = rows // sum(cohorts[0][0])
+    plan = PartitionPlan(options, rows, cohorts[0][0], 2 * epochs * per_epoch, epochs, seed=3)
+    visits: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    barriers: list[int] = []
+    ends = np.empty(0, np.int64)
+    for number, (batches, share, seed) in enumerate(cohorts):
+        if number:
+            plan = plan.followed_by(ends.tolist(), batches, steps=plan.clock + 2 * epochs * rows)
+        last = plan.first_steps[-1]
+        own = plan_barriers(plan, reads_own_writes=reads).clocks
+        barriers += own
+        # The first step that no worker is beyond, and the barrier that all have reached.
+        ends = np.full(len(batches), last)
+        if number < len(cohorts) - 1:
+            clock = plan.clock + int(share * (last - plan.clock))
+            reached = max([plan.clock, *(each for each in own if each <= clock)])
+            following = min([last, *(each for each in own if each > clock)])
+            ends = np.random.default_rng(seed).integers(reached, max(reached, following), len(batches), endpoint=True)
+        for worker, end in enumerate(ends.tolist()):
+            stream = PartitionStream(plan, worker)
+            for clock in range(plan.clock, end):
+                phase = plan.phase(clock).number
+                losses = np.random.default_rng([rows, phase]).random(rows)
+                for row, ordinal in zip(*stream.draw(clock, losses), strict=True):
+                    if ordinal:
+                        visits[phase, int(row)].append((clock, worker + 100 * number, int(ordinal)))
+        assert plan.left_out == 0 or not plan.start
+    for phase in range(plan.phases[-1].number):
+        for row in range(rows):
+            each = sorted(visits[phase, row])
+            assert [ordinal for _, _, ordinal in each] == list(range(1, (interval if phase else 2) + 1)), (phase, row)
+            for (clock, worker, _), (later, other, _) in itertools.pairwise(each):
+                needs_none = worker // 100 != other // 100 or (worker == other and (reads or clock == later))
+                assert needs_none or any(clock < barrier <= later for barrier in barriers)
 
 
 def test_no_push_of_downpour_crosses_a_barrier() -> None:

@@ -678,11 +678,6 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
         with pytest.raises(UsageError, match=words) as caught:
             run(shards, output, RESUME, 2, steps=8, **values)
         assert "resume with --workers 3 --batch-size 24" in str(caught.value)
-    output = tmp_path / "intervals"
-    values = {"repartition": "importance", "protocol": "bsp", "warmup_epochs": 1, "ignore_epochs": 0, "steps": 8}
-    run(shards, output, **values)
-    with pytest.raises(UsageError, match="--repartition importance counts intervals in steps of its workers; resume"):
-        run(shards, output, RESUME, 2, **values)
     output = tmp_path / "deals"
     values = {"repartition": "random", "steps": 8}
     run(shards, output, **values)

@@ -111,23 +111,23 @@ def test_other_workers_complete_the_deals_of_any_clocks(
         ends = [plan.clock + count for count in counts[: len(plan.batches)]]
         count_rows(plan, ends, drawn)
         later = plan.followed_by(ends, batches)
-        assert len(later.left) <= MOST_OPEN
-        left_out += plan.left_out(ends, later)
+        assert len(later.turns) <= MOST_OPEN
+        left_out += later.left_out
         plan = later
-        lacking = sum(rows - drawn.get(epoch, Counter()).total() for epoch in range(plan.first_epoch))
+        lacking = sum(rows - drawn.get(epoch, Counter()).total() for epoch in range(plan.turns.start))
         assert lacking == left_out
-    end = plan.first_epoch + len(plan.left) + 1
-    steps = -(-(sum(map(len, plan.left)) + rows) // plan.batch)
+    end = plan.turns.stop + 1
+    steps = -(-plan.begin(end) // plan.batch)
     count_rows(plan, [plan.clock + steps] * len(plan.batches), drawn)
     assert all(max(counter.values()) == 1 for counter in drawn.values())
-    assert all(drawn[epoch].total() == rows for epoch in range(plan.first_epoch, end))
+    assert all(drawn[epoch].total() == rows for epoch in range(plan.turns.start, end))
 
 
 def test_a_step_with_rows_that_were_left_repeats_none() -> None:
     """Leave 12 rows of worker 0; the third step of the next workers has two of them, and three of the next epoch."""
     for seed in range(40):
         plan = plan_of(32, (4, 4), seed).followed_by([1, 4], (2, 3))
-        assert [len(part) for part in plan.left] == [12]
+        assert [plan.count(turn) for turn in plan.turns] == [12]
         streams = streams_of(plan)
         for clock in range(4, 12):
             step = np.concatenate([stream.draw(clock, None).numbers for stream in streams])
@@ -147,7 +147,7 @@ def count_rows(plan: PartitionPlan, ends: list[int], drawn: dict[int, Counter[in
 
     A position in the rows of all workers belongs to what is left of an interrupted epoch, one after the other, and then to
     whole epochs."""
-    bounds = list(accumulate(map(len, plan.left)))
+    bounds = list(accumulate(map(plan.count, plan.turns)))
     for worker, (stream, end) in enumerate(zip(streams_of(plan), ends, strict=True)):
         for clock in range(plan.clock, end):
             first = (clock - plan.clock) * plan.batch + sum(plan.batches[:worker])
@@ -155,7 +155,7 @@ def count_rows(plan: PartitionPlan, ends: list[int], drawn: dict[int, Counter[in
                 index = bisect_right(bounds, position)
                 if index == len(bounds):
                     index += (position - (bounds[-1] if bounds else 0)) // plan.rows
-                drawn.setdefault(plan.first_epoch + index, Counter())[row] += 1
+                drawn.setdefault(plan.turns.start + index, Counter())[row] += 1
 
 
 @pytest.mark.parametrize(("warmup", "interval"), [(10, 10), (10, 30), (40, 30), (10, 1), (60, 10), (30, 8), (15, 15)])

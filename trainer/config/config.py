@@ -177,15 +177,28 @@ class Config:
         """The owner of the run's loss table; None for a run without one."""
         return self.loss_statistics or (self.sampler if isinstance(self.sampler, TableSampler) else None)
 
-    def partition_plan(self, rows: int, batches: tuple[int, ...]) -> PartitionPlan:
-        """Return the division of the rows of a run that repartitions. Raises UsageError if it cannot be.
+    def partition_plan(self, rows: int, num_workers: int) -> PartitionPlan:
+        """Return the division of the rows of a run that repartitions, over its present workers.
 
         Args:
             rows: distinct training examples, which epochs count; copies are left out.
-            batches: each worker's examples per step.
+            num_workers: workers with which the run began, unless its cohorts say that.
+        Raises:
+            UsageError: the rows cannot be divided.
         """
-        steps = self.steps_per_worker(rows)
-        return PartitionPlan(self.data, rows, batches, steps, steps / self.steps_per_epoch(rows), self.run.seed)
+        first, *later = self.cohorts.entries or (Cohort(num_workers, self.data.batch_size),)
+        steps, epochs = self._length(first, rows)
+        plan = PartitionPlan(self.data, rows, self.cohort_batches(first), steps, epochs, self.run.seed)
+        for cohort in later:
+            steps, epochs = self._length(cohort, rows)
+            plan = plan.followed_by(cohort.ends, self.cohort_batches(cohort), steps=steps, epochs=epochs)
+        return plan
+
+    def _length(self, cohort: Cohort, rows: int) -> tuple[int, float]:
+        """Return the clock at which a run ends if a cohort trains it until then, and its epochs. rows: as anywhere."""
+        per_epoch = max(1, rows // cohort.batch_size)
+        steps = cohort.last_step(steps=self.run.steps, epochs=self.run.epochs or 0, steps_per_epoch=per_epoch)
+        return steps, cohort.epochs(steps, per_epoch)
 
     def stage_configs(self) -> tuple[Config, ...]:
         """Return the configuration of each stage of the run, with its exchange and protocol and their defaults.
@@ -242,23 +255,25 @@ class Config:
     def worker_batches(self, num_workers: int, ratios: Ratios = ()) -> tuple[int, ...]:
         """Return each worker's examples per step for n workers and the global mini-batch B. A result may be 0.
 
+        num_workers: n; ratios: the ratios of the set's shards, empty if they are equal."""
+        return self.cohort_batches(Cohort(num_workers, self.data.batch_size), ratios)
+
+    def cohort_batches(self, cohort: Cohort, ratios: Ratios = ()) -> tuple[int, ...]:
+        """Return each worker's examples per step in a cohort of n workers and its global mini-batch B.
+
         With equal shards each worker draws floor(B/n); with --worker-batch exact the first B mod n workers draw one
         more. With ratios, B is divided in their proportion, so that all workers finish a pass in the same number of
         steps: rounded down, or with ``exact`` by largest remainder.
 
-        num_workers: n; ratios: the ratios of the set's shards, empty if they are equal."""
-        size = self.data.batch_size
+        ratios: see ``worker_batches``."""
+        num_workers = cohort.workers
+        size = cohort.batch_size
         if ratios and self.data.worker_batch == "exact":
             return tuple(largest_remainder(np.array([size]), ratios)[0].tolist())
         if ratios:
             return tuple(size * ratio // sum(ratios) for ratio in ratios)
         share, rest = divmod(size, num_workers)
         return tuple(share + (self.data.worker_batch == "exact" and worker < rest) for worker in range(num_workers))
-
-    def cohort_batches(self, cohort: Cohort, ratios: Ratios = ()) -> tuple[int, ...]:
-        """Return each worker's examples per step in a cohort. ratios: see ``worker_batches``."""
-        data = replace(self.data, batch_size=cohort.batch_size)
-        return replace(self, data=data).worker_batches(cohort.workers, ratios)
 
     def reported_rows(self, rows: int) -> int:
         """Return the most rows whose losses a report holds: of a push if the run has a ledger, else none.

@@ -12,7 +12,7 @@ from trainer.config import Config
 from trainer.coordination.cohorts import Cohort
 from trainer.data.deal import dealt_places, even_places
 from trainer.data.holdout import only_trained, trained_rows
-from trainer.data.repartition import epochs_left
+from trainer.data.repartition import rows_left
 from trainer.data.shard_file import read_groups
 from trainer.data.shards import Shards
 from trainer.sampling.mixture import SourcePlan, cohort_plans, examples_before, parse_mix, source_rules
@@ -26,7 +26,7 @@ class WorkerStream(NamedTuple):
     Attributes:
         worker: its number.
         batch_size: its rows per mini-batch.
-        passes: its passes over each set of a mixture; those over the set of another run.
+        passes: its passes over each set of a mixture, or over the only set.
         plans: the sets of its examples; empty for a run that mixes none.
     """
 
@@ -174,7 +174,7 @@ def passes_left(
         UsageError: one of them would have no rows, or the rows cannot be dealt to them.
     """
     if config.data.repartition != "fixed":
-        return epochs_left(config, shards, cohorts, clocks, num_workers)
+        return rows_left(config, shards, cohorts, clocks, num_workers)
     is_trained = trained_rows(shards, config)
     if not config.sampler.makes_passes:
         own_places(shards, num_workers, present_places(shards, cohorts, is_trained), is_trained)

@@ -20,7 +20,7 @@ from trainer.data.holdout import trained_rows
 from trainer.data.loading import load_worker
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.own_augmentation import own_augmentation
-from trainer.data.repartition import PartitionSampler, all_rows, partition_plan
+from trainer.data.repartition import all_rows, partition_sampler
 from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw, RowSampler
 from trainer.data.shards import Shards
@@ -164,10 +164,12 @@ def _draws_without_passes(config: Config, shards: Shards, workers: Sequence[int]
 
 
 def _draws_of_deals(config: Config, shards: Shards, workers: Sequence[int], targets: bool) -> list[WorkerDraws]:
-    """Return the draws of some workers among whom all rows are dealt anew in every epoch."""
+    """Return the draws of some workers among whom all rows are divided anew."""
     rows = all_rows(shards, targets=targets)
-    plan = partition_plan(config, shards, config.cohorts.present.workers)
-    return [WorkerDraws(worker, rows, PartitionSampler(rows, plan, worker, None)) for worker in workers]
+    num_workers = config.cohorts.present.workers
+    return [
+        WorkerDraws(worker, rows, partition_sampler(config, shards, rows, worker, num_workers)) for worker in workers
+    ]
 
 
 def _table_entries(shards: Shards, num_workers: int, places: Ints) -> Ints:

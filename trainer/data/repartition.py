@@ -67,24 +67,23 @@ def partition_plan(config: Config, shards: Shards, num_workers: int) -> Partitio
 
     Raises UsageError for a set or a mini-batch that cannot be repartitioned."""
     _refuse_ratios(config, shards, num_workers)
-    first, *later = config.cohorts.entries or (Cohort(num_workers, config.data.batch_size),)
-    plan = config.partition_plan(shards.rows, config.cohort_batches(first))
-    for cohort in later:
-        plan = plan.followed_by(cohort.ends, config.cohort_batches(cohort))
+    plan = config.partition_plan(shards.rows, num_workers)
+    plan.check()
     return plan
 
 
-def epochs_left(
+def rows_left(
     config: Config, shards: Shards, cohorts: Sequence[Cohort], clocks: Sequence[int], num_workers: int
 ) -> OpenPasses:
-    """Return the epochs of random deals that the last of some cohorts leaves to the next one.
+    """Return the epochs of deals that the last of some cohorts leaves to the next one, or the passes of an interval.
 
-    Raises UsageError as ``partition_plan``. See ``passes_left`` for the arguments."""
+    Raises UsageError for a set or a mini-batch that cannot be repartitioned. See ``passes_left`` for the arguments."""
     _refuse_ratios(config, shards, num_workers)
-    before = replace(config, cohorts=Cohorts(tuple(cohorts)))
-    plan = partition_plan(before, shards, cohorts[-1].workers)
-    later = plan.followed_by(clocks, config.worker_batches(num_workers))
-    return OpenPasses(later.first_epoch, later.first_epoch + len(later.left), plan.left_out(clocks, later))
+    before = replace(config, cohorts=Cohorts(tuple(cohorts))).partition_plan(shards.rows, cohorts[-1].workers)
+    later = before.followed_by(clocks, config.worker_batches(num_workers))
+    if config.data.repartition == "random":
+        return OpenPasses(later.turns.start, later.turns.stop, later.left_out)
+    return OpenPasses(0, 0, later.left_out)  # each interval counts its passes anew
 
 
 def _refuse_ratios(config: Config, shards: Shards, num_workers: int) -> None:
