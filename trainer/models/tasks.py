@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+class LossParts(NamedTuple):
+    """The losses of a mini-batch.
+
+    Attributes:
+        mean: the loss, 0-d.
+        derivative: of ``mean`` by the outputs, [N, K], with the bits of autograd.
+        examples: the loss of each example, [N]; None if it is not computed.
+    """
+
+    mean: Tensor
+    derivative: Tensor
+    examples: Tensor | None
 
 
 class Task(Protocol):
@@ -16,7 +30,7 @@ class Task(Protocol):
     Methods:
         loss: mean over examples, 0-d.
         losses: loss of each example, [N].
-        derivative: of ``loss`` by the outputs, [N, K], with the bits of autograd.
+        loss_parts: ``loss``, its derivative and, if by_example is set, ``losses``, with the same bits.
         guessing: loss of a guess that only knows the number of classes; None if it is meaningless.
         probabilities: probability of each class, [N, classes]; None if outputs are no logits.
         predicted: most likely class of each example, int64 [N].
@@ -27,7 +41,7 @@ class Task(Protocol):
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
 
-    def derivative(self, outputs: Tensor, labels: Tensor) -> Tensor: ...
+    def loss_parts(self, outputs: Tensor, labels: Tensor, *, by_example: bool) -> LossParts: ...
 
     def guessing(self, num_classes: int) -> float | None: ...
 
@@ -54,15 +68,21 @@ class Classification:
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return self._cross_entropy(outputs, labels, "none")
 
-    def derivative(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def loss_parts(self, outputs: Tensor, labels: Tensor, *, by_example: bool) -> LossParts:
         if outputs.shape[1] == 1:
-            return (outputs.sigmoid() - labels.to(outputs.dtype).unsqueeze(1)) / len(labels)
+            derivative = (outputs.sigmoid() - labels.to(outputs.dtype).unsqueeze(1)) / len(labels)
+            losses = self.losses(outputs, labels) if by_example else None
+            return LossParts(self.loss(outputs, labels), derivative, losses)
+        # Cross entropy begins with these logarithms: they are computed once for all parts.
         logarithms = outputs.log_softmax(1)
         # The derivative by the logarithms: -1/N at the label. The rest is one kernel, the one of autograd.
         by_logarithms = torch.zeros_like(logarithms).scatter_(1, labels.unsqueeze(1), -1 / len(labels))
         backward = torch.ops.aten._log_softmax_backward_data.default
-        result: Tensor = backward(by_logarithms, logarithms, 1, logarithms.dtype)
-        return result
+        return LossParts(
+            F.nll_loss(logarithms, labels),
+            backward(by_logarithms, logarithms, 1, logarithms.dtype),
+            F.nll_loss(logarithms, labels, reduction="none") if by_example else None,
+        )
 
     def _cross_entropy(self, outputs: Tensor, labels: Tensor, reduction: str) -> Tensor:
         if outputs.shape[1] == 1:
@@ -101,11 +121,13 @@ class LeastSquares:
         return outputs.argmax(1)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return 0.5 * self._errors(outputs, labels).square().sum(1)
+        return _half_squares(self._errors(outputs, labels))
 
-    def derivative(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def loss_parts(self, outputs: Tensor, labels: Tensor, *, by_example: bool) -> LossParts:
+        errors = self._errors(outputs, labels)
+        losses = _half_squares(errors)
         # Multiplied by the float32 nearest to 1/N, as in the backward pass of a mean.
-        return self._errors(outputs, labels) * (1 / len(labels))
+        return LossParts(losses.mean(), errors * (1 / len(labels)), losses)
 
     def _errors(self, outputs: Tensor, labels: Tensor) -> Tensor:
         real = labels.is_floating_point()
@@ -116,6 +138,10 @@ class LeastSquares:
         if labels.is_floating_point():
             return torch.zeros((), dtype=torch.int64, device=outputs.device)
         return (self.predicted(outputs) == labels).sum()
+
+
+def _half_squares(errors: Tensor) -> Tensor:
+    return 0.5 * errors.square().sum(1)
 
 
 CLASSIFICATION = Classification()

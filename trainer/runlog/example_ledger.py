@@ -97,8 +97,9 @@ class ExampleLedger:
 
 def to_parquet(entries: Iterable[LedgerEntry]) -> bytes:
     """Return entries as the content of a Parquet file."""
-    ids, losses, hits = (np.concatenate(column) for column in zip(*(entry.rows for entry in entries), strict=True))
-    epochs = np.concatenate([np.full(len(entry.rows.ids), entry.epoch, np.int32) for entry in entries])
+    _, numbers, rows = zip(*entries, strict=True)
+    ids, losses, hits = (np.concatenate(column) for column in zip(*rows, strict=True))
+    epochs = np.repeat(np.array(numbers, np.int32), [len(each.ids) for each in rows])
     sink = pa.BufferOutputStream()
     # Neither ids in random order nor losses become smaller by a dictionary, which costs most of the time.
     pq.write_table(pa.table([ids, epochs, losses, hits], schema=SCHEMA), sink, use_dictionary=["epoch"])

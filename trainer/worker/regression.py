@@ -24,23 +24,24 @@ class RegressionGradient:
         self.task = task
 
     @torch.no_grad()
-    def add(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the gradient of the mean loss of a mini-batch, and return that loss, 0-d, and the outputs [N, K].
+    def add(self, images: Tensor, labels: Tensor, *, by_example: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add the gradient of the mean loss of a mini-batch; return that loss, 0-d, the outputs [N, K] and the losses [N].
 
         Two products of matrices: 4 N K D operations for D features.
 
         Args:
             images: float32 [N, ...], at least one.
             labels: int64 [N], or targets in float32.
+            by_example: whether the losses of the examples are needed; otherwise they may be None.
         """
         features = images.flatten(1)
         outputs = self.layer(features)
-        derivative = self.task.derivative(outputs, labels)
+        mean, derivative, losses = self.task.loss_parts(outputs, labels, by_example=by_example)
         gradients = [derivative.t() @ features, derivative.sum(0)]  # of the weights and the intercept, if there is one
         for parameter, gradient in zip(self.layer.parameters(), gradients, strict=False):
             assert parameter.grad is not None
             parameter.grad.add_(gradient)
-        return self.task.loss(outputs, labels), outputs
+        return mean, outputs, losses
 
 
 def regression_gradient(config: Config, network: NetworkAndTask, device: torch.device) -> RegressionGradient | None:

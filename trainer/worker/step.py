@@ -220,15 +220,17 @@ class Step:
     ) -> tuple[Any, Any]:
         """Add the gradient of ``share`` times the mean weighted loss; return that loss and the correct predictions."""
         kick()
+        losses = None
         if self._regression and weights is None and share == 1.0:
-            loss, outputs = self._regression.add(images, labels)
+            loss, outputs, losses = self._regression.add(images, labels, by_example=self._keeps_outcomes)
         else:
             loss, outputs = self._differentiate(images, labels, weights, share)
         if not self._keeps_outcomes:
             return loss, self.task.correct(outputs, labels)
         # Beside the loss, whose gradient has the same bits whether the losses of examples are kept or not.
         are_correct = hits(self.task, outputs, labels)
-        self._outcomes.append((self.task.losses(outputs, labels), are_correct))
+        losses = self.task.losses(outputs, labels) if losses is None else losses
+        self._outcomes.append((losses, are_correct))
         return loss, are_correct.sum()
 
     def _differentiate(
@@ -266,7 +268,8 @@ def _joined(outcomes: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[np.n
     """Return the losses and hits of a mini-batch. outcomes: of its micro-batches."""
     if not outcomes:
         return np.empty(0, np.float32), np.empty(0, np.bool_)
-    losses, are_correct = (torch.cat(column) for column in zip(*outcomes, strict=True))
+    columns = zip(*outcomes, strict=True)
+    losses, are_correct = (torch.cat(column) if len(column) > 1 else column[0] for column in columns)
     return losses.cpu().numpy(), are_correct.cpu().numpy()
 
 

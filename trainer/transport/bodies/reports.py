@@ -76,7 +76,7 @@ def unpack_report_at(body: bytes | memoryview, at: int) -> tuple[StepMeasurement
 
 
 def _unpack_rows(body: bytes | memoryview, begin: int, rows: int, examples: int) -> tuple[RowLosses, int]:
-    """Parse the losses of rows that begin at a byte, as copies, and return them with their end.
+    """Parse the losses of rows that begin at a byte, as read-only columns of a copy, and return them with their end.
 
     Raises MalformedMessageError. examples: of the mini-batch."""
     end = begin + rows * _ROW_BYTES
@@ -84,10 +84,12 @@ def _unpack_rows(body: bytes | memoryview, begin: int, rows: int, examples: int)
     # A push of several mini-batches has no losses of those with other workers' examples.
     if rows > examples or rows < 0 or end > len(body):
         raise MalformedMessageError(f"losses of {rows} rows in {len(body) - begin} bytes")
+    content = bytes(body[begin:end])
     columns: list[Any] = []
+    place = 0
     for dtype in _ROW_COLUMNS:
-        columns.append(np.frombuffer(body, dtype, rows, begin).copy())
-        begin += rows * dtype.itemsize
+        columns.append(np.frombuffer(content, dtype, rows, place))
+        place += rows * dtype.itemsize
     return RowLosses(*columns), end
 
 
