@@ -95,7 +95,7 @@ def learn(table: Losses, statistics: LossStatistics, number: int, losses: Losses
     for epoch, order in enumerate(random_orders(*losses.shape)):
         for numbers in np.array_split(order, 3):
             draw = PartitionDraw(numbers, np.full(len(numbers), epoch + 1))
-            keys = statistics.row_keys(PartitionPhase(number, 0), draw, len(losses))
+            keys = statistics.row_keys(PartitionPhase(number, 0, is_dealt=False), draw, len(losses))
             hits = np.zeros(len(numbers), np.bool_)
             entries, values = statistics.targets(table, keys, losses[numbers, epoch], hits)
             table[entries] = values
