@@ -21,7 +21,7 @@ from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import MOST_ROWS, whole_numbers
 from pipeline.input.dataset import Block, Dataset
 from pipeline.input.files import match_paths, plain_files
-from pipeline.input.formats.columns import vectors_of
+from pipeline.input.formats.tables.vectors import vectors_of
 
 ID = "id"
 VECTOR = "embedding"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
-from pipeline.core.shardset.contract import Repeats
+from pipeline.core.shardset.parts import Repeats
 
 BUCKET_ROWS = 1 << 22  # rows that a task sorts: 64 MiB
 EXAMPLES = 5

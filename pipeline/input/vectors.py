@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.input.dataset import Dataset
-from pipeline.input.formats.columns import vectors_of
+from pipeline.input.formats.tables.vectors import vectors_of
 
 
 def vector_view(dataset: Dataset, column: str) -> Dataset:

@@ -11,16 +11,7 @@ import numpy as np
 from pipeline.assignment.groups import GroupTable
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
-from pipeline.core.shardset.contract import (
-    Assignment,
-    Evaluation,
-    Image,
-    Input,
-    Labels,
-    Neighbourhood,
-    ShardFile,
-    Worker,
-)
+from pipeline.core.shardset.parts import Assignment, Evaluation, Image, Input, Labels, Neighbourhood, ShardFile, Worker
 from pipeline.output.assignment import AssignmentFile, WorkerTotals
 from pipeline.output.writer import WrittenChunk, WrittenFile
 from pipeline.spark.source import ScannedInput

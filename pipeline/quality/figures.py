@@ -36,7 +36,7 @@ from pipeline.core.reporting.plots import (
     separate_thousands,
     short,
 )
-from pipeline.core.shardset.contract import Neighbourhood
+from pipeline.core.shardset.parts import Neighbourhood
 from pipeline.quality.metrics import Floats, Ints, expected_counts, hypergeometric_deviations
 
 EVEN_SD = 10  # deviations of shards that are about even, which have a linear scale of colours

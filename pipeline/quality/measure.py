@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.contract import Neighbourhood, ShardFile
 from pipeline.core.shardset.layout import Dtype, Layout
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import Neighbourhood, ShardFile
 from pipeline.core.shardset.schema import no_labels, raw_images
 from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Block, Run, serial

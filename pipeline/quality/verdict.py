@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from pipeline.core.shardset.contract import Repeats
+from pipeline.core.shardset.parts import Repeats
 from pipeline.quality.metrics import ChiSquare, ClassSkew, Quality
 
 SURE = 0.01  # call a split non-random only if chance gives such a split in less than 1 % of cases

@@ -14,8 +14,8 @@ from pyspark import SparkContext
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
 from pipeline.quality.agreement import Cells, PairSums, contingency_table

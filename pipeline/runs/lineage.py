@@ -22,8 +22,9 @@ from pipeline.core import console
 from pipeline.core.errors import UsageError
 from pipeline.core.extras import require
 from pipeline.core.provenance import CREDENTIALS, HIDDEN
-from pipeline.core.shardset.contract import Input, Manifest
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import Input
 from pipeline.core.shardset.schema import record_schema
 from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import names_dataframe, names_table, split_uri

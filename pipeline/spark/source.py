@@ -11,7 +11,7 @@ import numpy.typing as npt
 from pyspark import SparkContext
 
 from pipeline.assignment.chunks import chunk_bounds, piece_bounds, workers_per_task
-from pipeline.core.shardset.contract import Input, Repeats
+from pipeline.core.shardset.parts import Input, Repeats
 from pipeline.input.dataset import Dataset
 from pipeline.input.repeats import ImageHashes, find_repeats, merge_repeats, num_buckets, split_by_bucket
 from pipeline.input.scan import PieceScan, Scan, merge, scan, scan_piece

@@ -28,7 +28,7 @@ from pipeline.core.shardset.attempt import task_folder
 from pipeline.core.shardset.commit import move_files
 from pipeline.core.shardset.schema import SPARK_METADATA
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.columns import IMAGE_COLUMNS
+from pipeline.input.formats.tables.images import IMAGE_COLUMNS
 from pipeline.input.read_options import ReadOptions
 
 READERS = {

@@ -19,10 +19,11 @@ from pipeline.clustering.hashes import Hashes
 from pipeline.core.arrays import Ints
 from pipeline.core.provenance import provenance
 from pipeline.core.shardset.commit import Move
-from pipeline.core.shardset.contract import Generation, Manifest, Neighbourhood, Stream
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.generations import sum_of_fingerprints
 from pipeline.core.shardset.layout import MAX_CLASSES
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import Generation, Neighbourhood, Stream
 from pipeline.core.storage.store import Store
 from pipeline.input.arrivals import Arrivals, BadRecord
 from pipeline.input.committed import committed_dataset

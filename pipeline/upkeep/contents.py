@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from pipeline.core import command_line
 from pipeline.core.reporting.tables import table, two_column_table
-from pipeline.core.shardset.contract import Labels
 from pipeline.core.shardset.manifest import ShardSet, open_committed
+from pipeline.core.shardset.parts import Labels
 from pipeline.core.shardset.ratios import ratios_text
 from pipeline.core.storage.store import configured_store
 

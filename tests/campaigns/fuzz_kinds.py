@@ -80,7 +80,8 @@ from trainer.report import history
 from trainer.report.findings import describe_incident, findings, headline, title
 from trainer.report.settings import compact, flags_in_words
 from trainer.run_files import CONFIG, METRICS, PUSHES, RESULT
-from trainer.runlog.kinds import StartEvent, TrainEvent
+from trainer.runlog.kinds.run import StartEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving_events
 from trainer.runlog.result import read_result, summarise
 from trainer.runlog.run_folder import RunRecord, saved_run

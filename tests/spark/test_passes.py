@@ -27,7 +27,7 @@ from trainer.data.rows import Rows
 from trainer.data.sampling import FixedSampler
 from trainer.options import Options
 from trainer.protocols.asp import ASP
-from trainer.runlog.kinds import PassEvent
+from trainer.runlog.kinds.training import PassEvent
 from trainer.sampling.orders import indices
 from trainer.simulate import SimulationSettings, simulate
 

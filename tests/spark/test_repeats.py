@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pipeline
-from pipeline.core.shardset.contract import Repeats
+from pipeline.core.shardset.parts import Repeats
 from pipeline.input.dataset import ranges
 from pipeline.spark import images as images_module
 from pipeline.upkeep.contents import describe

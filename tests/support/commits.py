@@ -13,8 +13,9 @@ from typing import Any
 
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
-from pipeline.core.shardset.contract import Manifest, ShardFile, Worker
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
+from pipeline.core.shardset.parts import ShardFile, Worker
 from pipeline.core.storage.objects import ObjectFiles
 from pipeline.core.storage.store import Store
 from tests.support.kills import was_killed

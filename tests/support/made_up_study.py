@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer.study.analysis.analyse import Analysis, analyse
+from trainer.study.analysis.analyse import analyse
+from trainer.study.analysis.results import Analysis
 from trainer.study.plan.study_plan import SOURCES, Run, StudyPlan, plan_of
 from trainer.study.report.findings import findings
 from trainer.study.run.ledger import LEDGER, Record, StudyLedger

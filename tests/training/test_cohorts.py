@@ -22,7 +22,7 @@ from trainer.coordination.passes import WORD
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
 from trainer.data.shards import SET_BITS
-from trainer.runlog.kinds import PassEvent
+from trainer.runlog.kinds.training import PassEvent
 from trainer.runlog.read import iter_events, surviving_events
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.replay import replay

@@ -14,7 +14,7 @@ from tests.support.two_stages import AllReduceThenServers
 from tests.support.virtual_runs import QUIET, final
 from trainer.exchange import EXCHANGES
 from trainer.home.place import place_of
-from trainer.runlog.kinds import GossipEvent, PoolEvent
+from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.read import read_events, surviving_events
 from trainer.runlog.result import read_result
 from trainer.simulate import SimulationSettings, simulate

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.trainer_runs import ROOT
 from tests.unit.test_import_path import hide
-from trainer.runlog.kinds import StartEvent
+from trainer.runlog.kinds.run import StartEvent
 from trainer.runlog.result import read_result
 
 MINE = '''

@@ -29,7 +29,9 @@ from trainer.cluster.local import LocalLauncher
 from trainer.exchange import EXCHANGES
 from trainer.options import Options
 from trainer.report.metrics import RunMetrics, serve_metrics
-from trainer.runlog.kinds import EvaluationEvent, StartEvent, TrainEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.run import StartEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.simulation.replay import replay
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")

@@ -29,7 +29,10 @@ from trainer.home.place import StorePlace, listing, write_whole
 from trainer.home.segments import begin_start, copy
 from trainer.report.page import write_report
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES, SEGMENTS
-from trainer.runlog.kinds import EvaluationEvent, LoadedEvent, LogEvent, StartEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.run import StartEvent
+from trainer.runlog.kinds.training import LoadedEvent
 from trainer.runlog.read import best, evaluations
 from trainer.runlog.result import is_best_of, read_result
 from trainer.runlog.run_folder import OWNED

@@ -30,7 +30,7 @@ from trainer.home.folders import Folders
 from trainer.leader import snapshots
 from trainer.lifecycle.prepare import ensure_checkpoint
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
-from trainer.runlog.kinds import WarningEvent
+from trainer.runlog.kinds.run import WarningEvent
 from trainer.runlog.read import read_events, read_pushes
 from trainer.runlog.result import read_result, summarise
 from trainer.simulate import simulate

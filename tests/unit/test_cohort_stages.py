@@ -41,7 +41,9 @@ from trainer.leader.leader import Leader
 from trainer.plan import plan
 from trainer.regroup import departure_obstacle
 from trainer.rules import begin_cohort
-from trainer.runlog.kinds import EvaluationEvent, PassEvent, StageEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.run import StageEvent
+from trainer.runlog.kinds.training import PassEvent
 from trainer.runlog.run_folder import read_record
 from trainer.server.slice_server import SliceServer
 from trainer.simulation.profiles import parse_profile

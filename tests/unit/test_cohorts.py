@@ -43,7 +43,7 @@ from trainer.flags import build_parser, options_of
 from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
-from trainer.runlog.kinds import PassEvent
+from trainer.runlog.kinds.training import PassEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.runlog.run_folder import RunRecord, SavedRun, read_record, saved_run, settled
 from trainer.simulate import SimulationSettings, simulate

@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.shardset.contract import Image, Labels, Manifest, Worker
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import Image, Labels, Worker
 from pipeline.core.storage.store import Store
 from pipeline.input.committed import layout_of
 from pipeline.input.dataset import Dataset, discover, serial
-from pipeline.input.formats.columns import IMAGE_COLUMNS, LABEL_COLUMNS
+from pipeline.input.formats.tables.images import IMAGE_COLUMNS
+from pipeline.input.formats.tables.labels import LABEL_COLUMNS
 from pipeline.input.formats.tfrecord import IMAGE_FEATURES, LABEL_FEATURES
 from pipeline.input.read_options import ReadOptions
 from pipeline.upkeep.contents import details, shown_names

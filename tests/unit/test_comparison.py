@@ -18,7 +18,7 @@ from trainer.comparison.measurements import Measurements
 from trainer.exchange import EXCHANGES
 from trainer.protocols import PROTOCOLS
 from trainer.protocols.ssp import SSP
-from trainer.runlog.kinds import EvaluationEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.read import evaluations, read_events
 from trainer.simulate import main
 from trainer.simulation.comparison.compare import compare

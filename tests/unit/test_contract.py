@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.shardset.contract import Input, Labels, Manifest
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet, materialize_command
+from pipeline.core.shardset.parts import Input, Labels
 from pipeline.core.storage.store import Store
 from tests.campaigns.fuzz_kinds import make_set
 

@@ -21,7 +21,9 @@ from trainer.config import RunFacts
 from trainer.options import Role
 from trainer.run_files import METRICS
 from trainer.runlog.events import log_event
-from trainer.runlog.kinds import KINDS, OtherEvent, RollbackEvent, WarningEvent, event_from_json
+from trainer.runlog.kinds.base import OtherEvent
+from trainer.runlog.kinds.parse import KINDS, event_from_json
+from trainer.runlog.kinds.run import RollbackEvent, WarningEvent
 from trainer.runlog.read import read_events
 from trainer.transport.status import NOT_READY, RunStatus
 

@@ -23,7 +23,7 @@ from pipeline.core.storage.store import Store
 from pipeline.input.dataset import Dataset, discover, serial
 from pipeline.input.decoded import LOCAL_DIRS
 from pipeline.input.formats import FORMATS
-from pipeline.input.formats import columns as column_formats
+from pipeline.input.formats.tables import table_format
 from tests.conftest import make_rows, write_pickles
 
 ROWS = 700
@@ -59,8 +59,8 @@ KINDS = {"pickles": write_pickles, "PNG": write_png, "one row group": write_one_
 def counted(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     """A data set in two files, or of 256 rows that are decoded together, or of one large row group; and what was decoded."""
     labels, images = make_rows(ROWS, seed=2)
-    monkeypatch.setattr(column_formats, "DECODED_BYTES", 256 * 3072)
-    monkeypatch.setattr(column_formats, "LARGE_GROUP_BYTES", ROWS * 3072 - 1)
+    monkeypatch.setattr(table_format, "DECODED_BYTES", 256 * 3072)
+    monkeypatch.setattr(table_format, "LARGE_GROUP_BYTES", ROWS * 3072 - 1)
     folder = KINDS[request.param](tmp_path / "in", labels, images)
     dataset = discover(Store(), str(folder), run=serial)
     decoded: list[tuple[int, int]] = []

@@ -22,7 +22,7 @@ from trainer.coordination.cohorts import Cohort, Cohorts
 from trainer.coordination.early_stopping import last_improvement, stops_now
 from trainer.leader import leader
 from trainer.report.terminal import ending
-from trainer.runlog.kinds import EvaluationEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.run_folder import read_record
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.engine import Engine

@@ -61,7 +61,7 @@ from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, NEWS
 from trainer.runlog.events import log_event
-from trainer.runlog.kinds import event_from_json
+from trainer.runlog.kinds.parse import event_from_json
 from trainer.runlog.read import best, evaluations, read_events, read_pushes
 from trainer.runlog.result import is_best_of, summarise
 from trainer.transport.status import NOT_READY

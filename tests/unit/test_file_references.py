@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.core.shardset import contract
+from pipeline.core.shardset import contract, parts
 from pipeline.quality.agreement import LabelAgreement
 from pipeline.quality.metrics import ChiSquare, Quality, ShardQuality
 from pipeline.quality.report import comparison_row
@@ -49,7 +49,7 @@ def parts_of_names(document: str, heading: str) -> set[str]:
     return {part for name in names(document, heading) for part in re.split(r"\[\]\.|\.", name)}
 
 
-@pytest.mark.parametrize("kind", [kind for kind in vars(contract).values() if is_dataclass(kind)])
+@pytest.mark.parametrize("kind", [kind for kind in {**vars(parts), **vars(contract)}.values() if is_dataclass(kind)])
 def test_every_key_of_a_manifest_is_documented(kind: Any) -> None:
     """kind: a manifest or a part of one."""
     keys = {field.metadata.get("key", field.name) for field in fields(kind)} - {""}

@@ -16,9 +16,10 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset import versions
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import has_leftovers, publish
-from pipeline.core.shardset.contract import Assignment, Generation, Image, Input, Manifest, ShardFile, Worker
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.generations import append_generation, as_of, generations, last_batch, sum_of_fingerprints
 from pipeline.core.shardset.manifest import ShardSet, missing_file, open_committed, read_committed
+from pipeline.core.shardset.parts import Assignment, Generation, Image, Input, ShardFile, Worker
 from pipeline.core.storage.store import Store
 from tests.support.commits import FatalStore, assert_nothing_else, staged
 from tests.support.kills import forked, was_killed

@@ -36,7 +36,7 @@ from trainer.gossip.rounds import Examples, GossipRounds, Pool
 from trainer.gossip.schedule import DELAY, PoolSchedule
 from trainer.gossip.self_paced import spl_weights
 from trainer.gossip.weave import WovenStep, selection_epoch, woven_step
-from trainer.runlog.kinds import GossipEvent, PoolEvent
+from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.read import read_events, surviving_events
 from trainer.sampling.base import Population
 from trainer.sampling.shuffle import ShuffleSampler

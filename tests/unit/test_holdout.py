@@ -22,7 +22,7 @@ from trainer.data.holdout import is_held_out, load_held_out, trained_fingerprint
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.opening import open_shards
 from trainer.data.shards import Shards
-from trainer.runlog.kinds import EvaluationEvent, HoldoutEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent, HoldoutEvent
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import RealCompute
 from trainer.simulation.replay import replay

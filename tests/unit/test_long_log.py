@@ -17,7 +17,9 @@ from tests.support.made_up_run import MadeUpRun, eventful_run
 from trainer.report.history import incidents, worker_rows
 from trainer.run_files import CONFIG, METRICS, PUSHES, REPORT, RESULT
 from trainer.runlog.events import COLUMNS
-from trainer.runlog.kinds import EpochEvent, LogEvent, RollbackEvent, TrainEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.run import RollbackEvent
+from trainer.runlog.kinds.training import EpochEvent, TrainEvent
 from trainer.runlog.read import read_events, read_pushes, surviving_events
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned, thinned_log

@@ -37,7 +37,8 @@ from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.leader.peer_members import PeerMembership, view_body
 from trainer.lifecycle.prepare import ensure_checkpoint
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
-from trainer.runlog.kinds import GenerationEvent, GossipEvent
+from trainer.runlog.kinds.peers import GossipEvent
+from trainer.runlog.kinds.run import GenerationEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import Floats, MiniBatchResult, Quadratic

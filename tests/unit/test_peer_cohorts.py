@@ -23,7 +23,9 @@ from trainer.config import RunFacts
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.leader.peer_checkpoints import PeerTimes, begin_peers, plan_of
 from trainer.rules import replica_rate
-from trainer.runlog.kinds import EpochEvent, NewcomerEvent, RollbackEvent
+from trainer.runlog.kinds.peers import NewcomerEvent
+from trainer.runlog.kinds.run import RollbackEvent
+from trainer.runlog.kinds.training import EpochEvent
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.peers import engine

@@ -28,7 +28,9 @@ from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.exchange.topologies import ONE_PEER
 from trainer.leader import peer_members
 from trainer.leader.peer_members import PeerMembership, check_view, view_body
-from trainer.runlog.kinds import ConsensusEvent, EvaluationEvent, LinkEvent, NewcomerEvent, RollbackEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.peers import ConsensusEvent, LinkEvent, NewcomerEvent
+from trainer.runlog.kinds.run import RollbackEvent
 from trainer.simulate import main
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.peers import engine

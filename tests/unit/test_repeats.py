@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.hashing import image_hashes
-from pipeline.core.shardset.contract import Repeats
+from pipeline.core.shardset.parts import Repeats
 from pipeline.input.repeats import EXAMPLES, ImageHashes, find_repeats, merge_repeats, split_by_bucket
 
 CONTENTS = st.lists(st.integers(0, 12), min_size=1, max_size=40)

@@ -18,8 +18,9 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.contract import Input, Manifest, Neighbourhood
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import Input, Neighbourhood
 from pipeline.quality import figures, report
 from pipeline.quality.measure import measure
 from pipeline.quality.verdict import verdict

@@ -25,7 +25,7 @@ from trainer.home.folders import Folders
 from trainer.leader.rounds import RoundsLeader
 from trainer.rules import build_slice, worker_rate
 from trainer.run_files import METRICS, PUSHES
-from trainer.runlog.kinds import GossipEvent, PoolEvent
+from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.messages.all_reduce import CopyReceipt, GradientPiece, PeerView, RangeSum, WantSnapshot

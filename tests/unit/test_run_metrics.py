@@ -18,14 +18,10 @@ from trainer.api import served_metrics
 from trainer.config import RunFacts
 from trainer.options import Options
 from trainer.report.metrics import RunMetrics, parse_endpoint, serve_metrics
-from trainer.runlog.kinds import (
-    ConsensusEvent,
-    EvaluationEvent,
-    RestartEvent,
-    RollbackEvent,
-    StartEvent,
-    TrainEvent,
-)
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.peers import ConsensusEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.transport.status import NOT_READY, RunStatus
 
 FACTS = RunFacts(2, 100, 10, 4, "digest", None, (), classifies=True)

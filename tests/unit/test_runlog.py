@@ -19,17 +19,11 @@ from trainer.report.terminal import ending
 from trainer.run_files import METRICS
 from trainer.runlog import read
 from trainer.runlog.events import COLUMNS, log_event
-from trainer.runlog.kinds import (
-    EndEvent,
-    EpochEvent,
-    EvaluationEvent,
-    GenerationEvent,
-    LogEvent,
-    RestartEvent,
-    RollbackEvent,
-    StartEvent,
-    event_from_json,
-)
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.parse import event_from_json
+from trainer.runlog.kinds.run import EndEvent, GenerationEvent, RestartEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.training import EpochEvent
 from trainer.runlog.read import best, read_events, read_pushes, surviving_events
 from trainer.runlog.result import summarise
 

@@ -26,7 +26,9 @@ from trainer.data.deal import deal
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
 from trainer.protocols.downpour import Downpour
-from trainer.runlog.kinds import EpochEvent, GenerationEvent, LogEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.run import GenerationEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.training import EpochEvent
 from trainer.runlog.read import read_events, surviving_events
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate

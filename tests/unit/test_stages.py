@@ -33,7 +33,7 @@ from trainer.coordination.switch_rule import mean_change
 from trainer.exchange import EXCHANGES
 from trainer.flags import build_parser, config_of
 from trainer.leader.leader import Leader
-from trainer.runlog.kinds import EvaluationEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.result import read_result
 from trainer.simulate import main, simulate
 from trainer.simulation.engine import Engine

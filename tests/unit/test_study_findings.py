@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.made_up_study import WAYS, made, made_steadier, make_plan, make_records, normal, said
-from trainer.study.analysis.analyse import PRIMARY, Analysis, analyse
+from trainer.study.analysis.analyse import analyse
+from trainer.study.analysis.results import Analysis
+from trainer.study.analysis.sides import PRIMARY
 from trainer.study.analysis.statistics import PERMUTATIONS, adjust, power, smallest_ratio
 from trainer.study.plan.study_plan import Run
 from trainer.study.report.findings import findings

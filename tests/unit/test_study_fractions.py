@@ -11,8 +11,10 @@ import pytest
 
 from tests.support.made_up_study import ledger_of, make_plan, make_records, said
 from trainer.study.__main__ import find_plan
-from trainer.study.analysis.analyse import PRIMARY, Analysis, analyse
+from trainer.study.analysis.analyse import analyse
 from trainer.study.analysis.fractions import fractions_of
+from trainer.study.analysis.results import Analysis
+from trainer.study.analysis.sides import PRIMARY
 from trainer.study.plan.study_plan import Run, StudyPlan
 from trainer.study.report.write import write_report
 from trainer.study.run.folder import claim_folder
@@ -30,7 +32,8 @@ QUESTION = "fraction of sync-switch from which on the mean accuracy is equivalen
 @pytest.fixture(autouse=True)
 def fewer_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare the final accuracy alone, for speed: the search reads nothing else."""
-    monkeypatch.setattr("trainer.study.analysis.analyse.MEASURES", (PRIMARY,))
+    for module in ("analyse", "sides"):
+        monkeypatch.setattr(f"trainer.study.analysis.{module}.MEASURES", (PRIMARY,))
 
 
 def make_search(**changes: Any) -> StudyPlan:

@@ -29,10 +29,12 @@ from tests.support.made_up_study import (
 from tests.support.tiers import only
 from trainer.gossip.weave import woven_step
 from trainer.study.__main__ import find_plan, plan_names
-from trainer.study.analysis.analyse import PRIMARY, Analysis, analyse
+from trainer.study.analysis.analyse import analyse
 from trainer.study.analysis.batches import own_batches
 from trainer.study.analysis.published import published_of
 from trainer.study.analysis.published_comparisons import DIFFERENCES
+from trainer.study.analysis.results import Analysis
+from trainer.study.analysis.sides import PRIMARY
 from trainer.study.plan.study_plan import StudyPlan
 from trainer.study.report import figures
 from trainer.study.report.tables import tables, to_csv, to_latex, to_markdown

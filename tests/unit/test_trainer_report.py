@@ -43,7 +43,9 @@ from trainer.report.progress import ProgressLine, line
 from trainer.report.settings import flags_in_words, plan_in_words
 from trainer.report.tensorboard import TensorBoardWriter
 from trainer.report.terminal import duration
-from trainer.runlog.kinds import EpochEvent, EvaluationEvent, StartEvent, WarningEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.run import StartEvent, WarningEvent
+from trainer.runlog.kinds.training import EpochEvent
 from trainer.runlog.read import read_events, surviving_events
 from trainer.transport.status import RunStatus
 

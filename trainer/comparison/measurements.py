@@ -14,7 +14,9 @@ from trainer.coordination.cohorts import Cohort
 from trainer.exchange import EXCHANGES
 from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerTimes
 from trainer.run_files import CHECKPOINTS
-from trainer.runlog.kinds import ConsensusEvent, LogEvent, StageEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.peers import ConsensusEvent
+from trainer.runlog.kinds.run import StageEvent
 from trainer.runlog.read import evaluations
 from trainer.runlog.result import Result
 

@@ -22,15 +22,10 @@ import pyarrow.parquet as pq
 from pipeline.core.atomic import write_durably
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.json_values import parse_object
-from pipeline.core.shardset.contract import Image, Input, Labels, Manifest, ShardFile, Worker
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import dumps
-from pipeline.core.shardset.schema import (
-    DTYPES,
-    TARGET_COLUMN,
-    broken_is_data_error,
-    declared_metadata,
-    declared_shape,
-)
+from pipeline.core.shardset.parts import Image, Input, Labels, ShardFile, Worker
+from pipeline.core.shardset.schema import DTYPES, TARGET_COLUMN, broken_is_data_error, declared_metadata, declared_shape
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.retries import unreadable_is_data_error, with_retries
 from pipeline.core.storage.store import Store

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pipeline.core.errors import UsageError
-from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.parts import ShardFile
 from trainer.data.mapped_images import Pixels
 from trainer.data.row_files import map_rows
 from trainer.data.rows import Rows

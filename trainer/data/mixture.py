@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
-from pipeline.core.shardset.contract import Evaluation, ShardFile
+from pipeline.core.shardset.parts import Evaluation, ShardFile
 from trainer.data.opening import open_shards
 from trainer.data.shards import SET_BITS, Shards
 

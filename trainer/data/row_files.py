@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.core.atomic import path_in_errors, sync
-from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.parts import ShardFile
 from trainer.data.mapped_images import MappedFile, MappedImages
 from trainer.data.rows import COLUMNS, Rows
 from trainer.data.shard_file import column_types, row_blocks

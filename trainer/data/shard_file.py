@@ -17,7 +17,7 @@ from pipeline.core.arrays import Ints
 from pipeline.core.atomic import path_in_errors
 from pipeline.core.errors import DataError
 from pipeline.core.hashing import row_hashes
-from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.shardset.schema import (
     TARGET_COLUMN,
     broken_is_data_error,

@@ -8,9 +8,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import cast
 
-from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.layout import Dtype, Layout
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.shardset.ratios import Ratios
 from pipeline.core.shardset.schema import TARGET_COLUMN
 from pipeline.core.shardset.versions import unstamped

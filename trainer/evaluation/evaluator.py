@@ -40,7 +40,9 @@ from trainer.models.metadata import ModelMetadata
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL
 from trainer.runlog.event_tail import tail_of
 from trainer.runlog.events import log_event
-from trainer.runlog.kinds import EvaluationEvent, HoldoutEvent, LogEvent, WarningEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent, HoldoutEvent
+from trainer.runlog.kinds.run import WarningEvent
 from trainer.runlog.read import Surviving, best, evaluations_of
 from trainer.runlog.result import best_of, is_best_of
 from trainer.stages import holdout_share, switches_by_rule

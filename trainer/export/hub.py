@@ -16,7 +16,7 @@ from trainer.models.metadata import ENTRY, ModelMetadata
 from trainer.models.own import is_reference
 from trainer.report.settings import plan_in_words
 from trainer.run_files import BEST, MODEL, RESULT
-from trainer.runlog.kinds import StartEvent
+from trainer.runlog.kinds.run import StartEvent
 from trainer.runlog.result import read_result
 
 CONFIG = "config.json"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.shardset.schema import TARGET_COLUMN
 from trainer.data.shard_file import TABLE, row_groups
 from trainer.data.shards import Shards

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pipeline.core.errors import UsageError
-from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.manifest import dumps
+from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.storage.store import configured_store
 from pipeline.input.files import check_apart
 from trainer.data.opening import open_shards

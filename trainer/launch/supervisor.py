@@ -37,7 +37,9 @@ from trainer.report.metrics import RunMetrics
 from trainer.run_files import LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
-from trainer.runlog.kinds import EvaluationEvent, RollbackEvent, TrainEvent, WarningEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.run import RollbackEvent, WarningEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.read import iter_events
 from trainer.server.endpoint import Endpoint
 from trainer.transport.addresses import hold

@@ -21,7 +21,7 @@ from trainer.plan import RunPlan
 from trainer.report.terminal import ending
 from trainer.run_files import BEST, BEST_OF, METRICS, PUSHES, RESULT
 from trainer.runlog.events import log_event
-from trainer.runlog.kinds import LogEvent
+from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.read import best, evaluations, read_pushes
 from trainer.runlog.result import REPORTED, SUMMARISED, Result, is_best_of, summarise
 from trainer.runlog.thinned import thinned_log

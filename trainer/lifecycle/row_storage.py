@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pipeline.core.errors import JobError
-from pipeline.core.shardset.contract import ShardFile
+from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.sizes import bytes_in_words
 from pipeline.core.storage.uri import is_remote
 from trainer.config import Config, RunFacts

@@ -13,16 +13,11 @@ from trainer.exchange.parameter_server import ParameterServer
 from trainer.report.history import Incident, select_kind
 from trainer.report.progress import number
 from trainer.report.terminal import duration, percent, stop_reason
-from trainer.runlog.kinds import (
-    ConsensusEvent,
-    EpochEvent,
-    EvaluationEvent,
-    LogEvent,
-    RestartEvent,
-    RollbackEvent,
-    TrainEvent,
-    WarningEvent,
-)
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.peers import ConsensusEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, WarningEvent
+from trainer.runlog.kinds.training import EpochEvent, TrainEvent
 
 ENOUGH_ROWS = 10  # of a neighbourhood whose accuracy is named
 ENDINGS: Mapping[str | None, tuple[str, str]] = {

@@ -14,16 +14,10 @@ import pandas as pd
 
 from trainer.report import figures
 from trainer.report.figures import Curve, Floats, Mark
-from trainer.runlog.kinds import (
-    EpochEvent,
-    EvaluationEvent,
-    LogEvent,
-    RestartEvent,
-    RollbackEvent,
-    StageEvent,
-    TrainEvent,
-    WarningEvent,
-)
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StageEvent, WarningEvent
+from trainer.runlog.kinds.training import EpochEvent, TrainEvent
 
 E = TypeVar("E", bound=LogEvent)
 STEPS_A_BIN = 6  # per worker, on average; with fewer its throughput flickers between 0 and twice the true value

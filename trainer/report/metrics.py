@@ -17,15 +17,11 @@ from pipeline.core.extras import require
 from pipeline.core.provenance import CREDENTIALS, HIDDEN
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.plan import FLOAT_BYTES
-from trainer.runlog.kinds import (
-    ConsensusEvent,
-    EvaluationEvent,
-    LogEvent,
-    RestartEvent,
-    RollbackEvent,
-    StartEvent,
-    TrainEvent,
-)
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.peers import ConsensusEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.transport.addresses import bracketed
 from trainer.transport.status import NOT_READY, RunStatus
 

@@ -41,7 +41,10 @@ from trainer.report.history import (
 )
 from trainer.report.settings import compact, flags_in_words, plan_in_words
 from trainer.run_files import METRICS, PUSHES, REPORT
-from trainer.runlog.kinds import ConsensusEvent, LogEvent, StartEvent, TrainEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.peers import ConsensusEvent
+from trainer.runlog.kinds.run import StartEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.read import read_pushes, surviving_events
 from trainer.runlog.result import REPORTED, summarise
 from trainer.runlog.thinned import thinned_log

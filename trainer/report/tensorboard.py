@@ -8,7 +8,8 @@ from typing import Any
 
 from pipeline.core.extras import require
 from trainer.run_files import TENSORBOARD
-from trainer.runlog.kinds import LogEvent, RollbackEvent, StartEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.run import RollbackEvent, StartEvent
 
 # Curves of an event, as {key of the event: name of the curve}. Curves with the same prefix share a card group.
 CURVES: Mapping[str, Mapping[str, str]] = {

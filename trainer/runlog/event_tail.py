@@ -9,7 +9,7 @@ from trainer.home.folders import Folders
 from trainer.home.place import BLOCK_BYTES, line_blocks
 from trainer.home.segments import look, unread
 from trainer.run_files import METRICS
-from trainer.runlog.kinds import LogEvent
+from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.read import iter_events, parse_event
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainer.coordination.orders import Record
 from trainer.run_files import METRICS, PUSHES
-from trainer.runlog.kinds import KINDS
+from trainer.runlog.kinds.parse import KINDS
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,10 @@ from trainer.checkpoints.state import rank
 from trainer.home.place import Place, blocks, line_blocks
 from trainer.run_files import METRICS
 from trainer.runlog.events import COLUMNS
-from trainer.runlog.kinds import EvaluationEvent, GenerationEvent, LogEvent, event_from_json
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.parse import event_from_json
+from trainer.runlog.kinds.run import GenerationEvent
 
 logger = logging.getLogger(__name__)
 

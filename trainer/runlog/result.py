@@ -20,20 +20,18 @@ from trainer.config import SEPARATOR
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.home.place import Place
 from trainer.run_files import BEST, BEST_OF, METRICS, MODEL, PUSHES, RESULT
-from trainer.runlog.kinds import (
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.evaluation import EvaluationEvent, GivenUpEvent
+from trainer.runlog.kinds.run import (
     ConvergedEvent,
     EarlyStopEvent,
     EndEvent,
-    EpochEvent,
-    EvaluationEvent,
-    GivenUpEvent,
-    LogEvent,
-    PassEvent,
     RestartEvent,
     RollbackEvent,
     StageEvent,
     StartEvent,
 )
+from trainer.runlog.kinds.training import EpochEvent, PassEvent
 from trainer.runlog.read import best, evaluations, read_events, read_pushes, surviving_events
 from trainer.sampling.mixture import cohort_plans, is_mix, parse_mix, rows_by_source
 from trainer.stages import START

@@ -7,7 +7,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from trainer.home.place import Place
-from trainer.runlog.kinds import LogEvent, RestartEvent, RollbackEvent, TrainEvent, WarningEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.run import RestartEvent, RollbackEvent, WarningEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.read import Surviving, iter_events
 
 MOST = 4096  # ``train`` events that are kept

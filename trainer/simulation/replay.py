@@ -23,7 +23,9 @@ from trainer.home.place import Place
 from trainer.leader.peer_checkpoints import PeerTimes, stored_plans
 from trainer.rules import build_slice, build_weights, enter_cohort, enter_stage, local_plan, slots_of, worker_rate
 from trainer.run_files import CHECKPOINTS, CONFIG, METRICS, PUSHES
-from trainer.runlog.kinds import GossipEvent, LogEvent, PoolEvent, StageEvent, StartEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
+from trainer.runlog.kinds.run import StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.runlog.run_folder import read_record
 from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of

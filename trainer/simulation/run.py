@@ -36,7 +36,7 @@ from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import CLOCK
-from trainer.runlog.kinds import WarningEvent
+from trainer.runlog.kinds.run import WarningEvent
 from trainer.runlog.read import iter_events
 from trainer.runlog.result import Result, read_result
 from trainer.runlog.run_folder import RunRecord, SavedRun, Start, resolve_output, saved_run, settled

@@ -16,7 +16,7 @@ from pipeline.core.command_line import CONF
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.extras import require
 from trainer.study.__main__ import find_plan, plan_names
-from trainer.study.analysis.analyse import Analysis
+from trainer.study.analysis.results import Analysis
 from trainer.study.report.pooled import pooled_page, pooled_svg
 from trainer.study.report.write import analysis_of, files_with_numbers
 from trainer.study.run.ledger import LEDGER, Contents, StudyLedger

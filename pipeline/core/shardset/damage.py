@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.core.shardset.contract import ShardFile
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.storage.store import Store
 
 READ_BYTES = 8 << 20

@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from pipeline.core.errors import DataError
-from pipeline.core.shardset.contract import Assignment, Generation, Input, Manifest, Worker
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import Assignment, Generation, Input, Worker
 from pipeline.core.shardset.versions import NAME
 
 KEY = "generations"

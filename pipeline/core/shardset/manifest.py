@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from pipeline.core.errors import DataError
 from pipeline.core.json_values import parse_object
-from pipeline.core.shardset.contract import FORMAT_VERSION, Manifest, ShardFile
+from pipeline.core.shardset.contract import FORMAT_VERSION, Manifest
+from pipeline.core.shardset.parts import ShardFile
 from pipeline.core.shardset.versions import NAME, path_of, versions_in_use
 from pipeline.core.storage.retries import unreadable_is_data_error
 from pipeline.core.storage.store import Store

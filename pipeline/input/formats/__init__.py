@@ -8,7 +8,6 @@ from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.array_files import Idx, Npy
-from pipeline.input.formats.arrow import ArrowImages
 from pipeline.input.formats.base import Columns, DataFile, Format
 from pipeline.input.formats.cifar_archive import CifarArchive
 from pipeline.input.formats.cifar_binary import Cifar10Binary, Cifar100Binary
@@ -16,7 +15,8 @@ from pipeline.input.formats.cifar_pickle import CifarPickle
 from pipeline.input.formats.image_folder import ImageFolder
 from pipeline.input.formats.mat import Mat
 from pipeline.input.formats.npz import Npz
-from pipeline.input.formats.parquet import ParquetImages
+from pipeline.input.formats.tables.arrow import ArrowImages
+from pipeline.input.formats.tables.parquet import ParquetImages
 from pipeline.input.formats.tar import Tar
 from pipeline.input.formats.tfrecord import TFRecord
 

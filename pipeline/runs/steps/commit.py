@@ -7,8 +7,9 @@ from dataclasses import replace
 from pipeline.core.provenance import provenance
 from pipeline.core.shardset.attempt import Attempt
 from pipeline.core.shardset.commit import Move, publish, refuse_unless
-from pipeline.core.shardset.contract import Input, Manifest, Worker
+from pipeline.core.shardset.contract import Manifest
 from pipeline.core.shardset.manifest import ShardSet
+from pipeline.core.shardset.parts import Input, Worker
 from pipeline.input.quarantine import lines_of, path_of, write_quarantine
 from pipeline.output.entries import (
     describe_assigned_workers,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.core.errors import DataError, UsageError
-from pipeline.core.shardset.contract import Repeats
+from pipeline.core.shardset.parts import Repeats
 from pipeline.doctor import beforehand
 from pipeline.input.arrivals import BadRecord
 from pipeline.input.bad_records import leave_out_bad, parse_limit

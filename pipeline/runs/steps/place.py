@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.assignment.chunks import offsets_by_chunk
 from pipeline.assignment.groups import MOST_COUNTS, GroupTable, group_table
 from pipeline.core.arrays import Ints
-from pipeline.core.shardset.contract import Neighbourhood
+from pipeline.core.shardset.parts import Neighbourhood
 from pipeline.output.entries import describe_neighbourhoods
 from pipeline.output.placement import Dealing, Placement
 from pipeline.runs.steps.run import ShardingRun

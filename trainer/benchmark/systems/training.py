@@ -15,7 +15,8 @@ import psutil
 
 from pipeline.core.storage.store import configured_store
 from trainer.benchmark.systems.executors import Executors
-from trainer.runlog.kinds import ConvergedEvent, EndEvent, LoadedEvent
+from trainer.runlog.kinds.run import ConvergedEvent, EndEvent
+from trainer.runlog.kinds.training import LoadedEvent
 
 if TYPE_CHECKING:
     from trainer import Config

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pipeline.core.errors import DataError
 from trainer.exchange.mixing import Neighbours, TopologyPlan, links_by_worker
-from trainer.runlog.kinds import GenerationEvent, LinkEvent, LogEvent, NewcomerEvent
+from trainer.runlog.kinds.base import LogEvent
+from trainer.runlog.kinds.peers import LinkEvent, NewcomerEvent
+from trainer.runlog.kinds.run import GenerationEvent
 
 Links = frozenset[tuple[int, int]]
 

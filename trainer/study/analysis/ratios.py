@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import optimize, special, stats
 
-from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide
+from trainer.study.analysis.results import Analysis
+from trainer.study.analysis.sides import PRIMARY, ComparisonSide
 from trainer.study.analysis.statistics import LEVEL, NO_INTERVAL, Interval
 
 POINTS = 4000  # of a distribution's quantiles, over which its mean is taken

@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, PercentFormatter
 
 from pipeline.core.reporting.plots import ABOVE, GREY, PALETTE, canvas, name_rows, number_decades
-from trainer.study.analysis.analyse import PRIMARY, ComparisonSide, Curves, StudySetting, sharding_seconds
+from trainer.study.analysis.curves import Curves
 from trainer.study.analysis.published import RUNS, published_of
+from trainer.study.analysis.results import StudySetting
+from trainer.study.analysis.sides import PRIMARY, ComparisonSide, sharding_seconds
 from trainer.study.analysis.statistics import Interval, f_interval
 from trainer.study.report.words import QUALITIES_IN_FULL
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple
 
-from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide, StudySetting
+from trainer.study.analysis.results import Analysis, StudySetting
+from trainer.study.analysis.sides import PRIMARY, ComparisonSide
 from trainer.study.analysis.statistics import LEVEL, Comparison, Interval
 from trainer.study.report import remarks
 from trainer.study.report.words import POINTS, hours, interval, list_in_words, member_in_words, number, p_value, where

@@ -13,9 +13,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from pipeline.core.reporting.plots import GREY, PALETTE, canvas, style
-from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide, sharding_seconds
 from trainer.study.analysis.published import RUNS, TABLES
 from trainer.study.analysis.ratios import BASELINE, PooledWay, pool_studies
+from trainer.study.analysis.results import Analysis
+from trainer.study.analysis.sides import PRIMARY, ComparisonSide, sharding_seconds
 from trainer.study.analysis.statistics import Interval, f_interval
 from trainer.study.report.figures import legend_once
 from trainer.study.report.table import Table, ends_in_words, to_markdown_table

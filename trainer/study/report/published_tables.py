@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import TypeAlias
 
-from trainer.study.analysis.analyse import PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.published import RUNS, PublishedFigures, PublishedTable, published_of
 from trainer.study.analysis.published_comparisons import differences_of
 from trainer.study.analysis.ratios import compare_ratios
+from trainer.study.analysis.results import Analysis, StudySetting
+from trainer.study.analysis.sides import PRIMARY, ComparisonSide
 from trainer.study.analysis.statistics import Comparison, f_interval
 from trainer.study.report.table import Table, ends_in_words, fixed, short
 from trainer.study.report.words import POINTS, number, p_value

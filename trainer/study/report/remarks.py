@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 
-from trainer.study.analysis.analyse import FEWEST, PRIMARY, Analysis, ComparisonSide, StudySetting
 from trainer.study.analysis.published import RUNS, PublishedTable, published_of
+from trainer.study.analysis.qualities import FEWEST
 from trainer.study.analysis.ratios import compare_ratios
+from trainer.study.analysis.results import Analysis, StudySetting
+from trainer.study.analysis.sides import PRIMARY, ComparisonSide
 from trainer.study.analysis.statistics import LEVEL, f_interval
 from trainer.study.analysis.twins import ALL, Twins
 from trainer.study.report.words import (

@@ -9,15 +9,9 @@ import io
 import math
 from statistics import median
 
-from trainer.study.analysis.analyse import (
-    MEASURES,
-    PRIMARY,
-    Analysis,
-    ComparisonSide,
-    StudySetting,
-    sharding_seconds,
-    times_to,
-)
+from trainer.study.analysis.curves import times_to
+from trainer.study.analysis.results import Analysis, StudySetting
+from trainer.study.analysis.sides import MEASURES, PRIMARY, ComparisonSide, sharding_seconds
 from trainer.study.analysis.statistics import LEVEL
 from trainer.study.analysis.twins import ALL
 from trainer.study.report.findings import findings

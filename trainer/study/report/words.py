@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from trainer.study.analysis.analyse import Analysis, ComparisonSide, StudySetting
+from trainer.study.analysis.results import Analysis, StudySetting
+from trainer.study.analysis.sides import ComparisonSide
 from trainer.study.analysis.statistics import Interval
 
 POINTS = 100  # percentage points of an accuracy

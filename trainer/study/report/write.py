@@ -8,7 +8,8 @@ from pathlib import Path
 from pipeline.core.atomic import write_durably
 from pipeline.core.reporting.page import EmbeddedFigure, embed_figure, origin, template
 from pipeline.core.reporting.plots import style
-from trainer.study.analysis.analyse import Analysis, StudySetting, analyse, dumps
+from trainer.study.analysis.analyse import analyse
+from trainer.study.analysis.results import Analysis, StudySetting, dumps
 from trainer.study.plan.study_plan import TABLES, StudyPlan
 from trainer.study.report import figures
 from trainer.study.report.findings import findings

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from pipeline.core import console
 from trainer.run_files import METRICS
-from trainer.runlog.kinds import StartEvent, TrainEvent
+from trainer.runlog.kinds.run import StartEvent
+from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.thinned import thinned_log
 from trainer.study.plan.study_plan import Run
 

@@ -12,7 +12,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.schema import words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.columns import ColumnTable, TableFormat
+from pipeline.input.formats.tables.columns import ColumnTable
+from pipeline.input.formats.tables.table_format import TableFormat
 
 FILE = b"ARROW1"
 STREAM = b"\xff\xff\xff\xff"  # before every message of a stream

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.columns import ColumnTable, TableFormat
+from pipeline.input.formats.tables.columns import ColumnTable
+from pipeline.input.formats.tables.table_format import TableFormat
 
 BUFFER_BYTES = 8 << 20  # the part of a column that is read at once, because a row group may be as large as its file
 
