@@ -12,9 +12,19 @@ from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, folder_of
 from trainer.config import Config
 from trainer.context import RunContext
-from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort
+from trainer.coordination.cohorts import (
+    SINGLE,
+    CheckpointProgress,
+    Cohort,
+    Cohorts,
+    CohortSize,
+    next_cohort,
+    own_clocks,
+)
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
+from trainer.gossip.rounds import first_step
+from trainer.gossip.weave import foreign_steps
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, SavedRun
 from trainer.stages import switches_by_rule
@@ -213,7 +223,7 @@ def _progress(context: RunContext, record: RunRecord) -> CheckpointProgress:
     stop = stop_of(root, _with_cohorts(context, record.cohorts).config)
     state = state_to_restore(root, by_rule=switches_by_rule(context.config), stop=stop)
     if state:
-        return CheckpointProgress(state.version, state.accepted, state.clocks)
+        return CheckpointProgress(state.version, state.accepted, state.clocks, state.gossip)
     if not any(versions(root)):  # a first checkpoint without its last file is written again
         return CheckpointProgress(0, 0, dict.fromkeys(range(record.cohorts.first.workers), 0))
     raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
@@ -246,11 +256,12 @@ def _next(
     """
     turn = 0  # without rows there are no passes
     left_out = 0
+    foreign = _foreign_steps(context.config, progress)
     if has_rows:
         from trainer.data.cohort_passes import passes_left  # loads pyarrow
 
-        clocks = [progress.clocks[worker] for worker in sorted(progress.clocks)]
-        turn, _, left_out = passes_left(context.config, context.shards, entries, clocks, request.workers)
+        own = own_clocks([progress.clocks[worker] for worker in sorted(progress.clocks)], foreign)
+        turn, _, left_out = passes_left(context.config, context.shards, entries, own, request.workers)
     before = _with_batch(context, entries[-1].batch_size).config
     return next_cohort(
         entries[-1],
@@ -259,6 +270,20 @@ def _next(
         turn=turn,
         left_out=left_out,
         steps_per_epoch=(before.steps_per_epoch(rows), context.config.steps_per_epoch(rows)),
+        foreign=foreign,
+    )
+
+
+def _foreign_steps(config: Config, progress: CheckpointProgress) -> tuple[int, ...]:
+    """Return how many mini-batches of other workers' examples each worker has made in its cohort; empty for a run without.
+
+    The workers of a cohort begin without such examples. progress: of a checkpoint."""
+    if not config.data.gossip:
+        return ()
+    every = config.data.gossip_every
+    return tuple(
+        foreign_steps(clock, first_step(progress.gossip, worker), every)
+        for worker, clock in sorted(progress.clocks.items())
     )
 
 
@@ -286,7 +311,6 @@ def obstacle(config: Config) -> str | None:
     table = config.table_sampler
     # The first one that applies is reported.
     causes = (
-        (bool(config.data.gossip), "--gossip exchanges examples between fixed shards"),
         (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
         (
             isinstance(config.exchange, NeighbourExchange) and table is not None and table.has_owners,

@@ -124,8 +124,9 @@ def begin_cohort(config: Config, state: RunState) -> RunState:
     if has_begun:
         return state
     clocks = dict.fromkeys(range(cohort.workers), cohort.clock)
-    # A protocol's memory and the times of steps are about the workers before.
-    return replace(state, clocks=clocks, passes=begin_passes(state.passes, cohort), memory={}, stragglers={})
+    # A protocol's memory, exchanged examples and the times of steps are about the workers before.
+    passes = begin_passes(state.passes, cohort)
+    return replace(state, clocks=clocks, passes=passes, memory={}, gossip={}, stragglers={})
 
 
 def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_servers: int) -> Coordinator:

@@ -37,6 +37,13 @@ CASES = [
     pytest.param(("--exchange", "all-reduce"), 4, marks=pytest.mark.full, id="all-reduce"),
     pytest.param(("--exchange", "d-psgd"), 5, marks=pytest.mark.full, id="d-psgd"),
     pytest.param((*DEALS, "--protocol", "bsp"), 5, marks=pytest.mark.full, id="random-deals"),
+    pytest.param(("--gossip", 3, "--gossip-every", 2, "--protocol", "ssp"), 5, marks=pytest.mark.full, id="gossip"),
+    pytest.param(
+        ("--gossip", 3, "--gossip-every", 2, "--exchange", "all-reduce"),
+        2,
+        marks=pytest.mark.full,
+        id="gossip-all-reduce",
+    ),
     pytest.param((*MIX, "--protocol", "bsp"), 5, marks=pytest.mark.full, id="mixture"),
 ]
 

@@ -43,6 +43,7 @@ from trainer.flags import build_parser, options_of
 from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
+from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.kinds.training import PassEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.runlog.run_folder import RunRecord, SavedRun, read_record, saved_run, settled
@@ -230,6 +231,43 @@ def test_random_deals_are_completed_by_other_workers(
     assert replay(output).is_equal
 
 
+GOSSIPS: list[dict[str, Any]] = [
+    {"protocol": "ssp", "selector": "hem"},
+    {"protocol": "bsp", "sampling": "representative"},
+    {"protocol": "downpour"},
+    {"exchange": "all-reduce", "selector": "spl"},
+    {"exchange": "d-psgd"},
+]
+
+
+@pytest.mark.parametrize("way", only(GOSSIPS[:1], GOSSIPS), ids=str)
+def test_other_workers_exchange_examples(way: dict[str, Any], tmp_path: Path) -> None:
+    """Complete passes of own rows among steps with examples of others; no worker gets an example of earlier workers."""
+    # Equal shards, so that no worker is whole passes ahead of others.
+    parts = [rows_of(sum(ROWS) // 3, 10 + number, 100 * number) for number in range(3)]
+    shards = str(write_shards(tmp_path / "set", parts, EVAL_ROWS))
+    values = way | {"gossip": 3, "gossip_every": 2, "profile": parse_profile("lognormal:0.5")}
+    output = tmp_path / "run"
+    run(shards, output, steps=40, **values)
+    run(shards, output, RESUME, 5, steps=90, batch_size=30, **values)
+    run(shards, output, RESUME, 2, steps=180, batch_size=11, **values)
+    assert_whole_passes(output, 4)
+    entries = entries_of(output)
+    assert [len(entry["foreign"]) for entry in entries] == [0, 3, 5]
+    assert all(min(entry["foreign"]) > 1 for entry in entries[1:])
+    live = surviving_events(iter_events(output / "metrics.jsonl"))
+    rounds: dict[int, set[str]] = {}  # the workers that have given the examples of a round
+    givers: dict[int, list[set[str]]] = {0: [], 1: [], 2: []}
+    for event in live:
+        if isinstance(event, GossipEvent):
+            rounds[event.round] = set(event.ids)
+        elif isinstance(event, PoolEvent):
+            cohort = max(number for number, entry in enumerate(entries) if entry["version"] < event.version_or_zero())
+            givers[cohort].append(rounds[event.round])
+    assert [set.union(*each) for each in givers.values()] == [set("012"), set("01234"), set("01")]
+    assert replay(output).is_equal
+
+
 @pytest.mark.parametrize("way", EITHER)
 def test_a_killed_run_resumes_with_other_workers(
     way: dict[str, Any], shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -362,7 +400,13 @@ def entries_by_id(sampler: RowSampler, rows: Rows) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    "values", [{"protocol": "bsp"}, {"exchange": "d-psgd"}, {"protocol": "bsp", "repartition": "random"}]
+    "values",
+    [
+        {"protocol": "bsp"},
+        {"exchange": "d-psgd"},
+        {"protocol": "bsp", "repartition": "random"},
+        {"protocol": "bsp", "gossip": 2},
+    ],
 )
 def test_the_same_workers_have_the_same_bits(values: dict[str, Any], shards: str, tmp_path: Path) -> None:
     """A resume that asks for the number that the run has changes nothing."""
@@ -668,7 +712,6 @@ def test_places_without_a_run_are_refused_as_before(shards: str, tmp_path: Path)
 
 def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"gossip": 2}, "--gossip exchanges examples"),
         ({"exchange": "d-psgd", "sampling": "recency"}, "--exchange d-psgd keeps the losses of --sampling recency in"),
         ({"tolerance": 1e-9}, "--tolerance compares"),
     ]
@@ -678,6 +721,10 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
         with pytest.raises(UsageError, match=words) as caught:
             run(shards, output, RESUME, 2, steps=8, **values)
         assert "resume with --workers 3 --batch-size 24" in str(caught.value)
+    output = tmp_path / "alone"
+    run(shards, output, steps=8, gossip=2)
+    with pytest.raises(UsageError, match="--gossip 2 exchanges examples among workers, and the run has one"):
+        run(shards, output, RESUME, 1, steps=20, gossip=2)
     output = tmp_path / "deals"
     values = {"repartition": "random", "steps": 8}
     run(shards, output, **values)

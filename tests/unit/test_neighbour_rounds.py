@@ -528,7 +528,7 @@ def check_replay(network: Network, state: RunState) -> int:
     rounds = workers_of_rounds(pushes, network.steps)
     history = PeerHistory([(0, plan)], events, rounds, PeerTimes.from_state(state).begun)
     compute = Toy(RunContext.from_config(network.config), network.facts.num_workers)
-    adopt_pools(compute, events)
+    adopt_pools(compute, events, 0, network.facts.num_workers)
     models = PeerReplay([(1, network.config)], lambda config: (network.facts, compute), history)
     for _ in rounds:
         models.step()

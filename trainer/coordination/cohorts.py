@@ -6,7 +6,7 @@ the pair of a worker and a clock still names one step of the run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -41,6 +41,8 @@ class Cohort:
         epoch_steps: mini-batches per worker of this cohort that the epochs before it are worth.
         ends: clocks at which the workers of the cohort before ended.
         left_out: rows of passes that some workers of the cohort before had not drawn, and nobody draws.
+        foreign: mini-batches of other workers' examples among the steps of each of those workers in their cohort; empty
+            for a run without an exchange of examples.
     """
 
     workers: int = 0
@@ -53,13 +55,20 @@ class Cohort:
     epoch_steps: int = 0
     ends: tuple[int, ...] = ()
     left_out: int = 0
+    foreign: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ends", tuple(self.ends))  # JSON has lists
+        object.__setattr__(self, "foreign", tuple(self.foreign))
 
     @property
     def size(self) -> CohortSize:
         return CohortSize(self.workers, self.batch_size)
+
+    @property
+    def own_ends(self) -> tuple[int, ...]:
+        """The clocks in ``ends``, without the mini-batches of other workers' examples: own rows are drawn by them."""
+        return own_clocks(self.ends, self.foreign)
 
     def check(self, before: Cohort | None) -> None:
         """Raise ValueError unless this cohort can follow another one, or begin a run if there is none before it."""
@@ -76,6 +85,8 @@ class Cohort:
         # Each worker of the cohort before has ended at a clock, and this one begins at the greatest.
         elif len(self.ends) != before.workers or max(self.ends) != self.clock:
             raise ValueError(f"{before.workers} workers ended at {len(self.ends)} clocks, up to {self.clock}")
+        elif len(self.foreign) not in (0, before.workers) or min(self.own_ends) < 0:
+            raise ValueError(f"{before.workers} workers have {len(self.foreign)} numbers of foreign mini-batches")
 
     def last_step(self, *, steps: int | None, epochs: int, steps_per_epoch: int) -> int:
         """Return the clock at which a run of a length ends, if all workers keep pace.
@@ -110,6 +121,11 @@ class Cohort:
     def ends_epoch(self, steps: int, steps_per_epoch: int) -> bool:
         """Return whether an epoch ends at the clock ``steps``. steps_per_epoch: mini-batches per worker in this cohort."""
         return (steps - self.clock + self.epoch_steps) % steps_per_epoch == 0
+
+
+def own_clocks(clocks: Sequence[int], foreign: Sequence[int]) -> tuple[int, ...]:
+    """Return the clocks of workers without their foreign mini-batches. foreign: of each worker; empty for none."""
+    return tuple(clock - count for clock, count in zip(clocks, foreign or [0] * len(clocks), strict=True))
 
 
 FIRST = Cohort()
@@ -155,25 +171,34 @@ class Cohorts(Spec):
         return cls(entries)
 
     def to_json(self) -> dict[str, Any]:
-        return {"entries": [asdict(cohort) | {"ends": list(cohort.ends)} for cohort in self.entries]}
+        lists = [{"ends": list(cohort.ends), "foreign": list(cohort.foreign)} for cohort in self.entries]
+        return {"entries": [asdict(cohort) | values for cohort, values in zip(self.entries, lists, strict=True)]}
 
 
 SINGLE = Cohorts()
 
 
 class CheckpointProgress(NamedTuple):
-    """The progress of a run in a checkpoint: its updates, the gradients in them, and the clock of each worker."""
+    """The progress of a run in a checkpoint.
+
+    Attributes:
+        version: updates so far.
+        accepted: gradients in them.
+        clocks: of each worker.
+        gossip: state of the exchange of examples.
+    """
 
     version: int
     accepted: int
     clocks: Mapping[int, int]
+    gossip: Mapping[str, Any] = {}
 
     def count_rounds(self, before: Cohort) -> CheckpointProgress:
         """Return the progress of a run that counts rounds, in which nobody makes up for the rounds of an absent worker.
 
         It is as if all workers of the cohort that ends, ``before``, had been present all the time."""
         accepted = before.accepted + (self.version - before.version) * before.workers
-        return CheckpointProgress(self.version, accepted, dict.fromkeys(range(before.workers), self.version))
+        return self._replace(accepted=accepted, clocks=dict.fromkeys(range(before.workers), self.version))
 
 
 def next_cohort(
@@ -184,6 +209,7 @@ def next_cohort(
     turn: int,
     left_out: int,
     steps_per_epoch: tuple[int, int],
+    foreign: tuple[int, ...] = (),
 ) -> Cohort:
     """Return the cohort that follows another one.
 
@@ -191,11 +217,11 @@ def next_cohort(
         before: the cohort that ends.
         size: of the next cohort.
         progress: of the checkpoint with which the next one begins.
-        turn, left_out: see Cohort.
+        turn, left_out, foreign: see Cohort.
         steps_per_epoch: mini-batches per worker and epoch before and after.
     """
     own, later = steps_per_epoch
-    version, accepted, clocks = progress
+    version, accepted, clocks, _ = progress
     # Rounded down to whole steps: the next epoch then ends with an update of all workers, and no end of an epoch is
     # skipped, because the number of whole epochs stays the same.
     epoch_steps = before.gradients(accepted, before.workers) * later // (before.workers * own)
@@ -209,6 +235,7 @@ def next_cohort(
         epoch_steps=epoch_steps,
         ends=tuple(clocks[worker] for worker in range(before.workers)),
         left_out=left_out,
+        foreign=foreign,
     )
 
 

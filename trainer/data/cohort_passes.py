@@ -70,7 +70,7 @@ def _streams(
         # Workers whose number does not change keep their rows.
         own = own_by_set(shards, cohort.workers, [[each.own for each in before] for before in passes], is_trained)
         if number:
-            positions = _positions(streams, cohorts[number - 1], cohort.ends)
+            positions = _positions(streams, cohorts[number - 1], cohort.own_ends)
             passes = [
                 later_passes(before, at, rows, number * len(rules) + source)
                 for source, (before, at, rows) in enumerate(zip(passes, positions, own, strict=True))
@@ -88,7 +88,9 @@ def _streams(
 
 
 def _positions(streams: Sequence[WorkerStream], cohort: Cohort, ends: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return for each set how many rows of it each worker of a cohort has drawn when it ends. ends: its clocks."""
+    """Return for each set how many rows of it each worker of a cohort has drawn when it ends.
+
+    ends: their clocks, without mini-batches of other workers' examples."""
     counts = [stream.examples(end - cohort.clock) for stream, end in zip(streams, ends, strict=True)]
     return list(zip(*counts, strict=True))
 
@@ -168,7 +170,7 @@ def passes_left(
         config: the run.
         shards: its set.
         cohorts: the cohorts so far.
-        clocks: of each worker of the last one.
+        clocks: of each worker of the last one, without mini-batches of other workers' examples.
         num_workers: workers of the next one.
     Raises:
         UsageError: one of them would have no rows, or the rows cannot be dealt to them.

@@ -16,6 +16,7 @@ from trainer.data.augment import Floats
 from trainer.data.batches import Batches, population_of, sampler_of_rows
 from trainer.data.cohort_passes import WorkerStream, present_places, present_streams
 from trainer.data.deal import dealt_places
+from trainer.data.gossip import GossipSampler
 from trainer.data.holdout import trained_rows
 from trainer.data.loading import load_worker
 from trainer.data.mean_image import subtracted_mean
@@ -80,11 +81,19 @@ class ShiftedSampler:
 
 
 class WorkerDraws(NamedTuple):
-    """The rows of one worker, and the sampler that draws from them."""
+    """The rows of one worker, and the sampler that draws from them.
+
+    Attributes:
+        worker: its number.
+        rows: all rows that it may draw.
+        sampler: draws them.
+        own: positions of the rows of its own passes among them, int64; None for all.
+    """
 
     worker: int
     rows: Rows
     sampler: RowSampler
+    own: Ints | None = None
 
 
 class CohortBatches(NamedTuple):
@@ -114,7 +123,10 @@ def build_cohort_batches(
         draws = _draws_of_passes if config.sampler.makes_passes else _draws_without_passes
     results = []
     # The clocks and the augmentation are those of the run: only the rows are drawn by the cohort's rule.
-    for worker, rows, sampler in draws(config, shards, numbers, targets):
+    for each in draws(config, shards, numbers, targets):
+        worker, rows, sampler, _ = each
+        if config.data.gossip:
+            sampler = _with_gossip(config, shards, each)
         batches = Batches(
             sampler,
             subtracted_mean(shards),
@@ -127,6 +139,17 @@ def build_cohort_batches(
     return results
 
 
+def _with_gossip(config: Config, shards: Shards, draws: WorkerDraws) -> GossipSampler:
+    """Return the sampler of a worker that exchanges examples. It begins without any, and without losses."""
+    worker, rows, sampler, own = draws
+    cohort = config.cohorts.present
+    batch_size = config.cohort_batches(cohort, shards.ratios_of(cohort.workers))[worker]
+    steps_per_pass = -(-len(rows if own is None else own) // batch_size)
+    return GossipSampler(
+        sampler, rows, config, worker, batch_size, steps_per_pass, places=own, begin=cohort.clock, turn=cohort.turn
+    )
+
+
 def _draws_of_passes(config: Config, shards: Shards, workers: Sequence[int], targets: bool) -> list[WorkerDraws]:
     """Return the draws of some workers, whose passes complete the open ones of the cohort before."""
     every = present_streams(config, shards)
@@ -135,10 +158,11 @@ def _draws_of_passes(config: Config, shards: Shards, workers: Sequence[int], tar
     numbers = [stream.numbers() for stream in needed]
     rows = load_numbers(shards, numbers, targets=targets)
     clock = config.cohorts.present.clock
-    return [
-        WorkerDraws(stream.worker, own_rows, CohortSampler(own_rows, own_numbers, stream, clock))
-        for stream, own_numbers, own_rows in zip(needed, numbers, rows, strict=True)
-    ]
+    draws = []
+    for stream, own_numbers, own_rows in zip(needed, numbers, rows, strict=True):
+        own = np.searchsorted(own_numbers, np.sort(np.concatenate([passes.own for passes in stream.passes])))
+        draws.append(WorkerDraws(stream.worker, own_rows, CohortSampler(own_rows, own_numbers, stream, clock), own))
+    return draws
 
 
 def _draws_without_passes(config: Config, shards: Shards, workers: Sequence[int], targets: bool) -> list[WorkerDraws]:

@@ -61,6 +61,8 @@ class GossipSampler:
         batch_size: of the worker.
         epoch_steps: own mini-batches per pass over the worker's rows, rounded up.
         places: positions of the rows that it trains on, int64 and ascending; None for all. No other row goes to others.
+        begin: its first clock, from which on it counts its passes.
+        turn: number of its first pass.
         spans: pools to keep, the newest ones; None keeps all, as a replay needs them.
 
     Attributes:
@@ -79,6 +81,8 @@ class GossipSampler:
         epoch_steps: int,
         *,
         places: Ints | None = None,
+        begin: int = 0,
+        turn: int = 0,
         spans: int | None = 2,
     ) -> None:
         self.own = own
@@ -88,6 +92,8 @@ class GossipSampler:
         self.worker = worker
         self.batch_size = batch_size
         self.epoch_steps = epoch_steps
+        self.begin = begin
+        self.turn = turn
         self.spans = spans
         self._places = np.arange(len(rows)) if places is None else places
         self.losses = RecordedLosses(len(self._places))
@@ -121,7 +127,9 @@ class GossipSampler:
         """Record the losses of an own mini-batch; foreign ones do not count. losses: float32 [B]."""
         if not draw.is_foreign:
             places = np.arange(len(self.rows))[draw.places] if isinstance(draw.places, slice) else draw.places
-            self.losses.note(np.searchsorted(self._places, places), losses)
+            # Rows that complete a pass of other workers may be none of its own.
+            is_own = np.isin(places, self._places)
+            self.losses.note(np.searchsorted(self._places, places[is_own]), losses[is_own])
 
     def forget_losses(self) -> None:
         """Begin without any losses, as a new process of the worker does."""
@@ -140,9 +148,11 @@ class GossipSampler:
     def selection(self, clock: int) -> GivenExamples | None:
         """Return the examples that the worker gives to others before a step; None before most steps."""
         options = self.options
-        epoch = selection_epoch(self._woven(clock)[1], self.epoch_steps, options.gossip_signal)
+        step = self._woven(clock)[1]
+        epoch = selection_epoch(step._replace(number=step.number - self.begin), self.epoch_steps, options.gossip_signal)
         if epoch is None:
             return None
+        epoch += self.turn
         rng = generator(self.seed, Purpose.GOSSIP_SELECTION, self.worker, epoch)
         places = SELECTORS[options.selector](self.losses, options.gossip, epoch, rng)
         selected = self.rows.select(self._places[places])
@@ -216,6 +226,8 @@ def check_gossip(config: Config, shards: Shards, num_workers: int) -> None:
             f"--gossip {config.data.gossip} sends images of at most {MOST_EXAMPLE_BYTES:,} bytes, and those of {shards.uri}"
             f" have {image_bytes:,}: leave it out, or make the images smaller (--resize of the sharding jobs)"
         )
-    least = min(dealt_sizes(shards, num_workers))
+    sizes = dealt_sizes(shards, num_workers)
+    is_even = config.cohorts.entries and num_workers != shards.num_workers
+    least = sum(sizes) // num_workers if is_even else min(sizes)
     if config.data.gossip > least:
         raise UsageError(f"--gossip {config.data.gossip} exceeds the {least} rows of a worker: give at most {least}")

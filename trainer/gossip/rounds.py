@@ -201,6 +201,16 @@ class GossipRounds:
         return len(self._whole.ids) == end - begin
 
 
+def first_step(memory: Mapping[str, Any], worker: int) -> int | None:
+    """Return a worker's first step with any pool; None if it has had none. memory: the state in a checkpoint."""
+    # Workers that are in different steps have their first pool from the same step on.
+    if "schedule" in memory:
+        first: int | None = memory["schedule"]["first"]
+    else:
+        first = memory.get("first", {}).get(str(worker))
+    return first
+
+
 def join_examples(parts: list[Examples]) -> Examples:
     """Return examples of several workers together; their ids alone if the content of some is not known."""
     ids = np.concatenate([part.ids for part in parts])

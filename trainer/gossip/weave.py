@@ -27,10 +27,15 @@ def woven_step(clock: int, first: int | None, every: int) -> WovenStep:
     """
     if first is None or clock < first:
         return WovenStep(False, clock)
-    rounds, place = divmod(clock - first, every + 1)
-    if place == every:
+    rounds = foreign_steps(clock, first, every)
+    if (clock - first) % (every + 1) == every:
         return WovenStep(True, rounds)
     return WovenStep(False, clock - rounds)
+
+
+def foreign_steps(clock: int, first: int | None, every: int) -> int:
+    """Return how many foreign mini-batches a worker has made before a clock. See ``woven_step`` for the arguments."""
+    return 0 if first is None else max(0, clock - first) // (every + 1)
 
 
 def selection_epoch(step: WovenStep, epoch_steps: int, signal: Literal["end", "start"]) -> int | None:

@@ -75,7 +75,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
         # All else as the last start has it, such as the address of a set that was moved.
         own = replace(config, data=replace(config.data, batch_size=start.data.batch_size), cohorts=start.cohorts)
         compute = COMPUTES[compute_name](RunContext.from_config(own, run), workers)
-        adopt_pools(compute, live)
+        adopt_pools(compute, live, start.cohorts.present.version, workers)
         return facts_of(compute, workers, rows), compute
 
     version = newest(run / CHECKPOINTS)
@@ -134,17 +134,24 @@ def stage_begins(live: Iterable[LogEvent]) -> dict[int, int]:
     return {event.version: event.stage for event in live if isinstance(event, StageEvent)}
 
 
-def adopt_pools(compute: Compute, live: Iterable[LogEvent]) -> None:
-    """Have workers use the examples of others from the steps on from which they did. live: the events that count.
+def adopt_pools(compute: Compute, live: Iterable[LogEvent], version: int, num_workers: int) -> None:
+    """Have the workers of a cohort use the examples of others from the steps on from which they did.
 
-    Raises DataError for a pool of a round that the log lacks."""
+    Args:
+        compute: of these workers.
+        live: the events that count. Later workers have pools of later steps, which these never make.
+        version: updates before the cohort. Examples that earlier workers were to use later are not theirs.
+        num_workers: number of its workers.
+    Raises:
+        DataError: the log lacks the round of a pool.
+    """
     compute.keep_pools()
     ids_by_round: dict[int, dict[str, list[int]]] = {}
     for event in live:
         # A round that is repeated after a roll-back may have other examples, for the pools that follow it.
         if isinstance(event, GossipEvent):
             ids_by_round[event.round] = event.ids
-        elif isinstance(event, PoolEvent):
+        elif isinstance(event, PoolEvent) and event.version_or_zero() > version and event.worker < num_workers:
             if event.round not in ids_by_round:
                 raise DataError(f"the log lacks round {event.round} of the examples that worker {event.worker} used")
             others = [ids for worker, ids in ids_by_round[event.round].items() if worker != str(event.worker)]
