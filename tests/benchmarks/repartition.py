@@ -1,6 +1,7 @@
-"""Overheads of importance-aware training, as Table 6 of its paper has them: seconds of each part, as shares of an epoch.
+"""Overheads of importance-aware training, as Table 6 of its paper has them: seconds of each part, and bytes of messages.
 
-One of N workers is measured in this process, on random images. ``python -m tests.benchmarks.repartition --help``."""
+One of N workers is measured in this process, on random images. The messages are those of N workers and their parameter
+servers. ``python -m tests.benchmarks.repartition --help``; the paper's network is ``--model resnet18 --stem 7x7``."""
 
 from __future__ import annotations
 
@@ -55,6 +56,24 @@ def batches_of(config: Config, images: np.ndarray, workers: int) -> Batches:
     return Batches(sampler, np.zeros(3, np.float32), seed=0, worker=0, augment=True)
 
 
+def vector_bytes(step: Step) -> int:
+    """Return the bytes of the vector in each push and each pull: parameters, statistics and the loss table."""
+    return step.pulled.numel() * step.pulled.element_size()
+
+
+def messages_line(before: int, after: int, messages: int) -> str:
+    """Return text about the messages of an epoch. Losses travel in the vectors of pushes, and back in those of pulls.
+
+    Args:
+        before, after: bytes of a vector without and with the losses of all rows.
+        messages: pushes and pulls of all workers in an epoch.
+    """
+    return (
+        f"  messages per epoch       {messages:,}, none more; {messages * after / 1e6:,.1f} MB,"
+        f" {messages * (after - before) / 1e6:,.1f} MB of them losses = {100 * (after - before) / before:.3g} % more"
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -62,6 +81,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=4, help="default %(default)s")
     parser.add_argument("--batch-size", type=int, default=1024, help="of all workers; default %(default)s")
     parser.add_argument("--model", default="cnn", help="default %(default)s")
+    parser.add_argument("--stem", help="first layers of resnet18 or resnet34: 3x3 or 7x7 (default: as in training)")
     parser.add_argument("--importance", default="average", help="average or variance; default %(default)s")
     parser.add_argument("--heuristic", default="stripes", help="stripes or blocks; default %(default)s")
     parser.add_argument("--steps", type=int, default=15, help="of each kind; default %(default)s")
@@ -69,6 +89,8 @@ def main() -> None:
     torch.set_num_threads(1)
     images = np.random.default_rng(0).integers(0, 256, (args.rows, *SHAPE), np.uint8)
     common = {"model": args.model, "protocol": "bsp", "batch_size": args.batch_size}
+    if args.stem:
+        common["stem"] = args.stem
     importance = {"repartition": "importance", "importance": args.importance, "heuristic": args.heuristic}
     configs = {"without": make_config(**common, repartition="random"), "with": make_config(**common, **importance)}
     steps = {name: step_of(config, args.rows, args.workers) for name, config in configs.items()}
@@ -97,8 +119,9 @@ def main() -> None:
     deal_s = statistics.median(deals)
     swap_s = max(0.0, statistics.median(first) - deal_s - statistics.median(later))
 
-    epoch_s = step_s * (args.rows // args.batch_size)
-    tracked_s = tracking_s * (args.rows // args.batch_size)
+    steps_per_epoch = args.rows // args.batch_size
+    epoch_s = step_s * steps_per_epoch
+    tracked_s = tracking_s * steps_per_epoch
     print(
         f"{args.model}, {args.rows:,} rows, {args.workers} workers, {args.batch_size} examples per step; 1 core per worker"
     )
@@ -109,6 +132,8 @@ def main() -> None:
         ("change to the new rows", swap_s, "interval"),
     ):
         print(f"  {part:<24} per {unit:<8} {spent:8.4f} s = {100 * spent / epoch_s:.3g} % of an epoch")
+    sizes = {name: vector_bytes(step) for name, step in steps.items()}
+    print(messages_line(sizes["without"], sizes["with"], 2 * args.workers * steps_per_epoch))
 
 
 if __name__ == "__main__":
