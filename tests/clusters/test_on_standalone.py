@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -237,6 +239,26 @@ def test_training_on_standalone_survives_a_signal_and_kills(
     assert "train on 2 hosts" in readable, "the event log has the stage"
     readable += said + "".join(path.read_text() for path in standalone.folder.glob("work*/app-*/*/std*"))
     assert not re.search(r"\b[0-9a-f]{64}\b", readable), "the token is nowhere to be read"
+    until(lambda: not training_processes(standalone), "every process ends")
+
+
+def test_training_leaves_a_host_that_is_to_end(standalone: Standalone, hdfs: Hdfs, task: Task, tmp_path: Path) -> None:
+    """Send SIGTERM to every process of the host without servers, as the shutdown of a machine does."""
+    output = f"{hdfs.uri}/training/left"
+    where: dict[str, Any] = {"master": standalone.master_url, "conf": {}, "env": {}}
+    protocol = ("--protocol", "ssp", "--staleness-bound", 3, "--servers", 1, "--steps", 1500)
+    with job(task, output, tmp_path / "log", *protocol, **where) as run:
+        run.wait_for_checkpoint()
+        trees = [[each, *each.children(recursive=True)] for each in standalone.executors()]
+        (host,) = (tree for tree in trees if not any(each.name().startswith("server") for each in tree))
+        for process in host:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGTERM)
+        assert run.wait() == 0, run.said()
+    assert "host 1 got SIGTERM: the run continues with 1 workers" in run.said()
+    result = json.loads(STORE.read(f"{output}/result.json"))
+    assert result["num_workers"] == 1
+    assert result["passes"]["whole"] == result["passes"]["true"] > 1
     until(lambda: not training_processes(standalone), "every process ends")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -157,7 +158,9 @@ def test_a_refused_change_leaves_the_run_as_it_is(tmp_path: Path, runs: list[Tra
 
 @pytest.mark.full
 def test_a_run_continues_without_a_host_that_is_to_end(tmp_path: Path, runs: list[Training]) -> None:
-    """Host 1 of 2, with two of four workers, gets SIGTERM."""
+    """Send SIGTERM to all processes of host 1 of 2, which has two of four workers.
+
+    They get SIGHUP before, as on Spark, whose daemon sends it when it gets SIGTERM."""
     parts = [rows_of(380, 10 + number, 1000 * number) for number in range(4)]
     shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
     output = tmp_path / "run"
@@ -168,7 +171,11 @@ def test_a_run_continues_without_a_host_that_is_to_end(tmp_path: Path, runs: lis
     runs.append(run)
     run.wait_for_updates(20)
     host = host_of(run, "worker-3")
-    host.terminate()
+    processes = [each.pid for each in (host, *host.children(recursive=True))]
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
     until(lambda: read_record(output).num_workers == 2, "the run continues with two workers")
     assert not host.is_running()
     run.wait_for_updates(run.updates() + 100)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +18,13 @@ from hypothesis import strategies as st
 
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
+from trainer.cluster import part as part_module
 from trainer.cluster import ray, spark
 from trainer.cluster import run as cluster_module
 from trainer.cluster.attempts import MOST_SHORT, SHORT_S, Attempts
 from trainer.cluster.launcher import Part, roles_in_words, share_roles, visible
 from trainer.cluster.local import LocalLauncher
+from trainer.cluster.part import departing_at_sigterm
 from trainer.cluster.roster import CUT_S, LEASE_S, Roster
 from trainer.cluster.run import ClusterRun
 from trainer.launch.workers_request import Requests, WorkersRequest
@@ -254,6 +259,30 @@ def test_a_run_that_keeps_its_workers_waits_for_a_host(
     assert len(lines) == 3
     assert lines[0].startswith("host 2 got SIGTERM; it is replaced once it has ended, because ")
     assert named in lines[0]
+
+
+@pytest.mark.parametrize("also", [(), (signal.SIGTERM,)], ids=["alone", "before SIGTERM"])
+def test_sighup_alone_ends_a_part(also: tuple[signal.Signals, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark sends it when an executor ends, also just before a part gets the SIGTERM of all processes of its host.
+
+    Both signals are pending when the first handler runs."""
+    kills: list[tuple[int, int]] = []
+    monkeypatch.setattr(part_module, "HANGUP_S", 0.05)
+    monkeypatch.setattr(os, "kill", lambda *arguments: kills.append(arguments))
+    line: Any = SimpleNamespace(departs=False)
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signals = (signal.SIGHUP, *also)
+    try:
+        with departing_at_sigterm(line):
+            signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+            for number in signals:
+                signal.raise_signal(number)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+            time.sleep(0.15)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert line.departs == bool(also)
+    assert kills == ([] if also else [(os.getpid(), signal.SIGHUP)])
 
 
 # --- launchers --------------------------------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ from trainer.transport.status import RunStatus
 
 POLL_S = 0.05
 BACKLOG = 4096
+HANGUP_S = 1.0  # how long after SIGHUP a SIGTERM may come, which says that the whole host is to end
 
 
 def run_part(values: Mapping[str, Any], slot: PartExecution) -> tuple[int, str]:
@@ -138,7 +139,7 @@ class _Host:
 
         The processes are started once the addresses of all servers are known, and again whenever a server has moved."""
         FORK_SERVER.ensure()  # before SIGTERM is handled, because it inherits a signal that is ignored
-        with _departing_at_sigterm(self.line):
+        with departing_at_sigterm(self.line):
             self._obey()
 
     def _obey(self) -> None:
@@ -219,22 +220,40 @@ class _Host:
 
 
 @contextmanager
-def _departing_at_sigterm(line: Line) -> Iterator[None]:
+def departing_at_sigterm(line: Line) -> Iterator[None]:
     """Have SIGTERM, which this host alone gets when it is to end, tell the rendezvous so. The part itself continues.
+
+    If all processes of a host get SIGTERM, Spark's daemon ends, and sends SIGHUP to the part, perhaps before the part gets
+    its SIGTERM. SIGHUP alone ends the part: then only its executor ends, and Spark starts the part on another one.
 
     A no-op outside the main thread, which alone can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def handle(number: int, frame: object) -> None:
+    def depart(number: int, frame: object) -> None:
         line.departs = True
 
-    before = signal.signal(signal.SIGTERM, handle)
+    def hang_up(number: int, frame: object) -> None:
+        # Without waiting here: if both signals were pending, the handler of SIGTERM runs after this one.
+        signal.setitimer(signal.ITIMER_REAL, HANGUP_S)
+
+    def end_unless_departing(number: int, frame: object) -> None:
+        if not line.departs:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGHUP)
+
+    handlers = {signal.SIGTERM: depart}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # nohup has it ignored
+        handlers |= {signal.SIGHUP: hang_up, signal.SIGALRM: end_unless_departing}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if signal.SIGALRM in handlers:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Caller:

@@ -310,7 +310,8 @@ def _main(lifeline: Connection, log: str, module: str, arguments: tuple[Any, ...
         module: the module whose ``main`` is called.
         arguments: of ``main``.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes; the supervisor reacts
+    # Sent to all processes; the supervisor reacts. Spark sends SIGHUP where an executor ends.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _redirect(log)
     with suppress(OSError):
