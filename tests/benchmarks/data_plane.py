@@ -23,7 +23,7 @@ from tests.support.configs import make_config
 from trainer.config.data import SEPARATOR
 from trainer.data.opening import open_shards
 from trainer.options import Options
-from trainer.runlog.kinds import GossipEvent
+from trainer.runlog.kinds.peers import GossipEvent
 from trainer.runlog.result import Result
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
