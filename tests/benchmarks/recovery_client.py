@@ -20,7 +20,7 @@ from trainer.transport.sockets import Secret
 from trainer.worker.clients.all_reduce import AllReduceClient
 from trainer.worker.clients.base import Turn
 from trainer.worker.clients.neighbours import NeighbourClient
-from trainer.worker.neighbour_replica import Body
+from trainer.worker.replica_links import Body
 
 LOG = "RECOVERY_LOG"  # environment variable with the path of the log
 

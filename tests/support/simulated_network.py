@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
-from trainer.leader.rounds import FromWorker, replaced
+from trainer.leader.worker_messages import FromWorker, replaced
 from trainer.transport.messages.heads import Message
 from trainer.transport.messages.peers import PeerBeat, Replacement, RunEnd
 

@@ -35,6 +35,7 @@ from trainer.launch.supervisor import is_end
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.leader.peer_members import PeerMembership, view_body
+from trainer.leader.peer_training import PeerTraining
 from trainer.lifecycle.prepare import ensure_checkpoint
 from trainer.run_files import CHECKPOINTS, METRICS, PUSHES
 from trainer.runlog.kinds.peers import GossipEvent
@@ -52,7 +53,8 @@ from trainer.transport.messages.gossip import GossipPool
 from trainer.transport.messages.heads import Message
 from trainer.transport.messages.neighbours import NeighbourModel, NeighbourView, RoundGrant
 from trainer.transport.messages.peers import ModelCopy, PeerBeat
-from trainer.worker.neighbour_replica import Body, NeighbourPhase, NeighbourReplica
+from trainer.worker.neighbour_replica import NeighbourPhase, NeighbourReplica
+from trainer.worker.replica_links import Body
 
 Vector = npt.NDArray[np.float32]
 PARAMETERS = 64
@@ -219,6 +221,11 @@ class Network(SimulatedNetwork[Host]):
     def make_leader(self) -> NeighbourLeader:
         return NeighbourLeader(self.config, self.facts, self.folders, self.send_as_leader, self.microseconds)
 
+    def training(self) -> PeerTraining:
+        assert isinstance(self.leader, NeighbourLeader)
+        assert self.leader.training, "a checkpoint is loaded"
+        return self.leader.training
+
     def make_host(self, worker: int) -> Host:
         return Host(self, worker)
 
@@ -339,7 +346,7 @@ def count_grants(network: Network, rounds: int, round_s: float) -> tuple[int, in
             if is_due and (report := host.replica.report()):
                 network.post(host.process, LEADER, report[0], b"", report[1])
         network.deliver_all()
-        ahead = max(ahead, network.leader.until - max(host.replica.round for host in hosts))
+        ahead = max(ahead, network.training().horizon.until - max(host.replica.round for host in hosts))
     assert min(host.replica.round for host in hosts) > rounds - 10
     return len(grants), ahead, kept
 
@@ -367,7 +374,7 @@ def test_newcomers_do_not_move_the_horizon(tmp_path: Path) -> None:
         network.leader.tick(network.now)
         network.deliver_all()
     assert network.leader.members[2].first > 400
-    assert network.leader.until - max(each.replica.round for each in network.hosts.values()) <= 501
+    assert network.training().horizon.until - max(each.replica.round for each in network.hosts.values()) <= 501
 
 
 def test_slow_workers_get_a_horizon_of_a_second(tmp_path: Path) -> None:
@@ -392,7 +399,7 @@ def test_a_late_first_model_does_not_replace_a_newer_one(tmp_path: Path) -> None
         0: PeerMembership(replica.process, 9, 3, 1, introduction, 0.0),
         1: PeerMembership(5, 5, 0, None, introduction, 0.0, has_model=True),
     }
-    replica.obey(NeighbourView(9, 1), view_body(members, {}, 0, network.leader.plan))
+    replica.obey(NeighbourView(9, 1), view_body(members, {}, 0, network.training().plan))
     assert replica.phase is NeighbourPhase.BLOCKED
     np.testing.assert_array_equal(replica.values, 9)
 

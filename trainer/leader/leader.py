@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pipeline.core.errors import JobError
-from trainer.checkpoints.decisions import read_switch, stop_of
-from trainer.checkpoints.prune import WAITING, go_back
+from trainer.checkpoints.decisions import read_switch
+from trainer.checkpoints.prune import WAITING
 from trainer.checkpoints.read import evaluation_of, read_state
 from trainer.checkpoints.state import RunState
 from trainer.checkpoints.write import WriteOutcome
@@ -27,11 +26,13 @@ from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.durable_log import secure_log
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.next_stage import next_stage
+from trainer.leader.restore import restore
+from trainer.leader.silence import PauseWatch
 from trainer.leader.snapshots import Snapshots
 from trainer.rules import build_coordinator
 from trainer.run_files import NEWS
 from trainer.runlog.events import append, log_event
-from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
+from trainer.runlog.example_ledger import ExampleLedger
 from trainer.runlog.journal import Journal
 from trainer.stages import build_stages
 from trainer.transport.status import NOT_READY, RunStatus
@@ -140,8 +141,7 @@ class Leader:
         self._snapshot_at = 0.0  # when the last checkpoint began
         self._left: int | None = None  # the version that a roll-back left, until it is logged
         self._retry_cause: str | None = None  # the cause of a roll-back to repeat after an error of the file system
-        # the time of the last tick, and until when no worker counts as silent
-        self._ticked = self._patient_until = 0.0
+        self._pauses = PauseWatch()
         self._has_warned = False  # that checkpoints are deleted before their evaluation
 
     # --- servers ------------------------------------------------------------------------------------------------------
@@ -179,17 +179,12 @@ class Leader:
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
             at_least = max(self.generation + 1, self.microseconds())
-            stop = stop_of(self.checkpoints, self.config)
-            restored = go_back(self.checkpoints, at_least, by_rule=self.stages[0].by_rule, stop=stop)
-            if restored:
-                self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])
+            restored = restore(self.config, self.folders, at_least, by_rule=self.stages[0].by_rule)
         except OSError as error:
             logger.warning(f"{self.checkpoints}: going back to a checkpoint is tried again: {error}")
             self._retry_cause = cause
             return
-        if not restored:
-            raise JobError(f"{self.checkpoints} holds no whole checkpoint, not even the first; start with --overwrite")
-        self.version, self.generation = restored
+        self.version, self.generation, stop, self.ledger = restored
         state = read_state(self.checkpoints, self.version)
         self.stage = next_stage(self.config, self.stages, self.checkpoints, state)
         if self.module is not None and self.stage.config.exchange.server != self.module:
@@ -423,13 +418,11 @@ class Leader:
     def tick(self, now: float) -> None:
         """Handle everything that is due by time: silent workers, checkpoints and log lines."""
         timeout_s = self.stage.config.worker_timeout_s
-        if now - self._ticked > timeout_s / 4:
-            self._patient_until = now + timeout_s  # this server was suspended, and has heartbeats to read first
-        self._ticked = now
+        is_silence_counted = self._pauses.tick(now, timeout_s)
         if self._retry_cause is not None:
             self.begin_generation(self._retry_cause)
         if self.training:
-            if now >= self._patient_until:
+            if is_silence_counted:
                 self._lose_silent(self.training, now, timeout_s)
             self.keep(now)
         self.look_for_decision(now)

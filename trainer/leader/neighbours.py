@@ -11,46 +11,35 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from pipeline.core.errors import JobError
-from trainer.checkpoints.decisions import stop_of
-from trainer.checkpoints.prune import go_back
-from trainer.checkpoints.read import read_slice_range, read_state
-from trainer.checkpoints.replica_file import ReplicaFile
-from trainer.checkpoints.slice_file import Float32s
-from trainer.checkpoints.state import RunState
+from trainer.checkpoints.read import read_state
 from trainer.config import Config, RunFacts
-from trainer.coordination.peer_progress import PeerProgress
-from trainer.exchange.mixing import TopologyPlan, links_by_worker
-from trainer.gossip.rounds import Examples
-from trainer.gossip.schedule import DELAY
 from trainer.home.folders import Folders
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.leader import FAR_LOOK_S
-from trainer.leader.peer_checkpoints import EARLIER_PLANS, PeerCheckpoints, PeerTimes, begin_peers, budget_of, plan_of
-from trainer.leader.peer_gossip import PeerGossip
-from trainer.leader.peer_log import log_links, log_newcomer
-from trainer.leader.peer_members import PeerMembership, view_body
-from trainer.leader.peer_status import describe_divergence, status_of
+from trainer.leader.peer_checkpoints import PeerTimes
+from trainer.leader.peer_log import log_newcomer
+from trainer.leader.peer_members import PeerMembership, add_their_newcomers, source_of_newcomer, view_body
+from trainer.leader.peer_status import status_of
+from trainer.leader.peer_training import PeerTraining
 from trainer.leader.process_table import ProcessTable
 from trainer.leader.replica_writer import ReplicaWriter
-from trainer.leader.rounds import Body, FromWorker, SendToWorker, introduction_of
-from trainer.rules import worker_rate
+from trainer.leader.restore import restore
+from trainer.leader.silence import PauseWatch
+from trainer.leader.worker_messages import Body, FromWorker, SendToWorker, introduction_of
 from trainer.runlog.events import log_event
-from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
-from trainer.runlog.journal import Journal
+from trainer.runlog.example_ledger import ExampleLedger
 from trainer.stages import build_stages
-from trainer.transport.bodies.examples import pack_examples, unpack_examples
+from trainer.transport.bodies.examples import unpack_examples
 from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.bodies.rounds import unpack_own_rounds
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import CopyReceipt
-from trainer.transport.messages.gossip import GossipPool, PeerOffer, PoolRequest
+from trainer.transport.messages.gossip import PeerOffer, PoolRequest
 from trainer.transport.messages.heads import Message
 from trainer.transport.messages.neighbours import NeighbourView, ReplicaCopy, RoundGrant
 from trainer.transport.messages.peers import LinkLoss, ModelCopy, PeerBeat, PeerJoin, Regroup, RoundReport, RunEnd
@@ -58,13 +47,7 @@ from trainer.transport.status import NOT_READY, RunStatus
 
 logger = logging.getLogger(__name__)
 
-AHEAD_S = 1.0  # time that the fastest worker takes to the horizon
-MOST_AHEAD = 10_000  # rounds from the fastest worker to the horizon
-LEAST_AHEAD = 2
 MOST_REPEATED = 16  # rounds that a report repeats before this server tells the worker that it has them
-RATE_S = 1.0  # between two measurements of the fastest worker's speed
-BURST_S = 0.02  # the shortest time by which rounds are divided, because one report can have several
-SEARCHED_ROUNDS = 64  # that are searched for a newcomer's next neighbours
 NO_MODEL = "all workers were lost at the same time"
 
 
@@ -80,12 +63,11 @@ class NeighbourLeader:
     Attributes:
         writer: of the checkpoints.
         number: of the newest view.
-        until: the first round that is not granted.
         members: by worker.
         waiting: introduction and process of workers that asked to join before the run has begun.
         processes: the current processes of all workers.
+        training: the present generation; None while no checkpoint is loaded.
         ledger: of the examples of the present generation; None before the first one, or without --example-ledger.
-        gossip: the rounds in which workers exchange examples; None if they do not.
         module, has_handed_over: as of Leader; there is only one stage.
     """
 
@@ -109,37 +91,18 @@ class NeighbourLeader:
         self.log = folders.work
         self.stage = build_stages(config, facts.num_workers, facts.rows)[0]
         self.has_handed_over = False
-        self.steps = config.steps_per_worker(facts.rows)
-        self.steps_per_epoch = config.steps_per_epoch(facts.rows)
         self.generation = 0
         self.number = 0
-        self.until = 0
         self.members: dict[int, PeerMembership] = {}
         self.waiting: dict[int, tuple[int, Mapping[str, Any]]] = {}
         self.processes = ProcessTable()
         self.module: str | None = None
-        self.progress: PeerProgress | None = None  # None while no checkpoint is loaded
-        self.journal: Journal
+        self.training: PeerTraining | None = None
         self.ledger: ExampleLedger | None = None
-        self.gossip: PeerGossip | None = None
-        self.checkpoints: PeerCheckpoints
-        self.plan: TopologyPlan
-        self.version = 0  # of the checkpoint with which the generation began
-        self._mean: tuple[Float32s, Float32s]  # values and momentum of that checkpoint
-        self._file_of: dict[int, ReplicaFile] = {}  # its models, by workers that have one
-        self._has_begun = False  # whether the members of the generation's begin are known
-        self._begin_at = math.inf  # when it begins without missing workers
-        self._bodies: list[tuple[Examples, bytes]] = []  # the last examples of pools that were sent, and packed
-        self._unused: dict[int, set[int]] = {}  # by worker, its neighbours whose models it does not use
-        self._absent_from: dict[int, int] = {}  # the first round that a worker has missed, until it takes part again
-        self._sent_bytes = 0
-        self._sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
-        self._ahead = LEAST_AHEAD
-        self._measured = (0.0, 0)  # time and furthest round at the last measurement of the speed
         self._snapshot_at = 0.0
-        self._retry_cause: str | None = None
-        self._version_before: int | None = None
-        self._ticked = self._patient_until = 0.0
+        self._retry_cause: str | None = None  # the cause of a roll-back to repeat after an error of the file system
+        self._version_before: int | None = None  # that a roll-back left, until it is logged
+        self._pauses = PauseWatch()
 
     # --- generations --------------------------------------------------------------------------------------------------
 
@@ -149,104 +112,58 @@ class NeighbourLeader:
         If files cannot be read or written now, the next tick tries again. Raises JobError if there is no checkpoint.
 
         cause: why the run rolls back, for the log; unused at the start."""
-        if self.progress:
-            self._version_before = self.progress.version
-            self.progress = None
+        if self.training:
+            self._version_before = self.training.progress.version
+            self.training = None
         if self.ledger:
             self.ledger.discard()
         self.members = {}
         self._retry_cause = None
         try:
             # The clock is the lower bound, because a server 0 that died may have used a generation that is in no file.
-            stop = stop_of(self.root, self.config)
-            restored = go_back(self.root, max(self.generation + 1, self.microseconds()), stop=stop)
-            if restored:
-                self.ledger = begin_ledger(self.config, self.folders.home, restored[1], restored[0])
+            restored = restore(self.config, self.folders, max(self.generation + 1, self.microseconds()))
         except OSError as error:
             logger.warning(f"{self.root}: going back to a checkpoint is tried again: {error}")
             self._retry_cause = cause
             return
-        if not restored:
-            raise JobError(f"{self.root} holds no whole checkpoint, not even the first; start with --overwrite")
-        self.version, self.generation = restored
+        version, self.generation, stop, self.ledger = restored
         self.writer.generation = self.generation
         if self._version_before is not None:
-            log_event(self.log, "rollback", from_version=self._version_before, to_version=self.version, cause=cause)
+            log_event(self.log, "rollback", from_version=self._version_before, to_version=version, cause=cause)
             self._version_before = None
-        state = read_state(self.root, self.version)
+        state = read_state(self.root, version)
         workers_with_model = sorted(PeerTimes.from_state(state).begun)
-        log_event(self.log, "generation", generation=self.generation, version=self.version, models=workers_with_model)
+        log_event(self.log, "generation", generation=self.generation, version=version, models=workers_with_model)
         self.evaluations.begin(stop)
         if stop:
             log_early_stop(self.log, stop, state)
-        self._load(state)
-
-    def _load(self, state: RunState) -> None:
-        """Continue the run from the state of a checkpoint. A final one counts as written."""
-        facts = self.facts
-        state = begin_peers(self.config, facts, self.root, state)
-        self.plan = plan_of(self.config, facts, self.root, state)
-        earlier = state.memory.get(EARLIER_PLANS, ())
-        self.checkpoints = PeerCheckpoints(self.config, facts, self.folders, self.generation, self.plan, earlier)
-        budget = budget_of(self.config, facts, state)
-        # No shards are read here: a worker that returns reports the passes that have ended without it.
-        self.progress = PeerProgress(budget, partial(worker_rate, self.config, facts), lambda worker, round: None)
-        if self.config.data.gossip:
-            self.gossip = PeerGossip(self.log, budget.position.gossip, facts.num_workers)
-        self.journal = Journal(
-            self.log,
-            self.progress,
-            self.generation,
-            state.seconds,
-            facts.fingerprint,
-            classifies=facts.classifies,
-            ledger=self.ledger,
-        )
-        self.until = state.version
-        self._has_begun = False
-        self._begin_at = math.inf
-        times = PeerTimes.from_state(state)
-        self._mean = read_slice_range(self.root, state.version, 0, state.total)
-        file = self.checkpoints.models_of(state)
-        self._file_of = dict.fromkeys(times.begun, file) if file else {}
-        self._sent_bytes = times.sent_bytes
-        self._unused = {}
-        self._absent_from = {worker: clock for worker, clock in state.clocks.items() if clock < state.version}
-        self._sent_in = {}
-        self._ahead = LEAST_AHEAD
-        self.writer.begin(is_final_whole=state.final, ledger=self.ledger)
+        self.training = PeerTraining(self.config, self.facts, self.folders, state, self.writer, self.ledger)
 
     def regroup(self, now: float) -> None:
         """Begin the work of this process: workers of an earlier server 0 learn from heartbeats that they must join."""
         self._snapshot_at = now
         self.number = self._next_number()
 
-    def _begin(self, now: float) -> None:
+    def _begin(self, training: PeerTraining, now: float) -> None:
         """Begin the rounds of a generation, with all workers that have asked to take part."""
-        assert self.progress
-        self._has_begun = True
+        training.has_begun = True
         for worker in sorted(self.waiting):
             self.number = self._next_number()  # each session has a number of its own
             process, introduction = self.waiting[worker]
-            self.members[worker] = PeerMembership(process, self.number, self.version, None, introduction, now)
-            self.progress.begin(worker)
+            self.members[worker] = PeerMembership(process, self.number, training.version, None, introduction, now)
+            training.progress.begin(worker)
         self.waiting = {}
-        self._measured = (now, self.version)
+        training.horizon.begin(now)
         self._send_views()
         for worker in self.members:
-            self._send_first_model(worker)
+            self._send_first_model(training, worker)
         self._grant(now)
 
-    def _send_first_model(self, worker: int) -> None:
-        """Send a worker its model of the checkpoint with which the generation began.
-
-        A worker that has none there begins with the mean of all models."""
-        values, momentum = self._mean
-        if worker in self._file_of:
-            values = np.array(self._file_of[worker].values[worker])
-            momentum = np.array(self._file_of[worker].momentum[worker])
+    def _send_first_model(self, training: PeerTraining, worker: int) -> None:
+        """Send a worker its model of the checkpoint with which the generation began."""
+        values, momentum = training.first_model(worker)
         session = self.members[worker].session
-        self.send(worker, ModelCopy(session, self.version), values.tobytes(), momentum.tobytes())
+        self.send(worker, ModelCopy(session, training.version), values.tobytes(), momentum.tobytes())
 
     def _next_number(self) -> int:
         # No later server 0 may repeat it.
@@ -297,91 +214,78 @@ class NeighbourLeader:
         """Handle a join request: of a new worker, or of a member that lacks its view or its first model."""
         worker = join.worker
         self._keep_ahead_of(join.number)
-        if self._is_over():
+        if self.training and self.training.is_over:
             self.send(worker, RunEnd(self.number), b"")
             return
         member = self.members.get(worker)
         if member and member.process == join.process:
-            if not member.has_model:
-                self.send(worker, *self._view())
+            if self.training and not member.has_model:
+                self.send(worker, *self._view(self.training))
                 if member.source is None:
-                    self._send_first_model(worker)
+                    self._send_first_model(self.training, worker)
             return
         # Its earlier process has ended, or this one has left a view of an earlier leader.
         if member:
             self._remove({worker}, now)
-        if not self.progress:
+        if not self.training:
             return
-        if self._has_begun:
-            self._admit(worker, join.process, introduction, now)
+        if self.training.has_begun:
+            self._admit(self.training, worker, join.process, introduction, now)
         else:
             self.waiting[worker] = (join.process, introduction)
-            self._begin_if_due(now)
+            self._begin_if_due(self.training, now)
 
-    def _begin_if_due(self, now: float) -> None:
+    def _begin_if_due(self, training: PeerTraining, now: float) -> None:
         """Begin the generation once all workers are there, or the wait for missing ones is over."""
-        if self._has_begun or not self.progress or not self.waiting:
+        if training.has_begun or not self.waiting:
             return
-        if self._begin_at == math.inf:
-            self._begin_at = now + self.config.processes.start_wait_s
-        if len(self.waiting) == self.facts.num_workers or now >= self._begin_at:
-            self._begin(now)
+        if training.begin_at == math.inf:
+            training.begin_at = now + self.config.processes.start_wait_s
+        if len(self.waiting) == self.facts.num_workers or now >= training.begin_at:
+            self._begin(training, now)
 
-    def _admit(self, worker: int, process: int, introduction: Mapping[str, Any], now: float) -> None:
-        """Make a worker that asked to join a member from the first round that is not yet granted (``until``).
+    def _admit(
+        self, training: PeerTraining, worker: int, process: int, introduction: Mapping[str, Any], now: float
+    ) -> None:
+        """Make a worker that asked to join a member from the first round that is not yet granted.
 
         Does nothing if no round is left, or if no member has a model to copy; the worker repeats its request until it
         is answered.
 
         Args:
+            training: the present generation.
             worker: its number.
             process: random number that identifies its process.
             introduction: address, host and memory of its process.
             now: time of the request (seconds).
         """
-        progress = self.progress
-        assert progress
-        source = self._source(worker)
-        if source is None or self.until >= self.steps or progress.admit(worker, self.until) is None:
+        first = training.horizon.until
+        source = source_of_newcomer(self.members, training.plan, worker, first)
+        if source is None or not training.admit(worker):
             return
         self.number = self._next_number()
-        self.members[worker] = PeerMembership(process, self.number, self.until, source, introduction, now)
-        # The newcomer uses the models of all its neighbours again.
-        self._unused.pop(worker, None)
+        self.members[worker] = PeerMembership(process, self.number, first, source, introduction, now)
         # Before any round from the horizon on is granted.
         self._send_views()
         self._grant(now)
-
-    def _source(self, worker: int) -> int | None:
-        """Return the member whose model a newcomer gets: one of its next neighbours, or else any that has a model."""
-        present = [other for other, member in self.members.items() if member.has_model]
-        for round in range(self.until, self.until + SEARCHED_ROUNDS):
-            for other, _ in links_by_worker(self.plan.edges(round)).get(worker, ()):
-                if other in present:
-                    return other
-        return min(present, default=None)
 
     def _remove(self, workers: Iterable[int], now: float) -> None:
         """Continue without some workers, and without newcomers whose first model was to come from one of them.
 
         If no worker is left that has a model, the run rolls back."""
-        leavers = set(workers) & set(self.members)
-        if not leavers or not self.progress:
+        leavers = add_their_newcomers(self.members, workers)
+        if not leavers or not self.training:
             return
-        leavers |= {
-            worker for worker, member in self.members.items() if member.source in leavers and not member.has_model
-        }
         for worker in leavers:
             del self.members[worker]
-            self._absent_from.setdefault(worker, self.progress.members[worker].clock)
-            self.progress.leave(worker)
+            self.training.leave(worker)
         self.number = self._next_number()
         self._send_views()
         # Those that live learn it from this view too, and ask to join again.
         for worker in leavers:
             self.send(worker, Regroup(self.number), b"")
         if not any(member.has_model or member.source is None for member in self.members.values()):
-            if not self.progress.finished:
+            if not self.training.progress.finished:
                 self.begin_generation(NO_MODEL)
             return
         self._advance(now)
@@ -395,21 +299,26 @@ class NeighbourLeader:
     def _beat(self, beat: PeerBeat) -> tuple[Message, bytes] | None:
         """Return the message that the sender of a heartbeat should already have, or None."""
         self._keep_ahead_of(beat.number)
-        if self._is_over():
+        if self.training and self.training.is_over:
             return RunEnd(self.number), b""
         member = self.members.get(beat.worker)
-        if member and member.process == beat.process:
-            return self._view() if beat.number < self.number else None
+        if self.training and member and member.process == beat.process:
+            return self._view(self.training) if beat.number < self.number else None
         return (Regroup(self.number), b"") if beat.number else None
 
-    def _view(self) -> tuple[NeighbourView, bytes]:
-        body = view_body(self.members, self._absent_from, self.version, self.plan)
+    def _view(self, training: PeerTraining) -> tuple[NeighbourView, bytes]:
+        body = view_body(self.members, training.absent_from, training.version, training.plan)
         return NeighbourView(self.number, self.generation), body
 
     def _send_views(self) -> None:
-        view = self._view()
-        for worker in self.members:
-            self.send(worker, *view)
+        if self.training:
+            view = self._view(self.training)
+            for worker in self.members:
+                self.send(worker, *view)
+
+    def _member_of(self, worker: int, process: int, session: int) -> PeerMembership | None:
+        member = self.members.get(worker)
+        return member if member and (member.process, member.session) == (process, session) else None
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -420,30 +329,25 @@ class NeighbourLeader:
         them. Its report is therefore answered even if no further rounds are granted. Raises MalformedMessageError."""
         member = self._member_of(message.worker, message.process, message.number)
         rounds = unpack_own_rounds(body)
-        if not member or not self.progress:
+        training = self.training
+        if not member or not training:
             return
         worker = message.worker
-        repeated = self.progress.members[worker].clock - (message.version - len(rounds))
+        first = message.version - len(rounds)
+        repeated = training.progress.members[worker].clock - first
         must_answer = not member.has_model or any(each.changed for each in rounds) or repeated > MOST_REPEATED
         if not member.has_model:
             member.has_model = True
-            self.progress.start_round(worker)
+            training.progress.start_round(worker)
             if member.source is not None:
                 log_newcomer(self.log, worker, member.source, member.first)
-        # A report repeats the rounds of earlier reports until the worker learns that this server has them.
-        for round, each in enumerate(rounds, message.version - len(rounds)):
-            if round == self.progress.members[worker].clock and not self.progress.finished:
-                log_links(self.log, worker, round, each.changed, self._unused)
-                self.progress.finish(worker, each.report)
-                self._absent_from.pop(worker, None)
-                self._sent_in[round] = self._sent_in.get(round, 0) + each.sent_bytes
+        training.note_rounds(worker, first, rounds)
         self._advance(now)
-        # Move the horizon when the fastest worker is halfway to it, so that it does not have to wait.
-        is_near = self.progress.furthest_started + self._reach() // 2 >= self.until
-        if is_near and (self.gossip is None or self._limit(self.progress) > self.until):
+        # Move the horizon before the fastest worker reaches it, so that it does not have to wait.
+        if training.is_horizon_near():
             self._grant(now)
         elif must_answer:
-            self._send_grant(worker)
+            self._send_grant(training, worker)
 
     def _keep_copy(self, message: ReplicaCopy, values: Body, momentum: Body, now: float) -> None:
         """Keep a worker's model for a checkpoint.
@@ -457,139 +361,51 @@ class NeighbourLeader:
             MalformedMessageError: the bodies do not have the sizes of a model.
         """
         member = self._member_of(message.worker, message.process, message.session)
-        if not member or not self.progress or message.version <= self.progress.version:
+        training = self.training
+        if not member or not training or message.version <= training.progress.version:
             return
         if (len(values), len(momentum)) != (4 * self.facts.elements, 4 * self.facts.num_parameters):
             raise MalformedMessageError(f"{len(values)} and {len(momentum)} bytes of a model")
-        if not self.checkpoints.is_due(message.version):
-            return
-        seconds = self.journal.seconds(now)
-        try:
-            self.checkpoints.put(
-                message.version,
-                message.worker,
-                np.frombuffer(values, np.float32),
-                np.frombuffer(momentum, np.float32),
-                seconds,
-                seconds,
-            )
-        except OSError as error:
-            # The run rolls back further without it. Without the last one it would have no end, so a worker sends that
-            # again.
-            self.writer.trouble = f"the checkpoint of version {message.version} is not written: {error}"
-            self.checkpoints.give_up(message.version)
-        self._advance(now)
+        if training.checkpoints.is_due(message.version):
+            model = np.frombuffer(values, np.float32), np.frombuffer(momentum, np.float32)
+            training.keep_copy(message.version, message.worker, *model, now)
+            self._advance(now)
 
     def _keep_examples(self, message: PeerOffer, body: Body) -> None:
         """Keep the examples that a worker gives to others. Raises MalformedMessageError."""
-        if self.gossip and self._member_of(message.worker, message.process, message.session):
-            self.gossip.keep(message.worker, message.epoch, unpack_examples(body))
+        gossip = self.training.gossip if self.training else None
+        if gossip and self._member_of(message.worker, message.process, message.session):
+            gossip.keep(message.worker, message.epoch, unpack_examples(body))
 
     def _send_pools(self, request: PoolRequest) -> None:
         """Send a worker the examples of all workers in the last rounds that it does not have."""
-        worker = request.worker
-        if not self.gossip or not self._member_of(worker, request.process, request.session):
-            return
-        for pool in self.gossip.schedule.pools(worker):
-            if pool.round >= request.round:
-                own = pool.own_begin, pool.own_end
-                message = GossipPool(worker, request.session, pool.round, pool.clock, pool.first, *own)
-                self.send(worker, message, self._packed(pool.examples))
-
-    def _packed(self, examples: Examples) -> bytes:
-        """Return examples as the body of a message, of which one serves all workers."""
-        for each, body in self._bodies:
-            if each is examples:
-                return body
-        self._bodies = [*self._bodies[-1:], (examples, pack_examples(examples))]
-        return self._bodies[-1][1]
-
-    def _member_of(self, worker: int, process: int, session: int) -> PeerMembership | None:
-        member = self.members.get(worker)
-        return member if member and (member.process, member.session) == (process, session) else None
+        gossip = self.training.gossip if self.training else None
+        if gossip and self._member_of(request.worker, request.process, request.session):
+            for message, body in gossip.answers(request):
+                self.send(request.worker, message, body)
 
     def _advance(self, now: float) -> None:
-        """Complete the rounds of the run that all members have completed, and begin the checkpoints at their ends.
-
-        A round waits until the models of all members are here, if they belong to a checkpoint."""
-        progress = self.progress
-        while progress and not self.writer.is_full and self._has_copies(progress.version + 1):
-            if not progress.complete_round():
-                return
-            version = progress.version
-            if self.gossip:
-                self.gossip.count(progress)  # before the checkpoint of this version
-            self._sent_bytes += self._sent_in.pop(version - 1, 0)
-            self.journal.note(progress.boundary, now)
-            if self.checkpoints.is_pending(version):
-                self._write(progress, now)
-
-    def _has_copies(self, version: int) -> bool:
-        """Return whether all members that begin with a version have sent their models of it, if they are needed."""
-        if not self.checkpoints.is_due(version):
-            return True
-        needed = (worker for worker, member in self.members.items() if member.first <= version)
-        return all(self.checkpoints.has(version, worker) for worker in needed)
-
-    def _write(self, progress: PeerProgress, now: float) -> None:
-        """Write the checkpoint of the present version in the background."""
-        # Before the checkpoint, so that the log of a run that resumes from it has all earlier pushes.
-        self.journal.write_pushes()
-        self._snapshot_at = now
-        seconds = self.journal.seconds(now)
-        replicas = self.checkpoints.take(progress, origin=0.0, now=seconds, sent_bytes=self._sent_bytes)
-        self.writer.submit(self.checkpoints, replicas)
-
-    # --- the horizon --------------------------------------------------------------------------------------------------
+        """Complete the rounds of the run that all members have completed."""
+        if self.training and self.training.complete_rounds(self.members, now):
+            self._snapshot_at = now
 
     def _grant(self, now: float) -> None:
         """Move the horizon ahead of the fastest worker, and send it to all members."""
-        progress = self.progress
-        if not progress or not self._has_begun:
-            return
-        measured_at, furthest = self._measured
-        elapsed = now - measured_at
-        ahead = math.ceil((progress.furthest_started - furthest) / max(elapsed, BURST_S) * AHEAD_S)
-        if elapsed >= RATE_S:
-            self._ahead = min(MOST_AHEAD, max(LEAST_AHEAD, ahead))
-            self._measured = (now, progress.furthest_started)
-        else:
-            # At the start, and after a wait for a lost worker, the last measurement is too low. Until the next one, fast
-            # workers would ask for a horizon every second round.
-            self._ahead = min(MOST_AHEAD, max(self._ahead, min(2 * self._ahead, ahead)))
-        self.until = max(self.until, min(self._limit(progress), progress.furthest_started + self._ahead))
-        for worker in self.members:
-            self._send_grant(worker)
+        if self.training and self.training.has_begun:
+            self.training.move_horizon(now)
+            for worker in self.members:
+                self._send_grant(self.training, worker)
 
-    def _limit(self, progress: PeerProgress) -> int:
-        """Return the first round that may not be granted now.
-
-        With an exchange of examples it is the first one whose examples are not known."""
-        return min(self.steps, self.gossip.most_rounds(progress.version)) if self.gossip else self.steps
-
-    def _reach(self) -> int:
-        """Return the number of rounds from the fastest worker to a horizon that has just been moved."""
-        return min(self._ahead, DELAY) if self.gossip else self._ahead
-
-    def _send_grant(self, worker: int) -> None:
+    def _send_grant(self, training: PeerTraining, worker: int) -> None:
         """Send a member the horizon, and what this server has of it."""
-        progress = self.progress
-        assert progress
-        due = sorted(version for version in self.checkpoints.extra if version > progress.version)
-        received = progress.members[worker].clock + 1 if self.members[worker].has_model else 0
-        # With its own copies here, or complete, a worker need not keep them.
-        have = [version for version in self.checkpoints.pending if self.checkpoints.has(version, worker)]
-        details: dict[str, Any] = {"due": due, "have": have, "complete": progress.version}
-        if self.gossip:
-            details["pools"] = self.gossip.schedule.begins()
-        body = pack_json(details)
-        self.send(worker, RoundGrant(self.number, self.generation, self.until, received), body)
+        received = training.progress.members[worker].clock + 1 if self.members[worker].has_model else 0
+        grant = RoundGrant(self.number, self.generation, training.horizon.until, received)
+        self.send(worker, grant, pack_json(training.grant_details(worker)))
 
-    def _want_snapshot(self, now: float) -> None:
-        """Have all workers send their models at the horizon, which is the same round for all of them."""
+    def _want_snapshot(self, training: PeerTraining, now: float) -> None:
+        """Have all workers send their models at the horizon."""
         self._snapshot_at = now
-        if self._has_begun and self.until < self.steps:
-            self.checkpoints.extra.add(self.until)
+        if training.request_snapshot():
             self._grant(now)
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -597,29 +413,29 @@ class NeighbourLeader:
     def tick(self, now: float) -> None:
         """Handle everything that is due by time: silent workers, checkpoints, log lines, and messages to repeat."""
         timeout_s = self.config.worker_timeout_s
-        if now - self._ticked > timeout_s / 4:
-            self._patient_until = now + timeout_s  # this server was suspended, and has heartbeats to read first
-        self._ticked = now
+        is_silence_counted = self._pauses.tick(now, timeout_s)
         if self._retry_cause is not None:
             self.begin_generation(self._retry_cause)
-        if self.progress and self.evaluations.stops_early(now):
-            self.progress = None  # the updates after the decision are no roll-back, so nothing is logged as left
+        if self.training and self.evaluations.stops_early(now):
+            self.training = None  # the updates after the decision are no roll-back, so nothing is logged as left
             self.begin_generation()
-        if not self.progress:
+        if not self.training:
             return
-        if self._is_over():
+        if self.training.is_over:
             for worker in self.processes.current:
                 self.send(worker, RunEnd(self.number), b"")
             return
-        self._begin_if_due(now)
-        if now >= self._patient_until:
+        self._begin_if_due(self.training, now)
+        if is_silence_counted:
             self._lose_silent(now, timeout_s)
-        if now - self._snapshot_at >= self.config.run.checkpoint_every_s:
-            self._want_snapshot(now)
+        # The loss of all workers has begun another generation, or could not.
+        if self.training and now - self._snapshot_at >= self.config.run.checkpoint_every_s:
+            self._want_snapshot(self.training, now)
         self.writer.tick(now)
         self._advance(now)
         self._grant(now)
-        self.journal.flush(now)
+        if self.training:
+            self.training.journal.flush(now)
 
     def _lose_silent(self, now: float, timeout_s: float) -> None:
         silent = [worker for worker, member in self.members.items() if now - member.last_message_at > timeout_s]
@@ -629,22 +445,23 @@ class NeighbourLeader:
 
     def end(self, now: float) -> None:
         """Have a checkpoint written, because the supervisor is about to stop the run."""
-        if self.progress:
-            self._want_snapshot(now)
+        if self.training:
+            self._want_snapshot(self.training, now)
 
     # --- supervisors --------------------------------------------------------------------------------------------------
 
     def status(self, now: float) -> RunStatus:
         """Return the status for supervisors; not ready while no checkpoint is loaded."""
-        progress = self.progress
-        if not progress:
+        if not self.training:
             return NOT_READY
-        diverged = self._diverged(progress)
+        progress = self.training.progress
+        journal = self.training.journal
+        diverged = self.training.diverged
         return status_of(
             progress,
-            self.journal,
+            journal,
             len(self.members),
-            self.journal.seconds(now),
+            journal.seconds(now),
             trained=progress.finished,
             # The supervisor ends server 0 of a finished run, so the final checkpoint must be complete before.
             finished=progress.finished and (diverged is not None or self._is_complete(now)),
@@ -658,15 +475,3 @@ class NeighbourLeader:
     def trouble(self, now: float) -> str | None:
         """Return why the last checkpoint failed, as text; None if it did not."""
         return self.writer.trouble
-
-    def _diverged(self, progress: PeerProgress) -> str | None:
-        """Return in words why the run has diverged, or None if it has not."""
-        return describe_divergence(progress) or self.writer.not_finite
-
-    def _is_over(self) -> bool:
-        progress = self.progress
-        return (
-            progress is not None
-            and progress.finished
-            and (self.writer.is_final_whole or self._diverged(progress) is not None)
-        )

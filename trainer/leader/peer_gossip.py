@@ -9,6 +9,8 @@ from trainer.coordination.peer_progress import PeerProgress
 from trainer.gossip.rounds import Examples
 from trainer.gossip.schedule import DELAY, PoolSchedule
 from trainer.runlog.events import log_event
+from trainer.transport.bodies.examples import pack_examples
+from trainer.transport.messages.gossip import GossipPool, PoolRequest
 
 
 class PeerGossip:
@@ -28,6 +30,7 @@ class PeerGossip:
         self.num_workers = num_workers
         self.schedule = PoolSchedule(memory)
         self._contents: dict[tuple[int, int], Examples] = {}  # by worker and epoch, until they count
+        self._bodies: list[tuple[Examples, bytes]] = []  # the last examples of pools that were sent, and packed
 
     def keep(self, worker: int, epoch: int, examples: Examples) -> None:
         """Keep the content of examples, which count once their step is complete. epoch: of the worker."""
@@ -66,3 +69,22 @@ class PeerGossip:
 
         version: complete rounds of the run."""
         return version + DELAY + 1
+
+    def answers(self, request: PoolRequest) -> list[tuple[GossipPool, bytes]]:
+        """Return the messages with the examples of all workers in the last rounds that a worker does not have."""
+        worker = request.worker
+        answers = []
+        for pool in self.schedule.pools(worker):
+            if pool.round >= request.round:
+                own = pool.own_begin, pool.own_end
+                message = GossipPool(worker, request.session, pool.round, pool.clock, pool.first, *own)
+                answers.append((message, self._packed(pool.examples)))
+        return answers
+
+    def _packed(self, examples: Examples) -> bytes:
+        """Return examples as the body of a message, of which one serves all workers."""
+        for each, body in self._bodies:
+            if each is examples:
+                return body
+        self._bodies = [*self._bodies[-1:], (examples, pack_examples(examples))]
+        return self._bodies[-1][1]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.core.errors import UsageError
-from trainer.exchange.mixing import TopologyPlan
+from trainer.exchange.mixing import TopologyPlan, links_by_worker
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import plan_to_json
-from trainer.leader.rounds import reach_of
+from trainer.leader.worker_messages import reach_of
 from trainer.transport.bodies.json_object import JSON_LIMIT_BYTES, pack_json
 
 MEMBER_BYTES = 512  # of a member in a view, at most
 LINK_BYTES = 16  # of a link
+SEARCHED_ROUNDS = 64  # that are searched for the next neighbours of a newcomer
 
 
 @dataclass
@@ -38,6 +39,31 @@ class PeerMembership:
     introduction: Mapping[str, Any]
     last_message_at: float
     has_model: bool = False
+
+
+def source_of_newcomer(
+    members: Mapping[int, PeerMembership], plan: TopologyPlan, worker: int, first: int
+) -> int | None:
+    """Return the member whose model a newcomer gets: one of its next neighbours, or else any that has a model.
+
+    Args:
+        members: by worker.
+        plan: of the links.
+        worker: the newcomer.
+        first: its first round.
+    """
+    present = [other for other, member in members.items() if member.has_model]
+    for round in range(first, first + SEARCHED_ROUNDS):
+        for other, _ in links_by_worker(plan.edges(round)).get(worker, ()):
+            if other in present:
+                return other
+    return min(present, default=None)
+
+
+def add_their_newcomers(members: Mapping[int, PeerMembership], leavers: Iterable[int]) -> set[int]:
+    """Return the members among leavers, and the newcomers whose first model was to come from one of them."""
+    leaving = set(leavers) & set(members)
+    return leaving | {worker for worker, member in members.items() if member.source in leaving and not member.has_model}
 
 
 def view_body(

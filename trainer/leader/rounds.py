@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.checkpoints.read import read_state
 from trainer.checkpoints.write import WriteOutcome
@@ -20,25 +20,17 @@ from trainer.home.folders import Folders
 from trainer.leader.background import CallQueue
 from trainer.leader.leader import Leader, Training
 from trainer.leader.process_table import ProcessTable
-from trainer.transport.bodies.json_object import pack_json, unpack_json
+from trainer.leader.worker_messages import Body, FromWorker, SendToWorker, introduction_of, reach_of
+from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.bodies.rounds import unpack_rounds
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import CopyReceipt, PeerView, Settlement, WantSnapshot, WriteCopy
 from trainer.transport.messages.gossip import PeerOffer, PoolRequest
 from trainer.transport.messages.heads import Message
 from trainer.transport.messages.neighbours import ReplicaCopy
-from trainer.transport.messages.peers import LinkLoss, PeerBeat, PeerJoin, Regroup, Replacement, RoundReport, RunEnd
+from trainer.transport.messages.peers import LinkLoss, PeerBeat, PeerJoin, Regroup, RoundReport, RunEnd
 
 logger = logging.getLogger(__name__)
-
-Body = bytes | memoryview
-FromWorker = PeerJoin | PeerBeat | RoundReport | ReplicaCopy | CopyReceipt | LinkLoss | PeerOffer | PoolRequest
-
-
-class SendToWorker(Protocol):
-    """Sends a message with its bodies to a worker."""
-
-    def __call__(self, worker: int, message: Message, *bodies: bytes) -> None: ...
 
 
 @dataclass
@@ -433,26 +425,7 @@ class RoundsLeader(Leader):
         return self.status(self._now).finished
 
 
-def introduction_of(body: Body) -> dict[str, Any]:
-    """Parse the introduction of a join request. Raises MalformedMessageError."""
-    values = unpack_json(body)
-    texts = isinstance(values.get("address"), str) and isinstance(values.get("host"), str)
-    if not texts or not isinstance(values.get("memory"), dict):
-        raise MalformedMessageError("the introduction of a worker")
-    return values
-
-
 def _check_copies(introduction: Mapping[str, Any]) -> None:
     copies = introduction.get("copies")
     if not isinstance(copies, list) or not all(isinstance(version, int) for version in copies):
         raise MalformedMessageError("the copies of a worker")
-
-
-def replaced(process: int) -> tuple[Message, bytes]:
-    """Return the answer to a process that a later one has replaced."""
-    return Replacement(process), b""
-
-
-def reach_of(introduction: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an introduction that other workers need to connect."""
-    return {name: introduction[name] for name in ("address", "host", "memory", "gpu") if name in introduction}

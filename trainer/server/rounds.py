@@ -12,7 +12,8 @@ from trainer.config import Config, RunFacts
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.leader.background import Background
 from trainer.leader.neighbours import NeighbourLeader
-from trainer.leader.rounds import FromWorker, RoundsLeader, replaced
+from trainer.leader.rounds import RoundsLeader
+from trainer.leader.worker_messages import FromWorker, replaced
 from trainer.server.endpoint import Endpoint
 from trainer.transport.agreement import Agreement
 from trainer.transport.bodies.examples import most_examples_bytes

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import ExampleOffer, OwnRound, StepMeasurements
 from trainer.exchange.mixing import TopologyPlan, links_by_worker, mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import linked_pairs, plan_from_json
-from trainer.gossip.rounds import EMPTY, Examples, Pool
+from trainer.gossip.rounds import Examples, Pool
 from trainer.leader.peer_checkpoints import is_due
 from trainer.rules import build_replica, replica_rate, weighted_batch
 from trainer.transport.bodies.json_object import unpack_json
@@ -34,9 +33,11 @@ from trainer.transport.messages.gossip import GossipPool, PeerOffer, PoolRequest
 from trainer.transport.messages.heads import Message
 from trainer.transport.messages.neighbours import NeighbourModel, NeighbourView, ReplicaCopy, RoundGrant
 from trainer.transport.messages.peers import ModelCopy, PeerJoin, Regroup, RoundReport
+from trainer.worker.neighbour_links import NeighbourLinks, PeerEntry
+from trainer.worker.neighbour_models import NeighbourModels
+from trainer.worker.received_pools import ReceivedPools
+from trainer.worker.replica_links import Body, Vector
 
-Vector = npt.NDArray[np.float32]
-Body = bytes | memoryview
 KEPT_MESSAGES = 2  # a neighbour that lacks one can be at most one exchange behind
 MOST_COPIES = 2  # models for checkpoints that server 0 does not have; with more, the next step waits
 MOST_UNHEARD = 100_000  # rounds that a worker keeps for server 0 before it waits
@@ -58,45 +59,6 @@ class NeighbourPhase(Enum):
 
 
 HOLDS_FIRST = (NeighbourPhase.BLOCKED, NeighbourPhase.TURN, NeighbourPhase.TRAINED)  # the model of its present round
-
-
-class NeighbourLinks(Protocol):
-    """The connections of a worker to its neighbours."""
-
-    def connect(self, number: int, members: Sequence[Mapping[str, Any] | None]) -> None:
-        """Connect to the neighbours of a view, and drop all other connections. number: of the view."""
-        ...
-
-    def send(self, worker: int, message: Message, *bodies: Body) -> None: ...
-
-
-@dataclass(frozen=True)
-class PeerEntry:
-    """A member of a view.
-
-    Attributes:
-        session: number of its membership, which grows with every one.
-        process: a random number that identifies its process.
-        first: the first round in which it takes part.
-        source: the worker that sends it its first model; None if that is server 0.
-        missed_from: the first round that the worker has missed before; None if it has missed none.
-        reach: address, host and memory of its process.
-    """
-
-    session: int
-    process: int
-    first: int
-    source: int | None
-    missed_from: int | None
-    reach: Mapping[str, Any]
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> PeerEntry:
-        return cls(**values)
-
-    def to_links(self) -> dict[str, Any]:
-        """Return what NeighbourLinks.connect needs."""
-        return {"process": self.process, **self.reach}
 
 
 class NeighbourReplica:
@@ -159,21 +121,17 @@ class NeighbourReplica:
         self._start = 0  # the version with which the generation began
         self._due: frozenset[int] = frozenset()  # versions of checkpoints by time
         self._partners: frozenset[int] = frozenset()  # workers with which it can have a link
-        self._inbox: dict[int, dict[int, Vector]] = {}  # models of neighbours by session and round
-        self._departed: dict[int, int] = {}  # workers that have left, by session; their last models may still be used
+        self._models = NeighbourModels()
         self._last_sent: dict[int, deque[tuple[int, Vector]]] = {}  # the last models to each session, with their rounds
         self._first_models: dict[int, tuple[int, int, Vector]] = {}  # first models: worker, round and values by session
         self._early: tuple[ModelCopy, tuple[Body, ...]] | None = None  # a first model of a membership that is to begin
         self._unused: set[int] = set()  # neighbours that were left out of the last round that had a link to them
-        self._logged_rounds = (
-            -1
-        )  # rounds of this worker that server 0 has logged; -1 while it does not know the first model
+        # Rounds of this worker that server 0 has logged; -1 while it does not know the first model.
+        self._logged_rounds = -1
         self._must_be_logged = 0  # rounds that server 0 must have logged before this worker sends a model
         self._sent_bytes = 0  # in the present round
         self._offer: ExampleOffer | None = None  # the examples that this worker gives in the present round
-        self._begins: dict[int, int] = {}  # the first step with the examples of others, by number of their round
-        self._pools: dict[int, Pool] = {}  # those that are here
-        self._handed_over = -1  # number of the last one that the worker has
+        self._pools = ReceivedPools()
         self._report = StepMeasurements(0, 0.0, 0, 0.0)
 
     @property
@@ -224,16 +182,14 @@ class NeighbourReplica:
         self.rounds = []
         self.copies = {}
         self._logged_rounds = -1
-        self._departed = {}
+        self._models.forget_departed()
         self._last_sent = {}
         self._first_models = {}
         self._due = frozenset()
         self._unused = set()
         # Server 0 may have other rounds of examples after a roll-back.
         self._offer = None
-        self._begins = {}
-        self._pools = {}
-        self._handed_over = -1
+        self._pools = ReceivedPools()
 
     def _adopt(self, view: NeighbourView, details: dict[str, Any]) -> None:
         """Take over a view, if it is newer. Members that have left are out from the first round without their model."""
@@ -250,12 +206,12 @@ class NeighbourReplica:
         sessions = {entry.session for entry in members.values()}
         for worker, entry in self.members.items():
             if entry.session not in sessions:
-                self._let_go(worker, entry)
+                self._models.let_go(
+                    worker, entry.session, max(self.round, entry.first), partial(self._has_link, worker)
+                )
         self.members = members
-        self._departed = {each: worker for each, worker in self._departed.items() if self._inbox.get(each)}
-        # Messages of sessions that this worker has not heard of yet have higher numbers than its view.
-        current = sessions | set(self._departed)
-        self._inbox = {each: models for each, models in self._inbox.items() if each in current or each > view.number}
+        # All that belongs to other sessions is void.
+        self._models.retain(sessions, view.number)
         self._last_sent = {each: last for each, last in self._last_sent.items() if each in sessions}
         self._first_models = {each: model for each, model in self._first_models.items() if each in sessions}
         partners = self._partners | {other for other, entry in members.items() if entry.source == self.worker}
@@ -283,29 +239,12 @@ class NeighbourReplica:
         self._partners = frozenset(other for pair in pairs if self.worker in pair for other in pair) - {self.worker}
         self.phase = NeighbourPhase.COPYING
 
-    def _let_go(self, worker: int, entry: PeerEntry) -> None:
-        """Drop a departed worker's models from the first round on for which its model is missing.
-
-        From that round on this worker does without it, whatever arrives later: no survivor uses a model after a gap.
-        entry: its membership."""
-        models = self._inbox.pop(entry.session, {})
-        used = {}
-        for round in range(max(self.round, entry.first), max(models, default=-1) + 1):
-            if any(other == worker for other, _ in self._neighbours(round)):
-                if round not in models:
-                    break
-                used[round] = models[round]
-        if used:
-            self._inbox[entry.session] = used
-            self._departed[entry.session] = worker
-
     def _use_grant(self, grant: RoundGrant, details: dict[str, Any]) -> None:
         """Take over a grant, and begin the next round if it was missing."""
         self._due = frozenset(details["due"])
         # Of the examples of others, only the last two rounds can be needed.
         if self.config.data.gossip:
-            self._begins = dict(details["pools"])
-            self._pools = {number: pool for number, pool in self._pools.items() if number in self._begins}
+            self._pools.announce(details["pools"])
         needed = [each for each in self.copies if each > details["complete"] and each not in details["have"]]
         self.copies = {version: self.copies[version] for version in needed}
         self._logged_rounds = max(self._logged_rounds, grant.received - 1)
@@ -343,34 +282,22 @@ class NeighbourReplica:
 
     def wanted_pool(self) -> PoolRequest | None:
         """Return a request for the examples of others that will be used and are not here; None if all are."""
-        in_use = self._pool_in_use()
-        missing = {number for number in self._begins if number >= in_use} - self._pools.keys()
-        return PoolRequest(self.worker, self.process, self.session, min(missing)) if missing else None
+        number = self._pools.missing(self.round)
+        return None if number is None else PoolRequest(self.worker, self.process, self.session, number)
 
     def take_pool(self, message: GossipPool, examples: Examples) -> None:
         """Keep examples of others. Those of an earlier membership are dropped."""
-        if message.session != self.session or message.round not in self._begins:
+        if message.session != self.session:
             return
         own = message.own_begin, message.own_end
-        self._pools[message.round] = Pool(message.round, message.clock, message.first, examples, *own)
-        if self.phase is NeighbourPhase.BLOCKED:
+        pool = Pool(message.round, message.clock, message.first, examples, *own)
+        if self._pools.take(pool) and self.phase is NeighbourPhase.BLOCKED:
             self._hand_over()
             self._begin()
 
     def next_pool(self) -> Pool | None:
         """Return the examples of others that the worker needs before its present step; None if it has them."""
-        if not self.config.data.gossip:
-            return None
-        number = self._pool_in_use()
-        if number == self._handed_over:
-            return None
-        self._handed_over = number
-        # An empty one too, because the worker may still have one of a round that is void.
-        return self._pools[number] if number else Pool(0, self.round, self.round, EMPTY)
-
-    def _pool_in_use(self) -> int:
-        """Return the number of the round whose examples the present step uses, 0 for none."""
-        return max((number for number, clock in self._begins.items() if clock <= self.round), default=0)
+        return self._pools.hand_over(self.round) if self.config.data.gossip else None
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
@@ -405,7 +332,7 @@ class NeighbourReplica:
         if not (is_early or (is_member and message.round >= self.round)):
             return
         model = from_body(body, self.facts.num_parameters)
-        self._inbox.setdefault(message.session, {})[message.round] = model
+        self._models.put(message.session, message.round, model)
         self._first_models.pop(message.session, None)
         self._try_to_complete()
 
@@ -442,7 +369,7 @@ class NeighbourReplica:
         model: if the worker were killed, a replay could not know what it sent."""
         if (self.round >= self.until and self.round < self.steps) or self._logged_rounds < self._must_be_logged:
             return
-        if self.round < self.steps and self._pool_in_use() not in (0, *self._pools):
+        if self.round < self.steps and not self._pools.is_ready(self.round):
             return
         # The checkpoint of the version with which the generation began exists, so no copy of that is kept.
         cohort = self.config.cohorts.present
@@ -476,7 +403,7 @@ class NeighbourReplica:
         if links is None:
             return
         # No other messages go: they may belong to a membership that begins later, with an earlier round.
-        self._mix([(weight, self._inbox[session].pop(self.round)) for _, weight, session in links])
+        self._mix([(weight, self._models.pop(session, self.round)) for _, weight, session in links])
         unused = {other for other, _ in self._neighbours(self.round)} - {other for other, _, _ in links}
         changed = [other for other, _ in self._neighbours(self.round) if (other in unused) != (other in self._unused)]
         self._unused ^= set(changed)
@@ -498,13 +425,11 @@ class NeighbourReplica:
         links = []
         for other, weight in self._neighbours(self.round):
             entry = self.members.get(other)
-            sessions = [session for session, worker in self._departed.items() if worker == other]
-            if entry and entry.first <= self.round:
-                sessions.append(entry.session)
-            session = next((each for each in sessions if self.round in self._inbox.get(each, {})), None)
+            present = entry.session if entry and entry.first <= self.round else None
+            session = self._models.session_with(other, present, self.round)
             if session is not None:
                 links.append((other, weight, session))
-            elif entry and entry.first <= self.round:
+            elif present is not None:
                 return None
         return links
 
@@ -534,6 +459,9 @@ class NeighbourReplica:
     def _neighbours(self, round: int) -> tuple[tuple[int, float], ...]:
         assert self.plan
         return links_by_worker(self.plan.edges(round)).get(self.worker, ())
+
+    def _has_link(self, worker: int, round: int) -> bool:
+        return any(other == worker for other, _ in self._neighbours(round))
 
     def _workers(self) -> range:
         return range(self.facts.num_workers)

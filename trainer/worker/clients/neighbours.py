@@ -24,7 +24,8 @@ from trainer.transport.sockets import Secret, close
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
 from trainer.worker.clients.leader_link import LeaderLink
-from trainer.worker.neighbour_replica import Body, NeighbourPhase, NeighbourReplica
+from trainer.worker.neighbour_replica import NeighbourPhase, NeighbourReplica
+from trainer.worker.replica_links import Body
 
 RESEND_S = 1.0
 RESEND_COPY_S = 10.0  # of a model, which is lost only with a broken connection

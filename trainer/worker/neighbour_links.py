@@ -1,0 +1,49 @@
+"""The members of a view among neighbours, and the interface of a worker's connections to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainer.transport.messages.heads import Message
+from trainer.worker.replica_links import Body
+
+
+class NeighbourLinks(Protocol):
+    """The connections of a worker to its neighbours."""
+
+    def connect(self, number: int, members: Sequence[Mapping[str, Any] | None]) -> None:
+        """Connect to the neighbours of a view, and drop all other connections. number: of the view."""
+        ...
+
+    def send(self, worker: int, message: Message, *bodies: Body) -> None: ...
+
+
+@dataclass(frozen=True)
+class PeerEntry:
+    """A member of a view.
+
+    Attributes:
+        session: number of its membership, which grows with every one.
+        process: a random number that identifies its process.
+        first: the first round in which it takes part.
+        source: the worker that sends it its first model; None if that is server 0.
+        missed_from: the first round that the worker has missed before; None if it has missed none.
+        reach: address, host and memory of its process.
+    """
+
+    session: int
+    process: int
+    first: int
+    source: int | None
+    missed_from: int | None
+    reach: Mapping[str, Any]
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> PeerEntry:
+        return cls(**values)
+
+    def to_links(self) -> dict[str, Any]:
+        """Return what NeighbourLinks.connect needs."""
+        return {"process": self.process, **self.reach}
