@@ -205,8 +205,7 @@ def test_other_workers_continue_an_interval(protocol: str, tmp_path: Path, runs:
     shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
     output = tmp_path / "run"
     phases = ("--repartition", "importance", "--warmup-epochs", 2, "--ignore-epochs", 1, "--interval", 30)
-    often = ("--checkpoint-every-s", 0.1, "--no-epoch-checkpoints")
-    own = (*COMMON, *phases, *often, "--protocol", protocol, "--epochs", 70, "--example-ledger")
+    own = (*COMMON, *phases, "--protocol", protocol, "--checkpoint-every-s", 0.1, "--epochs", 70, "--example-ledger")
     run = Training(shards, output, *own, "--batch-size", 24)
     runs.append(run)
     run.wait_for_updates(150 if protocol == "bsp" else 450)
