@@ -208,7 +208,8 @@ def test_other_workers_continue_an_interval(protocol: str, tmp_path: Path, runs:
     own = (*COMMON, *phases, "--protocol", protocol, "--checkpoint-every-s", 0.1, "--epochs", 70, "--example-ledger")
     run = Training(shards, output, *own, "--batch-size", 24)
     runs.append(run)
-    run.wait_for_updates(150 if protocol == "bsp" else 450)
+    warmup = 50 if protocol == "bsp" else 150
+    until(lambda: (newest(output / "checkpoints") or 0) > 2 * warmup, "a checkpoint of the interval")
     run.end()
     train_here(shards, output, *own, "--batch-size", 50, "--resume", "--workers", 5)
     config = read_record(output).config
