@@ -189,7 +189,7 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
     entries = record.cohorts.up_to(progress.version)
     last = entries[-1]
     is_changed = request != last.size
-    reason = obstacle(context.config) if is_changed or len(entries) > 1 else None
+    reason = obstacle(context.config, request.workers) if is_changed or len(entries) > 1 else None
     if reason:
         raise UsageError(f"{request} instead of {last.size}: {reason}; resume with {last.size}")
     if sorted(progress.clocks) != list(range(last.workers)):
@@ -206,9 +206,14 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
     )
     # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing.
     if result.config.steps_per_worker(record.rows) <= result.config.cohorts.present.clock:
+        keeps_length = context.config.data.repartition == "importance"
+        need = (
+            "another --output, because --repartition importance keeps its length"
+            if keeps_length
+            else "a larger --epochs or --steps too"
+        )
         raise UsageError(
-            f"{context.home} holds a run that is finished at this length: {request} instead of {last.size} need a larger"
-            " --epochs or --steps too"
+            f"{context.home} holds a run that is finished at this length: {request} instead of {last.size} need {need}"
         )
     return result
 
@@ -300,13 +305,15 @@ def departure_obstacle(config: Config, workers: int) -> str | None:
             protocol.check(workers or config.cohorts.present.workers)
     except UsageError as error:
         return str(error)
-    return obstacle(config)
+    return obstacle(config, workers or None)
 
 
-def obstacle(config: Config) -> str | None:
+def obstacle(config: Config, workers: int | None) -> str | None:
     """Return why the workers of a run cannot change; None if they can.
 
-    Each cause keeps something per worker, or per pass of a worker, that cannot be divided anew."""
+    Most causes keep something per worker, or per pass of a worker, that cannot be divided anew.
+
+    workers: the number of workers that is asked for, if it is known."""
     name = config.exchange.name
     table = config.table_sampler
     # The first one that applies is reported.
@@ -316,6 +323,7 @@ def obstacle(config: Config) -> str | None:
             isinstance(config.exchange, NeighbourExchange) and table is not None and table.has_owners,
             f"--exchange {name} keeps the losses of --sampling {config.sampler.name} in the worker's own model",
         ),
+        (bool(config.data.gossip) and workers == 1, "--gossip exchanges examples among at least two workers"),
         (bool(config.optimiser.tolerance), "--tolerance compares mini-batches of one number of workers"),
     )
     return next((reason for applies, reason in causes if applies), None)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from trainer.data.opening import open_shards
 from trainer.data.rows import Rows
 from trainer.data.sampling import RowSampler, TableRowSampler
 from trainer.flags import build_parser, options_of
+from trainer.lifecycle.prepare import main as prepare
 from trainer.regroup import confirm, describe_cohorts, regrouped
 from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
@@ -723,7 +725,7 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
         assert "resume with --workers 3 --batch-size 24" in str(caught.value)
     output = tmp_path / "alone"
     run(shards, output, steps=8, gossip=2)
-    with pytest.raises(UsageError, match="--gossip 2 exchanges examples among workers, and the run has one"):
+    with pytest.raises(UsageError, match="--gossip exchanges examples among at least two workers; resume with"):
         run(shards, output, RESUME, 1, steps=20, gossip=2)
     output = tmp_path / "deals"
     values = {"repartition": "random", "steps": 8}
@@ -738,6 +740,18 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
         run(shards, output, RESUME, 2, epochs=1, protocol="bsp")
     with pytest.raises(UsageError, match="would have no rows"):
         run(shards, output, RESUME, 200, epochs=2, protocol="bsp", batch_size=300)
+
+
+def test_each_of_other_workers_has_as_many_rows_as_it_gives(shards: str) -> None:
+    """Of 114 rows, 6 workers have 19 each; the shards have more."""
+    config = make_config(shards, model="logistic", batch_size=24, gossip=25)
+    later = Cohort(6, 24, version=1, accepted=1, clock=1, ends=(1, 1, 1))
+    changed = replace(config, cohorts=Cohorts((Cohort(3, 24), later)))
+    receiver, sender = Pipe(duplex=False)
+    prepare(config, None, False, sender)
+    assert receiver.poll(), "the shards have 25 rows each"
+    with pytest.raises(UsageError, match="--gossip 25 exceeds the 19 rows of a worker"):
+        prepare(changed, None, False, sender)
 
 
 def test_a_resume_with_other_workers_names_the_cause(shards: str, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     check_evaluation(config, shards)
     check_augmentation(config, shards)
     check_subtracted_mean(config, shards)
-    check_sampler(config, shards, shards.num_workers, targets=network.targets)
+    check_sampler(config, shards, num_workers, targets=network.targets)
     flat = FlatModel(network.model)
     sizes = (num_workers, shards.rows, flat.num_parameters, flat.num_buffers)
     # Passes are compared with the rows that they train, which a run that holds out rows does not know before it reads them.
