@@ -106,7 +106,7 @@ def _run(root: Path, folder: Path, command: list[str]) -> None:
 
 
 def _shards(folder: Path) -> str:
-    """Of every file's name, but for its stamp, and content, as the manifest lists them, checked against the files."""
+    """Digest name, without its stamp, and content of every file that the manifest lists, checked against the files."""
     manifest = json.loads((folder / "manifest.json").read_text())
     lines = []
     for worker in manifest["workers"]:
@@ -118,7 +118,7 @@ def _shards(folder: Path) -> str:
 
 
 def _model(path: Path) -> str:
-    """Of every tensor's name and elements; a file's metadata are not what was trained."""
+    """Digest the name and the elements of every tensor, without the metadata of the file."""
     tensors = load_file(path)
     content = b"".join(name.encode() + tensors[name].tobytes() for name in sorted(tensors))
     return hashlib.sha256(content).hexdigest()[:16]

@@ -22,7 +22,7 @@ from trainer.coordination.switch import carry_momentum
 from trainer.coordination.weights import Weights
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.switching import Switching
-from trainer.sampling.repartition import plan_barriers
+from trainer.sampling.partition_stream import plan_barriers
 from trainer.stages import Stage
 
 

@@ -23,7 +23,7 @@ from trainer.models.base import ModelInput
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.sampling.base import SetSizes
-from trainer.sampling.repartition import PartitionPlan
+from trainer.sampling.partition_plan import PartitionPlan
 from trainer.worker.step import Step
 
 SHAPE, CLASSES = (3, 32, 32), 10

@@ -54,7 +54,7 @@ main(Config.from_json(config), RunFacts.from_json(facts), endpoint)
 
 
 def agreement(servers: int = 1, **values: Any) -> Agreement:
-    """Of a host of such a run."""
+    """Return the agreement of a host of such a run."""
     return Agreement.from_config(make_config("", "o", servers=servers, **RUN | values), FACTS)
 
 
@@ -142,7 +142,7 @@ class Worker:
         self.turn: Turn | None = client.join()
 
     def step(self) -> None:
-        """One gradient into the model, whatever it takes."""
+        """Get one gradient into the model, whatever it takes."""
         version = self.served.status()["version"]
         while self.served.status()["version"] == version:
             assert self.turn
@@ -162,7 +162,7 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """One server."""
+    """Yield a single server."""
     served = Served(tmp_path_factory.mktemp("alone"), 1, local_addresses(f"wire-{time.time_ns()}", 1))
     yield served
     served.end()

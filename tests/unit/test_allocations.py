@@ -17,13 +17,9 @@ from tests.support.allocation_vectors import FILE, make_vectors
 from trainer.data.repartition import PartitionSampler
 from trainer.data.rows import Rows
 from trainer.sampling.base import SetSizes
-from trainer.sampling.repartition import (
-    LossStatistics,
-    PartitionDraw,
-    PartitionPhase,
-    PartitionPlan,
-    RepartitionOptions,
-)
+from trainer.sampling.loss_statistics import LossStatistics
+from trainer.sampling.partition_plan import PartitionDraw, PartitionPhase, PartitionPlan
+from trainer.sampling.repartition import RepartitionOptions
 
 Losses = npt.NDArray[np.float32]  # [rows, epochs]
 

@@ -27,7 +27,9 @@ from trainer.config import RunFacts
 from trainer.protocols import PROTOCOLS
 from trainer.rules import build_barriers, local_plan
 from trainer.runlog.run_folder import read_record
-from trainer.sampling.repartition import PartitionPlan, PartitionStream, RepartitionOptions, plan_barriers
+from trainer.sampling.partition_plan import PartitionPlan
+from trainer.sampling.partition_stream import PartitionStream, plan_barriers
+from trainer.sampling.repartition import RepartitionOptions
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import Failure
 from trainer.simulation.profiles import parse_profile

@@ -743,7 +743,7 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
 
 
 def test_each_of_other_workers_has_as_many_rows_as_it_gives(shards: str) -> None:
-    """Of 114 rows, 6 workers have 19 each; the shards have more."""
+    """Check the new workers, not the shards: of 114 rows, 6 workers have 19 each."""
     config = make_config(shards, model="logistic", batch_size=24, gossip=25)
     later = Cohort(6, 24, version=1, accepted=1, clock=1, ends=(1, 1, 1))
     changed = replace(config, cohorts=Cohorts((Cohort(3, 24), later)))

@@ -576,8 +576,8 @@ def test_a_run_resumes_in_any_round(
     ("values", "line"),
     [
         ({"sampling": "recency"}, "which the loss table of --sampling recency does not count"),
-        ({"follow": True}, "exchanges examples of fixed shards of one set: leave out --follow"),
-        ({"protocol": "bsp", "repartition": "random"}, "of fixed shards of one set: leave out --repartition random"),
+        ({"follow": True}, "exchanges examples among the shards of one set: leave out --follow"),
+        ({"protocol": "bsp", "repartition": "random"}, "among the shards of one set: leave out --repartition random"),
         ({"gossip": 0, "selector": "ab"}, "--selector is for runs whose workers exchange examples: give --gossip K"),
         ({"selector": "easy"}, "--selector must be random or hem or spl or ab or active-bias, got 'easy'"),
     ],

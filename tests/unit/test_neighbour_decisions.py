@@ -44,7 +44,7 @@ def test_the_horizon_keeps_its_limit_and_never_moves_back() -> None:
 
 
 def test_silence_does_not_count_after_a_pause() -> None:
-    """With a timeout of 8 s, a gap of more than 2 s between two ticks is a pause."""
+    """Take a gap of more than 2 s between two ticks as a pause, with a timeout of 8 s."""
     pauses = PauseWatch()
     assert pauses.tick(1.0, 8.0)
     assert pauses.tick(2.9, 8.0)

@@ -27,8 +27,11 @@ from trainer.checkpoints.state import folder_of
 from trainer.data.repartition import PartitionSampler
 from trainer.data.rows import Rows
 from trainer.sampling.base import LossTable, SetSizes
+from trainer.sampling.loss_statistics import LossStatistics
+from trainer.sampling.partition_plan import PartitionPlan
+from trainer.sampling.partition_stream import PartitionStream
 from trainer.sampling.remainder import MOST_OPEN
-from trainer.sampling.repartition import LossStatistics, PartitionPlan, PartitionStream, RepartitionOptions
+from trainer.sampling.repartition import RepartitionOptions
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay

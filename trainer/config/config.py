@@ -30,7 +30,8 @@ from trainer.protocols import PROTOCOLS, Protocol
 from trainer.protocols.asp import ASP
 from trainer.sampling import SAMPLERS, Sampler
 from trainer.sampling.base import TableSampler
-from trainer.sampling.repartition import LossStatistics, PartitionPlan
+from trainer.sampling.loss_statistics import LossStatistics
+from trainer.sampling.partition_plan import PartitionPlan
 from trainer.sampling.shuffle import ShuffleSampler
 
 

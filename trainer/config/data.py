@@ -115,7 +115,7 @@ class Data(RepartitionOptions, GossipOptions):
         ):
             if is_given:
                 raise UsageError(
-                    f"--gossip {self.gossip} exchanges examples of fixed shards of one set: leave out {flag}"
+                    f"--gossip {self.gossip} exchanges examples among the shards of one set: leave out {flag}"
                 )
 
     def _check_repartition(self) -> None:

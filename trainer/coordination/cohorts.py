@@ -36,7 +36,7 @@ class Cohort:
         accepted: gradients in those updates; in a run that counts rounds as if no worker had ever been absent.
         clock: the first clock of its workers.
         turn: passes over the rows that have ended: all workers of the cohort before had ended them, or the rest is left out;
-            0 for a mixture, each of whose sets has passes of its own, and for intervals, which count their passes anew.
+            0 for a mixture, each of whose sets has passes of its own, and with --repartition importance.
         taken: mini-batches per worker before the cohort, of whatever size.
         epoch_steps: mini-batches per worker of this cohort that the epochs before it are worth.
         ends: clocks at which the workers of the cohort before ended.

@@ -16,8 +16,10 @@ from trainer.data.deal import deal
 from trainer.data.rows import Rows
 from trainer.data.sampling import Draw
 from trainer.data.shards import Shards
+from trainer.sampling.loss_statistics import LossStatistics
+from trainer.sampling.partition_plan import PartitionPlan
+from trainer.sampling.partition_stream import PartitionStream
 from trainer.sampling.remainder import OpenPasses
-from trainer.sampling.repartition import LossStatistics, PartitionPlan, PartitionStream
 
 
 class PartitionSampler:

@@ -1,4 +1,4 @@
-"""Whether the silence of a worker counts. Pure."""
+"""The rule by which silent workers do not count as lost after a pause of server 0. Pure."""
 
 from __future__ import annotations
 

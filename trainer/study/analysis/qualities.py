@@ -1,4 +1,4 @@
-"""Whether runs on less even shards end further from the others: correlations over the runs of a setting. Pure."""
+"""Correlations over the runs of a setting: do runs on less even shards end further from the others? Pure."""
 
 from __future__ import annotations
 
