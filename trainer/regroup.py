@@ -27,7 +27,6 @@ from trainer.gossip.rounds import first_step
 from trainer.gossip.weave import foreign_steps
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, SavedRun
-from trainer.stages import switches_by_rule
 
 
 def regrouped(
@@ -226,7 +225,7 @@ def _progress(context: RunContext, record: RunRecord) -> CheckpointProgress:
 
     root = context.checkpoints
     stop = stop_of(root, _with_cohorts(context, record.cohorts).config)
-    state = state_to_restore(root, by_rule=switches_by_rule(context.config), stop=stop)
+    state = state_to_restore(root, by_rule=context.config.exchange.switches_by_rule, stop=stop)
     if state:
         return CheckpointProgress(state.version, state.accepted, state.clocks, state.gossip)
     if not any(versions(root)):  # a first checkpoint without its last file is written again

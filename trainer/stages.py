@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from trainer.config import Config
 from trainer.coordination.stragglers import StragglerRule
-from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.exchange.sync_switch import SyncSwitch
 
 START = "start of the run"
@@ -58,23 +57,12 @@ class Continuation(NamedTuple):
     accepted: int
 
 
-def switches_by_rule(config: Config) -> bool:
-    """Return whether a rule decides when the run switches, rather than its configuration."""
-    return isinstance(config.exchange, StrategySwitch) and config.exchange.alpha is None
-
-
 def straggler_rule(config: Config) -> StragglerRule | None:
     """Return the rule by which a straggler ends the first stage of a run; None if the run has none."""
     exchange = config.exchange
     if not isinstance(exchange, SyncSwitch) or exchange.straggler is None:
         return None
     return StragglerRule(exchange.straggler, exchange.straggler_window)
-
-
-def holdout_share(config: Config) -> float:
-    """Return the share of the training rows that a run does not train on, 0 for most runs."""
-    exchange = config.exchange
-    return exchange.holdout_share if isinstance(exchange, StrategySwitch) and exchange.switch_on == "holdout" else 0.0
 
 
 def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ...]:
@@ -91,7 +79,7 @@ def build_stages(config: Config, num_workers: int, rows: int) -> tuple[Stage, ..
     # As if the present workers had trained all epochs of the run: with so many steps each, the first at clock ``begin``.
     begin = cohort.clock - cohort.epoch_steps
     steps = config.steps_per_worker(rows) - begin
-    if switches_by_rule(config):
+    if config.exchange.switches_by_rule:
         last = -(-steps // per_epoch) - 1  # a switch after the last epoch would leave nothing for the second stage
         latest = cohort.total(begin + last * per_epoch, num_workers)
         return Stage(0, first, latest, START, by_rule=True), Stage(1, second, None, "")

@@ -23,7 +23,6 @@ from trainer.exchange import EXCHANGES, Exchange
 from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
-from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.models import ModelSpec, model_from_json
 from trainer.models.resnet import ResNet20
 from trainer.protocols import PROTOCOLS, Protocol
@@ -222,12 +221,11 @@ class Config:
         """Set the protocol of an exchange that has its own, and check the options that it does not support."""
         name = self.exchange.name
         own = self.exchange.protocol
-        by_rule = isinstance(self.exchange, StrategySwitch) and self.exchange.alpha is None
-        if by_rule and not self.run.epoch_checkpoints:
+        if self.exchange.switches_by_rule and not self.run.epoch_checkpoints:
             raise UsageError(
                 "--alpha auto evaluates every epoch: leave out --no-epoch-checkpoints, or give --alpha SHARE"
             )
-        if isinstance(self.exchange, StrategySwitch) and self.exchange.switch_on == "holdout":
+        if self.exchange.held_out_share:
             self._check_holdout()
         if self.exchange.stages() and self.protocol != ASP():
             raise UsageError(f"--exchange {name} has protocols of its own: leave out --protocol {self.protocol.name}")

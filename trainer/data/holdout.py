@@ -15,14 +15,13 @@ from trainer.config import Config
 from trainer.data.rows import Rows, join_rows
 from trainer.data.shard_file import pick_rows, read_ids
 from trainer.data.shards import Shards
-from trainer.stages import holdout_share
 
 PARTS = 1 << 32  # a share is rounded to a multiple of 1 / PARTS
 
 
 def is_held_out(ids: Ints, config: Config) -> Flags:
     """Return whether each row is held out of the training: bool [ids]."""
-    return is_drawn(ids, PARTS, round(holdout_share(config) * PARTS), word(config.run.seed, Purpose.HOLDOUT))
+    return is_drawn(ids, PARTS, round(config.exchange.held_out_share * PARTS), word(config.run.seed, Purpose.HOLDOUT))
 
 
 def held_out_places(ids: Ints, config: Config) -> Ints:
@@ -34,7 +33,7 @@ def trained_places(ids: Ints, config: Config, worker: int) -> Ints | None:
     """Return the positions of the rows that a worker trains on, int64; None for all of them.
 
     Raises UsageError if none is left. ids: of the worker's rows."""
-    if not holdout_share(config):
+    if not config.exchange.held_out_share:
         return None
     return only_trained(np.arange(len(ids)), ~is_held_out(ids, config), worker)
 
@@ -43,7 +42,7 @@ def trained_rows(shards: Shards, config: Config) -> Flags | None:
     """Return whether a run trains on each row, by its number over all shards: bool [rows]; None for all of them.
 
     Reads the ids of all rows, if any are held out. Raises DataError and OSError."""
-    return ~is_held_out(read_ids(shards), config) if holdout_share(config) else None
+    return ~is_held_out(read_ids(shards), config) if config.exchange.held_out_share else None
 
 
 def only_trained(rows: Ints, is_trained: Flags, worker: int) -> Ints:
@@ -76,4 +75,4 @@ def load_held_out(shards: Shards, config: Config, *, targets: bool = False) -> R
 
 def trained_fingerprint(shards: Shards, config: Config) -> int | None:
     """Return the sum of the hashes of the distinct rows that a run trains on; None if the manifest does not tell."""
-    return None if holdout_share(config) else shards.fingerprint
+    return None if config.exchange.held_out_share else shards.fingerprint

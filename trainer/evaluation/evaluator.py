@@ -45,7 +45,6 @@ from trainer.runlog.kinds.evaluation import EvaluationEvent, HoldoutEvent
 from trainer.runlog.kinds.run import WarningEvent
 from trainer.runlog.read import Surviving, best, evaluations_of
 from trainer.runlog.result import best_of, is_best_of
-from trainer.stages import holdout_share, switches_by_rule
 from trainer.watchdog import kick
 
 E = TypeVar("E", bound=LogEvent)
@@ -77,7 +76,7 @@ class Evaluator:
         self.rows = load_eval(shards, targets=built_model.targets)
         self.train_rows = sample_rows(shards, TRAIN_ROWS, config.run.seed, targets=built_model.targets)
         self.held_out: Rows | None = None
-        if holdout_share(config):
+        if config.exchange.held_out_share:
             self.held_out = load_held_out(shards, config, targets=built_model.targets)
             self.train_rows = self.train_rows.select(np.flatnonzero(~is_held_out(self.train_rows.ids, config)))
         self.device = pick_device(config.processes.device, EVALUATOR)
@@ -246,7 +245,7 @@ class Evaluator:
         The first decision counts: later checkpoints of the first stage may have been written before it was made."""
         epoch = state.epoch_boundary
         exchange = self.config.exchange
-        if not isinstance(exchange, StrategySwitch) or not switches_by_rule(self.config):
+        if not isinstance(exchange, StrategySwitch) or not exchange.switches_by_rule:
             return
         # The present workers cannot go back to a checkpoint before them, so that the next epoch decides.
         if state.stage or epoch is None or state.version < self.config.cohorts.present.version:

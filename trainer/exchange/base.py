@@ -37,6 +37,16 @@ class Exchange(Spec):
     def check(self, num_workers: int, seed: int) -> None:
         """Raise UsageError if these workers cannot have this exchange. seed: of the run."""
 
+    @property
+    def held_out_share(self) -> float:
+        """The share of the training rows that no worker trains on, because their loss decides about a switch."""
+        return 0.0
+
+    @property
+    def switches_by_rule(self) -> bool:
+        """True if a rule decides when the run switches, rather than its configuration."""
+        return False
+
     def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
         """Return the exchange and protocol of each stage; empty if a run is one stage with the run's own protocol."""
         return ()

@@ -69,6 +69,14 @@ class StrategySwitch(Switching):
                 f"--switch-on holdout is read by --alpha auto only: leave it out, or leave out --alpha {self.alpha:g}"
             )
 
+    @property
+    def held_out_share(self) -> float:
+        return self.holdout_share if self.switch_on == "holdout" else 0.0
+
+    @property
+    def switches_by_rule(self) -> bool:
+        return self.alpha is None
+
     def stages(self) -> tuple[tuple[Exchange, Protocol], ...]:
         return (AllReduce(), BSP()), (ParameterServer(), ASP())
 

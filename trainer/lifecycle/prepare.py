@@ -36,7 +36,6 @@ from trainer.plan import smallest_pass
 from trainer.rules import slots_of
 from trainer.run_files import CHECKPOINTS
 from trainer.sampling.base import TableSampler
-from trainer.stages import holdout_share, switches_by_rule
 from trainer.transport.bodies.json_object import pack_json
 
 
@@ -105,7 +104,8 @@ def check_normalisation(
 
 def check_evaluation(config: Config, shards: Shards) -> None:
     """Raise UsageError if a rule decides about a switch or the end by evaluation rows, and the set has none."""
-    if switches_by_rule(config) and not holdout_share(config) and not shards.eval_files():
+    exchange = config.exchange
+    if exchange.switches_by_rule and not exchange.held_out_share and not shards.eval_files():
         raise UsageError(
             "--alpha auto reads the loss on evaluation rows, which the shard set lacks: give its job --eval-input, or"
             " give --switch-on holdout or --alpha SHARE"

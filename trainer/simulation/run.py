@@ -45,7 +45,6 @@ from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.engine import Engine, describe_vectors
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.peers.engine import PeerEngine
-from trainer.stages import switches_by_rule
 from trainer.transport.status import RunStatus
 
 if TYPE_CHECKING:
@@ -169,7 +168,7 @@ def check_exchange(config: Config, num_workers: int, compute: str) -> None:
         )
     # Such as a topology that these workers cannot have.
     exchange.check(num_workers, config.run.seed)
-    if switches_by_rule(config) and compute != "real":
+    if exchange.switches_by_rule and compute != "real":
         raise UsageError(
             f"--alpha auto reads the loss of evaluations, --compute {compute} has none: give --alpha SHARE"
         )

@@ -55,9 +55,9 @@ def decide_start(config: Config, home: Place, options: Options) -> RunStart:
             f"--mix {config.data.mix}: hosts that are started by hand may see different checkpoints; give the shares so far,"
             f" '{requested.config.data.mix}'"
         )
-    start = RunStart(requested, regrouped(requested, saved, options.workers, options), options)
-    _check_workers(start)
-    return start
+    context = regrouped(requested, saved, options.workers, options)
+    _check_workers(context, options)
+    return RunStart(requested, context, options)
 
 
 def check_encryption(config: Config, *, has_several_hosts: bool) -> None:
@@ -80,10 +80,8 @@ def print_start(start: RunStart) -> None:
         print(describe_bare(context.shards), flush=True)
 
 
-def _check_workers(start: RunStart) -> None:
+def _check_workers(context: RunContext, options: Options) -> None:
     """Raise UsageError if a start asks for workers that it cannot have."""
-    context = start.context
-    options = start.options
     cohorts = context.config.cohorts
     # Each host would choose a checkpoint for itself.
     if cohorts.entries and options.addresses:
