@@ -402,8 +402,8 @@ def test_more_links_than_a_view_can_list_are_refused(tmp_path: Path, monkeypatch
     assert not (tmp_path / "run").exists()
     exchange = DPSGD(topology="complete")
     with pytest.raises(UsageError, match="--topology complete has 124,750 links between 500 workers"):
-        check_view(exchange, 500, seed=0)
-    check_view(exchange, 400, seed=0)
+        check_view(exchange.plan(500, 0), "complete")
+    check_view(exchange.plan(400, 0), "complete")
     reach = {"address": f"tcp://[{'f' * 39}]:65535", "host": "h" * 80, "memory": {}}
     member = PeerMembership(1 << 62, 1 << 53, 1 << 31, 399, reach, 0.0)
     body = view_body(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pipeline.core.specs import Spec
 from trainer.protocols.base import Protocol
+
+if TYPE_CHECKING:
+    from trainer.exchange.mixing import TopologyPlan
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,11 @@ class Exchange(Spec):
     in_virtual_time: ClassVar[bool] = False
     carries_examples: ClassVar[bool] = False
 
-    def check(self, num_workers: int, seed: int) -> None:
-        """Raise UsageError if these workers cannot have this exchange. seed: of the run."""
+    def plan(self, num_workers: int, seed: int) -> TopologyPlan | None:
+        """Return the links of every round; None if workers do not exchange models with neighbours.
+
+        Raises UsageError if these workers cannot have them. num_workers: workers of the run; seed: of the run."""
+        return None
 
     @property
     def held_out_share(self) -> float:

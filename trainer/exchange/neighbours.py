@@ -46,14 +46,7 @@ class NeighbourExchange(Exchange):
         advanced=True,
     )
 
-    def check(self, num_workers: int, seed: int) -> None:
-        """Raise UsageError for a topology that these workers cannot have. seed: of the run."""
-        self.plan(num_workers, seed)
-
     def plan(self, num_workers: int, seed: int) -> TopologyPlan:
-        """Return the links of every round. Raises UsageError for a topology that these workers cannot have.
-
-        num_workers: workers of the run; seed: of the run."""
         from trainer.exchange.mixing import build_plan  # loads numpy, which --help should not
 
         return build_plan(self.topology, num_workers, seed, every=self.every)

@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeline.core.errors import UsageError
 from trainer.exchange.mixing import TopologyPlan, links_by_worker
-from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import plan_to_json
 from trainer.leader.worker_messages import reach_of
 from trainer.transport.bodies.json_object import JSON_LIMIT_BYTES, pack_json
@@ -92,21 +91,15 @@ def view_body(
     return pack_json({"members": entries, "version": version, "plan": plan_to_json(plan)})
 
 
-def check_view(exchange: NeighbourExchange, num_workers: int, seed: int) -> None:
+def check_view(plan: TopologyPlan, topology: str) -> None:
     """Raise UsageError if a view of all workers with all links is longer than a message may be.
 
-    Args:
-        exchange: of the run.
-        num_workers: number of workers.
-        seed: of the run.
-    """
+    plan: of the links; topology: its name."""
+    num_workers = plan.num_workers
     room = JSON_LIMIT_BYTES - MEMBER_BYTES * num_workers
-    # Even all pairs fit for a few hundred workers; the plan of more can take seconds.
-    if LINK_BYTES * num_workers**2 / 2 <= room:
-        return
-    plan = exchange.plan(num_workers, seed)
-    if len(pack_json(plan_to_json(plan))) > room:
+    # Even all pairs fit for a few hundred workers.
+    if LINK_BYTES * num_workers**2 / 2 > room and len(pack_json(plan_to_json(plan))) > room:
         raise UsageError(
-            f"--topology {exchange.topology} has {len(plan.shares()):,} links between {num_workers:,} workers, more than a"
+            f"--topology {topology} has {len(plan.shares()):,} links between {num_workers:,} workers, more than a"
             " message of server 0 can list: choose a topology with fewer links, or train in virtual time"
         )

@@ -167,7 +167,7 @@ def check_exchange(config: Config, num_workers: int, compute: str) -> None:
             "--collective torch has no virtual time: leave it out, for sums that differ from torch's by rounding alone"
         )
     # Such as a topology that these workers cannot have.
-    exchange.check(num_workers, config.run.seed)
+    exchange.plan(num_workers, config.run.seed)
     if exchange.switches_by_rule and compute != "real":
         raise UsageError(
             f"--alpha auto reads the loss of evaluations, --compute {compute} has none: give --alpha SHARE"

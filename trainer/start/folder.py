@@ -33,9 +33,9 @@ def locked_start(
     options = start.options
     config = context.config
     check_shares(config, context.num_workers, context.shards.ratios_of(context.num_workers))
-    config.exchange.check(context.num_workers, config.run.seed)
-    if isinstance(config.exchange, NeighbourExchange):
-        check_view(config.exchange, context.num_workers, config.run.seed)
+    plan = config.exchange.plan(context.num_workers, config.run.seed)
+    if plan and isinstance(config.exchange, NeighbourExchange):
+        check_view(plan, config.exchange.topology)
 
     def check_all(record: RunRecord, saved: SavedRun) -> RunRecord:
         # The decision was made before the folder was locked.
