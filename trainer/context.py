@@ -8,12 +8,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import UsageError
-from trainer.checkpoints.read import newest_state
 from trainer.config import Config
 from trainer.home.place import Place, place_of
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.run_folder import SavedRun
-from trainer.sampling.mixture import changed_mix
 
 if TYPE_CHECKING:
     from trainer.data.shards import Shards  # loading it takes a second, which --help should not
@@ -94,19 +92,3 @@ class RunContext:
         shards = pin_generation(self.shards, begins)
         pinned_config = replace(self.config, data=replace(data, generation=begins))
         return replace(self, config=pinned_config, opened=lambda: shards)
-
-    def mixed(self, saved: SavedRun) -> RunContext:
-        """Return the context of a run that mixes sets, with the history of its shares.
-
-        If a start asks for other shares than the run had, these count from the first clock that no worker has reached, so
-        that the mini-batches before it stay the same. Other contexts are returned unchanged.
-
-        saved: the run in the folder. Raises UsageError and DataError."""
-        data = self.config.data
-        record = saved.intact() if data.mix else None
-        history = record.config.data.mix if record else ""
-        if not history:
-            return self
-        state = newest_state(self.checkpoints)
-        mix = changed_mix(history, data.mix, max(state.clocks.values(), default=0) if state else 0)
-        return replace(self, config=replace(self.config, data=replace(data, mix=mix)))

@@ -1,13 +1,12 @@
-"""The change of the workers of a run when it is resumed: their number and the mini-batch that they divide."""
+"""The change of the workers of a run when it is resumed: their number, their mini-batch, their shares of a mixture."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pipeline.core.errors import DataError, UsageError
-from trainer.checkpoints.decisions import stop_of
-from trainer.checkpoints.read import newest, versions
+from trainer.checkpoints.resumption import Resumption, read_resumption
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, folder_of
 from trainer.config import Config
@@ -25,17 +24,40 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.gossip.rounds import first_step
 from trainer.gossip.weave import foreign_steps
+from trainer.home.place import Place
 from trainer.options import Options
 from trainer.runlog.run_folder import RunRecord, SavedRun
+from trainer.sampling.mixture import changed_mix
+
+
+class Regrouping(NamedTuple):
+    """The workers and the mini-batch with which a start would continue the run in its folder.
+
+    record: the run; request: its workers and mini-batch from now on."""
+
+    record: RunRecord
+    request: CohortSize
+
+    @property
+    def present(self) -> CohortSize:
+        """The workers and the mini-batch that the run has."""
+        return self.record.cohorts.present.size
+
+    @property
+    def keeps_all(self) -> bool:
+        """True if the run has never changed its workers, and does not change them now."""
+        return len(self.record.cohorts.entries) == 1 and self.request == self.present
 
 
 def regrouped(
     context: RunContext, saved: SavedRun, workers: int | None, options: Options, *, compute: str | None = None
 ) -> RunContext:
-    """Return the context of a start in the folder of a run, with the cohorts of the run's workers.
+    """Return the context of a start in the folder of a run, with the history of its shares and the cohorts of its workers.
 
     If a resume asks for another number of workers or another mini-batch than the run has, these count from its newest
-    checkpoint on. The context of another start is returned unchanged.
+    checkpoint on. If a start asks for other shares of the sets of a mixture, these count from the first clock that no
+    worker has reached, so that the mini-batches before it stay the same. The context of another start is returned
+    unchanged.
 
     Args:
         context: the run that the start asks for.
@@ -47,43 +69,60 @@ def regrouped(
         UsageError: the run cannot be resumed with other workers.
         DataError: a checkpoint is damaged.
     """
+    record = saved.intact() if context.config.data.mix else saved.record
+    history = record.config.data.mix if record and context.config.data.mix else ""
+    change = asked_change(context, saved, workers, options, compute)
+    found = Resumption()
+    # A run that has never changed its workers or its shares costs no look at its checkpoints.
+    if record and (history or (change and not change.keeps_all)):
+        found = read_resumption(context.checkpoints, _with_cohorts(context, record.cohorts).config)
+    if history:
+        context = _with_data(context, mix=changed_mix(history, context.config.data.mix, found.clock))
+    # Nothing was trained, so that this start begins anew.
+    if change is None or not (options.resume or found.newest):
+        return context
+    _check_batch(context, workers, change, options)
+    context = _with_data(context, batch_size=change.request.batch_size)
+    if change.keeps_all:
+        return context
+    if options.resume:
+        return _resumed(context, change, found, has_rows=compute in (None, "real"))
+    # Without --resume a start can only find out whether the run has finished.
+    if change.request != change.present:
+        raise UsageError(
+            f"{context.home} holds a run with {change.present}, not {change.request}; --resume changes them, --overwrite"
+            " starts anew"
+        )
+    return _with_cohorts(context, change.record.cohorts)
+
+
+def asked_change(
+    context: RunContext, saved: SavedRun, workers: int | None, options: Options, compute: str | None
+) -> Regrouping | None:
+    """Return the workers with which a start would continue a run; None if it begins one, or is refused later.
+
+    Looks at no checkpoint. Raises UsageError and DataError. See ``regrouped`` for the arguments."""
     changes = options.resume and workers is not None
     # A damaged record is refused here if it says how many workers the run has, otherwise later.
     record = saved.intact() if changes else saved.record
     if record is None:
-        return context
+        return None
     if _compute_of(record) != compute:
         if changes:
             _refuse_kind(context, record)
-        return context  # refused later
+        return None
     cohorts = record.cohorts
     if len(cohorts.entries) == 1 and not options.resume:
-        return context
-    present = cohorts.present.size
-    request = _request(context, workers, present, options)
-    # A run that has never changed its workers costs no look at its checkpoints.
-    if len(cohorts.entries) == 1 and request == present:
-        return _with_batch(context, request.batch_size)
-    if not _has_rows_of(context, record, compute):
-        if changes and context.config.data.shards:
-            raise UsageError(
-                f"{context.home} holds a run with another shard set, whose workers do not change: give its --shards, choose"
-                " another --output, or --overwrite"
-            )
-        return context  # refused later
-    # Nothing was trained, so that this start begins anew.
-    if not (options.resume or newest(context.checkpoints)):
-        return context
-    _check_batch(context, workers, present, request, options)
-    context = _with_batch(context, request.batch_size)
-    if options.resume:
-        return _resumed(context, record, request, has_rows=compute in (None, "real"))
-    # Without --resume a start can only find out whether the run has finished.
-    if request != present:
+        return None
+    change = Regrouping(record, _request(context, workers, cohorts.present.size, options))
+    if change.keeps_all or _has_rows_of(context, record, compute):
+        return change
+    if changes and context.config.data.shards:
         raise UsageError(
-            f"{context.home} holds a run with {present}, not {request}; --resume changes them, --overwrite starts anew"
+            f"{context.home} holds a run with another shard set, whose workers do not change: give its --shards, choose"
+            " another --output, or --overwrite"
         )
-    return _with_cohorts(context, cohorts)
+    return None
 
 
 def confirm(context: RunContext, locked: RunContext) -> None:
@@ -132,22 +171,20 @@ def _request(context: RunContext, workers: int | None, present: CohortSize, opti
     return CohortSize(workers or present.workers, batch_size)
 
 
-def _check_batch(
-    context: RunContext, workers: int | None, present: CohortSize, request: CohortSize, options: Options
-) -> None:
+def _check_batch(context: RunContext, workers: int | None, change: Regrouping, options: Options) -> None:
     """Raise UsageError for another mini-batch than the run has, unless a start says that it may change.
 
     Args:
         context: the run that the start asks for.
         workers: the number of workers that it asks for.
-        present: the workers that the run has.
-        request: number of workers and mini-batch that it asks for.
+        change: the workers and the mini-batch of the run, and those that it asks for.
         options: resume and batch_size_given apply.
     """
+    present = change.present
     may_change = workers is not None and (options.batch_size_given or workers != present.workers)
-    if request.batch_size == present.batch_size or may_change:
+    if change.request.batch_size == present.batch_size or may_change:
         return
-    other = f"{context.home} holds a run with --batch-size {present.batch_size}, not {request.batch_size}"
+    other = f"{context.home} holds a run with --batch-size {present.batch_size}, not {change.request.batch_size}"
     if not options.resume:
         raise UsageError(f"{other}; choose another --output, or --overwrite")
     raise UsageError(f"{other}: give --batch-size {present.batch_size}, or also --workers, which divides the rows anew")
@@ -160,30 +197,30 @@ def _has_rows_of(context: RunContext, saved: RunRecord, compute: str | None) -> 
     return compute not in (None, "real")
 
 
-def _with_batch(context: RunContext, batch_size: int) -> RunContext:
+def _with_data(context: RunContext, **values: Any) -> RunContext:
+    """Return the context of a run with other options about its data. values: by name."""
     config = context.config
-    if config.data.batch_size == batch_size:
-        return context
-    return replace(context, config=replace(config, data=replace(config.data, batch_size=batch_size)))
+    return replace(context, config=replace(config, data=replace(config.data, **values)))
 
 
 def _with_cohorts(context: RunContext, cohorts: Cohorts) -> RunContext:
     return replace(context, config=replace(context.config, cohorts=cohorts))
 
 
-def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has_rows: bool) -> RunContext:
+def _resumed(context: RunContext, change: Regrouping, found: Resumption, *, has_rows: bool) -> RunContext:
     """Return the context of a resume, with the cohorts of the workers.
 
     Args:
         context: the run.
-        record: the run in the folder.
-        request: number of workers and mini-batch that the resume asks for.
+        change: the run in the folder, and what the resume asks for.
+        found: its checkpoints.
         has_rows: whether gradients are computed from rows of the set.
     Raises:
         UsageError: the workers of the run cannot change.
         DataError: a checkpoint is damaged.
     """
-    progress = _progress(context, record)
+    record, request = change
+    progress = _progress(context.checkpoints, record, found)
     # A cohort without an update has left nothing: it begins again, maybe from another checkpoint.
     entries = record.cohorts.up_to(progress.version)
     last = entries[-1]
@@ -217,20 +254,16 @@ def _resumed(context: RunContext, record: RunRecord, request: CohortSize, *, has
     return result
 
 
-def _progress(context: RunContext, record: RunRecord) -> CheckpointProgress:
+def _progress(root: Place, record: RunRecord, found: Resumption) -> CheckpointProgress:
     """Return the progress of a run in the checkpoint with which it continues: the newest, or the one that a rule chose.
 
-    Raises DataError if all of its checkpoints are damaged."""
-    from trainer.checkpoints.prune import state_to_restore  # loads safetensors, which --help goes without
-
-    root = context.checkpoints
-    stop = stop_of(root, _with_cohorts(context, record.cohorts).config)
-    state = state_to_restore(root, by_rule=context.config.exchange.switches_by_rule, stop=stop)
-    if state:
+    Raises DataError if all of its checkpoints are damaged. root: their folder."""
+    if state := found.restored:
         return CheckpointProgress(state.version, state.accepted, state.clocks, state.gossip)
-    if not any(versions(root)):  # a first checkpoint without its last file is written again
-        return CheckpointProgress(0, 0, dict.fromkeys(range(record.cohorts.first.workers), 0))
-    raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
+    if found.has_any:
+        raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
+    # A first checkpoint without its last file is written again.
+    return CheckpointProgress(0, 0, dict.fromkeys(range(record.cohorts.first.workers), 0))
 
 
 def _refuse_kind(context: RunContext, saved: RunRecord) -> NoReturn:
@@ -266,7 +299,7 @@ def _next(
 
         own = own_clocks([progress.clocks[worker] for worker in sorted(progress.clocks)], foreign)
         turn, _, left_out = passes_left(context.config, context.shards, entries, own, request.workers)
-    before = _with_batch(context, entries[-1].batch_size).config
+    before = _with_data(context, batch_size=entries[-1].batch_size).config
     return next_cohort(
         entries[-1],
         size=request,

@@ -25,11 +25,12 @@ from tests.support.tiers import only
 from tests.support.trainer_runs import lines_of
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
-from trainer import Options, Result, train
+from trainer import Options, Result, regroup, train
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import newest, read_state, versions
+from trainer.checkpoints.resumption import Resumption, read_resumption
 from trainer.checkpoints.state import folder_of
-from trainer.config import RunFacts
+from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.coordination.cohorts import SINGLE, CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort
 from trainer.coordination.passes import WORD
@@ -517,6 +518,27 @@ def test_a_checkpoint_that_another_start_writes_meanwhile(shards: str, tmp_path:
     run(shards, output, RESUME, steps=9)
     with pytest.raises(UsageError, match="was written by another start just now"):
         confirm(seen, look(saved_run(output)))
+
+
+def test_only_a_change_of_workers_reads_checkpoints(
+    shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start that changes them reads them once."""
+    reads: list[Path] = []
+
+    def counted(root: Path, config: Config) -> Resumption:
+        reads.append(root)
+        return read_resumption(root, config)
+
+    monkeypatch.setattr(regroup, "read_resumption", counted)
+    output = tmp_path / "run"
+    run(shards, output, steps=7)
+    config = replace(read_record(output).config, run=replace(read_record(output).config.run, steps=30))
+    look = partial(regrouped, RunContext.from_config(config), saved_run(output), options=RESUME, compute="real")
+    assert look(workers=None).config == look(workers=3).config == config
+    assert reads == []
+    assert look(workers=5).config.cohorts.present.version == newest(output / "checkpoints")
+    assert reads == [output / "checkpoints"]
 
 
 def test_clocks_of_other_workers_are_broken_data(shards: str, tmp_path: Path) -> None:

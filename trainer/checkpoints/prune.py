@@ -7,15 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from trainer.checkpoints.decisions import StopDecision, delete_switch, read_stop, read_switch
 from trainer.checkpoints.generations import read_generations, write_generations
-from trainer.checkpoints.read import (
-    evaluation_of,
-    is_sound,
-    listed,
-    newest_state,
-    read_state,
-    states_and_names,
-    versions,
-)
+from trainer.checkpoints.read import evaluation_of, is_sound, states_and_names, versions
+from trainer.checkpoints.resumption import state_to_restore
 from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
 from trainer.checkpoints.write import make_final
 from trainer.home.place import Place, delete_tree
@@ -88,24 +81,6 @@ def go_back(
     if stop and stop.version == version:
         make_final(root, state)
     return version, generation
-
-
-def state_to_restore(root: Place, *, by_rule: bool = False, stop: StopDecision | None = None) -> RunState | None:
-    """Return the state to which ``go_back`` rolls back, or None if no checkpoint is sound. Changes nothing.
-
-    Raises OSError if the folder cannot be read. by_rule, stop: as for ``go_back``."""
-    state = newest_state(root, verify=True)
-    if state is None:
-        return None
-    # Training has gone on while a rule decided. What it did after the switch, or after the end, is void.
-    switch = read_switch(root) if by_rule and not state.stage else None
-    for decision in (stop, switch):
-        if decision is None:
-            continue
-        earlier = read_state(root, decision.version)
-        if is_sound(root, earlier, listed(folder_of(root, decision.version))):
-            return earlier
-    return state
 
 
 def discard_after(root: Place, version: int) -> None:

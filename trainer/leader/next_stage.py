@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainer.checkpoints.decisions import read_switch, stop_of
+from trainer.checkpoints.resumption import state_to_restore
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
 from trainer.config import Config, RunFacts
@@ -55,8 +56,6 @@ def find_continuation(config: Config, facts: RunFacts, root: Place) -> Continuat
     stages = build_stages(config, facts.num_workers, facts.rows)
     if len(stages) == 1:
         return None
-    from trainer.checkpoints.prune import state_to_restore  # loads safetensors, which --help goes without
-
     state = state_to_restore(root, by_rule=stages[0].by_rule, stop=stop_of(root, config))
     if state is None:
         return None

@@ -64,7 +64,6 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
 
     A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
     saved = saved_run(context.home, overwrite=options.overwrite)
-    context = context.mixed(saved)
     look = partial(regrouped, context, workers=simulated.workers, options=options, compute=simulated.compute)
     context = look(saved)
     if options.resume and simulated.workers is None:

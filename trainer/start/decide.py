@@ -20,8 +20,8 @@ class RunStart:
     """A start of a run on real processes.
 
     Attributes:
-        requested: the run that the start asks for, pinned to the generation of its set and with the history of its shares.
-        context: the same run with the cohorts of its workers, as it is trained.
+        requested: the run that the start asks for, pinned to the generation of its set.
+        context: the same run with the history of its shares and the cohorts of its workers, as it is trained.
         options: how this host takes part.
     """
 
@@ -49,13 +49,13 @@ def decide_start(config: Config, home: Place, options: Options) -> RunStart:
     """
     context = RunContext.open(config, home)
     saved = saved_run(home, overwrite=options.overwrite)
-    requested = context.pinned(saved).mixed(saved)
-    if options.addresses and requested.config.data.mix != config.data.mix:
+    requested = context.pinned(saved)
+    context = regrouped(requested, saved, options.workers, options)
+    if options.addresses and context.config.data.mix != config.data.mix:
         raise UsageError(
             f"--mix {config.data.mix}: hosts that are started by hand may see different checkpoints; give the shares so far,"
-            f" '{requested.config.data.mix}'"
+            f" '{context.config.data.mix}'"
         )
-    context = regrouped(requested, saved, options.workers, options)
     _check_workers(context, options)
     return RunStart(requested, context, options)
 

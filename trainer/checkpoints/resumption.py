@@ -1,0 +1,59 @@
+"""The checkpoint from which a start continues a run. Only reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trainer.checkpoints.decisions import StopDecision, read_switch, stop_of
+from trainer.checkpoints.read import is_sound, listed, newest_state, read_state, versions
+from trainer.checkpoints.state import RunState, folder_of
+from trainer.config import Config
+from trainer.home.place import Place
+
+
+class Resumption(NamedTuple):
+    """The checkpoints of a run, as a start finds them.
+
+    Attributes:
+        newest: the state of the newest complete one, whose slices may be damaged; None without a complete one.
+        restored: the state of the one with which the run continues; None without a sound one.
+        has_any: whether there is a folder of a checkpoint, complete or not.
+    """
+
+    newest: RunState | None = None
+    restored: RunState | None = None
+    has_any: bool = False
+
+    @property
+    def clock(self) -> int:
+        """The first clock that no worker has reached in the newest checkpoint; 0 without one."""
+        return max(self.newest.clocks.values(), default=0) if self.newest else 0
+
+
+def read_resumption(root: Place, config: Config) -> Resumption:
+    """Read the checkpoints of a run. Raises DataError for a damaged history of roll-backs, and OSError.
+
+    root: their folder; config: the run that a start asks for, with the cohorts that the run has."""
+    newest = newest_state(root)
+    if newest is None:
+        return Resumption(has_any=any(versions(root)))
+    stop = stop_of(root, config)
+    return Resumption(newest, state_to_restore(root, by_rule=config.exchange.switches_by_rule, stop=stop), has_any=True)
+
+
+def state_to_restore(root: Place, *, by_rule: bool = False, stop: StopDecision | None = None) -> RunState | None:
+    """Return the state with which a run continues, or None if no checkpoint is sound.
+
+    Raises OSError if the folder cannot be read. by_rule, stop: see trainer.checkpoints.prune.go_back."""
+    state = newest_state(root, verify=True)
+    if state is None:
+        return None
+    # Training has gone on while a rule decided. What it did after the switch, or after the end, is void.
+    switch = read_switch(root) if by_rule and not state.stage else None
+    for decision in (stop, switch):
+        if decision is None:
+            continue
+        earlier = read_state(root, decision.version)
+        if is_sound(root, earlier, listed(folder_of(root, decision.version))):
+            return earlier
+    return state
