@@ -91,9 +91,10 @@ def _read(root: Place, name: str, kind: type[D], *, is_exact: bool) -> D | None:
         decision = build(kind, parse((root / name).read_bytes()))
     except (FileNotFoundError, ValueError):
         return None
-    if not read_generations(root).includes(decision.generation, decision.version):
+    generations = read_generations(root)
+    if not generations.includes(decision.generation, decision.version):
         return None
-    state = whole_state(root, decision.version)
+    state = whole_state(root, decision.version, generations)
     return decision if state and (not is_exact or state.generation == decision.generation) else None
 
 

@@ -197,10 +197,9 @@ def marked_states(root: Place) -> list[tuple[RunState, EvaluationMark | None]]:
     return [(state, evaluation_of(root, state, names)) for state, names in states_and_names(root)]
 
 
-def whole_state(root: Place, version: int) -> RunState | None:
-    """Return the state of a version if its checkpoint is complete and not void, else None."""
-    names = listed(folder_of(root, version))
-    return _whole_state(root, version, read_generations(root), names)
+def whole_state(root: Place, version: int, generations: Generations) -> RunState | None:
+    """Return the state of a version if its checkpoint is complete and not void by the generations, else None."""
+    return _whole_state(root, version, generations, listed(folder_of(root, version)))
 
 
 def unevaluated(root: Place) -> list[RunState]:
