@@ -73,12 +73,12 @@ def regrouped(
     history = record.config.data.mix if record and context.config.data.mix else ""
     change = asked_change(context, saved, workers, options, compute)
     found = Resumption()
-    # A run that has never changed its workers or its shares costs no look at its checkpoints.
+    # A run that mixes no sets and has never changed its workers costs no look at its checkpoints.
     if record and (history or (change and not change.keeps_all)):
         found = read_resumption(context.checkpoints, _with_cohorts(context, record.cohorts).config)
     if history:
         context = _with_data(context, mix=changed_mix(history, context.config.data.mix, found.clock))
-    # Nothing was trained, so that this start begins anew.
+    # Without a checkpoint nothing was trained, so that this start begins anew.
     if change is None or not (options.resume or found.newest):
         return context
     _check_batch(context, workers, change, options)
