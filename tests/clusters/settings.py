@@ -14,9 +14,11 @@ from tests.clusters.machine import HOST, current_user
 QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
 # The JVM of spark-submit and spark-class that only composes a command line.
 LAUNCHER_OPTIONS = " ".join(QUICK_START)
-# Spark composes and compiles Java for every new query, which takes longer than to interpret it on a test's few rows.
-INTERPRETED = {"spark.sql.codegen.wholeStage": "false"}
-COMPILED = {"spark.sql.codegen.wholeStage": "true"}  # Spark's own default, for jobs as a user submits them
+# Spark composes and compiles Java for every new query, for stages and for single expressions, which takes longer than to
+# interpret it on a test's few rows.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+# Spark's own defaults, for jobs as a user submits them.
+COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 
 
 def class_archive(environ: Mapping[str, str] = os.environ) -> list[str]:
