@@ -29,7 +29,9 @@ from tests.unit.test_fetch import FILES, Mirror, archive_of, mirror
 from tests.unit.test_jobs import STACK_TRACE
 
 __all__ = ["mirror"]  # a fixture
-ROWS = 1600  # more than half the pixels of an image: the PCA adds up a matrix over tasks, as it does for large sets
+ROWS = 800
+# More than half the pixels of an image: the PCA adds up a matrix over tasks, as it does for large sets.
+MANY_ROWS = 1600
 EVAL_ROWS = 200
 WORKERS = 3
 STRATEGY_JOBS = {
@@ -103,26 +105,37 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "sample"
 
 
-class Sets:
-    """The shard sets of the sample, made by the jobs of STRATEGY_JOBS, each once."""
+@pytest.fixture(scope="module")
+def larger_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generated data set of MANY_ROWS, for jobs that fit a PCA."""
+    folder = tmp_path_factory.mktemp("larger") / "sample"
+    assert last_line(run_command("sample", "--to", folder, "--rows", MANY_ROWS, "--test-rows", EVAL_ROWS))
+    return folder
 
-    def __init__(self, sample: Path, folder: Path) -> None:
-        self.sample, self.folder = sample, folder
+
+class Sets:
+    """The shard sets of the samples, made by the jobs of STRATEGY_JOBS, each once.
+
+    distribution_aware.py has the larger sample; the PCA of class_cluster.py and submodular.py is the same."""
+
+    def __init__(self, sample: Path, larger_sample: Path, folder: Path) -> None:
+        self.sample, self.larger_sample, self.folder = sample, larger_sample, folder
         self._results: dict[Path, Ended] = {}
 
     def make(self, job: str, *, evaluation: bool = True) -> tuple[Path, Ended]:
         """Run a strategy's job, with or without --eval-input; return its output folder and its result."""
         output = self.folder / (Path(job).stem if evaluation else f"{Path(job).stem}-alone")
         if output not in self._results:
-            inputs = ("--input", self.sample, *(("--eval-input", self.sample) if evaluation else ()))
+            source = self.larger_sample if job == "distribution_aware.py" else self.sample
+            inputs = ("--input", source, *(("--eval-input", source) if evaluation else ()))
             flags = (*inputs, "--output", output, "--workers", WORKERS)
             self._results[output] = run_job(job, *flags)
         return output, self._results[output]
 
 
 @pytest.fixture(scope="module")
-def sets(spark: SparkSession, sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Sets:
-    return Sets(sample, tmp_path_factory.mktemp("sets"))
+def sets(spark: SparkSession, sample: Path, larger_sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    return Sets(sample, larger_sample, tmp_path_factory.mktemp("sets"))
 
 
 @pytest.fixture(scope="module")
@@ -146,14 +159,16 @@ def count_rows(folder: Path) -> int:
     return sum(int(pq.ParquetFile(path).metadata.num_rows) for path in folder.glob("*.parquet"))
 
 
-def assert_set(output: Path, strategy: str, *, workers: int = WORKERS, eval_rows: int = EVAL_ROWS) -> None:
+def assert_set(
+    output: Path, strategy: str, *, workers: int = WORKERS, rows: int = ROWS, eval_rows: int = EVAL_ROWS
+) -> None:
     """Fail unless a set is whole, has every row of the sample and its copies, and has a report."""
     assert "files exist and have the right size" in last_line(run_command("verify", output))
     manifest = json.loads((output / "manifest.json").read_text())
-    assert (manifest["strategy"], manifest["rows"]) == (strategy, ROWS)
+    assert (manifest["strategy"], manifest["rows"]) == (strategy, rows)
     folders = sorted(output.glob("worker=*"))
     assert [folder.name for folder in folders] == [f"worker={worker:03d}" for worker in range(workers)]
-    assert sum(map(count_rows, folders)) == ROWS + manifest["copies"]
+    assert sum(map(count_rows, folders)) == rows + manifest["copies"]
     assert count_rows(output / "_eval") == eval_rows
     assert_page(output / "report.html", strategy)
     assert json.loads((output / "quality.json").read_text())["verdict"]
@@ -180,7 +195,7 @@ def report_line(page: Path) -> str:
 def test_a_job_shards(job: str, strategy: str, sets: Sets, last_line_of: Check) -> None:
     output, result = sets.make(job)
     assert last_line_of(result) == report_line(output / "report.html")
-    assert_set(output, strategy)
+    assert_set(output, strategy, rows=MANY_ROWS if strategy == "distribution_aware" else ROWS)
 
 
 def test_a_job_shards_without_evaluation_rows(sets: Sets, last_line_of: Check) -> None:
@@ -206,6 +221,7 @@ def test_importance(sample: Path, shards: Path, tmp_path: Path, last_line_of: Ch
     assert_set(output, "importance")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", only(["reshard.py"], ["reshard.py", "reshard"]))
 def test_reshard(name: str, shards: Path, tmp_path: Path, last_line_of: Check) -> None:
     output = tmp_path / "o"
@@ -240,18 +256,19 @@ def test_materialize(name: str, assignment: Path, sample: Path, tmp_path: Path, 
         pytest.param("compare.py", EVEN, id="all", marks=pytest.mark.full),
     ],
 )
-def test_compare(name: str, names: Sequence[str], sample: Path, tmp_path: Path, last_line_of: Check) -> None:
+def test_compare(name: str, names: Sequence[str], sets: Sets, tmp_path: Path, last_line_of: Check) -> None:
     """Compare strategies, each with a set and a report of its own. The default is all that shard evenly."""
     output = tmp_path / "o"
+    source, rows_of_set = (sets.larger_sample, MANY_ROWS) if names == EVEN else (sets.sample, ROWS)
     choice = () if names == EVEN else ("--strategies", ",".join(names))
-    result = run_either(name, "--input", sample, "--output", output, "--workers", WORKERS, *choice)
+    result = run_either(name, "--input", source, "--output", output, "--workers", WORKERS, *choice)
     assert last_line_of(result) == f"report: {output}/compare.html"
     rows = {row["name"]: row for row in json.loads((output / "compare.json").read_text())}
     assert list(rows) == list(names)
     assert rows["stratified"]["class_chi_square_per_dof"] < 0.1 < rows["random"]["class_chi_square_per_dof"]
     assert_page(output / "compare.html", *names)
     for strategy in names:
-        assert_set(output / strategy, strategy, eval_rows=0)
+        assert_set(output / strategy, strategy, rows=rows_of_set, eval_rows=0)
     if "distribution_aware" in names:
         assert rows["distribution_aware"]["mmd_ratio"] < rows["random"]["mmd_ratio"]
 
@@ -356,6 +373,7 @@ def test_train(shards: Path, tmp_path: Path) -> None:
     assert_run(output)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_train_without_evaluation_rows(sets: Sets, tmp_path: Path) -> None:
     """The shards are named one by one, so they have no manifest."""
     shards, sharding = sets.make("baseline.py", evaluation=False)
@@ -372,6 +390,7 @@ def test_train_without_evaluation_rows(sets: Sets, tmp_path: Path) -> None:
     assert_run(output, evaluation=False)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_simulate(shards: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     result = run_command("simulate", "--shards", shards, "--output", output, "--model", "cnn", "--steps", 3)
