@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline.spark import session
 from tests.clusters import spark_submit
 from tests.conftest import make_rows, write_binary
-from tests.support.application import Ended, run_application, run_job
+from tests.support.application import Ended, run_job
 from tests.unit.test_jobs import JOBS, SMALL, STACK_TRACE, assert_one_line
 
 FIT = ["--clusters", "6", "--components", "5"]
@@ -132,10 +135,23 @@ def test_workers_without_rows_are_told_of_before_any_row_is_written(spark: Spark
     assert run_job("stratified.py", *flags, "--allow-empty").code == 0
 
 
+@pytest.fixture
+def printed(spark: SparkSession, pytestconfig: pytest.Config) -> Iterator[Callable[[], str]]:
+    """Return what this process and its JVM have printed since, which logs what the JVM of a job does."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
+    capture.read_global_capture()  # the JVM writes to the file that pytest has put in place of its standard error
+    log4j: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    session._quiet(spark.sparkContext)
+    yield lambda: "".join(capture.read_global_capture())
+    for name in session.NOISY:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.WARN)
+
+
 def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(
-    spark: SparkSession, source: Path, tmp_path: Path
+    source: Path, tmp_path: Path, printed: Callable[[], str]
 ) -> None:
-    """A job's own line, and none of Spark's."""
+    """A job's own line, and none of Spark's. tests/spark/test_session.py submits a program whose log is quiet."""
     labels, images = make_rows(600, pixels=192)
     labels[450] = 77
     folder = write_binary(tmp_path / "c", labels, images)
@@ -143,12 +159,10 @@ def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(
     assert made.code == 0, made.err
     (next((tmp_path / "made").glob("worker=003/*"))).write_bytes(b"rotten")
     flags = ("--input", folder, "--output", tmp_path / "o", *SMALL)
-    plan = [
-        ("stratified.py", *flags, "--workers", 3, "--num-classes", 10),
-        ("baseline.py", *flags, "--workers", 601),
-        ("reshard.py", "--input", tmp_path / "made", "--output", tmp_path / "o", "--workers", 2),
-    ]
-    (label, workers, file), rest = run_application(tmp_path, plan)
+    label = run_job("stratified.py", *flags, "--workers", 3, "--num-classes", 10)
+    workers = run_job("baseline.py", *flags, "--workers", 601)
+    file = run_job("reshard.py", "--input", tmp_path / "made", "--output", tmp_path / "o", "--workers", 2)
+    rest = printed()
     assert_one_line(label, 3, "data_batch_2.bin, offset 28950 (record 150): label 77 is not in 0..9")
     assert_one_line(workers, 2, "--workers 601 is more than the 600 rows")
     assert_one_line(file, 3, "worker=003", "damaged")
@@ -173,6 +187,7 @@ def test_one_interval_writes_one_place_with_the_same_bytes(spark: SparkSession, 
     assert_one_line(later, 2, "--overwrite")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_compare_leaves_out_a_strategy_that_does_not_suit_the_rows(source: Path, tmp_path: Path) -> None:
     flags = ["--input", source, "--output", tmp_path / "cmp", "--workers", 3, *SMALL]
     done = run_job("compare.py", *flags, "--strategies", "random,hash", "--family", "lsh", "--functions", 40)
