@@ -52,6 +52,12 @@ def table(spark: SparkSession, rows: Rows, tmp_path_factory: pytest.TempPathFact
     return Images(spark.sparkContext, dataset).frame().cache()
 
 
+@pytest.fixture(scope="module")
+def eight(table: DataFrame) -> BlockPCAModel:
+    """Eight components of the table."""
+    return BlockPCA(components=8).fit(table)
+
+
 def test_the_frame_has_ids_labels_and_images_with_their_shape(table: DataFrame, rows: Rows) -> None:
     taken = table.orderBy("id").toPandas()
     assert taken.id.tolist() == list(range(1500))
@@ -60,8 +66,10 @@ def test_the_frame_has_ids_labels_and_images_with_their_shape(table: DataFrame, 
     assert table.schema["image"].metadata == {"shape": "[3, 8, 8]", "dtype": "uint8", "layout": "CHW"}
 
 
-def test_components_span_what_stock_spark_and_scikit_learn_find(table: DataFrame, rows: Rows) -> None:
-    model = BlockPCA(components=8).fit(table)
+def test_components_span_what_stock_spark_and_scikit_learn_find(
+    table: DataFrame, rows: Rows, eight: BlockPCAModel
+) -> None:
+    model = eight
     reference = ReferencePCA(8, svd_solver="covariance_eigh").fit(rows[1].astype(float))
     stock = PCA(k=8, inputCol="pixels", outputCol="out").fit(_pixels(table))
     for theirs in (reference.components_, stock.pc.toArray().T):
@@ -76,8 +84,8 @@ def _pixels(table: DataFrame) -> DataFrame:
     return table.select("id", matrix_to_vector(lambda images: images, F.col("image")).alias("pixels"))
 
 
-def test_the_transform_is_the_projection_of_the_raw_pixels(table: DataFrame, rows: Rows) -> None:
-    model = BlockPCA(components=8).fit(table)
+def test_the_transform_is_the_projection_of_the_raw_pixels(table: DataFrame, rows: Rows, eight: BlockPCAModel) -> None:
+    model = eight
     found_points = np.stack([r.point.toArray() for r in model.transform(table).orderBy("id").select("point").collect()])
     expected = rows[1].astype(float) @ model.spectrum.components.T
     np.testing.assert_allclose(found_points, expected, atol=2.0**-model.projection.exponent)

@@ -42,6 +42,12 @@ def shard(spark: SparkSession, source: Path, output: Path, name: str, workers: i
     ).shards
 
 
+@pytest.fixture(scope="module")
+def stratified(spark: SparkSession, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The set that the tests of stratified compare with."""
+    return shard(spark, source, tmp_path_factory.mktemp("stratified") / "o", "stratified")
+
+
 def digests(shards: Any) -> list[str]:
     return [file.sha256 for file in shards.files()]
 
@@ -49,9 +55,11 @@ def digests(shards: Any) -> list[str]:
 @pytest.mark.parametrize(
     "name", only(["random", "stratified", "distribution_aware", "dirichlet", "by_attribute"], STRATEGIES)
 )
-def test_rows_of_a_patient_never_part(spark: SparkSession, source: Path, tmp_path: Path, name: str) -> None:
-    shards = shard(spark, source, tmp_path / "o", name)
-    rows = read(tmp_path / "o", shards.manifest.to_json())
+def test_rows_of_a_patient_never_part(
+    spark: SparkSession, source: Path, stratified: Any, tmp_path: Path, name: str
+) -> None:
+    shards = stratified if name == "stratified" else shard(spark, source, tmp_path / "o", name)
+    rows = read(Path(shards.uri), shards.manifest.to_json())
     assert sorted(rows.id) == list(range(ROWS)), "every row once: nothing is copied"
     assert (rows.groupby("patient").worker.nunique() == 1).all()
     assert rows.sort_values("id").patient.tolist() == kept_table(source).column("patient").to_pylist()
@@ -84,13 +92,17 @@ def assert_promises(name: str, rows: pd.DataFrame) -> None:
         ).sum().sum()
 
 
-@pytest.mark.parametrize("name", only(["stratified"], STRATEGIES))
+# By groups and by rules of their own, in every order of bundles, with and without sizes of their own.
+OF_EVERY_KIND = ["stratified", "random", "random_iid", "distribution_aware", "submodular", "importance", "dirichlet"]
+
+
+@pytest.mark.parametrize("name", only(["stratified"], [*OF_EVERY_KIND, "by_attribute"]))
 def test_bundles_are_the_same_however_work_is_cut(
-    spark: SparkSession, source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, source: Path, stratified: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also dealt again from a set for another number of workers, which holds the column."""
-    sets = []
-    for pieces in (1, 5):
+    sets = [digests(stratified)] if name == "stratified" else []
+    for pieces in (1, 5)[len(sets) :]:
         monkeypatch.setattr(
             images_module.Images, "pieces", lambda self, n=pieces: ranges(0, self.dataset.rows, n)[::-1]
         )
@@ -118,17 +130,18 @@ def test_a_label_is_a_column_too(spark: SparkSession, source: Path, tmp_path: Pa
     assert not shards.manifest.columns
 
 
-def test_an_assignment_keeps_patients_together(spark: SparkSession, source: Path, tmp_path: Path) -> None:
+def test_an_assignment_keeps_patients_together(
+    spark: SparkSession, source: Path, stratified: Any, tmp_path: Path
+) -> None:
     """In a notebook, and as a set of its own that is made into shards."""
     lines: Any = pipeline.assign(str(source), "stratified", 4, image_shape=(3, 2, 2), group_by="patient").toPandas()
-    direct = shard(spark, source, tmp_path / "direct", "stratified")
-    rows = read(tmp_path / "direct", direct.manifest.to_json()).sort_values("id")
+    rows = read(Path(stratified.uri), stratified.manifest.to_json()).sort_values("id")
     assert lines.sort_values("id").worker.tolist() == rows.worker.tolist()
     alone = shard(spark, source, tmp_path / "alone", "stratified", assignment_only=True)
     settings = {**QUIET, "allow_empty": True}
     output = str(tmp_path / "made")
     made = pipeline.materialize(spark, assignment=alone.uri, input=str(source), output=output, **settings).shards
-    assert digests(made) == digests(direct)
+    assert digests(made) == digests(stratified)
 
 
 def test_a_row_without_a_value_names_its_place(spark: SparkSession, source: Path, tmp_path: Path) -> None:
