@@ -29,7 +29,6 @@ from pipeline.runs.reshard import reshard
 from pipeline.spark.images import Images
 from pipeline.strategies import hash as hash_strategy
 from pipeline.strategies.hash import BucketSizes, Hash, rows_to_sample
-from pipeline.strategies.round_robin import RoundRobin
 from tests.conftest import make_rows, write_binary
 from tests.support.application import run_job
 from tests.support.processors import assert_same_bits
@@ -60,7 +59,7 @@ def numbered(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.array([numbers[key] for key in keys])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", only(("lsh", "kmeans"), FAMILIES))
 def test_neighbourhoods_are_buckets_of_functions_of_a_keyed_sample(
     spark: SparkSession, source: Source, tmp_path: Path, family: Family
 ) -> None:
@@ -85,20 +84,21 @@ def test_the_shards_are_the_same_bits_however_the_work_is_cut(
 ) -> None:
     """dsh, the default, is in the suite of all strategies."""
     sets = []
-    for pieces in (1, 5, 13):
+    for pieces in (1, 13):
         monkeypatch.setattr(Images, "pieces", lambda self, n=pieces: ranges(0, self.dataset.rows, n)[::-1])
         strategy = Hash(family=family, functions=4, fit_rows=300, seed=2)
         sets.append(digests(run(spark, source[0], tmp_path / str(pieces), strategy, 5)))
-    assert sets[0] == sets[1] == sets[2]
+    assert sets[0] == sets[1]
 
 
 def test_equal_images_are_one_bucket_dealt_in_turns(spark: SparkSession, tmp_path: Path) -> None:
-    folder = write_binary(tmp_path / "in", np.arange(64).astype(np.uint8) % 10, np.full((64, 192), 9, np.uint8))
-    plain = owners(tmp_path / "plain", run(spark, folder, tmp_path / "plain", RoundRobin(), 6))
+    images = np.full((64, 192), 9, np.uint8)
     for family in FAMILIES:
-        manifest = run(spark, folder, tmp_path / family, Hash(family=family, functions=3), 6)
-        assert manifest["neighbourhoods"] == [{"size": 64, "sparse": False}]
-        assert owners(tmp_path / family, manifest).worker.equals(plain.worker)
+        assert len(set(fit(images, family, 3, 0).buckets(images).tolist())) == 1
+    folder = write_binary(tmp_path / "in", np.arange(64).astype(np.uint8) % 10, images)
+    manifest = run(spark, folder, tmp_path / "o", Hash(functions=3), 6)
+    assert manifest["neighbourhoods"] == [{"size": 64, "sparse": False}]
+    assert owners(tmp_path / "o", manifest).worker.tolist() == [row % 6 for row in range(64)]
 
 
 def test_one_worker_has_every_row_once(spark: SparkSession, source: Source, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from tests.conftest import write_binary
 from tests.spark.test_stream import IMAGES, LABELS, files
 from tests.support.places import STORE, put
 from tests.support.stream_runs import RAW, SHAPE, STRATEGY, check_set, take
+from tests.support.tiers import only
 from tests.unit.test_quarantine import aside, images_with
 
 __all__ = ["files"]  # a fixture
@@ -109,7 +110,7 @@ def test_any_number_of_tasks_gives_the_same_lines_and_rows(
         images_with({5}, wrong, 300, tmp_path / "1.parquet"),
     ]
     made = []
-    for pieces in (1, 2, 13):
+    for pieces in (1, 13):
         with monkeypatch.context() as patch:
             patch.setattr("pipeline.stream.batch.pass_pieces", lambda *_, pieces=pieces: pieces)
             output = tmp_path / f"{pieces}"
@@ -118,7 +119,7 @@ def test_any_number_of_tasks_gives_the_same_lines_and_rows(
         kept = [row for row in range(300) if row != 5 and row not in wrong]
         shards = check_set(output, IMAGES[kept], LABELS[kept])
         made.append((aside(output), [file.sha256 for file in shards.files()]))
-    assert made[0] == made[1] == made[2]
+    assert made[0] == made[1]
     lines = [(Path(line["source"]).name, line["record"], line["records"]) for line in made[0][0]]
     assert lines == [("0.parquet", None, 300), ("1.parquet", 5, 1), ("1.parquet", 100, 40)]
 
@@ -150,7 +151,7 @@ def test_a_repeated_batch_replaces_its_quarantine_file(spark: SparkSession, tmp_
     assert [path.name for path in folder.iterdir()] == ["batch-00000011.jsonl"]
 
 
-@pytest.mark.parametrize("interval", [1, 10])
+@pytest.mark.parametrize("interval", only([10], [1, 10]))
 def test_files_deleted_before_a_repeated_batch_are_quarantined(
     spark: SparkSession, tmp_path: Path, interval: int
 ) -> None:

@@ -48,7 +48,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     return write_binary(tmp_path_factory.mktemp("src") / "cifar", labels, images, files=3), labels, images
 
 
-@pytest.mark.parametrize("workers", only([7], [1, 7, 12]))  # 2,600 is a multiple of neither 7 nor 12
+@pytest.mark.parametrize("workers", only([7], [1, 7]))  # 2,600 is no multiple of 7
 @pytest.mark.parametrize("name", list(STRATEGIES))
 def test_every_row_is_owned_once_and_arrives_unchanged(
     spark: SparkSession, source: Source, tmp_path: Path, name: str, workers: int
@@ -97,12 +97,12 @@ def test_the_shards_are_the_same_bits_however_the_work_is_cut(
     spark: SparkSession, source: Source, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sets = []
-    for pieces in (1, 3, 16):
+    for pieces in (1, 16):
         monkeypatch.setattr(
             images_module.Images, "pieces", lambda self, n=pieces: ranges(0, self.dataset.rows, n)[::-1]
         )
         sets.append(digests(run(spark, source[0], tmp_path / str(pieces), make(name, seed=3), 5)))
-    assert sets[0] == sets[1] == sets[2]
+    assert sets[0] == sets[1]
 
 
 def skip_unless_values(name: str, *workers: int) -> None:
@@ -126,7 +126,7 @@ def test_a_strategy_that_decides_sizes_refuses_ratios(name: str) -> None:
         preflight(request, make(name))
 
 
-@pytest.mark.parametrize("name", only(["stratified", "distribution_aware"], TAKES_RATIOS))
+@pytest.mark.parametrize("name", only(["stratified"], TAKES_RATIOS))
 def test_every_group_is_dealt_in_the_ratios_asked_for(
     spark: SparkSession, source: Source, tmp_path: Path, name: str
 ) -> None:
@@ -167,12 +167,15 @@ def test_another_seed_gives_other_shards(spark: SparkSession, source: Source, tm
     assert digests(first) != digests(second)
 
 
-# Resharding deals the stored rows again: that this works with fewer workers, too, is no property of a strategy.
+# Resharding deals the stored rows again: that this works with fewer workers, too, is no property of a strategy. In ratios,
+# the sets of all others are dealt again by test_every_group_is_dealt_in_the_ratios_asked_for.
 USUAL = ("stratified", "distribution_aware")
-RESHARDED: list[tuple[str, Any, Any]] = [(name, 4, 7) for name in STRATEGIES] + [(name, 13, 2) for name in USUAL]
+WITHOUT_RATIOS = [name for name in STRATEGIES if name not in TAKES_RATIOS]
+RESHARDED: list[tuple[str, Any, Any]] = [(name, 4, 7) for name in (*USUAL, "hash", *WITHOUT_RATIOS)]
+RESHARDED += [(name, 13, 2) for name in USUAL]
 
 
-@pytest.mark.parametrize(("name", "before", "after"), only([(name, 4, 7) for name in USUAL], RESHARDED))
+@pytest.mark.parametrize(("name", "before", "after"), only([("distribution_aware", 4, 7)], RESHARDED))
 def test_resharding_gives_what_the_job_itself_would_write(
     spark: SparkSession, source: Source, tmp_path: Path, name: str, before: Any, after: Any
 ) -> None:
@@ -280,12 +283,12 @@ def test_a_preset_fills_components_and_is_itself_not_recorded() -> None:
     assert (mixed["components"], mixed["whiten"]) == (20, True)
 
 
-@pytest.mark.parametrize("start", ["zero", "carry"])
-@pytest.mark.parametrize("shuffle", only([False], [False, True]))
-def test_stratified_class_counts_differ_by_at_most_one(
-    spark: SparkSession, source: Source, tmp_path: Path, start: Any, shuffle: Any
+@pytest.mark.parametrize("start", only(["carry"], ["zero", "carry"]))
+def test_shuffled_class_counts_differ_by_at_most_one(
+    spark: SparkSession, source: Source, tmp_path: Path, start: Any
 ) -> None:
-    strategy = Stratified(start=start, shuffle_within_class=shuffle)
+    """In the order of ids the very rows of each worker are known: test_rows_are_dealt_like_cards has them."""
+    strategy = Stratified(start=start, shuffle_within_class=True)
     manifest = run(spark, source[0], tmp_path / "o", strategy, 12)
     table = np.array([w["label_histogram"] for w in manifest["workers"]])
     assert (np.ptp(table, axis=0) <= 1).all()
@@ -355,7 +358,7 @@ def test_files_are_plain_parquet_with_the_contracts_columns(
 ) -> None:
     from pyspark.sql import functions as F
 
-    manifest = run(spark, source[0], tmp_path / "o", make("distribution_aware"), 1)
+    manifest = run(spark, source[0], tmp_path / "o", make("hash"), 1)
     path = tmp_path / "o" / manifest["workers"][0]["files"][0]["path"]
     assert hashlib.sha256(path.read_bytes()).hexdigest() == manifest["workers"][0]["files"][0]["sha256"]
     schema = pq.read_schema(path)
