@@ -23,6 +23,7 @@ def digests(result: pipeline.ShardingResult) -> list[str]:
     return [file.sha256 for file in result.shards.files()]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_session_shards_reshards_and_opens_what_it_committed(
     spark: SparkSession, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -149,6 +149,7 @@ def test_a_column_of_vectors_is_clustered_instead_of_pixels(tmp_path: Path, job:
     assert (manifest["params"]["embedding"], manifest["params"]["components_fitted"]) == ("v", FEATURES)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("job", only(["class_cluster.py"], ["distribution_aware.py", "class_cluster.py"]))
 def test_features_are_clustered_as_they_are_and_reported_on(tmp_path: Path, job: str) -> None:
     """Against scikit-learn, on clusters that nobody can miss; two rows are far from all others."""

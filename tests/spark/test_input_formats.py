@@ -80,6 +80,7 @@ def test_every_format_gives_the_same_shards(tmp_path: Path, spark: Any) -> None:
     assert len(found) == 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_classes_keep_their_names_in_a_report_and_when_dealt_anew(tmp_path: Path, spark: Any) -> None:
     source, output = make_folder(tmp_path / "in"), tmp_path / "out"
     result = pipeline.shard(spark, input=str(source), output=str(output), strategy="random", num_workers=2, quiet=True)

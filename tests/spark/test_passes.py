@@ -93,6 +93,7 @@ def run(shards: Path, output: Path, protocol: str, **values: Any) -> Any:
     return simulate(config, SimulationSettings(), Options(silent=True))
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("protocol", only(["asp"], ["bsp", "asp", "ssp", "n-softsync"]))
 def test_every_row_is_trained_once_a_pass(sets: Path, tmp_path: Path, protocol: str) -> None:
     done = run(sets, tmp_path / "run", protocol)
@@ -106,6 +107,7 @@ def test_every_row_is_trained_once_a_pass(sets: Path, tmp_path: Path, protocol: 
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_rows_of_refused_gradients_are_missed_and_the_run_says_so(sets: Path, tmp_path: Path) -> None:
     done = run(sets, tmp_path / "run", "k-bsp", k=2)
     assert done.rejected
@@ -113,6 +115,7 @@ def test_rows_of_refused_gradients_are_missed_and_the_run_says_so(sets: Path, tm
     assert "not every row was trained once" in (tmp_path / "run/report.html").read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_rows_that_bernoulli_sampling_draws_make_no_passes(sets: Path, tmp_path: Path) -> None:
     assert run(sets, tmp_path / "run", "bsp", sampling="bernoulli").passes["whole"] == 0
 

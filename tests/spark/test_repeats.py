@@ -20,6 +20,7 @@ from tests.conftest import make_rows, write_binary
 DATA: dict[str, Any] = {"format": "cifar10-binary", "image_shape": (3, 8, 8), "quiet": True}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_repeats_are_in_manifest_inspect_and_report(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
