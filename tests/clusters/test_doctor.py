@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.clusters import ROOT, Hdfs, Standalone, spark_submit
+from tests.clusters import ROOT, Hdfs, Standalone
 from tests.clusters.cluster_runs import LAYOUT, QUIET, STORE
 from tests.clusters.submit import submit_environment
-from tests.support.application import Ended
+from tests.support.application import Ended, run_application
 
 pytestmark = pytest.mark.full
 DENIED = "Permission denied: user=alice, access=WRITE"
@@ -51,30 +52,26 @@ def test_no_room_for_executors_is_a_failed_check(standalone: Standalone) -> None
     assert "none has answered in 15 s" in line
 
 
-def test_a_job_learns_before_its_scan_that_hdfs_refuses_it(
-    standalone: Standalone, hdfs: Hdfs, small_input: str
+def test_a_job_for_another_user_is_refused_or_writes_as_that_user(
+    standalone: Standalone, hdfs: Hdfs, small_input: str, tmp_path: Path
 ) -> None:
-    output = f"{hdfs.uri}/closed/o"
-    arguments = ("--input", small_input, "--output", output, "--workers", 2, *LAYOUT)
-    env = {**QUIET, "HADOOP_USER_NAME": "alice"}
-    done = spark_submit(ROOT / "jobs" / "stratified.py", *arguments, master=standalone.master_url, env=env)
-    said = done.stdout + done.stderr  # spark-submit hands both streams on as one
-    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert line.startswith(f"error: --output {output} may not be written: {DENIED}")
-    assert done.returncode == 2
-    assert " discover " in said
-    assert " scan " not in said
+    """Driver and tasks alike: the manifest is the driver's, the shards are of tasks.
 
-
-def test_a_job_for_another_user_writes_as_that_user(standalone: Standalone, hdfs: Hdfs, small_input: str) -> None:
-    """Driver and tasks alike: the manifest is the driver's, the shards are of tasks."""
-    client, output = hdfs.client(), f"{hdfs.uri}/proxied/set"
+    Where HDFS refuses that user, the job learns it before its scan."""
+    client, output, closed = hdfs.client(), f"{hdfs.uri}/proxied/set", f"{hdfs.uri}/closed/o"
     client.makedirs("/proxied")
     client.set_owner("/proxied", owner="alice")
-    arguments = ("--input", small_input, "--output", output, "--workers", 2, *LAYOUT, "--no-report")
+    flags = ("--input", small_input, "--workers", 2, *LAYOUT, "--no-report")
+    plan = [("stratified.py", *flags, "--output", place) for place in (closed, output)]
     submit: dict[str, Any] = {"master": standalone.master_url, "env": QUIET, "proxy_user": "alice"}
-    done = spark_submit(ROOT / "jobs" / "stratified.py", *arguments, **submit)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (refused, done), _ = run_application(tmp_path, plan, **submit)
+    said = refused.out + refused.err
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: --output {closed} may not be written: {DENIED}")
+    assert refused.code == 2
+    assert " discover " in said
+    assert " scan " not in said
+    assert done.code == 0, done.out + done.err
     files = STORE.walk(output)
     assert f"{output}/manifest.json" in files
     assert {client.status(path.removeprefix(hdfs.uri))["owner"] for path in files} == {"alice"}

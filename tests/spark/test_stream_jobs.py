@@ -71,7 +71,7 @@ def test_existing_files_are_drained_and_later_ones_appended(spark: SparkSession,
     assert [file.sha256 for file in here.files()] == [file.sha256 for file in shards.files()]
 
 
-def test_a_stream_stops_after_the_current_batch(tmp_path: Path) -> None:
+def test_a_stream_stops_after_the_current_batch(spark: SparkSession, tmp_path: Path) -> None:
     """A stream that is asked to end does after the batch that is at work."""
     source, output, log = Arriving(str(tmp_path / "in"), 12, seed=4), str(tmp_path / "set"), tmp_path / "log.txt"
     source.arrive()
@@ -87,8 +87,9 @@ def test_a_stream_stops_after_the_current_batch(tmp_path: Path) -> None:
         end_tree([job])
     assert "stopping after the current batch" in log.read_text()
     assert "Traceback" not in log.read_text()
-    last = start_stream(source.folder, output, "once", log)
-    assert last.wait(120) == 0, log.read_text()
+    flags = ("--source", source.folder, "--output", output, "--workers", 3, "--trigger", "once", *SHAPE)
+    last = run_job("hash_stream.py", *flags, "--window-rows", 500, "--no-report")
+    assert last.code == 0, last.err
     check_set(output, source.images[: source.rows], source.labels[: source.rows])
 
 
