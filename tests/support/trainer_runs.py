@@ -101,9 +101,10 @@ class Training(RunFolder):
     def family(self) -> list[psutil.Process]:
         """Every process of the run's session but zombies, wherever its parent is."""
         found = []
-        for process in psutil.process_iter():
-            with suppress(ProcessLookupError):
-                if os.getsid(process.pid) == self.process.pid and is_alive(process):
+        for pid in psutil.pids():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                # Before a Process is made, which reads a file: tests ask often, and a machine has hundreds.
+                if os.getsid(pid) == self.process.pid and is_alive(process := psutil.Process(pid)):
                     found.append(process)
         return found
 
@@ -143,7 +144,9 @@ class Training(RunFolder):
     def _last_push(self) -> tuple[int, int]:
         """Its generation and version."""
         try:
-            generation, version = (self.output / "pushes.csv").read_text().rsplit("\n", 2)[-2].split(",")[:2]
+            with open(self.output / "pushes.csv", "rb") as file:  # its end: a test asks often
+                file.seek(max(0, os.path.getsize(file.fileno()) - 1000))
+                generation, version = file.read().decode().rsplit("\n", 2)[-2].split(",")[:2]
             return int(generation), int(version)
         except (OSError, IndexError, ValueError):
             return 0, 0
