@@ -15,6 +15,7 @@ import pytest
 from pipeline.core.errors import UsageError
 from tests.support.divisions import drawn_rows
 from tests.support.draws import ids_in_steps
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.checkpoints.read import newest, read_state
@@ -29,7 +30,7 @@ from trainer.runlog.run_folder import read_record
 from trainer.simulation.replay import replay
 from trainer.workers_command import main as workers_command
 
-COMMON = ("--model", "logistic", "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
+COMMON = (*SLOW, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
 DEALS = ("--repartition", "random", "--example-ledger")
 MIX = ("--mix", "0.7,0.3", "--example-ledger")
 CASES = [
@@ -96,11 +97,11 @@ def test_a_run_changes_its_workers_while_it_trains(
     run.wait_for_updates(20)
     assert workers_command([str(output), "--add", "2"]) == 0
     assert re.search(r": 5 workers since version [1-9]\d*, 3 before$", capsys.readouterr().out.strip())
-    run.wait_for_updates(run.updates() + 100)
+    run.wait_for_updates(run.updates() + 60)
     with pytest.raises(UsageError, match="has 5 workers: remove at most 4"):
         workers_command([str(output), "--remove", "5"])
     assert workers_command([str(output), "--remove", "3"]) == 0
-    run.wait_for_updates(run.updates() + 100)
+    run.wait_for_updates(run.updates() + 60)
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.wait() == 1
     assert_complete(shards, output, 1)
@@ -150,9 +151,9 @@ def test_a_refused_change_leaves_the_run_as_it_is(tmp_path: Path, runs: list[Tra
     run.wait_for_updates(20)
     with pytest.raises(UsageError, match=r"stays with 3 workers: .*61"):
         workers_command([str(output), "--add", "58"])
-    run.wait_for_updates(run.updates() + 100)
+    run.wait_for_updates(run.updates() + 60)
     assert workers_command([str(output), "--add", "2"]) == 0
-    run.wait_for_updates(run.updates() + 100)
+    run.wait_for_updates(run.updates() + 60)
     assert_complete(shards, output, 1)
 
 
@@ -205,7 +206,8 @@ def test_other_workers_continue_an_interval(protocol: str, tmp_path: Path, runs:
     shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
     output = tmp_path / "run"
     phases = ("--repartition", "importance", "--warmup-epochs", 2, "--ignore-epochs", 1, "--interval", 30)
-    own = (*COMMON, *phases, "--protocol", protocol, "--checkpoint-every-s", 0.1, "--epochs", 70, "--example-ledger")
+    fast = ("--model", "logistic", "--protocol", protocol, "--checkpoint-every-s", 0.1, "--epochs", 70)
+    own = (*COMMON, *fast, *phases, "--example-ledger")
     run = Training(shards, output, *own, "--batch-size", 24)
     runs.append(run)
     warmup = 50 if protocol == "bsp" else 150

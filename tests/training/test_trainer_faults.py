@@ -20,13 +20,16 @@ import psutil
 import pytest
 
 from pipeline.core.errors import JobError
-from tests.support.trainer_runs import Training, helper, until
+from tests.clusters.processes import is_alive
+from tests.support.slow_model import SLOW
+from tests.support.trainer_runs import RunFolder, Training, helper, until
 from tests.support.trainer_sets import copy_of
 from trainer.__main__ import main
 from trainer.checkpoints.read import whole
+from trainer.launch.processes import FORK_SERVER
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report")
-LONG = ("--steps", 100_000)  # ended by the test
+LONG = (*SLOW, "--steps", 100_000)  # ended by the test
 DIES = """
 import os, torch
 COUNT = {count!r}
@@ -49,6 +52,7 @@ def build(image_shape, num_classes):
     return Dies(channels * height * width, num_classes)
 """
 Start = Callable[..., Training]
+Failure = Callable[..., JobError]
 
 
 @pytest.fixture
@@ -78,6 +82,23 @@ def one_line(run: Training) -> str:
 
 
 @pytest.fixture
+def failure(shards: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Failure:
+    """Train in this process, which has loaded torch, and return the error with which the run ends."""
+
+    def train(*flags: object, of: Path = shards) -> JobError:
+        with pytest.raises(JobError) as caught:
+            main([*map(str, ("--shards", of, "--output", tmp_path / "run", *COMMON, *flags))])
+        assert "\n" not in str(caught.value)
+        assert "Traceback" not in "".join(capfd.readouterr())
+        assert FORK_SERVER.pid
+        fork_server = psutil.Process(FORK_SERVER.pid)
+        until(lambda: not [child for child in fork_server.children() if is_alive(child)], "all its processes end")
+        return caught.value
+
+    return train
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of two megabytes."""
     folder = tmp_path / "disk"
@@ -94,7 +115,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_stops_checkpoints_and_no_training(start: Start, small_disk: Path) -> None:
-    flags = ("--protocol", "asp", "--servers", 2, "--steps", 1500, "--checkpoint-every-s", 0.5)
+    flags = (*SLOW, "--protocol", "asp", "--servers", 2, "--steps", 600, "--checkpoint-every-s", 0.5)
     run = start(*flags, "--heartbeat-timeout-s", 1000, output=small_disk / "run")  # for the evaluator's sake
     evaluator = run.send("evaluator-0", signal.SIGSTOP)  # so that it has something to evaluate when there is no room
     behind = whole(run.output / "checkpoints")[-1]
@@ -184,31 +205,29 @@ def _fill(file: Any) -> None:
             pass
 
 
-def test_a_changed_shard_ends_the_run_with_its_name(start: Start, shards: Path, tmp_path: Path) -> None:
+def test_a_changed_shard_ends_the_run_with_its_name(failure: Failure, shards: Path, tmp_path: Path) -> None:
     damaged = copy_of(shards, tmp_path / "damaged")
     file = next((damaged / "worker=001").glob("*.parquet"))
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    run = start(*LONG, of=damaged)
-    assert run.wait() == 3
-    assert file.name in one_line(run)
-    gone(run)
+    error = failure(*LONG, of=damaged)
+    assert error.exit_code == 3
+    assert file.name in str(error)
 
 
-def test_a_worker_that_always_dies_is_given_up_with_its_cause(start: Start, tmp_path: Path) -> None:
+def test_a_worker_that_always_dies_is_given_up_with_its_cause(
+    failure: Failure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = tmp_path / "count"
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "broken_model_of_a_test.py").write_text(DIES.format(count=str(count)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path / "models"))
-        run = start(*LONG, "--max-restarts", 2, "--model", "broken_model_of_a_test:build")
-    assert run.wait() == 1
-    line = one_line(run)
-    assert "no forward any more" in line
-    assert "3 times" in line
-    gone(run)
-    assert run.result()["cause"] == "failed"
+    monkeypatch.syspath_prepend(tmp_path / "models")
+    error = failure(*LONG, "--max-restarts", 2, "--model", "broken_model_of_a_test:build")
+    assert error.exit_code == 1
+    assert "no forward any more" in str(error)
+    assert "3 times" in str(error)
+    assert RunFolder(tmp_path / "run").result()["cause"] == "failed"
 
 
 @pytest.mark.full
@@ -229,12 +248,12 @@ def test_a_worker_that_always_dies_is_given_up_though_others_get_on(start: Start
     gone(run)
 
 
-def test_a_diverging_run_says_so_once_and_keeps_a_checkpoint(start: Start) -> None:
-    run = start(*LONG, "--learning-rate", 1e30, "--protocol", "asp")
-    assert run.wait() == 1
-    assert "diverged" in one_line(run)
-    assert "--learning-rate" in one_line(run)
-    gone(run)
+def test_a_diverging_run_says_so_once_and_keeps_a_checkpoint(failure: Failure, tmp_path: Path) -> None:
+    error = failure(*LONG, "--learning-rate", 1e30, "--protocol", "asp")
+    assert error.exit_code == 1
+    assert "diverged" in str(error)
+    assert "--learning-rate" in str(error)
+    run = RunFolder(tmp_path / "run")
     assert np.isfinite(run.vector()).all()
     assert run.result()["cause"] == "failed"
 
@@ -250,16 +269,13 @@ def test_a_frozen_evaluator_is_started_again_and_misses_no_epoch(start: Start) -
 
 
 def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start, shards: Path) -> None:
-    """The second one is a process. Two more are refused in this process, which has loaded torch."""
+    """The first one is a process, and the others are refused in this process, which has loaded torch."""
     run = start(*LONG)
     run.wait_for_updates(5)
-    second = start(*LONG)
-    assert second.wait() == 1
-    assert str(run.output) in one_line(second)
     flags = ("--shards", shards, "--output", run.output, *COMMON, *LONG)
-    for more in ("--resume", "--overwrite"):
+    for more in ((), ("--resume",), ("--overwrite",)):
         with pytest.raises(JobError, match=re.escape(str(run.output))) as refused:
-            main([*map(str, flags), more])
+            main([*map(str, flags), *more])
         assert refused.value.exit_code == 1
     assert run.process.poll() is None
     os.kill(run.process.pid, signal.SIGTERM)

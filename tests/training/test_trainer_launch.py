@@ -18,6 +18,7 @@ import pytest
 
 from pipeline.core.errors import JobError
 from tests.support.configs import make_config
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import End, Training, helper, train_here, until
 from trainer.checkpoints.read import whole
 from trainer.home.folders import Folders
@@ -29,8 +30,8 @@ from trainer.launch.run import prepare
 from trainer.protocols import PROTOCOLS
 
 COMMON = ("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1, "--no-report", "--quiet")
-STEPS = 3000
-BSP = ("--protocol", "bsp", "--servers", 2, "--steps", STEPS, "--checkpoint-every-s", 0.3)
+STEPS = 300
+BSP = (*SLOW, "--protocol", "bsp", "--servers", 2, "--steps", STEPS, "--checkpoint-every-s", 0.3)
 Start = Callable[..., Training]
 
 
@@ -315,9 +316,9 @@ def test_pauses_before_restarts_double_up_to_a_limit() -> None:
 @pytest.mark.full
 def test_a_run_that_rolls_back_without_progress_ends(start: Start) -> None:
     """Two servers die by turns, so neither does it often."""
-    flags = ("--protocol", "bsp", "--servers", 3, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    flags = (*SLOW, "--protocol", "bsp", "--servers", 3, "--steps", 100_000, "--checkpoint-every-s", 1000)
     run = start(*flags, "--no-epoch-checkpoints", "--max-restarts", 3)
-    run.wait_for_updates(500)
+    run.wait_for_updates(50)
     for server in (1, 2, 1, 2):
         before = run.generation()
         run.send(f"server-{server}")
@@ -340,9 +341,8 @@ def test_patience_ends_a_while_after_the_last_change() -> None:
 @pytest.mark.full
 def test_a_sigterm_to_every_process_of_a_run_leaves_a_checkpoint(start: Start) -> None:
     """As schedulers send it."""
-    run = start(
-        "--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000, "--no-epoch-checkpoints"
-    )
+    flags = (*SLOW, "--protocol", "bsp", "--servers", 2, "--steps", 100_000)
+    run = start(*flags, "--checkpoint-every-s", 1000, "--no-epoch-checkpoints")
     run.wait_for_updates(20)
     os.killpg(run.process.pid, signal.SIGTERM)
     assert run.wait(30) == 1
@@ -353,7 +353,7 @@ def test_a_sigterm_to_every_process_of_a_run_leaves_a_checkpoint(start: Start) -
 @pytest.mark.full
 def test_ctrl_c_waits_while_a_checkpoint_is_being_written(start: Start) -> None:
     """Server 0 stands still for longer than nothing may be written, while a file grows beside its own."""
-    flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    flags = (*SLOW, "--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
     run = start(*flags, "--no-epoch-checkpoints", "--heartbeat-timeout-s", 1000)
     run.wait_for_updates(20)
     server = run.send("server-0", signal.SIGSTOP)
