@@ -201,7 +201,11 @@ class _Parts:
         except (ValueError, OverflowError) as error:
             raise DataError(f"{self.path} cannot be read: {' '.join(str(error).split())[:200]}; restore it") from None
         frame = frame[[name for name in NAMES if name in frame.columns]]
-        frame = frame.apply(pd.to_numeric, errors="coerce").dropna(subset=[*INTEGERS, "seconds"])
+        # A column without damage has numbers already.
+        others = [name for name in frame.columns if frame[name].dtype.kind not in "iuf"]
+        if others:
+            frame = frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in others})
+        frame = frame.dropna(subset=[*INTEGERS, "seconds"])
         sound = np.isfinite(frame["seconds"].to_numpy(np.float64))
         for name in INTEGERS:
             column = frame[name].to_numpy()
