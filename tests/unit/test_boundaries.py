@@ -165,18 +165,9 @@ def test_the_pipeline_and_its_jobs_need_no_torch() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "module",
-    [
-        "pipeline.core.command_line",
-        "pipeline.entry",
-        "trainer.__main__",
-        "trainer.launch.supervisor",
-        "trainer.study.__main__",
-    ],
-)
-def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch(module: str) -> None:
-    assert loaded_with([module]).isdisjoint({"pyspark", "torch"})
+def test_a_command_line_and_a_supervisor_load_neither_spark_nor_torch() -> None:
+    commands = ["pipeline.core.command_line", "pipeline.entry", "trainer.__main__", "trainer.study.__main__"]
+    assert loaded_with([*commands, "trainer.launch.supervisor"]).isdisjoint({"pyspark", "torch"})
 
 
 # Each may print: a command, a display of progress, or the output of train(), simulate() and the jobs unless they are silent.

@@ -175,20 +175,25 @@ def assert_no_gradient_is_lost(done: Result, calm: Result, case: Case, victim: i
 
 @pytest.mark.slow
 @every_exchange
-@pytest.mark.parametrize("turn", only([0], range(WORKERS + 1)))
+@pytest.mark.parametrize("victims", only(["all at some events"], ["all at some events", "servers", "workers"]))
 def test_a_death_at_any_event_ends_no_run(
-    case: Case, turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Case, victims: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right before or after every event of a short run, where every worker and the servers take turns in dying.
+    """Right before or after events of a short run: the servers at every one, and at every one a worker in its turn.
 
-    In all turns together everyone dies at every event."""
+    By default, all of them take turns in dying, at every third event."""
+    in_turn, stride = {
+        "all at some events": ((None, *range(WORKERS)), 3),
+        "servers": ((None,), 1),
+        "workers": (tuple(range(WORKERS)), 1),
+    }[victims]
     values: dict[str, Any] = {"steps": 4, "rows": 60, "checkpoint_every_s": 0.2}
     undisturbed, times = event_times(tmp_path / "calm", case, monkeypatch, **values)
-    rng = np.random.default_rng([CASES.index(case), turn])
+    rng = np.random.default_rng([CASES.index(case), len(in_turn)])
     assert len(times) > WORKERS * 4, "more than the ends of all steps"
     # Nothing is killed in a run that has ended.
-    for number, time in enumerate(times[:-1]):
-        victim = (None, *range(WORKERS))[(number + turn) % (WORKERS + 1)]
+    for number, time in enumerate(times[:-1:stride]):
+        victim = in_turn[number % len(in_turn)]
         at_s = time if rng.random() < 0.5 else float(np.nextafter(time, np.inf))
         failure = Failure(victim, at_s, rng.uniform(0.02, 0.4))
         done = train(tmp_path / str(number), case, failures=(failure,), **values)

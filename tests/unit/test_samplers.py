@@ -428,7 +428,6 @@ def test_a_run_resumes_and_replays_with_its_bits(
     whole = run(shards, table, tmp_path / "whole", name, **pair)
     again = run(shards, table, tmp_path / "again", name, **pair)
     assert final(again).tobytes() == final(whole).tobytes()
-    assert replay(whole.output).is_equal
     found = versions(tmp_path / "whole" / "checkpoints")
     (tmp_path / "whole" / "result.json").unlink()
     middle = found[len(found) // 2]

@@ -266,8 +266,9 @@ def test_the_plans_of_small_shards_differ_as_they_say() -> None:
     )
     assert [getattr(long_tailed, name) for name in same] == [getattr(balanced, name) for name in same]
     # One random set for all seeds, next to one for every seed.
+    sets = Sets(long_tailed, Path("s"))
     keys = {
-        name: {Sets(long_tailed, Path("s")).key(run).seed for run in long_tailed.runs() if run.cell.sharding == name}
+        name: {sets.key(run).seed for run in long_tailed.runs() if run.cell.sharding == name}
         for name in ("random", "random-fixed", "stratified")
     }
     assert keys == {"random": set(range(50)), "random-fixed": {None}, "stratified": {None}}
