@@ -24,8 +24,9 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.parameter_server import ParameterServer
 from trainer.gossip.rounds import first_step
 from trainer.gossip.weave import foreign_steps
-from trainer.home.place import Place
+from trainer.home.place import Place, listing
 from trainer.options import Options
+from trainer.run_files import FOLLOWED
 from trainer.runlog.run_folder import RunRecord, SavedRun
 from trainer.sampling.mixture import changed_mix
 
@@ -225,9 +226,11 @@ def _resumed(context: RunContext, change: Regrouping, found: Resumption, *, has_
     entries = record.cohorts.up_to(progress.version)
     last = entries[-1]
     is_changed = request != last.size
-    reason = obstacle(context.config, request.workers) if is_changed or len(entries) > 1 else None
-    if reason:
+    reason = obstacle(context.config, context.home, request.workers) if is_changed or len(entries) > 1 else None
+    if reason and is_changed:
         raise UsageError(f"{request} instead of {last.size}: {reason}; resume with {last.size}")
+    if reason:
+        raise UsageError(f"{context.home} has changed its workers, and {reason}: leave it out")
     if sorted(progress.clocks) != list(range(last.workers)):
         raise broken(
             folder_of(context.checkpoints, progress.version) / STATE,
@@ -324,10 +327,14 @@ def _foreign_steps(config: Config, progress: CheckpointProgress) -> tuple[int, .
     )
 
 
-def departure_obstacle(config: Config, workers: int) -> str | None:
+def departure_obstacle(config: Config, home: Place, workers: int) -> str | None:
     """Return why a run keeps the workers of a host that is to end; None if it continues without them.
 
-    workers: the number of workers without them; 0 if all hosts are to end."""
+    Args:
+        config: the run.
+        home: its folder.
+        workers: the number of workers without them; 0 if all hosts are to end.
+    """
     protocols = [stage.protocol for stage in config.stage_configs()]
     if all(protocol.reproducible for protocol in protocols):
         name = config.protocol.name if config.exchange.name == ParameterServer.name else config.exchange.name
@@ -337,20 +344,28 @@ def departure_obstacle(config: Config, workers: int) -> str | None:
             protocol.check(workers or config.cohorts.present.workers)
     except UsageError as error:
         return str(error)
-    return obstacle(config, workers or None)
+    return obstacle(config, home, workers or None)
 
 
-def obstacle(config: Config, workers: int | None) -> str | None:
+def obstacle(config: Config, home: Place, workers: int | None) -> str | None:
     """Return why the workers of a run cannot change; None if they can.
 
     Most causes keep something per worker, or per pass of a worker, that cannot be divided anew.
 
-    workers: the number of workers that is asked for, if it is known."""
+    Args:
+        config: the run.
+        home: its folder.
+        workers: the number of workers that is asked for, if it is known.
+    """
     name = config.exchange.name
     table = config.table_sampler
     # The first one that applies is reported.
     causes = (
-        (config.data.follow or config.data.generation is not None, "the set is of a stream, whose passes grow"),
+        # Without --follow the rows are those of one generation, unless workers have followed the set earlier.
+        (
+            config.data.follow or (config.data.generation is not None and bool(listing(home / FOLLOWED))),
+            "--follow adds the rows of a stream to the shard of each worker, each after passes of its own",
+        ),
         (
             isinstance(config.exchange, NeighbourExchange) and table is not None and table.has_owners,
             f"--exchange {name} keeps the losses of --sampling {config.sampler.name} in the worker's own model",

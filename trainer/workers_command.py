@@ -131,7 +131,7 @@ def _check(home: Place, record: RunRecord, workers: int) -> None:
         raise UsageError(f"{home} has {record.num_workers} workers: remove at most {record.num_workers - 1}")
     if record.simulated is not None:
         raise UsageError(f"{home} is in virtual time: sharding simulate --resume --workers {workers} continues it")
-    reason = obstacle(record.config, workers)
+    reason = obstacle(record.config, home, workers)
     # The run would refuse the request too, after it has stopped.
     if reason:
         raise UsageError(f"{home} stays with {record.num_workers} workers: {reason}")

@@ -96,3 +96,24 @@ def write_shards(folder: Path, workers: list[Rows], eval_rows: Rows | None) -> P
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
+
+
+def append_rows(shards: Path, workers: list[Rows]) -> None:
+    """Append a generation of given rows to a set of ``write_shards``, whose rows become generation 0."""
+    manifest = json.loads((shards / "manifest.json").read_text())
+    number = len(manifest.setdefault("generations", []))
+    if not number:
+        manifest |= {"input": {}, "assignment": {"rows": 0, "files": []}}
+        manifest["generations"].append(_generation(manifest, 0))
+        number = 1
+    for worker, rows in zip(manifest["workers"], workers, strict=True):
+        worker["files"].append(write_rows(shards, f"worker={worker['index']:03d}/part-v{number}-0a.parquet", rows))
+    manifest["rows"] += sum(map(len, workers))
+    manifest["generations"].append(_generation(manifest, number))
+    (shards / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _generation(manifest: dict[str, Any], version: int) -> dict[str, Any]:
+    total = manifest["rows"]
+    about = {"rows": total, "copies": 0, "total": total, "fingerprint": "", "mean": manifest["image"]["mean"]}
+    return about | {"batch": version, "version": version, "source": ""}

@@ -23,7 +23,7 @@ from tests.support.configs import make_config
 from tests.support.draws import ids_in_steps
 from tests.support.tiers import only
 from tests.support.trainer_runs import lines_of
-from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.trainer_sets import EVAL_ROWS, append_rows, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from trainer import Options, Result, regroup, train
 from trainer.checkpoints.prune import WAITING, prune
@@ -37,13 +37,15 @@ from trainer.coordination.passes import WORD
 from trainer.data.batches import build_batches
 from trainer.data.cohorts import CohortBatches, ShiftedSampler, build_cohort_batches
 from trainer.data.deal import deal
+from trainer.data.follow import Stretch
 from trainer.data.loading import load_worker
 from trainer.data.opening import open_shards
+from trainer.data.pinned import pin_generation
 from trainer.data.rows import Rows
 from trainer.data.sampling import RowSampler, TableRowSampler
 from trainer.flags import build_parser, options_of
 from trainer.lifecycle.prepare import main as prepare
-from trainer.regroup import confirm, describe_cohorts, regrouped
+from trainer.regroup import confirm, describe_cohorts, obstacle, regrouped
 from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
@@ -54,6 +56,7 @@ from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
+from trainer.worker.follow import record
 
 ROWS = (40, 29, 45)
 
@@ -72,9 +75,9 @@ def run(shards: str, output: Path, options: Any = QUIET, workers: int | None = N
     )
 
 
-def fingerprint_of(shards: str) -> int:
+def fingerprint_of(shards: str, generation: int | None = None) -> int:
     """The sum of the hashes of all rows of a set whose manifest has none."""
-    opened = open_shards(shards)
+    opened = pin_generation(open_shards(shards), generation)
     return sum(int(hash_) for worker in range(3) for hash_ in load_worker(opened, worker).hashes) % WORD
 
 
@@ -83,7 +86,8 @@ def assert_whole_passes(output: Path, least: int) -> None:
     live = [each for each in surviving_events(iter_events(output / "metrics.jsonl")) if isinstance(each, PassEvent)]
     assert [each.first for each in live] == [1, *(each.last + 1 for each in live[:-1])]
     assert live[-1].last >= least
-    total = fingerprint_of(json.loads((output / "config.json").read_text())["config"]["data"]["shards"])
+    data = json.loads((output / "config.json").read_text())["config"]["data"]
+    total = fingerprint_of(data["shards"], data["generation"])
     assert [each.fingerprint for each in live] == [
         f"{total * (each.last - each.first + 1) % WORD:016x}" for each in live
     ]
@@ -133,6 +137,32 @@ def test_other_workers_complete_the_interrupted_pass(way: str, shards: str, tmp_
     assert_whole_passes(output, 4)
     assert [start["plan"]["num_workers"] for start in lines_of(output / "metrics.jsonl", "start")] == [3, 5, 1]
     assert replay(output).is_equal
+
+
+@pytest.mark.parametrize("way", only(["asp"], ["bsp", "asp", "all-reduce", "d-psgd"]))
+def test_rows_of_a_streamed_set_are_dealt_anew(way: str, tmp_path: Path) -> None:
+    """Change the workers of runs on a generation of a set that grows meanwhile, and then ask for rows of later ones."""
+    parts = [rows_of(size, 10 + number, 100 * number) for number, size in enumerate(ROWS)]
+    shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    append_rows(shards, [rows_of(5, 20 + number, 500 + 100 * number) for number in range(3)])
+    values = WAYS.get(way, {"protocol": way}) | {"profile": parse_profile("lognormal:0.5")}
+    output = tmp_path / "run"
+    run(str(shards), output, steps=7, generation=0, **values)
+    append_rows(shards, [rows_of(7, 30 + number, 800 + 100 * number) for number in range(3)])
+    run(str(shards), output, RESUME, 5, steps=14, batch_size=30, **values)
+    run(str(shards), output, RESUME, 1, steps=40, batch_size=11, **values)
+    assert_whole_passes(output, 4)
+    assert read_record(output).config.data.generation == 0
+    assert replay(output).is_equal
+
+
+def test_workers_that_have_followed_a_stream_stay(shards: str, tmp_path: Path) -> None:
+    """Refuse other workers with --follow, and without it as soon as a worker has recorded where it added rows."""
+    config = make_config(shards, tmp_path / "run", generation=0)
+    assert obstacle(config, tmp_path / "run", 5) is None
+    assert "--follow adds" in str(obstacle(make_config(shards, generation=0, follow=True), tmp_path, 5))
+    record(tmp_path / "run", 1, Stretch(40, 1, 45, 1))
+    assert "--follow adds" in str(obstacle(config, tmp_path / "run", 5))
 
 
 @pytest.mark.parametrize("protocol", only(["k-bsp"], ["k-bsp", "k-batch-bsp"]))

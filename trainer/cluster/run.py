@@ -258,7 +258,9 @@ class ClusterRun:
         for part in drained(self.rendezvous.departures):
             rest = [each for each in self.parts if each.index not in self._departing | {part}]
             workers = sum(each.count("worker") for each in rest)
-            obstacle = "it is the only host" if len(self.parts) == 1 else departure_obstacle(self.config, workers)
+            obstacle: str | None = "it is the only host"
+            if len(self.parts) > 1:
+                obstacle = departure_obstacle(self.config, self.requests.home, workers)
             if obstacle:
                 self.progress.message(f"host {part} got SIGTERM; it is replaced once it has ended, because {obstacle}")
                 continue

@@ -64,6 +64,8 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
 
     A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
     saved = saved_run(context.home, overwrite=options.overwrite)
+    if simulated.compute == "real" and context.config.data.shards:
+        context = context.pinned(saved)
     look = partial(regrouped, context, workers=simulated.workers, options=options, compute=simulated.compute)
     context = look(saved)
     if options.resume and simulated.workers is None:
