@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +323,67 @@ def test_every_row_has_all_losses_whoever_draws_it(
             for (clock, worker, _), (later, other, _) in itertools.pairwise(each):
                 needs_none = worker // 100 != other // 100 or (worker == other and (reads or clock == later))
                 assert needs_none or any(clock < barrier <= later for barrier in barriers)
+
+
+def ends_before_barriers(plan: PartitionPlan, share: float, seed: int, *, reads: bool) -> list[int]:
+    """Return clocks at which workers may all end in the warm-up, each anywhere between two barriers."""
+    clocks = plan_barriers(plan, reads_own_writes=reads).clocks
+    clock = plan.clock + int(share * (plan.dealt_until - plan.clock))
+    reached = max([plan.clock, *(each for each in clocks if each <= clock)])
+    following = min([plan.dealt_until, *(each for each in clocks if each > clock)])
+    slow, fast = sorted((reached, max(reached, following)))
+    ends: list[int] = np.random.default_rng(seed).integers(slow, fast, len(plan.batches), endpoint=True).tolist()
+    return ends
+
+
+@given(
+    rows=st.integers(24, 60),
+    cohorts=st.lists(
+        st.tuples(st.integers(1, 4), st.floats(0.01, 1), st.floats(0, 1), st.integers(0, 999)), min_size=2, max_size=4
+    ),
+    warmup=st.integers(1, 4),
+    ignored=st.integers(0, 3),
+    reads=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_warm_up_has_every_row_once_an_epoch(
+    rows: int, cohorts: list[tuple[int, float, float, int]], warmup: int, ignored: int, reads: bool
+) -> None:
+    """Change workers anywhere, and mini-batches up to half of the rows: a step has different rows, and none is left out.
+
+    Only rows that fill the last step of an epoch which other workers complete are drawn again; their losses do not count."""
+    ignored = min(ignored, warmup - 1)
+    options = RepartitionOptions(repartition="importance", warmup_epochs=warmup, interval=1, ignore_epochs=ignored)
+    epochs = warmup + 3
+    drawn: dict[int, Counter[int]] = defaultdict(Counter)
+    steps: dict[int, list[int]] = defaultdict(list)
+    plan: PartitionPlan | None = None
+    ends: list[int] = []
+    for number, (workers, size, share, seed) in enumerate(cohorts):
+        batches = (max(1, int(size * rows / 2 / workers)),) * workers
+        if plan is None:
+            plan = PartitionPlan(options, rows, batches, 9 * epochs * rows, epochs, seed=3)
+        else:
+            plan = plan.followed_by(ends, batches, steps=plan.clock + 9 * epochs * rows)
+        if plan.start:
+            break  # all workers have reached the first interval
+        assert plan.left_out == 0
+        is_last = number == len(cohorts) - 1
+        ends = [plan.dealt_until] * workers if is_last else ends_before_barriers(plan, share, seed, reads=reads)
+        for worker, end in enumerate(ends):
+            stream = PartitionStream(plan, worker)
+            for clock in range(plan.clock, end):
+                row_numbers, ordinals = stream.draw(clock, None)
+                first = (clock - plan.clock) * plan.batch + sum(batches[:worker])
+                turns, inside = plan.place(first + np.arange(len(row_numbers)))
+                steps[clock] += row_numbers.tolist()
+                for row, turn, place, ordinal in zip(row_numbers, turns, inside, ordinals, strict=True):
+                    counts = place < plan.count(int(turn))
+                    assert ordinal == (turn - ignored + 1 if counts and ignored <= turn < warmup else 0)
+                    drawn[int(turn)][int(row)] += bool(counts)
+    assert all(len(set(step)) == len(step) for step in steps.values())
+    for epoch in range(warmup):
+        assert drawn[epoch] == Counter(range(rows))
 
 
 def test_no_push_of_downpour_crosses_a_barrier() -> None:

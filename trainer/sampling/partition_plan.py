@@ -12,7 +12,8 @@ divide the rows, it first waits at a barrier until all losses before are in the 
 The workers may change. The next ones first draw what these have left of the epochs that have begun, then the deals of the
 next epochs: the rows that all draw in step are one sequence, whatever the workers and mini-batches. In an interval they
 deal what is left of its passes, each of which ends with a whole step. Then the same losses divide the rows over them, and
-each makes the passes that the interval still needs."""
+each makes the passes that the interval still needs. What is left of several epochs of a warm-up may have the same rows, so
+that each of these epochs but the last ends with a whole step, too."""
 
 from __future__ import annotations
 
@@ -172,9 +173,11 @@ class PartitionPlan:
     def turns(self) -> range:
         """The epochs or passes that these workers complete: the newest ones. Older ones are left out.
 
-        The losses of all passes of an interval count, so that it leaves out none, unless it lasts until the end."""
-        most = max(MOST_OPEN, self.options.interval + 1) if self.start else MOST_OPEN
-        return self._begun[-most:]
+        A warm-up leaves out none. The losses of all passes of an interval count, so that it leaves out none, unless it lasts
+        until the end."""
+        if self.options.repartition == "random":
+            return self._begun[-MOST_OPEN:]
+        return self._begun[-max(MOST_OPEN, self.options.interval + 1) :] if self.start else self._begun
 
     @property
     def left_out(self) -> int:
@@ -190,8 +193,19 @@ class PartitionPlan:
 
     @cached_property
     def _lengths(self) -> tuple[int, ...]:
-        """The number of positions of each of ``turns``. A pass of an interval ends with a whole step."""
-        return tuple(-(-count // self.batch) * self.batch for count in self._counts) if self.start else self._counts
+        """The number of positions of each of ``turns``: its rows, and others that fill its last step if it ends with it."""
+        return tuple(
+            -(-count // self.batch) * self.batch if self._ends_with_step(turn) else count
+            for turn, count in zip(self.turns, self._counts, strict=True)
+        )
+
+    def _ends_with_step(self, turn: int) -> bool:
+        """Return whether one of ``turns`` ends with a whole step.
+
+        The rows that are left of the next epoch of a warm-up may be the same. A whole epoch needs none, see ``_deal``."""
+        if self.options.repartition == "random":
+            return False
+        return bool(self.start) or turn + 1 in self.turns
 
     @cached_property
     def dealt_until(self) -> int:
@@ -284,12 +298,13 @@ class PartitionPlan:
         """Return the number of each dealt row's loss in the phase ``start``, from 1; 0 for a loss that does not count.
 
         turns, inside: the result of ``place``."""
-        if not self.start:
-            counts = (turns >= self.options.ignore_epochs) & (turns < self.options.warmup_epochs)
-            return np.where(counts, turns - self.options.ignore_epochs + 1, 0)
-        # The rows that fill the last step of a pass do not count.
-        is_left = inside < np.array(self._counts)[turns - self.turns.start]
-        return np.where(is_left & (turns < self.options.interval), turns + 1, 0)
+        # The rows that fill the last step of an epoch or a pass do not count.
+        counts = np.array([*self._counts, self.rows])
+        is_left = inside < counts[np.minimum(turns - self.turns.start, len(self.turns))]
+        if self.start:
+            return np.where(is_left & (turns < self.options.interval), turns + 1, 0)
+        is_counted = is_left & (turns >= self.options.ignore_epochs) & (turns < self.options.warmup_epochs)
+        return np.where(is_counted, turns - self.options.ignore_epochs + 1, 0)
 
     def order(self, turn: int, importance: npt.NDArray[np.floating] | None = None) -> Ints:
         """Return the rows of an epoch or a pass in the order in which they are dealt in step, int64. O(N).
@@ -298,12 +313,12 @@ class PartitionPlan:
         if turn not in self.turns:
             return self._deal(turn)
         rows = self._undrawn(turn, importance)
-        if not self.start:
+        if not self._ends_with_step(turn):
             # Rows that are also left of the epoch before come last, so that a step seldom has a row twice.
             earlier = self._undrawn(turn - 1, importance) if turn - 1 in self.turns else rows[:0]
             return rows[np.argsort(np.isin(rows, earlier), kind="stable")]
         last_step = rows[len(rows) - len(rows) % self.batch :]
-        others = self._shuffled(self.run_pass(self.start, turn))
+        others = self._shuffled(self.run_pass(self.start, turn) if self.start else turn)
         others = others[~np.isin(others, last_step)]
         return np.concatenate([rows, others[: -len(rows) % self.batch]])
 
