@@ -371,6 +371,5 @@ def obstacle(config: Config, home: Place, workers: int | None) -> str | None:
             f"--exchange {name} keeps the losses of --sampling {config.sampler.name} in the worker's own model",
         ),
         (bool(config.data.gossip) and workers == 1, "--gossip exchanges examples among at least two workers"),
-        (bool(config.optimiser.tolerance), "--tolerance compares mini-batches of one number of workers"),
     )
     return next((reason for applies, reason in causes if applies), None)

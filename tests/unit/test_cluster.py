@@ -244,7 +244,7 @@ def test_hosts_that_depart_during_a_change_are_left_out(tmp_path: Path, monkeypa
         ({"exchange": "all-reduce"}, "a run of all-reduce would end with other bits"),
         ({"exchange": "matcha"}, "a run of matcha would end with other bits"),
         ({"protocol": "k-asp", "k": 6}, "--k 6"),
-        ({"protocol": "asp", "tolerance": 0.01}, "--tolerance"),
+        ({"protocol": "asp", "follow": True}, "--follow adds the rows of a stream"),
     ],
 )
 def test_a_run_that_keeps_its_workers_waits_for_a_host(

@@ -42,5 +42,31 @@ def test_the_first_mini_batch_of_a_run_is_compared_with_nothing() -> None:
     assert converged_at([1, 0, 0, 0, 0, 0], 1) == 6
 
 
+@pytest.mark.parametrize(("begin", "others"), [(4, 2), (5, 2), (4, 4)])
+def test_other_workers_count_mini_batches_of_their_own(begin: int, others: int) -> None:
+    """Compare their first one with the checkpoint with which they began, also after a resume at the end of it."""
+    moves = [1.0] * (begin + others) + [0.0] * (2 * others)
+    values = np.cumsum(moves)
+    for resumed_at in (begin, begin + others):
+        now = {"accepted": resumed_at}
+        rule = Convergence(
+            TOLERANCE,
+            others,
+            lambda now=now: values[[now["accepted"] - 1]].astype(np.float32),  # type: ignore[misc]
+            accepted=resumed_at,
+            begin=begin,
+        )
+        ends = []
+        for now["accepted"] in range(resumed_at + 1, len(moves) + 1):
+            if rule.is_reached(now["accepted"]):
+                ends.append(now["accepted"])
+        assert ends == [begin + 2 * others, begin + 3 * others]
+
+
+def test_the_first_mini_batch_of_others_is_compared() -> None:
+    rule = Convergence(TOLERANCE, WORKERS, lambda: np.ones(1, np.float32), accepted=4, begin=4)
+    assert [accepted for accepted in range(5, 9) if rule.is_reached(accepted)] == [7]
+
+
 def test_within_a_mini_batch_a_resume_compares_with_the_next_one() -> None:
     assert converged_at([1] * 9 + [0] * 6, 1, resumed_at=10) == 15

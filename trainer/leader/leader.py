@@ -219,6 +219,7 @@ class Leader:
             self.read,
             accepted=state.accepted,
             update_size=config.protocol.update_size(facts.num_workers),
+            begin=config.cohorts.present.accepted,
         )
         journal = Journal(
             self.log,
