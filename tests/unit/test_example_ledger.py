@@ -163,6 +163,22 @@ def test_a_failed_write_loses_no_example(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(tmp_path.iterdir())) == 1, "the run has rolled back"
 
 
+def test_a_file_has_seven_bytes_per_example(tmp_path: Path) -> None:
+    """Pack the ids of 60,000 rows in random order into 17 bits or so; a loss has 4 bytes, whose bits are random."""
+    rng = np.random.default_rng(0)
+    ids, losses, hits = rng.permutation(60_000), rng.random(60_000, np.float32), rng.random(60_000) < 0.5
+    ledger = ExampleLedger(tmp_path, 7)
+    for version, places in enumerate(np.array_split(np.arange(60_000), 400), 1):
+        measured = StepMeasurements(150, 0.0, 0, 0.1, row_losses=RowLosses(ids[places], losses[places], hits[places]))
+        ledger.add([Record(version, 0, version, 0, 0, measured, accepted=True)], 1.0)
+    ledger.write(400)
+    [path] = tmp_path.iterdir()
+    assert path.stat().st_size < 7 * 60_000
+    table = pq.read_table(path)
+    for name, column in (("id", ids), ("loss", losses), ("correct", hits)):
+        assert np.array_equal(table[name].to_numpy(), column)
+
+
 def test_examples_are_added_while_a_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow store does not hold up the thread that serves the workers."""
     ledger = ExampleLedger(tmp_path, 7)

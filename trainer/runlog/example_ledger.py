@@ -60,6 +60,7 @@ class ExampleLedger:
         self.generation = generation
         self._entries: list[LedgerEntry] = []  # that are in no file, by version
         self._is_void = False
+        self._has_folder = False
         self._lock = threading.Lock()  # of the entries
         self._writing = threading.Lock()  # held as long as a file is written
 
@@ -83,7 +84,10 @@ class ExampleLedger:
                 entries = [entry for entry in self._entries if entry.version <= version]
             if self._is_void or not entries:
                 return
-            make(self.folder)
+            # Once, because it is made durable, which takes as long as the encoding of a file.
+            if not self._has_folder:
+                make(self.folder)
+                self._has_folder = True
             # Entries are added meanwhile: the owner's thread must not wait for a slow store.
             write_whole(self.folder / f"{version:08d}-{self.generation}.parquet", to_parquet(entries))
             with self._lock:
@@ -101,8 +105,17 @@ def to_parquet(entries: Iterable[LedgerEntry]) -> bytes:
     ids, losses, hits = (np.concatenate(column) for column in zip(*rows, strict=True))
     epochs = np.repeat(np.array(numbers, np.int32), [len(each.ids) for each in rows])
     sink = pa.BufferOutputStream()
-    # Neither ids in random order nor losses become smaller by a dictionary, which costs most of the time.
-    pq.write_table(pa.table([ids, epochs, losses, hits], schema=SCHEMA), sink, use_dictionary=["epoch"])
+    # Differences of ids are packed in few bits; losses become no smaller. Compression, statistics and dictionaries of all
+    # columns would take most of the time, for larger files.
+    pq.write_table(
+        pa.table([ids, epochs, losses, hits], schema=SCHEMA),
+        sink,
+        column_encoding={"id": "DELTA_BINARY_PACKED"},
+        use_dictionary=["epoch"],
+        compression="none",
+        write_statistics=False,
+        store_schema=False,
+    )
     content: bytes = sink.getvalue().to_pybytes()
     return content
 

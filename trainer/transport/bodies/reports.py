@@ -41,8 +41,8 @@ def pack_report(report: StepMeasurements) -> bytes:
     # Almost all reports are as short as this.
     if rows is None and offer is None:
         return head
-    ids = np.array(offer.ids if offer else (), _ID).tobytes()
-    return b"".join((head, *(column.tobytes() for column in rows or ()), ids))
+    columns: list[Any] = [*(rows or ()), np.array(offer.ids if offer else (), _ID)]
+    return b"".join((head, *columns))  # joins the memory of the arrays
 
 
 def unpack_report(body: bytes | memoryview) -> StepMeasurements:
@@ -60,19 +60,18 @@ def unpack_report_at(body: bytes | memoryview, at: int) -> tuple[StepMeasurement
         examples, correct, loss, seconds, read_s, *hashes, rows, offered, epoch = _REPORT.unpack_from(body, at)
     except struct.error:
         raise MalformedMessageError(f"a report in {len(body) - at} bytes") from None
-    row_sums = RowSums(*hashes)
-    report = StepMeasurements(examples, loss, correct, seconds, read_s, row_sums if row_sums.passes >= 0 else None)
+    row_sums = RowSums(*hashes) if hashes[-1] >= 0 else None
+    row_losses = offer = None
     if rows != NO_ROWS:
         row_losses, begin = _unpack_rows(body, begin, rows, examples)
-        report = report._replace(row_losses=row_losses)
     if offered != NO_OFFER:
         # Before any copy, as for the rows.
         end = begin + offered * _ID.itemsize
         if offered < 1 or epoch < 0 or end > len(body):
             raise MalformedMessageError(f"{offered} examples in {len(body) - at} bytes")
-        report = report._replace(offer=ExampleOffer(epoch, tuple(np.frombuffer(body, _ID, offered, begin).tolist())))
+        offer = ExampleOffer(epoch, tuple(np.frombuffer(body, _ID, offered, begin).tolist()))
         begin = end
-    return report, begin
+    return StepMeasurements(examples, loss, correct, seconds, read_s, row_sums, row_losses, offer), begin
 
 
 def _unpack_rows(body: bytes | memoryview, begin: int, rows: int, examples: int) -> tuple[RowLosses, int]:
