@@ -480,10 +480,10 @@ print(peak - before, total)
 
 
 @pytest.mark.slow
-def test_a_shard_of_four_limits_needs_less_than_one(tmp_path: Path) -> None:
+def test_a_shard_of_ten_limits_needs_less_than_one(tmp_path: Path) -> None:
     """In one row group, decoded and drawn once, while the process's anonymous memory is watched."""
     shape = (3, 32, 32)
-    count = 4 * LIMIT // int(np.prod(shape))
+    count = 10 * LIMIT // int(np.prod(shape))
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
     expected = int(data.sum(dtype=np.int64))
