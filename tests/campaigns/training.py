@@ -33,6 +33,7 @@ import numpy as np
 
 from tests.campaigns.cable import Cable
 from tests.clusters import free_ports
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import Training, train_here
 from trainer.checkpoints.read import read_state
 from trainer.checkpoints.replica_file import open_replicas, replica_name
@@ -41,7 +42,7 @@ from trainer.simulation.replay import replay
 
 STEPS, ROWS = 600, 720
 RUN = (
-    *("--model", "logistic", "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1),
+    *(*SLOW, "--batch-size", 24, "--learning-rate", 0.02, "--threads", 1),
     *("--steps", STEPS, "--checkpoint-every-s", 0.5, "--no-epoch-checkpoints", "--heartbeat-timeout-s", 3),
     *("--max-restarts", 10_000, "--no-report", "--quiet"),
 )
@@ -64,8 +65,7 @@ EXCHANGES |= {
 }
 # The first epochs of second stages: half of the 20, or one after those whose losses the rule reads.
 SWITCHES = {"sync-switch": 10, "strategy-switch": 10, "strategy-by-rule": 6}
-# The later --steps counts: their rounds are short.
-EXCHANGES |= {name: ((name, ("--exchange", name, "--steps", 5000)),) for name in ("d-psgd", "matcha")}
+EXCHANGES |= {name: ((name, ("--exchange", name)),) for name in ("d-psgd", "matcha")}
 OWN_MODELS = ("d-psgd", "matcha")
 REPLAYED = ("asp", *SWITCHES)
 SERVERS = dict.fromkeys(("bsp", *REPLAYED), 2) | dict.fromkeys(("all-reduce", "torch", *OWN_MODELS), 1)
@@ -280,13 +280,14 @@ def campaign(
     Raises Failed; the folder of that run stays.
 
     only: kinds of runs; None for all. acts_a_run: most acts on one run."""
-    bsp = train_here(shards, root / "undisturbed", *RUN, "--protocol", "bsp", "--servers", 2).vector()
+    fast = (*RUN, "--model", "logistic")  # the later --model counts
+    bsp = train_here(shards, root / "undisturbed", *fast, "--protocol", "bsp", "--servers", 2).vector()
     how = {way: words for name, ways in EXCHANGES.items() for way, words in ways if exchange in (None, name)}
     how = {way: words for way, words in how.items() if only is None or way in only}
     ways = list(how)
     undisturbed = dict.fromkeys(ways, bsp)
     if "torch" in ways:  # the order of its additions is gloo's
-        undisturbed["torch"] = train_here(shards, root / "undisturbed-torch", *RUN, *how["torch"]).vector()
+        undisturbed["torch"] = train_here(shards, root / "undisturbed-torch", *fast, *how["torch"]).vector()
     upcoming, left, tally, number = acts(seed), kills, Counter[str](), 0
     while left:
         way = ways[number % len(ways)]

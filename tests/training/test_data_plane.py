@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.configs import make_config
 from tests.support.divisions import DividedRun, assert_divided_by_losses
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import RunFolder, Training, train_here, until
 from tests.support.trainer_sets import copy_of
 from tests.support.virtual_runs import QUIET, final
@@ -112,7 +113,7 @@ def test_a_killed_asp_run_divides_rows_by_their_losses(shards: Path, tmp_path: P
 
 def test_kills_lose_no_example_and_repeat_none(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
     """A worker, a server, then every process of an asynchronous run that reads its loss table."""
-    own = ("--protocol", "asp", "--servers", 2, "--sampling", "data-aware", "--example-ledger")
+    own = (*SLOW, "--protocol", "asp", "--servers", 2, "--sampling", "data-aware", "--example-ledger")
     flags = (*COMMON, *own, "--checkpoint-every-s", 0.5)
     run = Training(shards, tmp_path / "run", *flags, "--steps", 100_000)
     runs.append(run)
@@ -172,7 +173,8 @@ def test_a_killed_mixture_resumes_with_other_shares(
 ) -> None:
     """Two sets of the same rows, on real processes; each worker has the old shares up to a step, then the new ones."""
     copied = copy_of(sets[3], tmp_path / "copy")
-    flags = (*COMMON, "--shards", sets[3], copied, "--protocol", "asp", "--example-ledger", "--checkpoint-every-s", 0.5)
+    own = (*SLOW, "--protocol", "asp", "--example-ledger", "--checkpoint-every-s", 0.5)
+    flags = (*COMMON, *own, "--shards", sets[3], copied)
     run = Training(sets[3], tmp_path / "run", *flags, "--mix", "3,1", "--steps", 100_000)
     runs.append(run)
     # From its first checkpoint alone, the run would have no steps with the old shares.

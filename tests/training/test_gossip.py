@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.configs import make_config
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import Training, train_here
 from tests.support.two_stages import AllReduceThenServers
 from tests.support.virtual_runs import QUIET, final
@@ -50,13 +51,13 @@ def test_real_processes_have_the_bits_of_virtual_time(
 def test_a_killed_run_has_the_bits_of_bsp(
     protocol: tuple[str, str], shards: Path, tmp_path: Path, runs: list[Training]
 ) -> None:
-    run = Training(shards, tmp_path / "run", *COMMON, *GOSSIP, *protocol, "--steps", 600)
+    run = Training(shards, tmp_path / "run", *COMMON, *SLOW, *GOSSIP, *protocol, "--steps", 240)
     runs.append(run)
-    for updates, victim in ((150, "worker-1"), (300, "server-0"), (450, "worker-2")):
+    for updates, victim in ((60, "worker-1"), (120, "server-0"), (180, "worker-2")):
         run.wait_for_updates(updates)
         run.send(victim)
     assert run.wait() == 0, run.said()
-    np.testing.assert_array_equal(run.vector(), virtual_end(shards, tmp_path / "virtual", steps=600))
+    np.testing.assert_array_equal(run.vector(), virtual_end(shards, tmp_path / "virtual", steps=240))
 
 
 @pytest.mark.full
@@ -72,16 +73,16 @@ def test_a_killed_run_ends_and_is_replayed(
     protocol: tuple[object, ...], victim: str, shards: Path, tmp_path: Path, runs: list[Training]
 ) -> None:
     """Resumed too: its pools are read again by their ids."""
-    settings = (*COMMON, *GOSSIP, "--selector", "ab", *protocol, "--checkpoint-every-s", 0.5)
-    run = Training(shards, tmp_path / "run", *settings, "--steps", 600)
+    settings = (*COMMON, *SLOW, *GOSSIP, "--selector", "ab", *protocol, "--checkpoint-every-s", 0.5)
+    run = Training(shards, tmp_path / "run", *settings, "--steps", 200)
     runs.append(run)
-    run.wait_for_updates(300)
+    run.wait_for_updates(100)
     run.send(victim)
     assert run.wait() == 0, run.said()
     folder = tmp_path / "run"
     rounds_before = _rounds(folder)
     assert len(rounds_before) > 5
-    longer = Training(shards, tmp_path / "run", *settings, "--steps", 800, "--resume")
+    longer = Training(shards, tmp_path / "run", *settings, "--steps", 300, "--resume")
     runs.append(longer)
     assert longer.wait() == 0, longer.said()
     assert read_result(tmp_path / "run").restarts

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.spark.session import PACKAGE
 from tests.support.server_processes import FACTS, Served
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import Training, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from trainer.launch.open_files import FILES_PER_WORKER, SPARE, needed
@@ -79,7 +80,7 @@ def test_a_run_has_the_limit_of_its_host_and_not_the_shells(tmp_path: Path) -> N
     (tmp_path / "shards").mkdir()
     shards = write_shards(tmp_path / "shards", [rows_of(30, 2), rows_of(50, 3, 100)], EVAL_ROWS)
     inside = ("sh", "-c", 'ulimit -Sn 60 && exec "$@"', "sh")
-    flags = ("--model", "logistic", "--batch-size", 8, "--threads", 1, "--steps", 100_000, "--no-report")
+    flags = (*SLOW, "--batch-size", 8, "--threads", 1, "--steps", 100_000, "--no-report")
     run = Training(shards, tmp_path / "run", *flags, inside=inside)
     try:
         pid = until(lambda: run.pid("server-0"), "the server runs")

@@ -282,7 +282,8 @@ def test_ready_sets_of_other_evaluation_images_are_refused(shards: Path, spark: 
 def test_a_study_on_real_processes_has_the_same_accuracies(shards: Path, tmp_path: Path) -> None:
     plan = Path(write_plan(tmp_path, shards, seeds=1, backend="processes"))
     one = plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"')
-    plan.write_text(one.replace(f'[shardings.two]\nshards = "{shards}"\n', ""))
+    one = one.replace(f'[shardings.two]\nshards = "{shards}"\n', "")
+    plan.write_text('compare = "variant"' + one + '[variants.plain]\n[variants.matcha]\nexchange = "matcha"\n')
     assert main([str(plan), "--output", str(tmp_path / "real"), "--quiet"]) == 0
     plan.write_text(plan.read_text().replace('backend = "processes"', 'backend = "virtual"'))
     assert main([str(plan), "--output", str(tmp_path / "virtual"), "--quiet"]) == 0
@@ -293,10 +294,9 @@ def test_a_study_on_real_processes_has_the_same_accuracies(shards: Path, tmp_pat
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("backend", ["virtual", "processes"])
-def test_a_sampler_an_exchange_and_a_repartition_are_variants(shards: Path, tmp_path: Path, backend: str) -> None:
-    """The second start has one variant more, and repeats no run."""
-    plan = Path(write_plan(tmp_path, shards, seeds=1, backend=backend))
+def test_a_sampler_an_exchange_and_a_repartition_are_variants(shards: Path, tmp_path: Path) -> None:
+    """The second start has more variants, and repeats no run."""
+    plan = Path(write_plan(tmp_path, shards, seeds=1))
     first = plan.read_text().replace('protocol = "asp"', 'protocol = "bsp"').replace("steps = 40", "epochs = 1")
     first = first.replace(f'[shardings.two]\nshards = "{shards}"\n', "")
     first += '[variants.shuffle]\n[variants.representative]\nsampling = "representative"\n'
@@ -315,7 +315,7 @@ def test_a_sampler_an_exchange_and_a_repartition_are_variants(shards: Path, tmp_
 
 
 @pytest.mark.full
-def test_sets_are_made_once_and_go_when_their_runs_are_done(tmp_path: Path) -> None:
+def test_sets_are_made_once_and_go_when_their_runs_are_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From raw images, through a derived data set and Spark, to the report."""
     data = tmp_path / "data"
     assert pipeline_main(["sample", "--to", str(data), "--rows", "400", "--test-rows", "60"]) == 0
@@ -342,17 +342,14 @@ batch_size = 40
 """
     )
     study = tmp_path / "study"
-    command = [sys.executable, "-m", "trainer.study", str(plan), "--output", str(study)]
-    env = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    assert "sharding: 2 sets" in done.stderr
+    command = [str(plan), "--output", str(study)]
+    assert main(command) == 0
+    assert "sharding: 2 sets" in capsys.readouterr().err
     assert not (study / "sets").exists()
     assert not (study / "datasets").exists()
     assert len(lines(study)) == 2
     # more seeds: the sets are made again, and are those that the ledger knows
-    done = subprocess.run([*command, "--seeds", "2", "--keep-sets"], cwd=ROOT, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
+    assert main([*command, "--seeds", "2", "--keep-sets"]) == 0
     found = lines(study)
     assert len(found) == 4
     digests = {  # random has a set a seed, the other one for all
@@ -367,9 +364,8 @@ batch_size = 40
     assert pipeline_main(["sample", "--to", str(other), "--rows", "400", "--test-rows", "60", "--seed", "5"]) == 0
     plan.write_text(plan.read_text().replace(f'"{data}"', f'"{other}"'))
     (study / "ledger.jsonl").unlink()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.strip().endswith(f"to have all made again, delete {study}/sets and {study}/datasets")
+    with pytest.raises(UsageError, match=f"to have all made again, delete {study}/sets and {study}/datasets$"):
+        main(command)
     assert not (study / "ledger.jsonl").exists()
 
 

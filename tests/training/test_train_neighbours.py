@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tests.support.configs import make_config
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import RunFolder, Training, train_here, until
 from trainer import Options, Result
 from trainer.checkpoints.read import newest, read_state
@@ -114,7 +115,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
     sets: dict[int, Path], tmp_path: Path, start: Start, slow_cnn: str, number: int
 ) -> None:
     """Interrupt a run whose steps are slow, so that it is far from its end, and finish it at full speed."""
-    values: dict[str, Any] = {"exchange": "d-psgd", "model": slow_cnn, "steps": 60}
+    values: dict[str, Any] = {"exchange": "d-psgd", "model": slow_cnn, "steps": 30}
     flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
     first = start(*flags)
     until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
@@ -126,13 +127,13 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
         first.end()
     version = newest(first.output / "checkpoints")
     assert version
-    assert version < 60
+    assert version < 30
     assert len(read_state(first.output / "checkpoints", version).memory["replicas"]["begun"]) == 4
     (tmp_path / "slow").unlink()
     resumed = start(*flags, "--resume")
     assert resumed.wait() == 0, resumed.said()
     assert weights(resumed.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)
-    assert resumed.result()["updates"] == 60
+    assert resumed.result()["updates"] == 30
 
 
 @pytest.mark.full
@@ -141,32 +142,32 @@ def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path,
     # The length of a run does not change the rate, so that the first part in virtual time may be shorter.
     values: dict[str, Any] = {"exchange": "matcha", "model": slow_cnn, "recipe": "constant"}
     flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
-    first = start(*flags, "--steps", 60)
+    first = start(*flags, "--steps", 30)
     until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 1, first.said()
     version = newest(first.output / "checkpoints")
     assert version
-    assert version < 60
+    assert version < 30
     (tmp_path / "slow").unlink()
-    second = start(*flags, "--steps", 60, "--resume", "--workers", 6)
+    second = start(*flags, "--steps", 30, "--resume", "--workers", 6)
     assert second.wait() == 0, second.said()
     virtual_end(sets[4], tmp_path / "virtual", **values, steps=version)
-    expected = virtual_end(sets[4], tmp_path / "virtual", workers=6, **values, steps=60)
+    expected = virtual_end(sets[4], tmp_path / "virtual", workers=6, **values, steps=30)
     assert weights(second.output) == weights(expected.output)
     assert consensus(second) == consensus(RunFolder(tmp_path / "virtual"))
     assert replay(second.output).is_equal
     assert all(event["fingerprint"] == event["expected"] for event in second.events("pass"))
     (tmp_path / "slow").touch()
-    third = start(*flags, "--steps", 120, "--resume", "--workers", 3)
-    third.wait_for_updates(65)
+    third = start(*flags, "--steps", 60, "--resume", "--workers", 3)
+    third.wait_for_updates(35)
     third.send("worker-1")
     assert third.wait() == 0, third.said()
     result = third.result()
-    assert (result["cause"], result["updates"], result["rollbacks"]) == ("finished", 120, 0)
+    assert (result["cause"], result["updates"], result["rollbacks"]) == ("finished", 60, 0)
     assert result["restarts"]["worker"] == 1
     cohorts = read_record(third.output).config.cohorts.entries
-    assert [(each.workers, each.version) for each in cohorts] == [(4, 0), (6, version), (3, 60)]
+    assert [(each.workers, each.version) for each in cohorts] == [(4, 0), (6, version), (3, 30)]
     assert replay(third.output).is_equal
 
 
@@ -174,9 +175,9 @@ def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path,
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> None:
     """It is replaced, and trains to the end with the others. The run never rolls back."""
-    steps = 2000
-    run = start("--exchange", "d-psgd", "--model", "logistic", "--steps", steps)
-    run.wait_for_updates(200)
+    steps = 500
+    run = start("--exchange", "d-psgd", *SLOW, "--steps", steps)
+    run.wait_for_updates(50)
     run.send("worker-1", number)
     assert run.wait() == 0, run.said()
     result = run.result()
@@ -203,15 +204,13 @@ def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> No
 
 @pytest.mark.full
 def test_the_death_of_server_0_rolls_all_workers_back(start: Start) -> None:
-    run = start("--exchange", "matcha", "--model", "logistic", "--steps", 1000, "--checkpoint-every-s", 0.2)
+    run = start("--exchange", "matcha", *SLOW, "--steps", 300, "--checkpoint-every-s", 0.2)
     until(lambda: newest(run.output / "checkpoints"), "a checkpoint")
     run.send("server-0")
     assert run.wait() == 0, run.said()
     assert run.result()["cause"] == "finished"
     assert run.result()["restarts"]["server"] == 1
-    assert len(run.pushes()) == 4 * 1000
+    assert len(run.pushes()) == 4 * 300
     assert replay(run.output).is_equal
-    folder = folder_of(run.output / "checkpoints", 1000)
-    assert read_state(run.output / "checkpoints", 1000).parts.keys() == {
-        path.name for path in folder.glob("replicas-*")
-    }
+    folder = folder_of(run.output / "checkpoints", 300)
+    assert read_state(run.output / "checkpoints", 300).parts.keys() == {path.name for path in folder.glob("replicas-*")}

@@ -18,6 +18,7 @@ import pytest
 
 from pipeline.core.errors import JobError, UsageError
 from tests.support.configs import make_config
+from tests.support.slow_model import SLOW
 from tests.support.tiers import only
 from tests.support.trainer_runs import End, Training, train_here, until
 from tests.unit.test_addresses import free_port
@@ -195,7 +196,7 @@ def test_a_run_goes_on_after_a_signal_and_after_a_killed_starter(start: Start, u
 @pytest.mark.full
 def test_a_run_goes_on_with_a_host_that_was_frozen(start: Start) -> None:
     """Its supervisor was: it goes on by itself, or leaves for another attempt. A signal to all processes ends the run."""
-    run = start("--protocol", "bsp", "--steps", 1_000_000)
+    run = start(*SLOW, "--protocol", "bsp", "--steps", 1_000_000)
     run.wait_for_updates(10)
     host = part_of(run, "worker-2")
     host.suspend()
@@ -216,7 +217,7 @@ def test_a_run_goes_on_with_a_host_that_was_frozen(start: Start) -> None:
 
 @pytest.mark.full
 def test_a_frozen_host_ends_the_run_after_the_stall_timeout(start: Start) -> None:
-    run = start("--protocol", "bsp", "--steps", 1_000_000, "--checkpoint-every-s", 0.5, "--stall-timeout-s", 11)
+    run = start(*SLOW, "--protocol", "bsp", "--steps", 1_000_000, "--checkpoint-every-s", 0.5, "--stall-timeout-s", 11)
     run.wait_for_updates(10)
     part_of(run, "worker-2").suspend()
     assert run.wait() == 1

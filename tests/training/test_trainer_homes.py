@@ -17,6 +17,7 @@ from pipeline.assignment.speeds import measured_ratios
 from pipeline.core.storage.local import LocalFiles
 from tests.clusters import free_ports
 from tests.support.places import STORE, put
+from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import ROOT, Training, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.unit.test_checkpoint import state_of, write
@@ -89,12 +90,12 @@ def test_a_killed_run_on_a_store_resumes_to_the_local_bits(
     shards: Path, place: str, tmp_path: Path, runs: list[Training]
 ) -> None:
     home = StorePlace(place, STORE)
-    killed = Far(shards, home, tmp_path, *BSP, "--steps", 100_000, "--heartbeat-timeout-s", 600, "--tensorboard")
+    killed = Far(shards, home, tmp_path, *BSP, *SLOW, "--steps", 100_000, "--heartbeat-timeout-s", 600, "--tensorboard")
     runs.append(killed)
     killed.wait_for_checkpoint(30)
     for worker in ("worker-0", "worker-1"):
         killed.send(worker, signal.SIGSTOP)
-    second = Far(shards, home, tmp_path, *BSP, "--resume")
+    second = Far(shards, home, tmp_path, *BSP, *SLOW, "--resume")
     runs.append(second)
     assert second.wait() == 1
     assert "is in use by a run that has not ended" in one_line(second)
@@ -102,7 +103,7 @@ def test_a_killed_run_on_a_store_resumes_to_the_local_bits(
     last = newest(home / CHECKPOINTS)
     assert last is not None
     steps = last + 20
-    flags = (*BSP, "--steps", steps)
+    flags = (*BSP, *SLOW, "--steps", steps)
     local = Training(shards, tmp_path / "local", *flags, "--no-report")
     runs.append(local)
     assert local.wait() == 0, local.said()

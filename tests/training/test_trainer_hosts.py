@@ -20,6 +20,7 @@ from pipeline.core.errors import UsageError
 from tests.campaigns.cable import LOOPBACK, Cable, Tap
 from tests.clusters import free_ports
 from tests.support.configs import make_config
+from tests.support.slow_model import SLOW
 from tests.support.tiers import only
 from tests.support.trainer_runs import End, Training, train_here, until
 from trainer.checkpoints.read import whole
@@ -159,7 +160,7 @@ def test_encryption_changes_what_is_read_and_no_bit(host: Host, undisturbed: np.
 
 @pytest.mark.full
 def test_a_host_may_join_a_run_that_has_begun(host: Host) -> None:
-    flags = ("--protocol", "ssp", "--steps", 2000, "--start-wait-s", 1, "--heartbeat-timeout-s", 1000)
+    flags = (*SLOW, "--protocol", "ssp", "--steps", 200, "--start-wait-s", 1, "--heartbeat-timeout-s", 1000)
     where = addresses(1)
     head = host("server:0,worker:0,evaluator", where, *flags)
     head.wait_for_updates(10)
@@ -170,7 +171,7 @@ def test_a_host_may_join_a_run_that_has_begun(host: Host) -> None:
     assert late.wait() == 0, late.said()
     assert head.wait() == 0, head.said()
     pushes = head.pushes()
-    assert len(pushes) == 6000
+    assert len(pushes) == 600
     assert set(pushes["worker"][:10]) == {0}
     assert set(pushes["worker"]) == {0, 1, 2}
     # It starts where the slowest is, or everybody would wait until it has caught up.
@@ -183,7 +184,7 @@ def test_a_host_with_another_token_is_told_so_in_one_line(
 ) -> None:
     monkeypatch.setattr(transport, "REFUSED_AFTER_S", 1.0)  # of this process, which is the other host's supervisor
     where = addresses(1)
-    flags = ("--protocol", "asp", "--steps", 100_000, "--start-wait-s", 1)
+    flags = (*SLOW, "--protocol", "asp", "--steps", 100_000, "--start-wait-s", 1)
     head = host("server:0,worker:0,evaluator", where, *flags)
     head.wait_for_updates(10)
     (tmp_path / "other").write_text("fedcba9876543210\n")
@@ -279,7 +280,7 @@ def test_other_hosts_wait_for_the_first_and_resume_with_it(host: Host, undisturb
 def test_hosts_stopped_together_resume_from_a_whole_checkpoint(host: Host) -> None:
     """Whichever host hears of it first: the one with server 1 stays until the last checkpoint has its part."""
     where, left, generation = addresses(2), 0, 0
-    flags = ("--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
+    flags = (*SLOW, "--protocol", "bsp", "--servers", 2, "--steps", 100_000, "--checkpoint-every-s", 1000)
     for late_s in (0.0, 0.4, -0.4):  # how much later than the other host that of server 0 hears of it
         follower = host("server:1,worker:1-2", where, *flags, "--no-epoch-checkpoints")
         head = host("server:0,worker:0,evaluator", where, *flags, "--no-epoch-checkpoints", "--resume")
