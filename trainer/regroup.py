@@ -73,21 +73,21 @@ def regrouped(
     record = saved.intact() if context.config.data.mix else saved.record
     history = record.config.data.mix if record and context.config.data.mix else ""
     change = asked_change(context, saved, workers, options, compute)
-    found = Resumption()
+    resumption = Resumption()
     # A run that mixes no sets and has never changed its workers costs no look at its checkpoints.
     if record and (history or (change and not change.keeps_all)):
-        found = read_resumption(context.checkpoints, _with_cohorts(context, record.cohorts).config)
+        resumption = read_resumption(context.checkpoints, _with_cohorts(context, record.cohorts).config)
     if history:
-        context = _with_data(context, mix=changed_mix(history, context.config.data.mix, found.clock))
+        context = _with_data(context, mix=changed_mix(history, context.config.data.mix, resumption.clock))
     # Without a checkpoint nothing was trained, so that this start begins anew.
-    if change is None or not (options.resume or found.newest):
+    if change is None or not (options.resume or resumption.newest):
         return context
     _check_batch(context, workers, change, options)
     context = _with_data(context, batch_size=change.request.batch_size)
     if change.keeps_all:
         return context
     if options.resume:
-        return _resumed(context, change, found, has_rows=compute in (None, "real"))
+        return _resumed(context, change, resumption, has_rows=compute in (None, "real"))
     # Without --resume a start can only find out whether the run has finished.
     if change.request != change.present:
         raise UsageError(
@@ -208,20 +208,20 @@ def _with_cohorts(context: RunContext, cohorts: Cohorts) -> RunContext:
     return replace(context, config=replace(context.config, cohorts=cohorts))
 
 
-def _resumed(context: RunContext, change: Regrouping, found: Resumption, *, has_rows: bool) -> RunContext:
+def _resumed(context: RunContext, change: Regrouping, resumption: Resumption, *, has_rows: bool) -> RunContext:
     """Return the context of a resume, with the cohorts of the workers.
 
     Args:
         context: the run.
         change: the run in the folder, and what the resume asks for.
-        found: its checkpoints.
+        resumption: its checkpoints.
         has_rows: whether gradients are computed from rows of the set.
     Raises:
         UsageError: the workers of the run cannot change.
         DataError: a checkpoint is damaged.
     """
     record, request = change
-    progress = _progress(context.checkpoints, record, found)
+    progress = _progress(context.checkpoints, record, resumption)
     # A cohort without an update has left nothing: it begins again, maybe from another checkpoint.
     entries = record.cohorts.up_to(progress.version)
     last = entries[-1]
@@ -257,13 +257,13 @@ def _resumed(context: RunContext, change: Regrouping, found: Resumption, *, has_
     return result
 
 
-def _progress(root: Place, record: RunRecord, found: Resumption) -> CheckpointProgress:
+def _progress(root: Place, record: RunRecord, resumption: Resumption) -> CheckpointProgress:
     """Return the progress of a run in the checkpoint with which it continues: the newest, or the one that a rule chose.
 
     Raises DataError if all of its checkpoints are damaged. root: their folder."""
-    if state := found.restored:
+    if state := resumption.restored:
         return CheckpointProgress(state.version, state.accepted, state.clocks, state.gossip)
-    if found.has_any:
+    if resumption.has_any:
         raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
     # A first checkpoint without its last file is written again.
     return CheckpointProgress(0, 0, dict.fromkeys(range(record.cohorts.first.workers), 0))
