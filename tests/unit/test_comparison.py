@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.core.errors import UsageError
 from tests.support.configs import make_config
-from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
+from tests.support.trainer_sets import EVAL_ROWS, append_rows, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, TOY
 from trainer import Options
 from trainer.comparison.measurements import Measurements
@@ -20,6 +20,7 @@ from trainer.protocols import PROTOCOLS
 from trainer.protocols.ssp import SSP
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.read import evaluations, read_events
+from trainer.runlog.run_folder import read_record
 from trainer.simulate import main
 from trainer.simulation.comparison.compare import compare
 from trainer.simulation.comparison.contenders import parse_contenders
@@ -235,3 +236,19 @@ def test_a_comparison_changes_the_workers_of_all_or_of_none(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="topology torus needs rows and columns of 2 or more workers"):
         compare(longer, replace(machines, workers=2), contenders, replace(QUIET, resume=True))
     assert (tmp_path / "all" / "bsp" / "config.json").read_bytes() == before
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_contenders_have_the_same_rows_of_a_set_that_grows(tmp_path: Path) -> None:
+    """Add a contender after the set has grown: it has the rows of the one that is finished, which is not trained again."""
+    shards = write_shards(tmp_path / "set", [rows_of(30, 2), rows_of(30, 3, 100)], EVAL_ROWS)
+    append_rows(shards, [rows_of(5, 4, 500), rows_of(5, 5, 600)])
+    config = make_config(str(shards), tmp_path / "all", model="logistic", batch_size=20, epochs=1)
+    compare(config, SimulationSettings(), parse_contenders("asp"), QUIET)
+    before = (tmp_path / "all" / "asp" / "result.json").read_bytes()
+    append_rows(shards, [rows_of(7, 6, 700), rows_of(7, 7, 800)])
+    compare(config, SimulationSettings(), parse_contenders("bsp,asp"), QUIET)
+    assert (tmp_path / "all" / "asp" / "result.json").read_bytes() == before
+    records = [read_record(tmp_path / "all" / label) for label in ("asp", "bsp")]
+    assert [record.rows for record in records] == [70, 70]
+    assert records[0].config.data.generation == records[1].config.data.generation

@@ -64,8 +64,7 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
 
     A finished run in the folder is not repeated. Raises UsageError, DataError and JobError."""
     saved = saved_run(context.home, overwrite=options.overwrite)
-    if simulated.compute == "real" and context.config.data.shards:
-        context = context.pinned(saved)
+    context = pinned_context(context, simulated, saved)
     look = partial(regrouped, context, workers=simulated.workers, options=options, compute=simulated.compute)
     context = look(saved)
     if options.resume and simulated.workers is None:
@@ -96,6 +95,12 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
             facts = facts_of(compute, num_workers, rows)
             ensure_checkpoint(config, facts, compute.start(), output)
             return _run(stored, facts, simulated, compute, options, storage)
+
+
+def pinned_context(context: RunContext, simulated: SimulationSettings, saved: SavedRun) -> RunContext:
+    """Return the context of a run, pinned to a generation if it reads rows of a set that grows. See RunContext.pinned."""
+    reads_rows = simulated.compute == "real" and context.config.data.shards
+    return context.pinned(saved) if reads_rows else context
 
 
 @contextmanager

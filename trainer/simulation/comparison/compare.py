@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from trainer.comparison.measurements import (
     Measurements,
@@ -20,10 +19,10 @@ from trainer.context import RunContext
 from trainer.options import Options
 from trainer.plan import check_shares
 from trainer.regroup import regrouped
-from trainer.runlog.run_folder import read_record, resolve_output, saved_run
+from trainer.runlog.run_folder import SavedRun, read_record, resolve_output, saved_run
 from trainer.simulation.comparison.contenders import Contender
 from trainer.simulation.options import SimulationSettings
-from trainer.simulation.run import check_exchange, drawn_ratios, run_in, workers_rows_digest
+from trainer.simulation.run import check_exchange, drawn_ratios, pinned_context, run_in, workers_rows_digest
 
 
 def compare(
@@ -51,28 +50,30 @@ def compare(
         accuracy: the goal of "time to accuracy"; default: the highest evaluation accuracy that all runs reach.
     """
     output = resolve_output(config.run.output)
-    context = RunContext.from_config(config, output)
+    homes = {label: output / re.sub(r"[^\w.-]", "-", label) for label in contenders}
+    saved_runs = {label: saved_run(home, overwrite=options.overwrite) for label, home in homes.items()}
+    # On a set that grows, all contenders have the rows of the one that began first.
+    first = next((saved for saved in saved_runs.values() if saved.record), SavedRun())
+    context = pinned_context(RunContext.from_config(config, output), simulated, first)
+    config = context.config
     num_workers = workers_rows_digest(context, simulated)[0]
     configs = {}
     for label, contender in contenders.items():  # all of them before the first run, which may take long
         own = contender.configure(config, optimiser or config.optimiser)
-        folder = output / re.sub(r"[^\w.-]", "-", label)
-        configs[label] = replace(own, run=replace(config.run, output=str(folder)))
+        home = homes[label]
+        configs[label] = replace(own, run=replace(config.run, output=str(home)))
         check_shares(own, num_workers, drawn_ratios(context, simulated, num_workers))
         check_exchange(own, num_workers, simulated.compute)
-        home = Path(configs[label].run.output)
         # Refuses a change of workers for those that cannot follow it, while none has changed.
         own_context = replace(context, config=configs[label], home=home)
-        saved = saved_run(home, overwrite=options.overwrite)
-        regrouped(own_context, saved, simulated.workers, options, compute=simulated.compute)
+        regrouped(own_context, saved_runs[label], simulated.workers, options, compute=simulated.compute)
     quiet = replace(options, silent=True, quiet=True)
     runs = []
     for label, own in configs.items():
         if not (options.quiet or options.silent):
             print(f"{label} ...", flush=True)
-        home = Path(own.run.output)
-        result = run_in(replace(context, config=own, home=home), simulated, quiet)
-        runs.append(measure(label, read_record(home).config, result))
+        result = run_in(replace(context, config=own, home=homes[label]), simulated, quiet)
+        runs.append(measure(label, read_record(homes[label]).config, result))
     # The default goals depend on all runs, so the times to them are only known now.
     goals = Goals(
         lowest_common_loss(runs) if loss is None else loss,
