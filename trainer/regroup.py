@@ -27,7 +27,7 @@ from trainer.gossip.weave import foreign_steps
 from trainer.home.place import Place, listing
 from trainer.options import Options
 from trainer.run_files import FOLLOWED
-from trainer.runlog.run_folder import RunRecord, SavedRun
+from trainer.runlog.run_folder import RunRecord, SavedRun, is_finished
 from trainer.sampling.mixture import changed_mix
 
 
@@ -72,9 +72,9 @@ def regrouped(
     """
     record = saved.intact() if context.config.data.mix else saved.record
     history = record.config.data.mix if record and context.config.data.mix else ""
-    change = asked_change(context, saved, workers, options, compute)
+    change = requested_change(context, saved, workers, options, compute)
     resumption = Resumption()
-    # A run that mixes no sets and has never changed its workers costs no look at its checkpoints.
+    # A start that changes neither workers nor shares reads no checkpoints.
     if record and (history or (change and not change.keeps_all)):
         resumption = read_resumption(context.checkpoints, _with_cohorts(context, record.cohorts).config)
     if history:
@@ -97,12 +97,12 @@ def regrouped(
     return _with_cohorts(context, change.record.cohorts)
 
 
-def asked_change(
+def requested_change(
     context: RunContext, saved: SavedRun, workers: int | None, options: Options, compute: str | None
 ) -> Regrouping | None:
     """Return the workers with which a start would continue a run; None if it begins one, or is refused later.
 
-    Looks at no checkpoint. Raises UsageError and DataError. See ``regrouped`` for the arguments."""
+    Reads no checkpoint. Raises UsageError and DataError. See ``regrouped`` for the arguments."""
     changes = options.resume and workers is not None
     # A damaged record is refused here if it says how many workers the run has, otherwise later.
     record = saved.intact() if changes else saved.record
@@ -226,7 +226,11 @@ def _resumed(context: RunContext, change: Regrouping, resumption: Resumption, *,
     entries = record.cohorts.up_to(progress.version)
     last = entries[-1]
     is_changed = request != last.size
-    reason = obstacle(context.config, context.home, request.workers) if is_changed or len(entries) > 1 else None
+    reason = None
+    if is_changed or len(entries) > 1:
+        reason = obstacle(
+            context.config, request.workers, has_followed=has_followed_stream(context.config, context.home)
+        )
     if reason and is_changed:
         raise UsageError(f"{request} instead of {last.size}: {reason}; resume with {last.size}")
     if reason:
@@ -243,8 +247,10 @@ def _resumed(context: RunContext, change: Regrouping, resumption: Resumption, *,
     result = _with_cohorts(
         context, Cohorts((*entries, _next(context, entries, request, progress, record.rows, has_rows=has_rows)))
     )
-    # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing.
-    if result.config.steps_per_worker(record.rows) <= result.config.cohorts.present.clock:
+    # Its newest checkpoint would be written again as the end of a run of the new workers, who have done nothing. A run that
+    # has converged is finished at any of its steps.
+    is_over = result.config.steps_per_worker(record.rows) <= result.config.cohorts.present.clock
+    if is_over or (may_have_converged(context, record) and is_finished(context.home)):
         keeps_length = context.config.data.repartition == "importance"
         need = (
             "another --output, because --repartition importance keeps its length"
@@ -261,12 +267,18 @@ def _progress(root: Place, record: RunRecord, resumption: Resumption) -> Checkpo
     """Return the progress of a run in the checkpoint with which it continues: the newest, or the one that a rule chose.
 
     Raises DataError if all of its checkpoints are damaged. root: their folder."""
-    if state := resumption.restored:
+    if state := resumption.next:
         return CheckpointProgress(state.version, state.accepted, state.clocks, state.gossip)
-    if resumption.has_any:
+    if resumption.has_updates:
         raise DataError(f"{root} holds no whole checkpoint; choose another --output, or --overwrite")
     # A first checkpoint without its last file is written again.
     return CheckpointProgress(0, 0, dict.fromkeys(range(record.cohorts.first.workers), 0))
+
+
+def may_have_converged(context: RunContext, record: RunRecord) -> bool:
+    """Return whether a run that has finished at the length of a start may have converged before. record: the run."""
+    run, before = context.config.run, record.config.run
+    return bool(context.config.optimiser.tolerance) and (run.epochs, run.steps) == (before.epochs, before.steps)
 
 
 def _refuse_kind(context: RunContext, saved: RunRecord) -> NoReturn:
@@ -327,13 +339,13 @@ def _foreign_steps(config: Config, progress: CheckpointProgress) -> tuple[int, .
     )
 
 
-def departure_obstacle(config: Config, home: Place, workers: int) -> str | None:
+def departure_obstacle(config: Config, workers: int, *, has_followed: bool) -> str | None:
     """Return why a run keeps the workers of a host that is to end; None if it continues without them.
 
     Args:
         config: the run.
-        home: its folder.
         workers: the number of workers without them; 0 if all hosts are to end.
+        has_followed: see ``obstacle``.
     """
     protocols = [stage.protocol for stage in config.stage_configs()]
     if all(protocol.reproducible for protocol in protocols):
@@ -344,27 +356,35 @@ def departure_obstacle(config: Config, home: Place, workers: int) -> str | None:
             protocol.check(workers or config.cohorts.present.workers)
     except UsageError as error:
         return str(error)
-    return obstacle(config, home, workers or None)
+    return obstacle(config, workers or None, has_followed=has_followed)
 
 
-def obstacle(config: Config, home: Place, workers: int | None) -> str | None:
+def has_followed_stream(config: Config, home: Place) -> bool:
+    """Return whether workers of a run have added rows of a stream to their shards. Raises OSError. home: its folder."""
+    return config.data.generation is not None and bool(listing(home / FOLLOWED))
+
+
+def obstacle(config: Config, workers: int | None, *, has_followed: bool) -> str | None:
     """Return why the workers of a run cannot change; None if they can.
 
     Most causes keep something per worker, or per pass of a worker, that cannot be divided anew.
 
     Args:
         config: the run.
-        home: its folder.
         workers: the number of workers that is asked for, if it is known.
+        has_followed: whether its workers have added rows of a stream, maybe with an earlier start's --follow.
     """
     name = config.exchange.name
     table = config.table_sampler
     # The first one that applies is reported.
     causes = (
-        # Without --follow the rows are those of one generation, unless workers have followed the set earlier.
         (
-            config.data.follow or (config.data.generation is not None and bool(listing(home / FOLLOWED))),
+            config.data.follow,
             "--follow adds the rows of a stream to the shard of each worker, each after passes of its own",
+        ),
+        (
+            has_followed,
+            "its workers have added rows of a stream to their shards with --follow, each after passes of its own",
         ),
         (
             isinstance(config.exchange, NeighbourExchange) and table is not None and table.has_owners,

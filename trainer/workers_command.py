@@ -16,7 +16,7 @@ from pipeline.core.specs import AdvancedHelp, Spec, add_flags, from_flags, optio
 from pipeline.core.storage.retries import unreadable_is_data_error
 from trainer.home.place import Place, place_of
 from trainer.launch.workers_request import WorkersRequest, delete_request, read_request, write_request
-from trainer.regroup import obstacle
+from trainer.regroup import has_followed_stream, obstacle
 from trainer.run_files import LOCK
 from trainer.runlog.run_folder import RunRecord, is_finished, saved_run
 
@@ -131,7 +131,7 @@ def _check(home: Place, record: RunRecord, workers: int) -> None:
         raise UsageError(f"{home} has {record.num_workers} workers: remove at most {record.num_workers - 1}")
     if record.simulated is not None:
         raise UsageError(f"{home} is in virtual time: sharding simulate --resume --workers {workers} continues it")
-    reason = obstacle(record.config, home, workers)
+    reason = obstacle(record.config, workers, has_followed=has_followed_stream(record.config, home))
     # The run would refuse the request too, after it has stopped.
     if reason:
         raise UsageError(f"{home} stays with {record.num_workers} workers: {reason}")

@@ -273,8 +273,8 @@ def test_sent_bytes_are_by_stage_and_workers(shards: str, whole: dict[str, Resul
 def test_a_run_with_a_switch_continues_without_a_host(tmp_path: Path) -> None:
     """Unless both of its stages have the same bits whatever fails."""
     for exchange in ("strategy-switch", "sync-switch"):
-        assert departure_obstacle(make_config(model="cnn", exchange=exchange), tmp_path, 2) is None
-    words = departure_obstacle(make_config(model="cnn", exchange="two-halves"), tmp_path, 2)
+        assert departure_obstacle(make_config(model="cnn", exchange=exchange), 2, has_followed=False) is None
+    words = departure_obstacle(make_config(model="cnn", exchange="two-halves"), 2, has_followed=False)
     assert words == "with other workers a run of two-halves would end with other bits"
 
 

@@ -45,7 +45,7 @@ from trainer.data.rows import Rows
 from trainer.data.sampling import RowSampler, TableRowSampler
 from trainer.flags import build_parser, options_of
 from trainer.lifecycle.prepare import main as prepare
-from trainer.regroup import confirm, describe_cohorts, obstacle, regrouped
+from trainer.regroup import confirm, describe_cohorts, has_followed_stream, obstacle, regrouped
 from trainer.report.settings import flags_in_words
 from trainer.rules import begin_cohort, worker_rate
 from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
@@ -159,10 +159,13 @@ def test_rows_of_a_streamed_set_are_dealt_anew(way: str, tmp_path: Path) -> None
 def test_workers_that_have_followed_a_stream_stay(shards: str, tmp_path: Path) -> None:
     """Refuse other workers with --follow, and without it as soon as a worker has recorded where it added rows."""
     config = make_config(shards, tmp_path / "run", generation=0)
-    assert obstacle(config, tmp_path / "run", 5) is None
-    assert "--follow adds" in str(obstacle(make_config(shards, generation=0, follow=True), tmp_path, 5))
+    assert not has_followed_stream(config, tmp_path / "run")
+    assert obstacle(config, 5, has_followed=False) is None
+    follows = make_config(shards, generation=0, follow=True)
+    assert "--follow adds" in str(obstacle(follows, 5, has_followed=False))
     record(tmp_path / "run", 1, Stretch(40, 1, 45, 1))
-    assert "--follow adds" in str(obstacle(config, tmp_path / "run", 5))
+    assert has_followed_stream(config, tmp_path / "run")
+    assert "its workers have added rows of a stream" in str(obstacle(config, 5, has_followed=True))
 
 
 @pytest.mark.parametrize("protocol", only(["k-bsp"], ["k-bsp", "k-batch-bsp"]))
@@ -550,7 +553,7 @@ def test_a_checkpoint_that_another_start_writes_meanwhile(shards: str, tmp_path:
         confirm(seen, look(saved_run(output)))
 
 
-def test_only_a_change_of_workers_reads_checkpoints(
+def test_a_start_that_changes_nothing_reads_no_checkpoint(
     shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start that changes them reads them once."""
@@ -768,7 +771,9 @@ def test_what_cannot_change_its_workers_is_refused(shards: str, tmp_path: Path) 
     output = tmp_path / "losses"
     values: dict[str, Any] = {"exchange": "d-psgd", "sampling": "recency"}
     run(shards, output, steps=4, **values)
-    with pytest.raises(UsageError, match=r"keeps the losses of --sampling recency in .* resume with --workers 3"):
+    with pytest.raises(
+        UsageError, match=r"keeps the losses of --sampling recency in .* resume with --workers 3 --batch-size 24"
+    ):
         run(shards, output, RESUME, 2, steps=8, **values)
     output = tmp_path / "alone"
     run(shards, output, steps=8, gossip=2)
@@ -796,6 +801,11 @@ def test_other_workers_are_compared_by_the_tolerance(shards: str, tmp_path: Path
     done = run(shards, tmp_path, RESUME, 5, steps=8, **values)
     assert done.converged
     assert newest(tmp_path / "checkpoints") == 2
+    before = (tmp_path / "result.json").read_bytes()
+    with pytest.raises(UsageError, match="finished at this length: --workers 2 --batch-size 24 instead of --workers 5"):
+        run(shards, tmp_path, RESUME, 2, steps=8, **values)
+    assert (tmp_path / "result.json").read_bytes() == before
+    assert run(shards, tmp_path, RESUME, 2, steps=12, **values).converged, "a longer run goes on"
 
 
 def test_each_of_other_workers_has_as_many_rows_as_it_gives(shards: str) -> None:

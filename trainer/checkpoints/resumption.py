@@ -12,17 +12,17 @@ from trainer.home.place import Place
 
 
 class Resumption(NamedTuple):
-    """The checkpoints of a run, as a start finds them.
+    """The checkpoints of a run at a start.
 
     Attributes:
-        newest: the state of the newest complete one, whose slices may be damaged; None without a complete one.
-        restored: the state of the one with which the run continues; None without a sound one.
-        has_any: whether there is a folder of a checkpoint, complete or not.
+        newest: the state of the newest complete checkpoint, whose slices may be damaged; None without a complete one.
+        next: the state with which the run continues; None without a sound checkpoint.
+        has_updates: whether there is a checkpoint after version 0, complete or not.
     """
 
     newest: RunState | None = None
-    restored: RunState | None = None
-    has_any: bool = False
+    next: RunState | None = None
+    has_updates: bool = False
 
     @property
     def clock(self) -> int:
@@ -35,10 +35,13 @@ def read_resumption(root: Place, config: Config) -> Resumption:
 
     root: their folder; config: the run that a start asks for, with the cohorts that the run has."""
     newest = newest_state(root)
+    has_updates = any(versions(root))
     if newest is None:
-        return Resumption(has_any=any(versions(root)))
+        return Resumption(has_updates=has_updates)
     stop = stop_of(root, config)
-    return Resumption(newest, state_to_restore(root, by_rule=config.exchange.switches_by_rule, stop=stop), has_any=True)
+    return Resumption(
+        newest, state_to_restore(root, by_rule=config.exchange.switches_by_rule, stop=stop), has_updates=has_updates
+    )
 
 
 def state_to_restore(root: Place, *, by_rule: bool = False, stop: StopDecision | None = None) -> RunState | None:

@@ -22,7 +22,7 @@ from trainer.leader.next_stage import find_continuation
 from trainer.lifecycle.interruption import INTERRUPTED, RunInterruptedError
 from trainer.options import Options
 from trainer.plan import describe, plan
-from trainer.regroup import departure_obstacle
+from trainer.regroup import departure_obstacle, has_followed_stream
 from trainer.report.metrics import RunMetrics
 from trainer.report.progress import ProgressLine
 from trainer.run_files import CHECKPOINTS
@@ -81,6 +81,7 @@ class ClusterRun:
         self._silent: set[int] = set()  # parts that were silent at the last look
         self._departing: set[int] = set()  # parts whose hosts are to end, and with which the run does not continue
         self._all_depart = False  # apart from ``interrupted``, after which a signal to this process is the second one
+        self._has_followed = False  # whether workers have added rows of a stream before this start
         self._is_changing = False  # whether the parts end so that the run continues with other workers
         self._start_time = 0.0  # when the parts were started (monotonic seconds), 0 before
         self._has_reported_missing = False
@@ -105,6 +106,8 @@ class ClusterRun:
     def _start(self, threads_before: int) -> int:
         """Start the parts, wait for them, and return the threads per worker. threads_before: see ``_threads``."""
         self._raise_if_interrupted()
+        # Once, because a store that does not answer must not delay the loop.
+        self._has_followed = has_followed_stream(self.config, self.requests.home)
         self.launcher.check(self.parts)
         self._raise_if_interrupted()  # the check may have taken long, for example to start Spark
         threads = self._threads(threads_before)
@@ -260,7 +263,7 @@ class ClusterRun:
             workers = sum(each.count("worker") for each in rest)
             obstacle: str | None = "it is the only host"
             if len(self.parts) > 1:
-                obstacle = departure_obstacle(self.config, self.requests.home, workers)
+                obstacle = departure_obstacle(self.config, workers, has_followed=self._has_followed)
             if obstacle:
                 self.progress.message(f"host {part} got SIGTERM; it is replaced once it has ended, because {obstacle}")
                 continue
