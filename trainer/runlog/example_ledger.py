@@ -84,12 +84,13 @@ class ExampleLedger:
                 entries = [entry for entry in self._entries if entry.version <= version]
             if self._is_void or not entries:
                 return
-            # Once, because it is made durable, which takes as long as the encoding of a file.
+            # Once, because it is made durable, which takes as long as the encoding of a file. After a failure again.
             if not self._has_folder:
                 make(self.folder)
-                self._has_folder = True
+            self._has_folder = False
             # Entries are added meanwhile: the owner's thread must not wait for a slow store.
             write_whole(self.folder / f"{version:08d}-{self.generation}.parquet", to_parquet(entries))
+            self._has_folder = True
             with self._lock:
                 del self._entries[: len(entries)]
 
