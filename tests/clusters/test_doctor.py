@@ -52,7 +52,7 @@ def test_no_room_for_executors_is_a_failed_check(standalone: Standalone) -> None
     assert "none has answered in 15 s" in line
 
 
-def test_a_job_for_another_user_is_refused_or_writes_as_that_user(
+def test_a_job_for_another_user_is_refused_or_writes_as_it(
     standalone: Standalone, hdfs: Hdfs, small_input: str, tmp_path: Path
 ) -> None:
     """Driver and tasks alike: the manifest is the driver's, the shards are of tasks.

@@ -60,7 +60,7 @@ STRATEGIES: dict[str, Callable[[str], Any]] = {
 def test_a_table_gives_the_shards_of_a_column_of_the_same_vectors(
     spark: SparkSession, tmp_path: Path, vectors: Vectors, source: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A table gives the shards of a column with its vectors however it is cut."""
+    """Compare a shuffled table in several files, read in pieces, with a column of its vectors."""
     make = STRATEGIES[name]
     by_column = sharded(spark, source, tmp_path / "column", make("v")).shards.manifest.to_json()
     order = np.random.default_rng(1).permutation(ROWS)

@@ -54,9 +54,7 @@ def neighbourhoods(output: Path, manifest: Any) -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def of_three_workers(
-    spark: SparkSession, source: Source, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def make_set(spark: SparkSession, source: Source, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a function that shards over three workers with an engine, each configuration once, and returns the folder."""
 
     @cache
@@ -97,9 +95,9 @@ def test_every_engine_finds_the_patterns(
     only([("scikit-learn", True)], [("scikit-learn", False), *((name, True) for name in OTHERS)]),
 )
 def test_inertia_and_variance_are_scikit_learns(
-    spark: SparkSession, source: Source, of_three_workers: Callable[..., Path], engine: str, whiten: bool
+    spark: SparkSession, source: Source, make_set: Callable[..., Path], engine: str, whiten: bool
 ) -> None:
-    images, output = source[2], of_three_workers(engine, whiten)
+    images, output = source[2], make_set(engine, whiten)
     shards = open_committed(Store(), str(output))
     manifest = shards.manifest.to_json()
     reference = PCA(8, whiten=whiten, svd_solver="full").fit(images.astype(np.float64))
@@ -210,11 +208,11 @@ def test_options_that_a_clustering_lacks_are_one_line(options: dict[str, Any], l
 
 @pytest.mark.parametrize("engine", only(["scikit-learn"], OTHERS))
 def test_resharding_fits_nothing_again(
-    spark: SparkSession, source: Source, of_three_workers: Callable[..., Path], tmp_path: Path, engine: str
+    spark: SparkSession, source: Source, make_set: Callable[..., Path], tmp_path: Path, engine: str
 ) -> None:
     strategy = make("distribution_aware", engine=engine, **FEW | {"whiten": True})
     direct = run(spark, source[0], tmp_path / "m", strategy, 5)
-    request = Request(input=str(of_three_workers(engine, True)), output=str(tmp_path / "r"), num_workers=5)
+    request = Request(input=str(make_set(engine, True)), output=str(tmp_path / "r"), num_workers=5)
     assert shas(reshard(spark.sparkContext, request, QUIET).shards.manifest.to_json()) == shas(direct)
 
 

@@ -136,20 +136,23 @@ def test_workers_without_rows_are_told_of_before_any_row_is_written(spark: Spark
 
 
 @pytest.fixture
-def printed(spark: SparkSession, pytestconfig: pytest.Config) -> Iterator[Callable[[], str]]:
-    """Return what this process and its JVM have printed since, which logs what the JVM of a job does."""
+def output_since(spark: SparkSession, pytestconfig: pytest.Config) -> Iterator[Callable[[], str]]:
+    """A function that returns what this process and its JVM have printed since, with the log levels of a job."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
     assert capture is not None
     capture.read_global_capture()  # the JVM writes to the file that pytest has put in place of its standard error
     log4j: Any = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    levels = {name: log4j.LogManager.getLogger(name).getLevel() for name in session.NOISY}
+    log4j.LogManager.getLogger(session.NOISY[0]).error("is captured")
+    assert "is captured" in "".join(capture.read_global_capture())
     session._quiet(spark.sparkContext)
     yield lambda: "".join(capture.read_global_capture())
-    for name in session.NOISY:
-        log4j.core.config.Configurator.setLevel(name, log4j.Level.WARN)
+    for name, level in levels.items():
+        log4j.core.config.Configurator.setLevel(name, level)
 
 
 def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(
-    source: Path, tmp_path: Path, printed: Callable[[], str]
+    source: Path, tmp_path: Path, output_since: Callable[[], str]
 ) -> None:
     """A job's own line, and none of Spark's. tests/spark/test_session.py submits a program whose log is quiet."""
     labels, images = make_rows(600, pixels=192)
@@ -162,7 +165,7 @@ def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(
     label = run_job("stratified.py", *flags, "--workers", 3, "--num-classes", 10)
     workers = run_job("baseline.py", *flags, "--workers", 601)
     file = run_job("reshard.py", "--input", tmp_path / "made", "--output", tmp_path / "o", "--workers", 2)
-    rest = printed()
+    rest = output_since()
     assert_one_line(label, 3, "data_batch_2.bin, offset 28950 (record 150): label 77 is not in 0..9")
     assert_one_line(workers, 2, "--workers 601 is more than the 600 rows")
     assert_one_line(file, 3, "worker=003", "damaged")

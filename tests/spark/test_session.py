@@ -97,9 +97,9 @@ def test_letters_that_java_cannot_read_are_told(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def submitted(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def submission(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     """How SUBMITTED ends where the working folder has modules of the names that a task imports."""
-    folder = tmp_path_factory.mktemp("submitted")
+    folder = tmp_path_factory.mktemp("submission")
     (folder / "programs").mkdir()
     (folder / "programs" / "helper.py").write_text("import numpy\ndef double(value):\n    return 2 * value\n")
     (folder / "programs" / "program.py").write_text(SUBMITTED)
@@ -110,13 +110,13 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def test_sparks_log_of_a_killed_worker_is_shown_with_debug_only(submitted: Ended) -> None:
-    assert re.findall(r"in a listener, debug=(\w+)", submitted.out + submitted.err) == ["True"]
+def test_sparks_log_of_a_killed_worker_is_shown_with_debug_only(submission: Ended) -> None:
+    assert re.findall(r"in a listener, debug=(\w+)", submission.out + submission.err) == ["True"]
 
 
-def test_python_workers_import_nothing_from_the_working_folder(submitted: Ended) -> None:
+def test_python_workers_import_nothing_from_the_working_folder(submission: Ended) -> None:
     """But what lies beside the program is there for its tasks too."""
-    assert submitted.out.count("doubled [2]") == 2
+    assert submission.out.count("doubled [2]") == 2
 
 
 NAMELESS = """

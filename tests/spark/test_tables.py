@@ -138,7 +138,7 @@ def test_a_table_is_the_set_of_its_rows(
     with pytest.raises(DataError, match=r"materialize --assignment \S+ --input table:images --output"):
         with_rows(alone.shards)
     made = pipeline.materialize(  # in the order of the assignment's column
-        assignment=alone.shards.uri, input=frame.repartition(3), output=f"{tmp_path}/made", image_shape=SHAPE, **QUIET
+        assignment=alone.shards.uri, input="table:images", output=f"{tmp_path}/made", image_shape=SHAPE, **QUIET
     )
     assert digests(made) == expected
     assert made.shards.manifest.input.id_column == "key"

@@ -85,7 +85,7 @@ def test_a_killed_run_ends_and_is_replayed(
     longer = Training(shards, tmp_path / "run", *settings, "--steps", 300, "--resume")
     runs.append(longer)
     assert longer.wait() == 0, longer.said()
-    assert read_result(tmp_path / "run").restarts
+    assert sum(read_result(tmp_path / "run").restarts.values()) > 0
     assert max(_rounds(folder)) > max(rounds_before), "rounds are counted on"
     assert replay(place_of(str(tmp_path / "run"))).is_equal
 

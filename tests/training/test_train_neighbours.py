@@ -115,7 +115,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
     sets: dict[int, Path], tmp_path: Path, start: Start, slow_cnn: str, number: int
 ) -> None:
     """Interrupt a run whose steps are slow, so that it is far from its end, and finish it at full speed."""
-    values: dict[str, Any] = {"exchange": "d-psgd", "model": slow_cnn, "steps": 30}
+    values: dict[str, Any] = {"exchange": "d-psgd", "model": slow_cnn, "steps": 60}
     flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
     first = start(*flags)
     until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
@@ -127,13 +127,13 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
         first.end()
     version = newest(first.output / "checkpoints")
     assert version
-    assert version < 30
+    assert version < 60
     assert len(read_state(first.output / "checkpoints", version).memory["replicas"]["begun"]) == 4
     (tmp_path / "slow").unlink()
     resumed = start(*flags, "--resume")
     assert resumed.wait() == 0, resumed.said()
     assert weights(resumed.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)
-    assert resumed.result()["updates"] == 30
+    assert resumed.result()["updates"] == 60
 
 
 @pytest.mark.full
@@ -142,32 +142,32 @@ def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path,
     # The length of a run does not change the rate, so that the first part in virtual time may be shorter.
     values: dict[str, Any] = {"exchange": "matcha", "model": slow_cnn, "recipe": "constant"}
     flags = (*flags_of(values), "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints")
-    first = start(*flags, "--steps", 30)
+    first = start(*flags, "--steps", 60)
     until(lambda: newest(first.output / "checkpoints"), "a checkpoint")
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == 1, first.said()
     version = newest(first.output / "checkpoints")
     assert version
-    assert version < 30
+    assert version < 60
     (tmp_path / "slow").unlink()
-    second = start(*flags, "--steps", 30, "--resume", "--workers", 6)
+    second = start(*flags, "--steps", 60, "--resume", "--workers", 6)
     assert second.wait() == 0, second.said()
     virtual_end(sets[4], tmp_path / "virtual", **values, steps=version)
-    expected = virtual_end(sets[4], tmp_path / "virtual", workers=6, **values, steps=30)
+    expected = virtual_end(sets[4], tmp_path / "virtual", workers=6, **values, steps=60)
     assert weights(second.output) == weights(expected.output)
     assert consensus(second) == consensus(RunFolder(tmp_path / "virtual"))
     assert replay(second.output).is_equal
     assert all(event["fingerprint"] == event["expected"] for event in second.events("pass"))
     (tmp_path / "slow").touch()
-    third = start(*flags, "--steps", 60, "--resume", "--workers", 3)
-    third.wait_for_updates(35)
+    third = start(*flags, "--steps", 120, "--resume", "--workers", 3)
+    third.wait_for_updates(65)
     third.send("worker-1")
     assert third.wait() == 0, third.said()
     result = third.result()
-    assert (result["cause"], result["updates"], result["rollbacks"]) == ("finished", 60, 0)
+    assert (result["cause"], result["updates"], result["rollbacks"]) == ("finished", 120, 0)
     assert result["restarts"]["worker"] == 1
     cohorts = read_record(third.output).config.cohorts.entries
-    assert [(each.workers, each.version) for each in cohorts] == [(4, 0), (6, version), (3, 30)]
+    assert [(each.workers, each.version) for each in cohorts] == [(4, 0), (6, version), (3, 60)]
     assert replay(third.output).is_equal
 
 
@@ -175,7 +175,7 @@ def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path,
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> None:
     """It is replaced, and trains to the end with the others. The run never rolls back."""
-    steps = 500
+    steps = 800
     run = start("--exchange", "d-psgd", *SLOW, "--steps", steps)
     run.wait_for_updates(50)
     run.send("worker-1", number)
