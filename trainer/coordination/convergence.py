@@ -14,9 +14,9 @@ class Convergence:
     """MLlib's test for the end of a run: |w_t - w_(t-1)| < tolerance * max(|w_t|, 1) after global mini-batch t >= 2.
 
     A global mini-batch is n accepted gradients for n workers: one update of bsp, n updates of asp, which are n times
-    smaller. If updates end between two mini-batches, w_t is taken after the update that completes the t-th. If the workers
-    of a run change, its mini-batches count from the checkpoint with which the next ones begin, which is w_(t-1) of their
-    first one. O(P) a mini-batch.
+    smaller. If updates end between two mini-batches, w_t is taken after the update that completes the t-th. After a change
+    of workers the mini-batches are counted anew, and the first one is compared with the checkpoint with which the new
+    workers began. O(P) a mini-batch.
 
     Args:
         tolerance: 0 for a run that never converges.

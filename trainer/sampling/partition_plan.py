@@ -193,7 +193,7 @@ class PartitionPlan:
 
     @cached_property
     def _lengths(self) -> tuple[int, ...]:
-        """The number of positions of each of ``turns``: its rows, and others that fill its last step if it ends with it."""
+        """The number of positions of each of ``turns``: its rows, and rows that fill the last step; see _ends_with_step."""
         return tuple(
             -(-count // self.batch) * self.batch if self._ends_with_step(turn) else count
             for turn, count in zip(self.turns, self._counts, strict=True)
