@@ -46,10 +46,10 @@ def test_an_output_that_hdfs_refuses_is_a_failed_check(standalone: Standalone, h
 def test_no_room_for_executors_is_a_failed_check(standalone: Standalone) -> None:
     """The command waits no longer than it was told, and ends."""
     conf = "--conf spark.executor.memory=60g pyspark-shell"
-    result = doctor(standalone, "--wait", 15, PYSPARK_SUBMIT_ARGS=conf)
+    result = doctor(standalone, "--wait", 30, PYSPARK_SUBMIT_ARGS=conf)
     assert result.code == 1, result.out + result.err
     (line,) = [line for line in result.out.splitlines() if line.startswith("FAILED")]
-    assert "none has answered in 15 s" in line
+    assert "none has answered in 30 s" in line
 
 
 def test_a_job_for_another_user_is_refused_or_writes_as_it(

@@ -41,6 +41,7 @@ from tests.support.tiers import only
 from tests.unit.test_quarantine import aside, images_with
 
 __all__ = ["files"]  # a fixture
+COMPACT_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
 
 
 def test_broken_records_and_files_are_put_aside_with_their_reason(
@@ -169,9 +170,12 @@ def test_files_deleted_before_a_repeated_batch_are_quarantined(
             arrive = arrivals(Inbox(STORE, source, output), f"file://{checkpoint}", None)
             run.commit_batch(batch, lambda folder, newest_ms: arrive(batch, frame, folder, newest_ms))
 
-        spark.conf.set("spark.sql.streaming.fileSource.log.compactInterval", interval)
+        spark.conf.set(COMPACT_INTERVAL, interval)
         query = stream_of_files(spark, source, 3).writeStream.foreachBatch(on_batch)
-        query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+        try:
+            query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+        finally:
+            spark.conf.unset(COMPACT_INTERVAL)  # other tests of the session continue checkpoints of submitted jobs
 
     def appear(numbers: Sequence[int], time: int) -> None:
         for number in numbers:

@@ -73,16 +73,16 @@ def test_a_killed_run_ends_and_is_replayed(
     protocol: tuple[object, ...], victim: str, shards: Path, tmp_path: Path, runs: list[Training]
 ) -> None:
     """Resumed too: its pools are read again by their ids."""
-    settings = (*COMMON, *SLOW, *GOSSIP, "--selector", "ab", *protocol, "--checkpoint-every-s", 0.5)
-    run = Training(shards, tmp_path / "run", *settings, "--steps", 200)
+    settings = (*COMMON, *GOSSIP, "--selector", "ab", *protocol, "--checkpoint-every-s", 0.5)
+    run = Training(shards, tmp_path / "run", *settings, "--steps", 600)
     runs.append(run)
-    run.wait_for_updates(100)
+    run.wait_for_updates(300)
     run.send(victim)
     assert run.wait() == 0, run.said()
     folder = tmp_path / "run"
     rounds_before = _rounds(folder)
     assert len(rounds_before) > 5
-    longer = Training(shards, tmp_path / "run", *settings, "--steps", 300, "--resume")
+    longer = Training(shards, tmp_path / "run", *settings, "--steps", 800, "--resume")
     runs.append(longer)
     assert longer.wait() == 0, longer.said()
     assert sum(read_result(tmp_path / "run").restarts.values()) > 0
