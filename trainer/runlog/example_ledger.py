@@ -84,7 +84,7 @@ class ExampleLedger:
                 entries = [entry for entry in self._entries if entry.version <= version]
             if self._is_void or not entries:
                 return
-            # Once, because it is made durable, which takes as long as the encoding of a file. After a failure again.
+            # Once, because making it durable takes as long as encoding a file; and again after a failed write.
             if not self._has_folder:
                 make(self.folder)
             self._has_folder = False
