@@ -55,7 +55,7 @@ def test_no_room_for_executors_is_a_failed_check(standalone: Standalone) -> None
 def test_a_job_for_another_user_is_refused_or_writes_as_it(
     standalone: Standalone, hdfs: Hdfs, small_input: str, tmp_path: Path
 ) -> None:
-    """Driver and tasks alike: the manifest is the driver's, the shards are of tasks.
+    """Write by the driver and by tasks: the manifest is the driver's, the shards are of tasks.
 
     Where HDFS refuses that user, the job learns it before its scan."""
     client, output, closed = hdfs.client(), f"{hdfs.uri}/proxied/set", f"{hdfs.uri}/closed/o"

@@ -107,7 +107,7 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def larger_sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generated data set of MANY_ROWS, for jobs that fit a PCA."""
+    """Generate a data set of MANY_ROWS, for jobs that fit a PCA."""
     folder = tmp_path_factory.mktemp("larger") / "sample"
     assert last_line(run_command("sample", "--to", folder, "--rows", MANY_ROWS, "--test-rows", EVAL_ROWS))
     return folder

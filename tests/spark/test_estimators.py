@@ -54,7 +54,7 @@ def table(spark: SparkSession, rows: Rows, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def eight(table: DataFrame) -> BlockPCAModel:
-    """Eight components of the table."""
+    """Fit eight components of the table."""
     return BlockPCA(components=8).fit(table)
 
 

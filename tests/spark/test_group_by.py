@@ -44,7 +44,7 @@ def shard(spark: SparkSession, source: Path, output: Path, name: str, workers: i
 
 @pytest.fixture(scope="module")
 def stratified(spark: SparkSession, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The set that the tests of stratified compare with."""
+    """Make the set with which the tests of stratified compare."""
     return shard(spark, source, tmp_path_factory.mktemp("stratified") / "o", "stratified")
 
 

@@ -137,7 +137,7 @@ def test_workers_without_rows_are_told_of_before_any_row_is_written(spark: Spark
 
 @pytest.fixture
 def output_since(spark: SparkSession, pytestconfig: pytest.Config) -> Iterator[Callable[[], str]]:
-    """A function that returns what this process and its JVM have printed since, with the log levels of a job."""
+    """Return a function that returns what this process and its JVM have printed since, with a job's log levels."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
     assert capture is not None
     capture.read_global_capture()  # the JVM writes to the file that pytest has put in place of its standard error
@@ -154,7 +154,7 @@ def output_since(spark: SparkSession, pytestconfig: pytest.Config) -> Iterator[C
 def test_broken_data_is_one_line_and_exit_3_and_leaves_nothing(
     source: Path, tmp_path: Path, output_since: Callable[[], str]
 ) -> None:
-    """A job's own line, and none of Spark's. tests/spark/test_session.py submits a program whose log is quiet."""
+    """Print a job's own line, and none of Spark's. tests/spark/test_session.py submits a program whose log is quiet."""
     labels, images = make_rows(600, pixels=192)
     labels[450] = 77
     folder = write_binary(tmp_path / "c", labels, images)

@@ -98,7 +98,7 @@ def test_letters_that_java_cannot_read_are_told(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def submission(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """How SUBMITTED ends where the working folder has modules of the names that a task imports."""
+    """Submit SUBMITTED in a working folder that has modules of the names that a task imports; return how it ends."""
     folder = tmp_path_factory.mktemp("submission")
     (folder / "programs").mkdir()
     (folder / "programs" / "helper.py").write_text("import numpy\ndef double(value):\n    return 2 * value\n")

@@ -269,7 +269,7 @@ def test_a_frozen_evaluator_is_started_again_and_misses_no_epoch(start: Start) -
 
 
 def test_two_runs_in_one_folder_are_refused_and_the_first_goes_on(start: Start, shards: Path) -> None:
-    """The first one is a process, and the others are refused in this process, which has loaded torch."""
+    """Start the first one as a process; the others are refused in this process, which has loaded torch."""
     run = start(*LONG)
     run.wait_for_updates(5)
     flags = ("--shards", shards, "--output", run.output, *COMMON, *LONG)

@@ -556,7 +556,7 @@ def test_a_checkpoint_that_another_start_writes_meanwhile(shards: str, tmp_path:
 def test_a_start_that_changes_nothing_reads_no_checkpoint(
     shards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A start that changes them reads them once."""
+    """Count the reads: a start that changes the workers reads the checkpoints once."""
     reads: list[Path] = []
 
     def counted(root: Path, config: Config) -> Resumption:

@@ -179,7 +179,7 @@ def assert_no_gradient_is_lost(done: Result, calm: Result, case: Case, victim: i
 def test_a_death_at_any_event_ends_no_run(
     case: Case, victims: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Right before or after events of a short run: the servers at every one, and at every one a worker in its turn.
+    """Kill right before or after events of a short run: the servers at every one, and at every one a worker in its turn.
 
     By default, all of them take turns in dying, at every third event."""
     in_turn, stride = {

@@ -144,7 +144,7 @@ def test_a_run_whose_servers_roll_back_ends_like_any_other(
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ALL, ids=repr)
 def test_a_crash_at_any_event_ends_no_run(protocol: Protocol) -> None:
-    """The two budgets take turns: a crash is at every second event of either."""
+    """Crash at every second event of either budget, which take turns."""
     delays = [[1.0, 2.5] * 4, [1.5] * 8, [4.0, 1.0] * 4]
     for first, stop in enumerate(("global", "local"), start=1):
         options = uneven(delays) | {"workers": 3, "stop": stop}
