@@ -53,7 +53,7 @@ def table(spark: SparkSession, rows: Rows, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def eight(table: DataFrame) -> BlockPCAModel:
+def pca(table: DataFrame) -> BlockPCAModel:
     """Fit eight components of the table."""
     return BlockPCA(components=8).fit(table)
 
@@ -67,9 +67,9 @@ def test_the_frame_has_ids_labels_and_images_with_their_shape(table: DataFrame, 
 
 
 def test_components_span_what_stock_spark_and_scikit_learn_find(
-    table: DataFrame, rows: Rows, eight: BlockPCAModel
+    table: DataFrame, rows: Rows, pca: BlockPCAModel
 ) -> None:
-    model = eight
+    model = pca
     reference = ReferencePCA(8, svd_solver="covariance_eigh").fit(rows[1].astype(float))
     stock = PCA(k=8, inputCol="pixels", outputCol="out").fit(_pixels(table))
     for theirs in (reference.components_, stock.pc.toArray().T):
@@ -84,8 +84,8 @@ def _pixels(table: DataFrame) -> DataFrame:
     return table.select("id", matrix_to_vector(lambda images: images, F.col("image")).alias("pixels"))
 
 
-def test_the_transform_is_the_projection_of_the_raw_pixels(table: DataFrame, rows: Rows, eight: BlockPCAModel) -> None:
-    model = eight
+def test_the_transform_is_the_projection_of_the_raw_pixels(table: DataFrame, rows: Rows, pca: BlockPCAModel) -> None:
+    model = pca
     found_points = np.stack([r.point.toArray() for r in model.transform(table).orderBy("id").select("point").collect()])
     expected = rows[1].astype(float) @ model.spectrum.components.T
     np.testing.assert_allclose(found_points, expected, atol=2.0**-model.projection.exponent)

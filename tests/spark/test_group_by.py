@@ -92,11 +92,7 @@ def assert_promises(name: str, rows: pd.DataFrame) -> None:
         ).sum().sum()
 
 
-# By groups and by rules of their own, in every order of bundles, with and without sizes of their own.
-EVERY_KIND = ["stratified", "random", "random_iid", "distribution_aware", "submodular", "importance", "dirichlet"]
-
-
-@pytest.mark.parametrize("name", only(["stratified"], [*EVERY_KIND, "by_attribute"]))
+@pytest.mark.parametrize("name", only(["stratified"], STRATEGIES))
 def test_bundles_are_the_same_however_work_is_cut(
     spark: SparkSession, source: Path, stratified: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,13 +64,7 @@ def lines_of(shards: Any) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-# With copies and without, with sizes by ratios and by a rule, from groups, from tables and from draws.
-EVERY_KIND = [
-    "stratified", "submodular", "distribution_aware", "hash", "random_iid", "importance", "dirichlet", "by_attribute",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", only(["stratified", "submodular"], EVERY_KIND))
+@pytest.mark.parametrize("name", only(["stratified", "submodular"], STRATEGIES))
 def test_an_assignment_materializes_to_the_set_of_its_job(
     spark: SparkSession, source: Path, tmp_path: Path, name: str
 ) -> None:
