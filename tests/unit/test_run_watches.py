@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.core.errors import JobError
 from tests.support.configs import make_config
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import mark_evaluated, write_state
+from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
 from trainer.config import RunFacts
 from trainer.home.folders import Folders
 from trainer.launch.disk_watch import SPACE_WAIT_S, DiskWatch
@@ -27,7 +28,9 @@ STATE = RunState(4, 4, 48, 1, 0.5, None, False, {0: 2, 1: 2}, 1.0, 1, 10, 0, "")
 
 
 def save(root: Path, state: RunState) -> None:
-    write_state(folder_of(root, state.version), state)
+    folder, zeros = folder_of(root, state.version), np.zeros(10, np.float32)
+    write_slice(folder, 0, 1, state.version, 0, 10, 10, zeros, zeros, state.generation)
+    write_state(folder, state)
 
 
 def test_a_worker_is_judged_by_its_own_clock(tmp_path: Path) -> None:
