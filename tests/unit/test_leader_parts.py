@@ -32,7 +32,8 @@ def coordinator_of(protocol: str, workers: int = 3, steps: int = 10) -> Coordina
     coordinator = Coordinator(PROTOCOLS[protocol](), Budget(workers, steps, 5), rate=lambda epoch: 0.1)
     for worker in range(workers):
         coordinator.join(0, worker, 1, 0.0)
-    assert len([order for order, _ in coordinator.advance(0.0)][0].unblocked) == workers
+    [(order, _)] = coordinator.advance(0.0)
+    assert len(order.unblocked) == workers
     return coordinator
 
 
