@@ -22,8 +22,9 @@ from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.training import TrainEvent
 
 FACTS = RunFacts(2, 100, 10, 0)
-NOTHING = {"loss": None, "accuracy": None, "learning_rate": None, "images_per_s": None}
-TRAIN = TrainEvent(version=1, seconds=1.0, epoch=0.1, workers=[], **NOTHING)
+TRAIN = TrainEvent(
+    version=1, loss=None, accuracy=None, seconds=1.0, epoch=0.1, learning_rate=None, images_per_s=None, workers=[]
+)
 STATE = RunState(4, 4, 48, 1, 0.5, None, False, {0: 2, 1: 2}, 1.0, 1, 10, 0, "")
 
 
