@@ -105,7 +105,7 @@ def test_a_snapshot_is_made_once_for_a_wish() -> None:
     assert sums.wish == 0
 
 
-@pytest.mark.parametrize("pieces", [[None], [np.ones(6, np.float32), None], [np.ones(6, np.float32)] * 2])
+@pytest.mark.parametrize("pieces", [[None], [np.ones(5, np.float32), None], [np.ones(5, np.float32)] * 2])
 def test_a_sum_is_sent_if_no_piece_has_changed_meanwhile(pieces: list[Vector | None]) -> None:
     """A mark that is missing before or after the addition means that the worker has left the view."""
     wire = Wire(shares=True)
@@ -127,7 +127,7 @@ def test_a_sum_with_too_few_reports_is_malformed() -> None:
     two.send_gradient(7, 4, REPORT)
     one_report = wire.sent[0][2][0]
     with pytest.raises(MalformedMessageError, match="1 reports"):
-        sums.take_sum(RangeSum(7, 4, 1, False, False), one_report, bytes(4 * 5))
+        sums.take_sum(RangeSum(7, 4, 1, False, False), one_report, bytes(4 * 6))
     assert not sums.are_complete
 
 

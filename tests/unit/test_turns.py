@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -18,6 +18,7 @@ from trainer.protocols import PROTOCOLS
 from trainer.protocols.base import Gradient
 
 WAIT_S = 10.0
+MEASURED = StepMeasurements(2, 0.5, 1, 0.1)
 
 
 class Run:
@@ -29,12 +30,13 @@ class Run:
         workers: int = 3,
         stop: Literal["global", "local"] = "global",
         barriers: tuple[int, ...] = (),
+        **parameters: Any,
     ) -> None:
         self.budget = Budget(workers, 4, 2, stop, Position())
         self.membership = Membership({}, workers)
-        chosen = PROTOCOLS[protocol]()
-        ledger = GradientLedger(workers, in_worker_order=chosen.in_worker_order)
-        view = RunView(self.budget, self.membership, ledger, 0.0)
+        chosen = PROTOCOLS[protocol](**parameters)
+        self.ledger = GradientLedger(workers, in_worker_order=chosen.in_worker_order)
+        view = RunView(self.budget, self.membership, self.ledger, 0.0)
         self.turns = Turns(chosen, self.budget, self.membership, view, Barriers(barriers), WAIT_S)
 
     def join(self, *workers: int, now: float = 0.0) -> None:
@@ -45,12 +47,17 @@ class Run:
     def finish_step(self, worker: int, *, is_applied: bool = True) -> None:
         """Count a worker's step, and make the update of its gradient if that is applied."""
         member = self.membership.members[worker]
+        self.ledger.add((Gradient(worker, member.clock, member.pulled), MEASURED))
         self.membership.tick(member, 1)
         opens = is_applied and self.turns.next_barrier.note(member.clock - 1, member.clock)
         self.turns.await_turn(member)
         if is_applied:
-            self.budget.use(1, 1)
-            self.turns.note_update(opens_barrier=opens)
+            self.update(opens_barrier=opens)
+
+    def update(self, *, opens_barrier: bool = False) -> None:
+        gradients = len(self.ledger.close())
+        self.budget.use(gradients, gradients)
+        self.turns.note_update(opens_barrier=opens_barrier)
 
     def next_starts(self) -> list[int]:
         return [worker for worker, _, _ in self.turns.take_ready()[0]]
@@ -83,11 +90,23 @@ def test_a_worker_starts_by_the_condition_of_its_protocol() -> None:
         run.finish_step(worker, is_applied=False)
     assert not run.turns.has_ready
     run.membership.move(run.membership.members[1], WorkerPhase.ABSENT)
-    run.budget.use(3, 3)
-    run.turns.note_update(opens_barrier=False)
+    run.update()
     assert run.turns.has_ready
     assert run.turns.take_ready() == ((Reply(0, 0, 1), Reply(2, 0, 1)), ())
     assert run.membership.members[0].pulled == 1
+
+
+def test_a_fast_worker_starts_once_the_slowest_one_is_near() -> None:
+    run = Run("ssp", workers=2, staleness_bound=1)
+    run.join(0, 1)
+    run.turns.start(0.0)
+    run.next_starts()
+    run.finish_step(0)
+    assert run.next_starts() == [0]
+    run.finish_step(0)
+    assert run.next_starts() == [], "it is 2 steps ahead"
+    run.finish_step(1)
+    assert run.next_starts() == [0, 1]
 
 
 def test_a_barrier_opens_when_all_workers_are_at_it() -> None:
@@ -129,8 +148,7 @@ def test_a_worker_ends_once_its_last_gradient_is_applied() -> None:
     run.finish_step(0, is_applied=False)
     assert run.turns.take_ready() == ((), ())
     member.unapplied = 0
-    run.budget.use(4, 4)
-    run.turns.note_update(opens_barrier=False)
+    run.update()
     assert run.turns.take_ready() == ((), (Reply(0, 0, 4),))
 
 
@@ -153,7 +171,7 @@ def test_checkpoints_are_due_at_epochs_and_on_request(at_epochs: bool) -> None:
 
 @pytest.mark.parametrize(("accepted", "staleness"), [(True, 2), (False, 3)])
 def test_the_own_update_adds_no_staleness(accepted: bool, staleness: int) -> None:
-    entry = Gradient(1, 8, 4), StepMeasurements(2, 0.5, 1, 0.1)
+    entry = Gradient(1, 8, 4), MEASURED
     record = make_record(entry, 7, accepted=accepted)
     assert (record.worker, record.clock, record.version, record.version_pulled) == (1, 8, 7, 4)
     assert record.staleness == staleness
