@@ -16,7 +16,7 @@ from trainer.config import RunFacts
 from trainer.home.folders import Folders
 from trainer.launch.disk_watch import SPACE_WAIT_S, DiskWatch
 from trainer.launch.end_watch import FAR_LOOK_S, EndWatch
-from trainer.launch.run_progress import RunProgress
+from trainer.launch.role_progress import RoleProgress
 from trainer.options import Role
 from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.training import TrainEvent
@@ -35,25 +35,25 @@ def save(root: Path, state: RunState) -> None:
 
 
 def test_a_worker_is_judged_by_its_own_clock(tmp_path: Path) -> None:
-    progress = RunProgress(tmp_path)
+    progress = RoleProgress(tmp_path)
     for clock in (3, 2):  # the second one after a roll-back
         progress.note(replace(TRAIN, workers=[{"index": 0, "clock": clock}]))
     progress.reach(7)
     progress.reach(6)
     roles = (Role("worker", 0), Role("worker", 1), Role("server", 0))
-    assert [progress.role_progress(role) for role in roles] == [3, -1, 7]
+    assert [progress.measure(role) for role in roles] == [3, -1, 7]
 
 
 def test_marks_and_events_count_for_the_evaluator(tmp_path: Path) -> None:
     """Count the marks too: without evaluation rows, there are no events."""
-    progress = RunProgress(tmp_path)
-    assert progress.role_progress(Role("evaluator")) == -1
+    progress = RoleProgress(tmp_path)
+    assert progress.measure(Role("evaluator")) == -1
     for version in (4, 8):
         save(tmp_path, replace(STATE, version=version))
     mark_evaluated(tmp_path, replace(STATE, version=4))
-    assert progress.role_progress(Role("evaluator")) == 4
+    assert progress.measure(Role("evaluator")) == 4
     progress.note(EvaluationEvent(time=0.0, version=6, epoch=1.0, loss=0.5, accuracy=0.9))
-    assert progress.role_progress(Role("evaluator")) == 6
+    assert progress.measure(Role("evaluator")) == 6
     assert progress.evaluation == {"eval_accuracy": 0.9, "eval_loss": 0.5, "eval_epoch": 1.0}
 
 

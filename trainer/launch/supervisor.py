@@ -26,7 +26,7 @@ from trainer.launch.overseer import Overseer, Terminal
 from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.role_log import RoleLog
-from trainer.launch.run_progress import RunProgress
+from trainer.launch.role_progress import RoleProgress
 from trainer.lifecycle.interruption import INTERRUPTED, RunInterruptedError
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
@@ -98,7 +98,7 @@ class Supervisor:
         self.children: dict[Role, Child] = {}
         self.waiting: dict[Role, float] = {}  # when each failed role is restarted (monotonic seconds)
         self.restarts = Restarts()
-        self.progress = RunProgress(self.folders.checkpoints)
+        self.progress = RoleProgress(self.folders.checkpoints)
         self._causes: dict[Role, str] = {}  # why each role that is not yet restarted has ended
         self.ended_roles: set[Role] = set()  # roles that have ended with exit code 0
         self.interrupted = False
@@ -168,7 +168,7 @@ class Supervisor:
         """Schedule the restart of a role that has failed, and return the pause before it in words, "" if there is none.
 
         Raises JobError after too many failures. cause, log: as of ``_count``."""
-        pause = pause_s(self._count(f"{role} failed", self.progress.role_progress(role), cause, log))
+        pause = pause_s(self._count(f"{role} failed", self.progress.measure(role), cause, log))
         self.waiting[role] = time.monotonic() + pause
         return f" in {pause:g} s" if pause else ""
 

@@ -17,6 +17,7 @@ def progress_status(progress: Progress, journal: Journal, seconds: float) -> Run
     progress, journal: of the run; seconds: training time."""
     measured: dict[str, Any] = {key: journal.summary.get(key) for key in MEASURED}
     budget = progress.budget
+    # The callers know when files that end the run are written, and which workers are there.
     return RunStatus(
         ready=True,
         finished=False,

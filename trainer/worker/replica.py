@@ -338,6 +338,7 @@ class Replica:
             self._sums.take_piece(message, *bodies)
         else:
             self._sums.take_sum(message, *bodies)
+        # A piece may have been the last one of this worker's own sum.
         self._complete_if_summed()
 
     def collected(self, number: int, version: int, total: Vector) -> None:
@@ -359,7 +360,7 @@ class Replica:
         """Make the update of a round whose sums have all arrived. A loss that is not finite ends the run without it."""
         reports = self._sums.reports
         snapshot = self._sums.snapshot
-        sums = self._sums.in_order()
+        sums = self._sums.sums_by_range()
         contents = self._examples
         self._clear_round()
         self.history.rounds.append(Round(snapshot, reports))

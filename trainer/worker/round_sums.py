@@ -72,8 +72,8 @@ class RoundSums:
         """Whether the sums of all ranges are here."""
         return len(self._sums) == len(self.workers)
 
-    def in_order(self) -> list[Vector]:
-        """Return the sums of a complete round in the order of ranges."""
+    def sums_by_range(self) -> list[Vector]:
+        """Return the sums of a complete round, in the order of ranges."""
         return [self._sums[owner] for owner in self.workers]
 
     def grant_wish(self) -> None:

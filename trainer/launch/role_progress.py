@@ -12,7 +12,7 @@ from trainer.runlog.kinds.evaluation import EvaluationEvent
 from trainer.runlog.kinds.training import TrainEvent
 
 
-class RunProgress:
+class RoleProgress:
     """The greatest progress of every role so far, by which its restarts are judged. Never decreases.
 
     checkpoints: their folder.
@@ -43,7 +43,7 @@ class RunProgress:
                 for worker in event.workers:
                     self._clocks[worker["index"]] = max(worker["clock"], self._clocks.get(worker["index"], -1))
 
-    def role_progress(self, role: Role) -> int:
+    def measure(self, role: Role) -> int:
         """Return the progress of a role.
 
         For a worker it is its own clock: the other workers progress without one that always dies, and its shard would
