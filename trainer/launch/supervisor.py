@@ -112,7 +112,7 @@ class Supervisor:
         if metrics:
             metrics.begin(config, facts)
         self.disk = DiskWatch(self.folders, self.overseer.message)
-        self.end = EndWatch(config, facts, self.folders)
+        self.end_watch = EndWatch(config, facts, self.folders)
         self._was_silent = False  # whether server 0 was silent at the last look, which is reported once
 
     def run(self) -> None:
@@ -273,7 +273,7 @@ class Supervisor:
         # server it is not, because that may still have to write its slice of the last checkpoint.
         has_server = any(role.kind == "server" for role in self.roles)
         own_roles_have_ended = not has_server and set(self.roles) <= self.ended_roles
-        return own_roles_have_ended or (self.control.is_silent() and self.end.has_ended(time.monotonic()))
+        return own_roles_have_ended or (self.control.is_silent() and self.end_watch.has_ended(time.monotonic()))
 
     def _wait_for_the_rest(self) -> None:
         """Wait until this host's evaluator is done, and at most LINGER_S for workers to receive their last answer.
