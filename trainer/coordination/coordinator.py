@@ -128,7 +128,7 @@ class Coordinator:
         member.held_by.add(server)
         self.membership.hear(worker, now)
         if len(member.held_by) == self.num_servers:
-            if self.started:
+            if self.started:  # otherwise at the clock of the checkpoint
                 member.clock = self._clock_on_joining(member.clock)
                 self._note_through(member)
             self.turns.note_join(member, now)

@@ -55,7 +55,7 @@ class Turns:
         self._first_join = now if self._first_join is None else self._first_join
         if self.started_at is not None or self.are_over:
             self.await_turn(member)
-        else:  # at the clock of the checkpoint; no worker starts before all are here
+        else:  # no worker starts before all are here
             self.membership.move(member, WorkerPhase.READY)
 
     def await_turn(self, member: Member) -> None:
