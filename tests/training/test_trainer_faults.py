@@ -186,7 +186,7 @@ def test_a_trained_run_on_a_full_disk_says_so_and_loses_nothing(start: Start, sm
 def test_a_trained_run_on_a_full_disk_ends_by_itself(
     shards: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.launch.supervisor.SPACE_WAIT_S", 3.0)
+    monkeypatch.setattr("trainer.launch.disk_watch.SPACE_WAIT_S", 3.0)
     flags = ("--shards", shards, "--output", small_disk / "run", *COMMON, "--steps", 1500, "--checkpoint-every-s", 0.5)
     with ThreadPoolExecutor() as pool:
         ended = pool.submit(main, [*map(str, flags)])

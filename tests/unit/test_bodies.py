@@ -23,7 +23,7 @@ from trainer.transport.bodies.reports import (
 from trainer.transport.bodies.rounds import pack_own_rounds, pack_rounds, unpack_own_rounds, unpack_rounds
 from trainer.transport.malformed import MalformedMessageError
 from trainer.worker.neighbour_replica import NeighbourReplica
-from trainer.worker.replica import Replica
+from trainer.worker.round_history import RoundHistory
 
 
 def test_a_report_is_the_same_on_the_other_side() -> None:
@@ -55,13 +55,16 @@ def test_a_worker_waits_before_its_rounds_exceed_a_message() -> None:
     long = StepMeasurements(1 << 16, 0.5, 1, 0.01, row_losses=rows)
     assert len(pack_report(long)) == report_bytes(long) == most_report_bytes(1 << 16)
     assert len(pack_report(long._replace(row_losses=None))) == most_report_bytes(0)
-    shared = SimpleNamespace(snapshots={}, version=0, num_workers=2, rounds=[Round(False, (long, long))] * 8)
+    shared = RoundHistory(2)
+    shared.rounds = [Round(False, (long, long))] * 8
+    assert not shared.is_full(0)
+    shared.rounds *= 2
+    assert shared.is_full(0)
     own = SimpleNamespace(copies={}, rounds=[OwnRound(0, long)] * 16)
-    for replica, kind in ((shared, Replica), (own, NeighbourReplica)):
-        must_wait = vars(kind)["must_wait"].fget  # of the class, because a whole replica needs a network
-        assert not must_wait(replica)
-        replica.rounds += replica.rounds[:8]
-        assert must_wait(replica)
+    must_wait = vars(NeighbourReplica)["must_wait"].fget  # of the class, because a whole replica needs a network
+    assert not must_wait(own)
+    own.rounds *= 2
+    assert must_wait(own)
     assert len(pack_rounds(shared.rounds)) < BODY_BYTES
 
 

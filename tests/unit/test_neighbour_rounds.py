@@ -31,7 +31,7 @@ from trainer.gossip.schedule import DELAY
 from trainer.home.folders import Folders
 from trainer.home.place import StorePlace
 from trainer.home.segments import begin_start
-from trainer.launch.supervisor import is_end
+from trainer.launch.end_watch import is_end
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.peer_checkpoints import PeerTimes, plan_of
 from trainer.leader.peer_members import PeerMembership, view_body

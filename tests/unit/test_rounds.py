@@ -359,7 +359,7 @@ def test_a_later_server_0_gets_the_snapshots_that_it_wants(tmp_path: Path) -> No
         replica.obey(PeerView(number, number, 0), body)
         replica.obey(WantSnapshot(number, wish), b"")
         replica.submit(StepMeasurements(2, 1.0, 1, 0.1))
-        assert list(replica.snapshots) == [1]
+        assert list(replica.history.snapshots) == [1]
 
 
 def test_a_view_of_another_process_changes_nothing(tmp_path: Path) -> None:

@@ -11,44 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 
-from trainer.coordination.barriers import Barriers, BarrierWatch
+from trainer.coordination.barriers import Barriers
 from trainer.coordination.budget import Budget
 from trainer.coordination.epoch_sums import EpochSums
-from trainer.coordination.ledger import Entry, GradientLedger
+from trainer.coordination.ledger import Entry, GradientLedger, make_record
 from trainer.coordination.membership import Member, Membership, WorkerPhase
 from trainer.coordination.orders import Decision, Order, Record, Reply, Share, Snapshot, StepMeasurements
 from trainer.coordination.passes import Passes
-from trainer.coordination.queues import Queues
+from trainer.coordination.run_view import RunView
+from trainer.coordination.snapshot_schedule import SnapshotSchedule
 from trainer.coordination.stragglers import StragglerRule, StragglerWatch
+from trainer.coordination.turns import Turns
 from trainer.coordination.weights import Weights
-from trainer.protocols.base import Gradient, Protocol, Release
+from trainer.protocols.base import Gradient, Protocol
 
 NO_BARRIERS = Barriers()
-
-
-class RunView:
-    """The state of a run that a protocol may read (trainer.protocols.base.View).
-
-    ``time``: seconds of training over all starts of the run, set by Coordinator.advance; all else is always current."""
-
-    def __init__(self, budget: Budget, membership: Membership, ledger: GradientLedger, seconds: float) -> None:
-        self.num_workers = budget.num_workers
-        self.time = seconds
-        self.position = budget.position
-        self.memory = budget.position.memory
-        self._members = membership.members
-        self._clocks = membership.clocks
-        self.slowest = self._clocks.least
-        self.fastest = self._clocks.greatest
-        self.slowest_worker = self._clocks.slowest_worker
-        self.contributes = ledger.contributes
-
-    @property
-    def version(self) -> int:
-        return self.position.version
-
-    def clock(self, worker: int) -> int:
-        return self._members[worker].clock
 
 
 class Coordinator:
@@ -66,8 +43,8 @@ class Coordinator:
         straggler_rule: ends the stage before its planned end; None for no rule.
         barriers: steps before which workers wait for each other, besides the protocol's conditions.
 
-    ``now`` of its methods is the caller's clock in seconds. A session is a number that grows with every start of a
-    worker's process; a message with an older one is from a process that was replaced.
+    In its methods ``now`` is the caller's clock in seconds, ``server`` and ``worker`` are numbers, and ``session`` grows
+    with every join of the worker; a message with an older one is from a process that was replaced.
     """
 
     def __init__(
@@ -90,18 +67,14 @@ class Coordinator:
         self.budget = budget
         self.rate = rate
         self.num_servers = num_servers
-        self.start_wait_s = start_wait_s
-        self.epoch_snapshots = epoch_snapshots
         self.membership = Membership(budget.position.clocks, budget.num_workers)
         self.members = self.membership.members
         self.barriers = barriers
-        self.next_barrier = BarrierWatch(barriers, [member.clock for member in self.members])
         self.ledger = GradientLedger(budget.num_workers, in_worker_order=protocol.in_worker_order)
         self.view = RunView(budget, self.membership, self.ledger, seconds)
+        self.turns = Turns(protocol, budget, self.membership, self.view, barriers, start_wait_s)
         self.size = protocol.update_size(budget.num_workers)  # number of gradients of an update
-        self._next_update_size = budget.next_update_size(
-            self.size
-        )  # the same for the next update, less at the end of a run
+        self._next_update_size = budget.next_update_size(self.size)  # less at the end of a run
         self.weights = Weights(protocol, budget.num_workers, by_examples=by_examples, usual=usual_batch)
         self.passes = Passes(budget.num_workers, budget.position.passes)
         self.epoch_sums = EpochSums(budget.position.epoch_sums)
@@ -109,15 +82,10 @@ class Coordinator:
         self.epoch_means: dict[str, float | None] = {}  # of the last epoch that ended
         self.records: list[Record] = []  # used and refused gradients that the log does not have yet
         self.sequence = 0  # of the last order
-        self.started = self.finished = False
         self.has_ended_stage = False  # no gradient is used any more: another coordinator leads the next stage
         self.diverged: Record | None = None  # the gradient whose loss is not finite
-        self._first_join: float | None = None  # when the first worker joined
-        self._started_at: float | None = None  # when the first step began
         self._seconds = seconds
-        self._queues = Queues()
-        self._snapshot_wanted = False
-        self._snapshot_version = budget.position.version  # of the last checkpoint
+        self._snapshots = SnapshotSchedule(budget.position.version, at_epochs=epoch_snapshots)
         for member in self.members:
             self._note_through(member)
         if budget.is_spent():
@@ -131,6 +99,15 @@ class Coordinator:
     def version(self) -> int:
         return self.budget.position.version
 
+    @property
+    def started(self) -> bool:
+        return self.turns.started_at is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether no gradient is used any more, because the run has ended."""
+        return self.turns.are_over
+
     # --- events -------------------------------------------------------------------------------------------------------
 
     def join(self, server: int, worker: int, session: int, now: float) -> None:
@@ -138,13 +115,7 @@ class Coordinator:
 
         Once all servers hold it, the worker waits for its next step. A later session of a worker replaces an earlier
         one, whose gradient is dropped unless it is already in a sum. A request of an older session, or of a worker that
-        has joined already, changes nothing.
-
-        Args:
-            server, worker: their numbers.
-            session: number of the worker's session, which grows with every join.
-            now: time of the message (seconds).
-        """
+        has joined already, changes nothing."""
         member = self.members[worker]
         if session < member.session:
             return
@@ -157,14 +128,10 @@ class Coordinator:
         member.held_by.add(server)
         self.membership.hear(worker, now)
         if len(member.held_by) == self.num_servers:
-            self._first_join = now if self._first_join is None else self._first_join
-            if self.started:
+            if self.started:  # otherwise at the clock of the checkpoint
                 member.clock = self._clock_on_joining(member.clock)
                 self._note_through(member)
-            if self.started or self.finished:
-                self._await_turn(member)
-            else:  # at the clock of the checkpoint; no worker starts before all are here
-                self.membership.move(member, WorkerPhase.READY)
+            self.turns.note_join(member, now)
 
     def push(
         self, server: int, worker: int, session: int, clock: int, now: float, measured: StepMeasurements | None = None
@@ -174,15 +141,9 @@ class Coordinator:
         Returns False if the gradient is not the one that the worker computes now: it was pushed before the worker was
         lost, or in an earlier run of the servers. The worker must then join again.
 
-        Args:
-            server, worker: their numbers.
-            session: number of the worker's session.
-            clock: number of the worker's step.
-            now: time of the message (seconds).
-            measured: the measurements of the step, which server 0 adds; None from other servers.
-        """
+        clock: number of the step; measured: its measurements, which server 0 adds; None from other servers."""
         member = self.members[worker]
-        if session != member.session or member.phase is not WorkerPhase.COMPUTING or clock != member.clock:
+        if not member.computes(session, clock):
             return False
         member.held_by.add(server)
         member.measured = measured or member.measured
@@ -199,21 +160,13 @@ class Coordinator:
         The step counts as a refused gradient: the log records it, the worker's clock advances, and the worker is queued
         for its next step. After the end of the run the worker is only told to end. Returns False, with no effect, if
         the worker does not compute this step: it was lost meanwhile, or ``session`` or ``clock`` are of an earlier
-        process or run of the servers. The worker must then join again.
-
-        Args:
-            worker: its number.
-            session: number of the worker's session.
-            clock: number of the worker's step.
-            now: time of the message (seconds).
-            measured: measurements of the step.
-        """
+        process or run of the servers. The worker must then join again. clock, measured: as of ``push``."""
         member = self.members[worker]
-        if session != member.session or member.phase is not WorkerPhase.COMPUTING or clock != member.clock:
+        if not member.computes(session, clock):
             return False
         self.membership.hear(worker, now)
         if self.finished:  # after the end nothing is counted, as for a push
-            self._await_turn(member)
+            self.turns.await_turn(member)
         else:
             self._refuse((Gradient(worker, clock, member.pulled), measured))
         return True
@@ -245,7 +198,7 @@ class Coordinator:
 
     def request_snapshot(self) -> None:
         """Have the next order write a checkpoint if there was an update since the last one."""
-        self._snapshot_wanted = True
+        self._snapshots.is_wanted = True
 
     def converge(self) -> None:
         """End the run before its budget is spent. Gradients that arrive later are not used."""
@@ -253,9 +206,8 @@ class Coordinator:
 
     def diverge(self) -> None:
         """End the run without a checkpoint, because its parameters are not finite. All workers are released to end."""
-        self.finished = True
-        self._snapshot_wanted = False
-        self._release_all()
+        self._snapshots.is_wanted = False
+        self._end()
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 
@@ -265,11 +217,11 @@ class Coordinator:
         One decision can make the next one possible, for example an update that leaves gradients for another one. The
         caller may stop after any of them; the next call continues. now: time (seconds)."""
         # Protocols read ``view.time`` to measure the pace of workers: seconds of training over all starts of the run.
-        if self._started_at is not None:
-            self.view.time = self._seconds + now - self._started_at
+        if self.turns.started_at is not None:
+            self.view.time = self._seconds + now - self.turns.started_at
         while decision := self._next(now):
             yield decision
-            if not (self.ledger.waiting or self._queues.ready or self._snapshot_wanted or decision.order.stop):
+            if not (self.ledger.waiting or self.turns.has_ready or self._snapshots.is_wanted or decision.order.stop):
                 return  # the next decision needs another event
 
     def _next(self, now: float) -> Decision | None:
@@ -290,7 +242,7 @@ class Coordinator:
         if self.budget.is_spent() and not self.finished:
             self._finish()
         if self.budget.is_stage_spent() and not (self.finished or self.has_ended_stage):
-            self.has_ended_stage = self._snapshot_wanted = True
+            self.has_ended_stage = self._snapshots.is_wanted = True
         # After the update, so that the workers that waited for it pull its result with this order.
         unblocked, stop = self._answer(now)
         snapshot = self._snapshot(boundary)
@@ -303,13 +255,12 @@ class Coordinator:
     def _arrive(self, gradient: Gradient, measured: StepMeasurements) -> None:
         """Queue a gradient that all servers hold to be summed. Ends the run as diverged if its loss is not finite."""
         if self.finished:
-            self._await_turn(self.members[gradient.worker])
+            self.turns.await_turn(self.members[gradient.worker])
         elif abs(measured.loss) < float("inf"):
             self.ledger.arrive(gradient, measured)
         else:  # the gradient of an infinite or NaN loss would make all parameters NaN
-            self.diverged = self._record((gradient, measured), self.version, accepted=False)
-            self.finished = True
-            self._release_all()
+            self.diverged = make_record((gradient, measured), self.version, accepted=False)
+            self._end()
 
     def _sum(self) -> list[Entry]:
         """Move the gradients that can be summed now from the waiting ones into the next update, and return them.
@@ -370,28 +321,19 @@ class Coordinator:
         self._next_update_size = self.budget.next_update_size(self.size)
         opens_barrier = False
         for entry in entries:
-            self.records.append(self._record(entry, version, accepted=True))
+            self.records.append(make_record(entry, version, accepted=True))
             self.epoch_sums.add(entry[1])
             if entry[1].seen:
                 self.passes.use(entry[0].worker, entry[1].seen)
             member = self.members[entry[0].worker]
             before = member.clock - member.unapplied
             member.unapplied -= self._steps(entry)
-            opens_barrier |= self.next_barrier.note(before, member.clock - member.unapplied)
+            opens_barrier |= self.turns.next_barrier.note(before, member.clock - member.unapplied)
             self._note_through(member)
         self.stragglers.add((gradient.worker, measured) for gradient, measured in entries)
         if boundary is not None:
             self.epoch_means = self.epoch_sums.end()
-        for worker, ticket, release in self._queues.waiting_for(version):
-            member = self.members[worker]
-            # A changed ticket means that the worker was lost meanwhile. Otherwise the worker is queued again, not
-            # released, because it may also have to wait for the slowest worker.
-            if member.ticket == ticket:
-                self.membership.wait_for_version(member, False)
-                self._queue(member, release)
-        for worker, ticket in self._queues.take_at_barrier() if opens_barrier else ():
-            if self.members[worker].ticket == ticket:
-                self._await_turn(self.members[worker])
+        self.turns.note_update(opens_barrier=opens_barrier)
         return boundary
 
     def _look_for_straggler(self) -> None:
@@ -413,101 +355,27 @@ class Coordinator:
 
     def _refuse(self, entry: Entry) -> None:
         """Log a gradient as refused, and let its worker continue. Its rows do not count as trained in their pass."""
-        self.records.append(self._record(entry, self.version, accepted=False))
+        self.records.append(make_record(entry, self.version, accepted=False))
         if entry[1].seen:
             self.passes.miss(entry[0].worker, entry[1].seen)
-        member = self.members[entry[0].worker]
-        self._done_with(member)
+        self._done_with(self.members[entry[0].worker])
 
     def _done_with(self, member: Member) -> None:
         """Count a worker's gradient as used or refused, and queue the worker for its next step."""
         self.membership.tick(member, self.steps_of_push(member.clock))
         self.protocol.pushed(member.index, self.view)
         self._note_through(member)
-        self._await_turn(member)
-
-    def _record(self, entry: Entry, version: int, *, accepted: bool) -> Record:
-        """Return the log entry of a gradient.
-
-        Its staleness is the number of updates between its worker's pull and the update that applies it or, if it is
-        refused, the present. For an accepted gradient ``version`` already counts the update that applies it."""
-        (worker, clock, pulled), measured = entry
-        staleness = version - accepted - pulled
-        return Record(version, worker, clock, pulled, staleness, measured, accepted)
-
-    # --- release of workers -------------------------------------------------------------------------------------------
-
-    def _await_turn(self, member: Member) -> None:
-        """Make a worker wait for the condition of its next step, or of its end if it has no steps left."""
-        self.membership.move(member, WorkerPhase.READY)
-        if self._is_over(member):  # it ends after the last of its gradients is applied
-            self._queue(member, Release(version=self.version + 1 if member.unapplied and not self.finished else 0))
-        elif member.clock == self.next_barrier.clock:
-            # A barrier opens by an update. So once all workers wait, the next update has the gradients that are there.
-            self.membership.wait_for_version(member, True)
-            self._queues.add_at_barrier(member)
-        else:
-            self._queue(member, self.protocol.release(member.index, self.view))
-
-    def _queue(self, member: Member, release: Release) -> None:
-        """Put a worker into the queue for the first unmet condition of its release, or among those that are ready."""
-        if release.version > self.version and not self.finished:
-            self.membership.wait_for_version(member, True)
-            self._queues.add_for_version(member, release)
-        elif release.slowest > self.membership.clocks.least() and not self._is_over(member):
-            self._queues.add_for_clock(member, release.slowest)
-        else:
-            self._queues.ready.append((member.index, member.ticket))
+        self.turns.await_turn(member)
 
     def _answer(self, now: float) -> tuple[tuple[Reply, ...], tuple[Reply, ...]]:
         """Return the workers that start a step now, and the workers that have done their last step."""
-        if not (self.started or self.finished or self._start(now)):
+        has_started = self.finished or self.turns.start(now)
+        if not has_started or (self.has_ended_stage and not self.finished):  # workers join the next stage
             return (), ()
-        if self.has_ended_stage and not self.finished:  # workers join the next stage
-            return (), ()
-        self._queues.release_up_to(self.membership.clocks)
-        if not self._queues.ready:
-            return (), ()
-        # In the order of workers, so that the answers do not depend on the order in which the workers became ready.
-        ready = sorted(self._queues.ready)
-        self._queues.ready = []
-        unblocked = []
-        stop = []
-        for worker, ticket in ready:
-            member = self.members[worker]
-            # The worker was lost or has joined again since it was queued.
-            if member.ticket != ticket:
-                continue
-            if self._is_over(member):
-                self.membership.move(member, WorkerPhase.FINISHED)
-                stop.append(member.reply())
-            else:
-                self.membership.move(member, WorkerPhase.COMPUTING)
-                member.held_by = set()
-                member.measured = None
-                member.pulled = self.version
-                unblocked.append(member.reply())
-        return tuple(unblocked), tuple(stop)
-
-    def _is_over(self, member: Member) -> bool:
-        return self.finished or self.budget.is_through(member.clock)
+        return self.turns.take_ready()
 
     def _is_finished(self, worker: int) -> bool:
         return self.members[worker].phase is WorkerPhase.FINISHED
-
-    def _start(self, now: float) -> bool:
-        """Start the run if all workers are here, or ``start_wait_s`` after the first came. Returns whether it did."""
-        waited = now - self._first_join if self._first_join is not None else 0.0
-        if not self.membership.in_phase[WorkerPhase.READY] or not (
-            self.membership.all_are_here() or waited >= self.start_wait_s
-        ):
-            return False
-        self.started = True
-        self._started_at = now
-        for member in self.members:
-            if member.phase is WorkerPhase.READY:
-                self._await_turn(member)
-        return True
 
     def _note_through(self, member: Member) -> None:
         """Count a worker once when all its own steps are done and applied. Never happens under stop="global"."""
@@ -518,20 +386,14 @@ class Coordinator:
     def _snapshot(self, boundary: int | None) -> Snapshot | None:
         """Return the progress for the checkpoint that this order writes, or None for no checkpoint.
 
-        One is written at the end of an epoch if ``epoch_snapshots`` is set, and on request if there was an update since
-        the last one or the run has finished. boundary: the number of the epoch that the order completes, or None."""
-        if self.has_ended_stage and boundary is None:  # a repeated attempt at the last checkpoint of a stage
-            boundary = self.budget.whole_epochs if self._snapshot_wanted else None
-        if boundary is None and not self._snapshot_wanted:
-            return None
+        boundary: the number of the epoch that the order completes, or None."""
         # The last checkpoint of the run or of a stage is tried again until it is whole.
+        if self.has_ended_stage and boundary is None and self._snapshots.is_wanted:
+            boundary = self.budget.whole_epochs
         is_last = self.finished or self.has_ended_stage
-        is_requested = self._snapshot_wanted and (is_last or self.version != self._snapshot_version)
-        self._snapshot_wanted = False
-        if (boundary is None or not self.epoch_snapshots) and not is_requested:
+        if not self._snapshots.is_due(self.version, ends_epoch=boundary is not None, is_last=is_last):
             return None
         position = self.budget.position
-        self._snapshot_version = position.version
         position.clocks = {member.index: self._clock_to_go_on_at(member) for member in self.members}
         # The run continues while the checkpoint is written.
         frozen = deepcopy(position)
@@ -558,18 +420,13 @@ class Coordinator:
 
     def _finish(self) -> None:
         """End the training and request the final checkpoint."""
-        self.finished = self._snapshot_wanted = True
-        self._release_all()
+        self._snapshots.is_wanted = True
+        self._end()
 
-    def _release_all(self) -> None:
-        """Make every waiting worker ready, so that the next order tells it to end.
-
-        Gradients that are not in a sum are dropped. Workers that compute are told to end once they have pushed."""
-        self._queues.clear()
+    def _end(self) -> None:
+        """End the run. Gradients that are not in a sum are dropped, and workers that compute end once they have pushed."""
         for member in self.members:
             if member.phase is WorkerPhase.PUSHED:
                 self._withdraw(member)
                 self.membership.move(member, WorkerPhase.READY)
-            if member.phase is WorkerPhase.READY:
-                self.membership.wait_for_version(member, False)
-                self._queues.ready.append((member.index, member.ticket))
+        self.turns.end()

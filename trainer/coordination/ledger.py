@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from trainer.coordination.orders import StepMeasurements
+from trainer.coordination.orders import Record, StepMeasurements
 from trainer.protocols.base import Gradient
 
 Entry = tuple[Gradient, StepMeasurements]
@@ -73,3 +73,12 @@ class GradientLedger:
         self._contributors.clear()
         self._turn = 0
         return summed
+
+
+def make_record(entry: Entry, version: int, *, accepted: bool) -> Record:
+    """Return the log entry of a gradient.
+
+    Its staleness is the number of updates between its worker's pull and the update that applies it or, if it is
+    refused, the present. For an accepted gradient ``version`` already counts the update that applies it."""
+    (worker, clock, pulled), measured = entry
+    return Record(version, worker, clock, pulled, version - accepted - pulled, measured, accepted)

@@ -50,6 +50,10 @@ class Member:
     waits_for_version: bool = False
     is_through: bool = False
 
+    def computes(self, session: int, clock: int) -> bool:
+        """Return whether the worker of a session computes a step now."""
+        return session == self.session and self.phase is WorkerPhase.COMPUTING and clock == self.clock
+
     def reply(self) -> Reply:
         return Reply(self.index, self.session, self.clock)
 

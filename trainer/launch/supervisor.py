@@ -5,31 +5,28 @@ run."""
 
 from __future__ import annotations
 
-import errno
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
 from socket import socket
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.core.errors import DataError, DivergenceError, JobError, UsageError
-from trainer.checkpoints.decisions import stop_of
-from trainer.checkpoints.read import evaluation_of, newest_state, whole_states
-from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
-from trainer.exchange.neighbours import NeighbourExchange
 from trainer.home.folders import Folders
 from trainer.home.segments import SupersededError
 from trainer.home.work import WorkFolder
 from trainer.launch.control import Control
+from trainer.launch.disk_watch import DiskWatch
+from trainer.launch.end_watch import EndWatch
 from trainer.launch.leaving import newest_in_words, wait_for_checkpoint, wait_for_leader
 from trainer.launch.overseer import Overseer, Terminal
 from trainer.launch.processes import FORK_SERVER, Child, ProcessKilledError
 from trainer.launch.restarts import Restarts, pause_s
 from trainer.launch.role_log import RoleLog
+from trainer.launch.role_progress import RoleProgress
 from trainer.lifecycle.interruption import INTERRUPTED, RunInterruptedError
 from trainer.options import Kind, Options, Role
 from trainer.plan import plan
@@ -37,21 +34,18 @@ from trainer.report.metrics import RunMetrics
 from trainer.run_files import LOGS, METRICS
 from trainer.runlog.event_tail import EventTail
 from trainer.runlog.events import log_event
-from trainer.runlog.kinds.evaluation import EvaluationEvent
+from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.run import RollbackEvent, WarningEvent
-from trainer.runlog.kinds.training import TrainEvent
 from trainer.runlog.read import iter_events
 from trainer.server.endpoint import Endpoint
 from trainer.transport.addresses import hold
 from trainer.transport.agreement import Agreement
 from trainer.transport.messages.supervisors import AskStatus, WorkerLoss
 from trainer.transport.sockets import Secret
+from trainer.transport.status import RunStatus
 
 POLL_S = 0.2
 LINGER_S = 10.0
-FAR_LOOK_S = 15.0
-SPACE_WAIT_S = 30 * 60.0  # how long a trained run waits for space for its last checkpoint and its model
-FULL = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))
 LEADER = Role("server", 0)
 EVALUATOR = Role("evaluator")
 
@@ -65,7 +59,7 @@ class Supervisor:
         secret: the token of the run.
         work: this host's work folder.
         roles: roles of this host.
-        held: sockets that already listen for servers of this host, by server index (default: bound here for addresses
+        listeners: sockets that already listen for servers of this host, by server index (default: bound here for addresses
             of this host alone).
         overseer: receives progress and may end this part (default: the terminal).
         metrics: receives the status and the events too, with --metrics-port.
@@ -96,18 +90,15 @@ class Supervisor:
         self.secret = secret
         # One per server, kept open so that nothing else takes the address while a server restarts. None for an address
         # that the server binds itself.
-        given_listeners = listeners or {}
-        self.listeners = [
-            given_listeners[i].dup() if i in given_listeners else hold(address) for i, address in enumerate(addresses)
-        ]
+        own = listeners or {}
+        self.listeners = [own[i].dup() if i in own else hold(address) for i, address in enumerate(addresses)]
         self.output = self.folders.work
         self.roles = list(roles)
         self.control = Control(addresses[0], secret, Agreement.from_config(config, facts))
         self.children: dict[Role, Child] = {}
         self.waiting: dict[Role, float] = {}  # when each failed role is restarted (monotonic seconds)
         self.restarts = Restarts()
-        self.furthest = 0  # the highest version so far
-        self.clocks: dict[int, int] = {}  # the highest clock of each worker so far
+        self.progress = RoleProgress(self.folders.checkpoints)
         self._causes: dict[Role, str] = {}  # why each role that is not yet restarted has ended
         self.ended_roles: set[Role] = set()  # roles that have ended with exit code 0
         self.interrupted = False
@@ -120,12 +111,9 @@ class Supervisor:
         self.metrics = metrics
         if metrics:
             metrics.begin(config, facts)
-        self._evaluated: dict[str, Any] = {}  # the last evaluation, as the progress line shows it
-        self._last_evaluated = -1
+        self.disk = DiskWatch(self.folders, self.overseer.message)
+        self.end_watch = EndWatch(config, facts, self.folders)
         self._was_silent = False  # whether server 0 was silent at the last look, which is reported once
-        self._last_check = 0.0  # when a remote home was last checked for the end of the run (monotonic seconds)
-        self._trouble: str | None = None  # the disk trouble at the last look, which is reported once
-        self._stuck: float | None = None  # since when the trained run cannot be written (monotonic seconds)
 
     def run(self) -> None:
         """Run this host's roles until the run is over for it. Raises JobError if the run fails or is interrupted."""
@@ -133,8 +121,7 @@ class Supervisor:
         for role in self.roles if not self._is_over() else ():
             self._start(role)
         while not self._is_over():
-            if self.interrupted or self.changes:
-                self._leave_checkpoint()
+            self._obey_interruption()
             self._look_after()
             self._check_progress()
         self._wait_for_the_rest()
@@ -159,8 +146,7 @@ class Supervisor:
 
         Until then nothing is started, so that a rejected host changes nothing of the run."""
         while not (LEADER in self.roles or self.control.is_admitted or self._is_over()):
-            if self.interrupted or self.changes:
-                self._leave_checkpoint()
+            self._obey_interruption()
             time.sleep(POLL_S / 4)
             self._check_progress()
 
@@ -176,26 +162,30 @@ class Supervisor:
         try:
             self.children[role] = self._child(role, log)
         except ProcessKilledError as error:
-            pause = pause_s(self._count(f"{role} failed", self._progress_of(role), str(error), log))
-            self.overseer.message(f"{error}; tried again{f' in {pause:g} s' if pause else ''}")
-            self.waiting[role] = time.monotonic() + pause
+            self.overseer.message(f"{error}; tried again{self._schedule(role, str(error), log)}")
+
+    def _schedule(self, role: Role, cause: str, log: Path) -> str:
+        """Schedule the restart of a role that has failed, and return the pause before it in words, "" if there is none.
+
+        Raises JobError after too many failures. cause, log: as of ``_count``."""
+        pause = pause_s(self._count(f"{role} failed", self.progress.measure(role), cause, log))
+        self.waiting[role] = time.monotonic() + pause
+        return f" in {pause:g} s" if pause else ""
 
     def _log_of(self, role: Role) -> RoleLog:
         return RoleLog(self.output / LOGS / f"{role}.log", str(role))
 
     def _child(self, role: Role, log: Path) -> Child:
         """Start and return a process for a role. Raises ProcessKilledError."""
-        config = self.config
-        facts = self.facts
-        addresses = self.addresses
-        secret = self.secret
+        name = str(role)
+        run = self.config, self.facts
         if role.kind == "server":
-            endpoint = Endpoint(role.index, addresses, secret, self.listeners[role.index], self.folders)
-            return Child(str(role), log, config.exchange.server, config, facts, endpoint)
+            endpoint = Endpoint(role.index, self.addresses, self.secret, self.listeners[role.index], self.folders)
+            return Child(name, log, self.config.exchange.server, *run, endpoint)
         if role.kind == "worker":
             share = self.plan.threads_per_worker, self.workers.index(role.index), self.folders
-            return Child(str(role), log, "trainer.worker.process", config, facts, role.index, addresses, secret, *share)
-        return Child(str(role), log, "trainer.evaluation.process", config, self.folders)
+            return Child(name, log, "trainer.worker.process", *run, role.index, self.addresses, self.secret, *share)
+        return Child(name, log, "trainer.evaluation.process", self.config, self.folders)
 
     def _look_after(self) -> None:
         """Wait up to POLL_S for an event; restart processes that have ended, and kill those that hang."""
@@ -222,12 +212,13 @@ class Supervisor:
 
     def _keep_fork_server(self) -> None:
         """Restart the fork server if it died. Its children keep running, but the next start needs it."""
+        name = "the process that the others are forked from"
         FORK_SERVER.ensure()
         while FORK_SERVER.losses:
             cause = FORK_SERVER.losses.pop()
-            self._count("the process that the others are forked from ended", self.furthest, cause, self.output / LOGS)
+            self._count(f"{name} ended", self.progress.furthest, cause, self.output / LOGS)
             log_event(self.output, "restart", role="fork server", index=0, cause=cause)
-            self.overseer.message(f"the process that the others are forked from: {cause}; started again")
+            self.overseer.message(f"{name}: {cause}; started again")
 
     def _ended(self, role: Role, child: Child, cause: str) -> None:
         """Handle a process that has ended or was killed: remove it, and schedule its restart unless its role is done.
@@ -245,13 +236,12 @@ class Supervisor:
             return
         if code in (UsageError.exit_code, DataError.exit_code):  # a restart would fail in the same way
             raise (UsageError if code == UsageError.exit_code else DataError)(f"{role}: {cause}")
-        pause = pause_s(self._count(f"{role} failed", self._progress_of(role), cause, child.log))
+        pause = self._schedule(role, cause, child.log)
         if role.kind == "worker":  # other workers need not wait for the heartbeat timeout
             self.control.tell(WorkerLoss(role.index))
         self._causes[role] = cause
         log_event(self.output, "restart", role=role.kind, index=role.index, cause=cause)
-        self.overseer.message(f"{role}: {cause}; started again{f' in {pause:g} s' if pause else ''}")
-        self.waiting[role] = time.monotonic() + pause
+        self.overseer.message(f"{role}: {cause}; started again{pause}")
 
     def _count(self, event: str, progress: int, cause: str, log: Path) -> int:
         """Count a failure and return how many there were in a row without progress. Raises JobError if too many.
@@ -268,24 +258,6 @@ class Supervisor:
             raise JobError(f"{event} {failures} times in a row without progress, last: {cause}; see {where}")
         return failures
 
-    def _progress_of(self, role: Role) -> int:
-        """Return the progress by which a role's restarts are judged.
-
-        For a worker it is its own clock: the other workers progress without one that always dies, and its shard would
-        silently not be trained."""
-        if role.kind == "worker":
-            return self.clocks.get(role.index, -1)
-        return self._furthest_evaluated() if role.kind == "evaluator" else self.furthest
-
-    def _furthest_evaluated(self) -> int:
-        """Return the newest evaluated version, -1 before the first.
-
-        The marks count as well as the events: without evaluation rows the evaluator only marks checkpoints."""
-        root = self.folders.checkpoints
-        evaluated_versions = [state.version for state in whole_states(root) if evaluation_of(root, state)]
-        self._last_evaluated = max(self._last_evaluated, *evaluated_versions, -1)
-        return self._last_evaluated
-
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
@@ -301,33 +273,15 @@ class Supervisor:
         # server it is not, because that may still have to write its slice of the last checkpoint.
         has_server = any(role.kind == "server" for role in self.roles)
         own_roles_have_ended = not has_server and set(self.roles) <= self.ended_roles
-        return own_roles_have_ended or (self.control.is_silent() and self._has_ended())
-
-    def _has_ended(self) -> bool:
-        """Return whether the newest checkpoint is the end of the run.
-
-        Server 0 may have exited before it could report the end to this host. Always False between two checks of a
-        remote home, which are FAR_LOOK_S apart."""
-        now = time.monotonic()
-        if not self.folders.is_local and now - self._last_check < FAR_LOOK_S:
-            return False
-        self._last_check = now
-        root = self.folders.checkpoints
-        state = newest_state(root)
-        if state is None:
-            return False
-        stop = stop_of(root, self.config)
-        ends_early = stop is not None and stop.version == state.version and state.final
-        return ends_early or is_end(state, self.config, self.facts)
+        return own_roles_have_ended or (self.control.is_silent() and self.end_watch.has_ended(time.monotonic()))
 
     def _wait_for_the_rest(self) -> None:
         """Wait until this host's evaluator is done, and at most LINGER_S for workers to receive their last answer.
 
         This host's servers can stop then. Raises RunInterruptedError if the run is interrupted."""
         end = time.monotonic() + LINGER_S
-        while self._runs("evaluator") or (time.monotonic() < end and self._needs_servers()):
-            if self.interrupted or self.changes:
-                self._leave_checkpoint()
+        while self._runs("evaluator") or (time.monotonic() < end and self._is_awaited()):
+            self._obey_interruption()
             self._look_after()
             self._check_progress()
 
@@ -335,17 +289,21 @@ class Supervisor:
         """Return whether a role of a kind runs on this host or waits for its restart."""
         return any(role.kind == kind for role in (*self.children, *self.waiting))
 
-    def _needs_servers(self) -> bool:
+    def _is_awaited(self) -> bool:
         """Return whether workers, here or elsewhere, may still wait for an answer."""
         return self.control.status.remaining > 0 or self._runs("worker")
 
-    def _leave_checkpoint(self) -> None:
-        """Have a checkpoint written if this host has servers, then end its part.
+    def _obey_interruption(self) -> None:
+        """End this host's part if the run is interrupted or is to continue with other workers."""
+        if self.interrupted or self.changes:
+            self._leave_checkpoint()
 
-        Always raises a JobError, whose message says how to resume."""
+    def _leave_checkpoint(self) -> NoReturn:
+        """Have a checkpoint written if this host has servers, then raise RunInterruptedError, which says how to resume."""
         root = self.folders.checkpoints
-        if self._stuck is not None:  # server 0 already keeps trying to write the last checkpoint
-            raise RunInterruptedError(f"interrupted: {self._unwritten(self._disk_trouble() or 'not all was written')}")
+        if self.disk.is_stuck:  # server 0 already keeps trying to write the last checkpoint
+            trouble = self._disk_trouble() or "not all was written"
+            raise RunInterruptedError(f"interrupted: {self.disk.describe(trouble)}")
         if LEADER in self.roles:
             wait_for_checkpoint(self.control, root, self.facts)
         elif self.control.is_admitted and any(role.kind == "server" for role in self.roles):
@@ -365,55 +323,53 @@ class Supervisor:
         Raises SupersededError if another start leads the run, or the overseer does not want this part any more;
         JobError if the run rolls back too often or cannot be written for too long."""
         self.work.check()
+        self._obey_overseer()
+        fresh = self.control.ask()
+        self._tell_of_silence()
+        # Restarts are judged by the clocks, evaluations and roll-backs in the log.
+        for event in self.events.new():
+            self._note(event)
+        if self._is_trained():
+            self.disk.note_trained(self._disk_trouble(), time.monotonic())
+        else:
+            self.disk.resume()
+            if fresh:
+                self.disk.note_training(self._disk_trouble())
+        if fresh and self.control.status.ready and not self.disk.is_stuck:
+            self._show(self.control.status)
+
+    def _obey_overseer(self) -> None:
+        """Note how the overseer wants this part to end, if it does. Raises SupersededError if at once."""
         action = self.overseer.wanted()
         if action == "leave":
             raise SupersededError("this part of the run is not wanted any more")
         self.interrupted |= action == "checkpoint"
         # A trained run ends soon, with the workers that it has.
         self.changes |= action == "change" and not self._is_trained()
-        fresh = self.control.ask()
-        self._tell_of_silence()
-        # Restarts are judged by the clocks, evaluations and roll-backs in the log.
-        for event in self.events.new():
-            match event:
-                case EvaluationEvent():
-                    self._evaluated = {f"eval_{key}": getattr(event, key) for key in ("accuracy", "loss", "epoch")}
-                    self._last_evaluated = max(self._last_evaluated, event.version)
-                case TrainEvent():
-                    for worker in event.workers:
-                        self.clocks[worker["index"]] = max(worker["clock"], self.clocks.get(worker["index"], -1))
-                case WarningEvent():
-                    self.overseer.message(event.message)
-                case RollbackEvent() if LEADER in self.roles:
-                    self.furthest = max(self.furthest, event.from_version)
-                    cause = event.cause or "-"
-                    self._count("the run went back to a checkpoint", self.furthest, cause, self.events.path)
-            if self.board:
-                self.board.add(event)
-            if self.metrics:
-                self.metrics.add(event)
-        if self._is_trained():
-            self._wait_for_space()
-        else:
-            self._stuck = None
-        if fresh and not self._is_trained():
-            self._tell_of_trouble(self._disk_trouble())
-        status = self.control.status
-        if fresh and status.ready and self._stuck is None:
-            self.furthest = max(self.furthest, status.version)
-            evaluated_status = replace(status, **self._evaluated)
-            # First, because an overseer on a cluster reports the counters.
-            if self.metrics:
-                self.metrics.update(evaluated_status)
-            self.overseer.update(evaluated_status)
 
-    def _tell_of_trouble(self, trouble: str | None) -> None:
-        """Report disk trouble on the terminal when it begins or its text changes.
+    def _note(self, event: LogEvent) -> None:
+        """Note an event of the log, and pass it on. Raises JobError after too many roll-backs without progress."""
+        self.progress.note(event)
+        match event:
+            case WarningEvent():
+                self.overseer.message(event.message)
+            case RollbackEvent() if LEADER in self.roles:
+                self.progress.reach(event.from_version)
+                progress = self.progress.furthest
+                self._count("the run went back to a checkpoint", progress, event.cause or "-", self.events.path)
+        if self.board:
+            self.board.add(event)
+        if self.metrics:
+            self.metrics.add(event)
 
-        A full disk may have no room for a log entry. trouble: the present one, None if there is none."""
-        if trouble and trouble != self._trouble:
-            self.overseer.message(f"{trouble}; training continues and tries again")
-        self._trouble = trouble
+    def _show(self, status: RunStatus) -> None:
+        """Show a new status, with the last evaluation."""
+        self.progress.reach(status.version)
+        evaluated_status = replace(status, **self.progress.evaluation)
+        # First, because an overseer on a cluster reports the counters.
+        if self.metrics:
+            self.metrics.update(evaluated_status)
+        self.overseer.update(evaluated_status)
 
     def _disk_trouble(self) -> str | None:
         """Return why a checkpoint, the log, an evaluation or a model cannot be written, as text; None if all can."""
@@ -424,48 +380,12 @@ class Supervisor:
         """Return whether training is done and at most the last files of the run are still to be written."""
         return self.control.status.finished or self.control.status.trained
 
-    def _wait_for_space(self) -> None:
-        """Report once that the files of a trained run cannot be written. Raises JobError after SPACE_WAIT_S of this.
-
-        Does not block: it is called in every round after the training."""
-        trouble = self._disk_trouble()
-        now = time.monotonic()
-        minutes = SPACE_WAIT_S / 60
-        if not trouble:
-            self._stuck = None
-        elif self._stuck is None:
-            self._stuck = now
-            missing = "space on " if any(reason in trouble for reason in FULL) else ""
-            text = f"finished, waiting for {missing}{self.folders.home}: {trouble}"
-            self.overseer.message(f"{text}; the run ends after {minutes:g} minutes of this")
-        elif now - self._stuck > SPACE_WAIT_S:
-            raise JobError(f"{minutes:g} minutes after its end {self._unwritten(trouble)}")
-
-    def _unwritten(self, trouble: str) -> str:
-        """Return a message for a trained run that could not be written: the cause, the last checkpoint, a remedy."""
-        home = self.folders.home
-        version = newest_in_words(self.folders.checkpoints)
-        return f"{trouble}; kept is the run{version}: make room on {home}, and the same command with --resume continues"
-
     def _tell_of_silence(self) -> None:
         """Report once that server 0 does not answer; again only after it has answered in between."""
         silent = self.control.is_silent()
         if silent and not self._was_silent and LEADER not in self.roles:
             self.overseer.message(f"server 0 does not answer at {self.addresses[0]}; waiting for it")
         self._was_silent = silent
-
-
-def is_end(state: RunState, config: Config, facts: RunFacts) -> bool:
-    """Return whether a checkpoint is the end of the run at its present length.
-
-    After a resume with a larger --epochs the final checkpoint of the shorter run is only the start of the longer
-    one."""
-    steps = config.steps_per_worker(facts.rows)
-    if isinstance(config.exchange, NeighbourExchange):  # the others went on while a worker was lost
-        return state.final and state.version >= steps
-    if config.run.stop == "local":
-        return state.final and min(state.clocks.values()) >= steps
-    return state.final and state.accepted >= config.cohorts.present.total(steps, facts.num_workers)
 
 
 def _board(options: Options, folders: Folders) -> Any:

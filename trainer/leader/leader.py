@@ -8,30 +8,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-from trainer.checkpoints.decisions import read_switch
-from trainer.checkpoints.prune import WAITING
-from trainer.checkpoints.read import evaluation_of, read_state
+from trainer.checkpoints.read import read_state
 from trainer.checkpoints.state import RunState
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
 from trainer.coordination.convergence import Convergence, Read
-from trainer.coordination.coordinator import Coordinator
-from trainer.coordination.membership import WorkerPhase
 from trainer.coordination.orders import Order, Snapshot, StepMeasurements
-from trainer.gossip.rounds import Examples, GossipRounds, Pool
+from trainer.gossip.rounds import Examples, Pool
 from trainer.home.folders import Folders
 from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.durable_log import secure_log
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
-from trainer.leader.next_stage import next_stage
+from trainer.leader.evaluator_news import EvaluatorNews
+from trainer.leader.next_stage import SwitchWatch, log_stage, next_stage
 from trainer.leader.restore import restore
+from trainer.leader.server_gossip import ServerGossip
 from trainer.leader.silence import PauseWatch
 from trainer.leader.snapshots import Snapshots
+from trainer.leader.training import Training
 from trainer.rules import build_coordinator
-from trainer.run_files import NEWS
-from trainer.runlog.events import append, log_event
+from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import ExampleLedger
 from trainer.runlog.journal import Journal
 from trainer.stages import build_stages
@@ -41,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 RETRY_FINAL_S = 5.0
 FAR_LOOK_S = 5.0  # between two looks for a decision of the evaluator in a remote store
-GIVEN_UP = f"more than {WAITING} checkpoints wait for the evaluator: the oldest are deleted and not evaluated"
 
 
 @dataclass
@@ -57,29 +53,6 @@ class Follower:
     identity: bytes
     session: int
     loaded: int = 0
-
-
-@dataclass(frozen=True)
-class Training:
-    """The state of server 0 while all servers hold the same generation. A roll-back discards it.
-
-    Attributes:
-        coordinator: decides on gradients and workers.
-        convergence: the test by which --tolerance ends the run.
-        journal: writes the events and pushes of this generation to the log.
-        snapshots: the checkpoints that are being written.
-        gossip: the rounds in which workers exchange examples; None if they do not.
-    """
-
-    coordinator: Coordinator
-    convergence: Convergence
-    journal: Journal
-    snapshots: Snapshots
-    gossip: GossipRounds | None = None
-
-    def has_whole_checkpoint(self) -> bool:
-        """Return whether the checkpoint of the present version is complete."""
-        return self.snapshots.newest == self.coordinator.version
 
 
 class Leader:
@@ -99,7 +72,8 @@ class Leader:
         module: the module of this leader's servers; None if it leads all stages, as in virtual time.
         has_handed_over: whether the run is in a stage with other servers, which must take over from this leader.
 
-    ``now`` of its methods is the caller's clock in seconds.
+    In its methods ``now`` is the caller's clock in seconds, ``server`` and ``worker`` are numbers, and ``session`` grows
+    with every join of the worker.
     """
 
     def __init__(
@@ -134,15 +108,15 @@ class Leader:
         self.generation = self.version = 0
         self.training: Training | None = None  # None until all servers have loaded one generation
         self.ledger: ExampleLedger | None = None  # of the present generation
-        self._gossip: GossipRounds | None = None  # of the newest generation, which may be over
-        self._look_s = 0.0 if folders.is_local else FAR_LOOK_S
-        self.evaluations = EvaluationWatch(config, self.checkpoints, self._look_s)
-        self._looked_at = -math.inf  # when a decision of the rule was looked for
+        self._gossip: ServerGossip | None = None  # of the newest generation, which may be over
+        look_s = 0.0 if folders.is_local else FAR_LOOK_S
+        self.evaluations = EvaluationWatch(config, self.checkpoints, look_s)
+        self._switch = SwitchWatch(self.checkpoints, look_s)
         self._snapshot_at = 0.0  # when the last checkpoint began
         self._left: int | None = None  # the version that a roll-back left, until it is logged
         self._retry_cause: str | None = None  # the cause of a roll-back to repeat after an error of the file system
         self._pauses = PauseWatch()
-        self._has_warned = False  # that checkpoints are deleted before their evaluation
+        self._news = EvaluatorNews(folders)
 
     # --- servers ------------------------------------------------------------------------------------------------------
 
@@ -230,58 +204,23 @@ class Leader:
             classifies=facts.classifies,
             ledger=self.ledger,
         )
-        gossip = self._restore_gossip(coordinator) if config.data.gossip else None
-        self.training = Training(coordinator, convergence, journal, self._snapshots(journal), gossip)
-        # The log may have it as of a version that is void now.
-        if gossip and gossip.number:
-            self._log_round(self.training, gossip)
+        if config.data.gossip:
+            self._gossip = ServerGossip(self.log, coordinator, self.send_pool, self._gossip)
+        self.training = Training(coordinator, convergence, journal, self._snapshots(journal), self._gossip)
         self._snapshot_at = now
         if len(self.stages) > 1 and (state.stage != self.stage.number or not state.version):
-            self._log_stage(state)
-
-    def _restore_gossip(self, coordinator: Coordinator) -> GossipRounds:
-        """Return the rounds of examples of a checkpoint, with the content that this server still has."""
-        gossip = GossipRounds(coordinator.budget.position.gossip)
-        if self._gossip:
-            gossip.recall(self._gossip)
-        self._gossip = gossip
-        return gossip
+            log_stage(self.log, self.stage, state)
 
     def look_for_decision(self, now: float) -> None:
         """End the run or enter the next stage if a rule has decided so, by the evaluation of an epoch."""
-        if self.training and self.evaluations.stops_early(now):
-            self._enter_next_stage()
-            return
-        if not self.training or not self.stage.by_rule or now - self._looked_at < self._look_s:
-            return
-        self._looked_at = now
-        if read_switch(self.checkpoints) or self._is_held_and_evaluated(self.training):
+        training = self.training
+        if training and (self.evaluations.stops_early(now) or (self.stage.by_rule and self._switches(training, now))):
             self._enter_next_stage()
 
-    def _is_held_and_evaluated(self, training: Training) -> bool:
-        """Return whether the stage waits for the evaluation of its last checkpoint, and that is done."""
-        if not training.coordinator.has_ended_stage or not training.has_whole_checkpoint():
-            return False
-        state = read_state(self.checkpoints, training.coordinator.version)
-        return evaluation_of(self.checkpoints, state) is not None
-
-    def _log_stage(self, state: RunState) -> None:
-        """Log that a stage begins. state: of the checkpoint with which it begins."""
-        config = self.stage.config
-        # At the version of the checkpoint, so that a roll-back to an earlier one makes the stage void.
-        log_event(
-            self.log,
-            "stage",
-            stage=self.stage.number,
-            exchange=config.exchange.name,
-            protocol=config.protocol.name,
-            version=state.version,
-            epoch=state.epoch,
-            seconds=state.seconds,
-            learning_rate=config.learning_rate,
-            momentum=config.coefficient,
-            reason=self.stage.reason,
-        )
+    def _switches(self, training: Training, now: float) -> bool:
+        """Return whether the rule has decided about the stage."""
+        ends_stage = training.coordinator.has_ended_stage and training.has_whole_checkpoint
+        return self._switch.is_decided(training.coordinator.version if ends_stage else None, now)
 
     def _enter_next_stage(self) -> None:
         """Have all servers load the last checkpoint of the stage that has ended, for the next stage or the end.
@@ -300,51 +239,27 @@ class Leader:
             self.work,
             log=journal.write_pushes,
             is_current=lambda: self.generation == generation,
-            notify=self._tell_evaluator,
-            given_up=self._given_up,
+            notify=self._news.wake,
+            given_up=self._news.log_given_up,
             by_rule=self.stage.by_rule or self.config.run.patience is not None,
         )
-
-    def _tell_evaluator(self) -> None:
-        """Notify the evaluator on this host, so that it need not poll a remote store."""
-        if not self.folders.is_local:
-            append(self.log / NEWS, ".")
 
     def wrote(self, server: int, generation: int, sequence: int, outcome: WriteOutcome) -> None:
         """Note that a server has written its slice of a checkpoint, or failed to.
 
         Parameters that are not finite end the run as diverged. A message about another generation changes nothing.
 
-        Args:
-            server: its number.
-            generation: number of the generation that the slice belongs to.
-            sequence: number of the order to write it.
-            outcome: the result of the write.
-        """
+        generation, sequence: numbers of its generation, and of the order to write it."""
         if not self.training or generation != self.generation:
             return
         self.training.snapshots.wrote(server, sequence, outcome)
         if self.training.snapshots.divergence:
             self.training.coordinator.diverge()
 
-    def _given_up(self, deleted: tuple[int, ...]) -> None:
-        """Log that checkpoints were deleted before they were evaluated, and warn once. deleted: their versions."""
-        if not self._has_warned:
-            self._has_warned = True
-            log_event(self.log, "warning", message=GIVEN_UP)
-        for version in deleted:
-            log_event(self.log, "given_up", version=version)
-
     # --- workers and supervisors --------------------------------------------------------------------------------------
 
     def joined(self, server: int, worker: int, session: int, now: float) -> None:
-        """Note that a server holds a worker's join request; ignored while no checkpoint is loaded.
-
-        Args:
-            server, worker: their numbers.
-            session: number of the worker's session, which grows with every join.
-            now: time of the message (seconds).
-        """
+        """Note that a server holds a worker's join request; ignored while no checkpoint is loaded."""
         if self.training:
             self.training.coordinator.join(server, worker, session, now)
             self._advance(self.training, now)
@@ -356,13 +271,7 @@ class Leader:
 
         It must if no checkpoint is loaded, or if the gradient is not of the step that the worker computes now.
 
-        Args:
-            server, worker: their numbers.
-            session: number of the worker's session, which grows with every join.
-            clock: number of the worker's step.
-            now: time of the message (seconds).
-            measured: the measurements of the step, from server 0 only.
-        """
+        clock: number of the step; measured: its measurements, from server 0 only."""
         if not self.training or not self.training.coordinator.push(server, worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)
@@ -371,15 +280,7 @@ class Leader:
     def gave_up(self, worker: int, session: int, clock: int, now: float, measured: StepMeasurements) -> bool:
         """Record that a worker stopped computing a step because its gradient would be refused.
 
-        Returns False if the worker must join again: no checkpoint is loaded, or it is not computing this step now.
-
-        Args:
-            worker: its number.
-            session: number of the worker's session, which grows with every join.
-            clock: number of the worker's step.
-            now: time of the message (seconds).
-            measured: measurements of the step.
-        """
+        Returns False if it must join again, as ``pushed``. clock, measured: as of ``pushed``."""
         if not self.training or not self.training.coordinator.give_up(worker, session, clock, now, measured):
             return False
         self._advance(self.training, now)
@@ -388,17 +289,9 @@ class Leader:
     def offered(self, worker: int, session: int, epoch: int, now: float, examples: Examples) -> None:
         """Note that a worker gives examples to all others; ignored for an earlier session.
 
-        Args:
-            worker: its number.
-            session: number of the worker's session, which grows with every join.
-            epoch: the worker's epoch by whose losses they were selected.
-            now: time of the message (seconds).
-            examples: what it gives.
-        """
+        epoch: the worker's epoch by whose losses the examples were selected."""
         training = self.training
-        if not training or not training.gossip or session != training.coordinator.members[worker].session:
-            return
-        if len(examples.ids) and training.gossip.add(worker, epoch, examples):
+        if training and training.gossip and training.gossip.add(worker, session, epoch, examples):
             self._advance(training, now)
 
     def alive(self, worker: int, session: int, now: float) -> bool:
@@ -437,11 +330,11 @@ class Leader:
             return
         coordinator = self.training.coordinator
         snapshots = self.training.snapshots
-        is_held = coordinator.has_ended_stage and not coordinator.finished
+        is_held = self.training.is_at_stage_end
         unfinished = is_held or (coordinator.finished and not snapshots.is_final_whole)
         due_s = RETRY_FINAL_S if unfinished else self.config.run.checkpoint_every_s
         # The stage waits for the evaluator. A second checkpoint of its end would void the evaluation.
-        if is_held and self.training.has_whole_checkpoint():
+        if is_held and self.training.has_whole_checkpoint:
             due_s = math.inf
         if now - self._snapshot_at >= due_s and not (snapshots.under_way or snapshots.divergence):
             coordinator.request_snapshot()
@@ -454,76 +347,32 @@ class Leader:
         """Return the status for supervisors; not ready while no checkpoint is loaded."""
         if not self.training:
             return NOT_READY
-        coordinator = self.training.coordinator
-        journal = self.training.journal
-        position = coordinator.budget.position
-        members = coordinator.membership
-        bad = self._diverged(self.training)
-        keys = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
-        measured: dict[str, Any] = {key: journal.summary.get(key) for key in keys}
-        return RunStatus(
-            ready=True,
-            # The supervisor ends all servers of a finished run, so the final checkpoint must be complete before.
-            finished=coordinator.finished and (bad is not None or self._is_complete(self.training, now)),
-            diverged=bad,
-            trained=coordinator.finished,
-            version=position.version,
-            accepted=position.accepted,
-            total=coordinator.budget.total,
-            epoch=coordinator.budget.epoch,
-            epochs=coordinator.budget.epochs,
-            seconds=journal.seconds(now),
-            remaining=coordinator.num_workers
-            - members.in_phase[WorkerPhase.FINISHED]
-            - members.in_phase[WorkerPhase.ABSENT],
-            alive=coordinator.num_workers - members.in_phase[WorkerPhase.ABSENT],
-            num_workers=coordinator.num_workers,
-            **measured,
-        )
-
-    def _is_complete(self, training: Training, now: float) -> bool:
-        """Return whether the final checkpoint is complete, and no evaluation can end the run earlier."""
-        return training.snapshots.is_final_whole and self.evaluations.are_complete(now)
+        # Also no evaluation may end the run earlier.
+        is_complete = self.training.snapshots.is_final_whole and self.evaluations.are_complete(now)
+        return self.training.status(now, is_complete=is_complete)
 
     def trouble(self, now: float) -> str | None:
         """Return why the last checkpoint is late or failed, as text; None if it is not, or no checkpoint is loaded."""
         return self.training.snapshots.trouble(now) if self.training else None
 
-    def _diverged(self, training: Training) -> str | None:
-        """Return in words why the run has diverged, or None if it has not."""
-        bad = training.coordinator.diverged
-        if bad and not bad.version_pulled:  # it was computed with the initial parameters
-            return (
-                f"the loss of worker {bad.worker} is {bad.measured.loss} before any update: check the model's"
-                " initial parameters and the rows of this worker"
-            )
-        if bad:
-            return f"the loss of worker {bad.worker} is {bad.measured.loss} at version {bad.version}; lower --learning-rate"
-        return training.snapshots.divergence
-
     def _advance(self, training: Training, now: float) -> None:
         """Send the orders that can be decided now, and enter the next stage if the present one has ended."""
         self._decide(training, now)
-        coordinator = training.coordinator
-        has_ended = coordinator.has_ended_stage and not coordinator.finished
         # Its last checkpoint must be whole, because the next stage is loaded from it. A rule decides later.
-        if has_ended and training is self.training and training.has_whole_checkpoint() and not self.stage.by_rule:
+        has_ended = training is self.training and training.is_at_stage_end and training.has_whole_checkpoint
+        if has_ended and not self.stage.by_rule:
             self._enter_next_stage()
 
     def _decide(self, training: Training, now: float) -> None:
         """Send the orders that can be decided now, and begin the checkpoints that belong to them.
 
         While as many checkpoints as allowed are being written, nothing is decided and the workers wait. Otherwise the
-        run could pass the end of an epoch without the checkpoint that belongs to it.
-
-        Args:
-            training: the state of the present generation.
-            now: seconds on the leader's clock.
-        """
+        run could pass the end of an epoch without the checkpoint that belongs to it."""
         coordinator = training.coordinator
         journal = training.journal
         snapshots = training.snapshots
-        self._complete_round(training)
+        if training.gossip:
+            training.gossip.complete_round()
         if snapshots.is_full:
             return
         for order, snapshot in coordinator.advance(now):
@@ -535,7 +384,7 @@ class Leader:
             journal.note(snapshot.epoch_boundary if snapshot else None, now)  # before the checkpoint can be complete
             # Before the order, which sends the parameters of the steps that use them.
             if training.gossip:
-                self._send_pools(training, training.gossip, order)
+                training.gossip.send_pools(order)
             self.send_order(list(self.followers.values()), order)
             # An order has a learning rate if it makes an update, and --tolerance is tested after updates alone.
             if order.learning_rate is not None and training.convergence.is_reached(
@@ -544,40 +393,6 @@ class Leader:
                 self._converged(training, now)
             if snapshots.is_full:
                 return
-
-    def _complete_round(self, training: Training) -> None:
-        """Complete the round of examples if all workers that take part have given theirs.
-
-        A worker that was lost or has done its last step is not waited for. Under a protocol of which failures change no
-        bit it is, as its gradients are."""
-        gossip = training.gossip
-        if not gossip or not gossip.contributors:
-            return
-        coordinator = training.coordinator
-        away = [WorkerPhase.FINISHED] + ([] if coordinator.protocol.reproducible else [WorkerPhase.ABSENT])
-        in_phase = coordinator.membership.in_phase
-        # The counts come first: most gradients find the round far from complete.
-        if gossip.contributors < coordinator.num_workers - sum(in_phase[phase] for phase in away):
-            return
-        if gossip.complete({member.index for member in coordinator.members if member.phase not in away}):
-            self._log_round(training, gossip)
-
-    def _log_round(self, training: Training, gossip: GossipRounds) -> None:
-        """Log the ids of the last complete round. After a roll-back to this version, the line is void."""
-        version = training.coordinator.version + 1
-        log_event(self.log, "gossip", version=version, round=gossip.number, ids=gossip.ids)
-
-    def _send_pools(self, training: Training, gossip: GossipRounds, order: Order) -> None:
-        """Send and log the examples of others that workers use from the steps of an order on."""
-        for worker, session, clock in order.unblocked:
-            pool = gossip.next_pool(worker, session, clock)
-            if pool is None:
-                continue
-            # An empty pool too, because the worker may still have one of a version that is void.
-            self.send_pool(worker, session, pool)
-            if pool.round:
-                place = {"version": training.coordinator.version + 1, "worker": worker, "round": pool.round}
-                log_event(self.log, "pool", **place, clock=pool.clock, first=pool.first)
 
     def _converged(self, training: Training, now: float) -> None:
         """End the run because its parameters hardly change any more, and log that."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from trainer.checkpoints.decisions import read_switch, stop_of
+from trainer.checkpoints.read import evaluation_of, read_state
 from trainer.checkpoints.resumption import state_to_restore
 from trainer.checkpoints.slice_file import broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
@@ -12,6 +15,7 @@ from trainer.config import Config, RunFacts
 from trainer.coordination.stragglers import reason_of
 from trainer.exchange.strategy_switch import StrategySwitch
 from trainer.home.place import Place
+from trainer.runlog.events import log_event
 from trainer.stages import Continuation, Stage, build_stages, stage_after, straggler_rule
 
 
@@ -45,6 +49,48 @@ def _rule_reason(config: Config, root: Place, state: RunState) -> str | None:
     where = " on held-out rows" if exchange.switch_on == "holdout" else ""
     change = f"{switch.change:.4g} % per epoch"
     return f"the loss{where} changes by {change}, less than {exchange.switch_threshold:g} %"
+
+
+class SwitchWatch:
+    """Looks whether the rule of a stage has decided.
+
+    root: folder of checkpoints; look_s: least seconds between two looks."""
+
+    def __init__(self, root: Place, look_s: float) -> None:
+        self.root = root
+        self.look_s = look_s
+        self._looked_at = -math.inf
+
+    def is_decided(self, last: int | None, now: float) -> bool:
+        """Return whether the rule ends the stage, or no evaluation is missing by which it could.
+
+        last: version of the complete checkpoint with which the stage ends in any case; None before it. now: the caller's
+        clock in seconds."""
+        if now - self._looked_at < self.look_s:
+            return False
+        self._looked_at = now
+        if read_switch(self.root):
+            return True
+        return last is not None and evaluation_of(self.root, read_state(self.root, last)) is not None
+
+
+def log_stage(log: Path, stage: Stage, state: RunState) -> None:
+    """Log that a stage begins. log: folder of the log; state: of the checkpoint with which it begins."""
+    config = stage.config
+    # At the version of the checkpoint, so that a roll-back to an earlier one makes the stage void.
+    log_event(
+        log,
+        "stage",
+        stage=stage.number,
+        exchange=config.exchange.name,
+        protocol=config.protocol.name,
+        version=state.version,
+        epoch=state.epoch,
+        seconds=state.seconds,
+        learning_rate=config.learning_rate,
+        momentum=config.coefficient,
+        reason=stage.reason,
+    )
 
 
 def find_continuation(config: Config, facts: RunFacts, root: Place) -> Continuation | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
 from functools import partial
 
 from trainer.checkpoints.prune import prune
@@ -12,10 +11,8 @@ from trainer.home.folders import Folders
 from trainer.home.segments import SupersededError
 from trainer.leader.background import CallQueue
 from trainer.leader.durable_log import secure_log
-from trainer.leader.leader import GIVEN_UP
+from trainer.leader.evaluator_news import EvaluatorNews
 from trainer.leader.peer_checkpoints import PeerCheckpoints, ReplicasAtVersion
-from trainer.run_files import NEWS
-from trainer.runlog.events import append, log_event
 from trainer.runlog.example_ledger import ExampleLedger
 
 logger = logging.getLogger(__name__)
@@ -45,7 +42,6 @@ class ReplicaWriter:
         self.by_rule = by_rule
         self.work = work
         self.root = folders.checkpoints
-        self.log = folders.work
         self.generation = 0
         self.ledger: ExampleLedger | None = None
         self.trouble: str | None = None
@@ -55,7 +51,7 @@ class ReplicaWriter:
         self._final: tuple[PeerCheckpoints, ReplicasAtVersion] | None = None  # the final checkpoint, if it failed
         self._retry_at = math.inf
         self._now = 0.0
-        self._has_warned = False
+        self._news = EvaluatorNews(folders)
 
     @property
     def is_full(self) -> bool:
@@ -103,8 +99,8 @@ class ReplicaWriter:
             was_written = checkpoints.write(replicas, partial(secure_log, self.folders, ledger, replicas.state.version))
             if was_written is None:
                 return None
-            if was_written and not self.folders.is_local:
-                append(self.log / NEWS, ".")
+            if was_written:
+                self._news.wake()
         except (OSError, SupersededError) as error:
             return f"the checkpoint of version {replicas.state.version} was not written: {error}"
         try:
@@ -132,12 +128,4 @@ class ReplicaWriter:
         else:
             self.trouble = None
             self.is_final_whole |= replicas.state.final
-            self._log_given_up(outcome)
-
-    def _log_given_up(self, versions: Iterable[int]) -> None:
-        """Log that checkpoints were deleted before they were evaluated, and warn once."""
-        for version in versions:
-            if not self._has_warned:
-                self._has_warned = True
-                log_event(self.log, "warning", message=GIVEN_UP)
-            log_event(self.log, "given_up", version=version)
+            self._news.log_given_up(outcome)

@@ -18,8 +18,9 @@ from trainer.config import Config, RunFacts
 from trainer.coordination.orders import Order, Round
 from trainer.home.folders import Folders
 from trainer.leader.background import CallQueue
-from trainer.leader.leader import Leader, Training
+from trainer.leader.leader import Leader
 from trainer.leader.process_table import ProcessTable
+from trainer.leader.training import Training
 from trainer.leader.worker_messages import Body, FromWorker, SendToWorker, introduction_of, reach_of
 from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.bodies.rounds import unpack_rounds
@@ -230,7 +231,7 @@ class RoundsLeader(Leader):
             "until": self.training.coordinator.budget.until,
         }
         if self.training.gossip:
-            body["gossip"] = self.training.gossip.memory
+            body["gossip"] = self.training.gossip.rounds.memory
         self.view = (PeerView(self.number, self.generation, version), pack_json(body))
         self._rounds = []
         for worker in range(self.facts.num_workers):
@@ -273,7 +274,7 @@ class RoundsLeader(Leader):
                 self._advance(self.training, now)
             # After the step before, which must not have them yet.
             if gossip:
-                gossip.add_offers({worker: report.offer for worker, report in enumerate(each.reports)})
+                gossip.rounds.add_offers({worker: report.offer for worker, report in enumerate(each.reports)})
             for worker, measured in enumerate(each.reports):
                 if each.snapshot and worker == self.facts.num_workers - 1:
                     self._is_wanted = False

@@ -8,33 +8,30 @@ replica has neither sockets nor a clock, so that tests can deliver its messages 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
-from trainer.config import Config, RunFacts, slice_bounds
+from trainer.config import Config, RunFacts
 from trainer.coordination.budget import Budget, Position
 from trainer.coordination.orders import ExampleOffer, Round, StepMeasurements
-from trainer.coordination.parameter_slice import add_pushed
 from trainer.gossip.rounds import Examples, GossipRounds, Pool
-from trainer.rules import build_slice, build_weights, slots_of, worker_rate
+from trainer.rules import build_slice, slots_of, worker_rate
 from trainer.transport.bodies.examples import most_ids_bytes, pack_examples, unpack_examples
 from trainer.transport.bodies.json_object import JSON_LIMIT_BYTES, unpack_json
-from trainer.transport.bodies.reports import pack_reports, report_bytes, unpack_report, unpack_reports
-from trainer.transport.bodies.rounds import MOST_ROUNDS_BYTES, pack_rounds
-from trainer.transport.bodies.vectors import from_body, to_body
+from trainer.transport.bodies.rounds import pack_rounds
+from trainer.transport.bodies.vectors import from_body
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import GradientPiece, PeerView, RangeSum, Settlement, WantSnapshot, WriteCopy
 from trainer.transport.messages.gossip import GossipContent
 from trainer.transport.messages.heads import Message
 from trainer.transport.messages.peers import ModelCopy, PeerJoin, Regroup, RoundReport
 from trainer.worker.replica_links import Body, Collective, Links, Vector
+from trainer.worker.round_history import ModelSnapshot, RoundHistory
+from trainer.worker.round_sums import RoundSums
 
-MOST_COPIES = 2  # unwritten snapshots of a worker; with more, its next step waits
-MOST_UNSETTLED = 200_000  # reports that a worker keeps for server 0 before it waits
 FromPeer = GradientPiece | RangeSum | ModelCopy | GossipContent
 
 
@@ -50,49 +47,6 @@ class Phase(Enum):
     TURN = "turn"
     ROUND = "round"
     TRAINED = "trained"
-
-
-@dataclass
-class ModelSnapshot:
-    """A copy of the model at a version, kept until its checkpoint is complete."""
-
-    generation: int
-    values: Vector
-    momentum: Vector
-
-
-@dataclass
-class _RoundData:
-    """The data of the current round that have arrived.
-
-    Attributes:
-        total: a vector like the gradient, for sums that are copied: from shared memory, or from the collective.
-        pieces: by worker, its report and its gradient in this worker's range; None for a gradient in shared memory.
-        sums: by worker, the sum of its range: a part of ``total``, of a message, or of this worker's own sum.
-        reports: the reports of all workers, which come with every sum; empty before the first one.
-        snapshot: whether the round ends with a snapshot that server 0 has asked for.
-        has_started: whether the collective adds up the gradients.
-        offer: the examples that this worker gives with its gradient, or None.
-        examples: by worker, those that it and others give.
-    """
-
-    total: Vector
-    pieces: dict[int, tuple[StepMeasurements, Vector | None]] = field(default_factory=dict)
-    sums: dict[int, Vector] = field(default_factory=dict)
-    reports: tuple[StepMeasurements, ...] = ()
-    snapshot: bool = False
-    has_started: bool = False
-    offer: ExampleOffer | None = None
-    examples: dict[int, Examples] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        self.pieces = {}
-        self.sums = {}
-        self.reports = ()
-        self.snapshot = False
-        self.has_started = False
-        self.offer = None
-        self.examples = {}
 
 
 class Replica:
@@ -117,6 +71,7 @@ class Replica:
         generation: of its model.
         version: of its model; -1 if it has none.
         clock: number of its next mini-batch.
+        history: rounds and snapshots that server 0 has not settled; its last round is number ``reached``.
         gossip: the rounds in which workers exchange examples, as of the version; None if they do not.
     """
 
@@ -139,15 +94,11 @@ class Replica:
         self.worker = worker
         self.process = process
         self.values = values
-        self.pushed = pushed
-        self.own_sum = own_sum
         self.links = links
         self.load = load
         self.write = write
         self.collective = collective
         self.num_workers = facts.num_workers
-        self.bounds = slice_bounds(facts.elements, facts.num_workers)
-        self.weights = build_weights(config, facts)
         momentum = np.zeros(slots_of(config) * facts.num_parameters, np.float32)
         self.slice = build_slice(config, facts.num_workers, values, momentum)
         self._statistics = values[facts.num_parameters :].copy()
@@ -157,14 +108,13 @@ class Replica:
         self.generation = 0
         self.version = -1
         self.clock = 0
-        self.rounds: list[Round] = []  # that server 0 has not settled; the last one is number ``reached``
-        self.snapshots: dict[int, ModelSnapshot] = {}
+        self.history = RoundHistory(facts.num_workers)
         self._joined = 0  # the number of the view that it has adopted
         self._view_generation = 0
         self.has_diverged = False
-        self._wish = 0  # number of the last snapshot that server 0 has asked for
-        self._granted = 0  # number of the last one that was made; only worker 0 uses it
-        self._round = _RoundData(np.empty(facts.elements, np.float32))
+        self._sums = RoundSums(config, facts, worker, pushed, own_sum, links, collective)
+        self._offer: ExampleOffer | None = None  # the examples that this worker gives with its gradient
+        self._examples: dict[int, Examples] = {}  # by worker, those that it and others give in the present round
         self._early: list[tuple[Message, tuple[Body, ...]]] = []
         self.gossip = GossipRounds({}) if config.data.gossip else None
         # The ids of the last complete round and of the next one, beside the rest.
@@ -178,12 +128,7 @@ class Replica:
     @property
     def must_wait(self) -> bool:
         """True if server 0 has so many rounds or snapshots to settle that the next step must wait."""
-        pending = sum(version <= self.version for version in self.snapshots)
-        if pending > MOST_COPIES or len(self.rounds) * self.num_workers > MOST_UNSETTLED:
-            return True
-        # Reports with losses of rows are long, and server 0 refuses messages of more than four times as many bytes.
-        size = sum(map(report_bytes, self.rounds[-1].reports)) if self.rounds else 0
-        return len(self.rounds) * size > MOST_ROUNDS_BYTES
+        return self.history.is_full(self.version)
 
     # --- views --------------------------------------------------------------------------------------------------------
 
@@ -195,22 +140,22 @@ class Replica:
             case PeerView():
                 self.adopt(message, body)
             case WantSnapshot(number=self.number):
-                self._wish = message.wish
+                self._sums.wish = message.wish
             case Settlement(generation=self.generation):
-                self._settle(message.version, unpack_json(body)["pending"])
+                self.history.settle(self.reached, message.version, unpack_json(body)["pending"])
             case WriteCopy(generation=self.generation):
                 self._write(message.version)
 
     def joining(self) -> tuple[PeerJoin, bytes]:
         """Return the join request for the next view, and the rounds that server 0 has not settled."""
         join = PeerJoin(self.worker, self.process, self.number, self.generation, self.version + 1)
-        return join, pack_rounds(self.rounds)
+        return join, pack_rounds(self.history.rounds)
 
     def report(self) -> tuple[RoundReport, bytes] | None:
         """Return a report of the rounds that server 0 has not settled, or None if there are none."""
-        if not self.rounds or self.phase is Phase.OUTSIDE:
+        if not self.history.rounds or self.phase is Phase.OUTSIDE:
             return None
-        return RoundReport(self.worker, self.process, self.number, self.reached), pack_rounds(self.rounds)
+        return RoundReport(self.worker, self.process, self.number, self.reached), pack_rounds(self.history.rounds)
 
     def leave(self, number: int) -> bool:
         """Leave the view that has been adopted, as a Regroup of a later number demands; the worker then asks to join.
@@ -223,8 +168,8 @@ class Replica:
         self.phase = Phase.OUTSIDE
         if self.has_diverged:  # the round is repeated, with the same loss
             self.has_diverged = False
-            self.rounds.pop()
-        self._round.clear()
+            self.history.rounds.pop()
+        self._clear_round()
         if self.collective:
             self.collective.close()
         # 0: void, so that workers of this host no longer read them.
@@ -235,7 +180,7 @@ class Replica:
 
     def holding(self) -> dict[str, Any]:
         """Return the versions of this worker's snapshots, for its join request."""
-        return {"copies": [v for v, copy in self.snapshots.items() if copy.generation == self.generation]}
+        return {"copies": self.history.versions(self.generation)}
 
     def adopt(self, view: PeerView, body: Body) -> None:
         """Enter a view: continue with this worker's model, load the checkpoint, or wait for another member's model.
@@ -263,8 +208,8 @@ class Replica:
         self.number = view.number
         self._joined = view.number
         self._view_generation = view.generation
-        self._round.clear()
-        self.rounds = []  # server 0 has all up to the version of the view
+        self._clear_round()
+        self.history.rounds = []  # server 0 has all up to the version of the view
         self.has_diverged = False
         self.links.connect(view.number, members)
         if self.collective:
@@ -277,8 +222,8 @@ class Replica:
             self.gossip.recall(earlier)
         source = details["source"]
         if source is None:
-            self.snapshots = {}
-            self._wish = self._granted = 0  # a restarted server 0 counts its requests from 0 again
+            self.history.snapshots = {}
+            self._sums.forget_wishes()
             self._take(view.version, *self.load(view.version))
         elif (self.generation, self.version) == (view.generation, view.version):
             if source == self.worker:
@@ -323,8 +268,8 @@ class Replica:
         assert self.gossip, "only workers that exchange examples give any"
         if not self.gossip.accepts(self.worker, epoch):
             return
-        self._round.offer = ExampleOffer(epoch, tuple(examples.ids.tolist()))
-        self._round.examples[self.worker] = examples
+        self._offer = ExampleOffer(epoch, tuple(examples.ids.tolist()))
+        self._examples[self.worker] = examples
         body = pack_examples(examples)
         for other in range(self.num_workers):
             if other != self.worker:
@@ -336,23 +281,11 @@ class Replica:
 
     def submit(self, report: StepMeasurements) -> None:
         """Send the gradient in ``pushed`` to the owners of its ranges. ``handle`` completes the round."""
-        report = report._replace(offer=self._round.offer)
         self._restore_statistics()
         self.phase = Phase.ROUND
-        self.links.offer_piece(self.number, self.version)
-        body = pack_reports([report])
-        # The report travels with the gradient and returns with the sums, so that all workers have all reports for the
-        # log, and no line is lost with a worker.
-        for owner, (begin, end) in enumerate(self.bounds):
-            part = self.pushed[begin:end]
-            if owner == self.worker:
-                self._round.pieces[owner] = (report, part)
-                continue
-            in_memory = self._is_apart(owner)
-            piece = GradientPiece(self.number, self.version, self.worker, in_memory)
-            self.links.send(owner, piece, body, b"" if in_memory else to_body(part))
+        self._sums.send_gradient(self.number, self.version, report._replace(offer=self._offer))
         self._handle_early()
-        self._add_up()
+        self._complete_if_summed()
 
     def handle(self, message: Message, bodies: tuple[Body, ...]) -> None:
         """Handle a message of another worker. Raises MalformedMessageError.
@@ -400,119 +333,43 @@ class Replica:
         if message.worker >= self.num_workers:
             raise MalformedMessageError(str(message))
         if isinstance(message, GossipContent):
-            self._round.examples[message.worker] = unpack_examples(bodies[0])
-            return
-        first, second = bodies
-        if isinstance(message, GradientPiece):
-            begin, end = self.bounds[self.worker]
-            part = None if message.in_memory else from_body(second, end - begin)
-            self._round.pieces[message.worker] = (unpack_report(first), part)
-            self._add_up()
+            self._examples[message.worker] = unpack_examples(bodies[0])
+        elif isinstance(message, GradientPiece):
+            self._sums.take_piece(message, *bodies)
         else:
-            begin, end = self.bounds[message.worker]
-            part = self._round.total[begin:end]
-            # With a collective this only says that the sender has the sum, as this worker has or will have.
-            if message.in_memory and not self.collective:
-                # If its mark is missing before or after the copy, the owner has left this view, and a Regroup follows.
-                memory = self.links.memory_of(message.worker)
-                shared = memory.range_sum(message.number, message.version, begin, end)
-                if shared is None:
-                    return
-                part[:] = shared
-                if memory.range_sum(message.number, message.version, begin, end) is None:
-                    return
-            elif not self.collective:
-                part = from_body(second, end - begin)
-            self._note_sum(message.worker, part, unpack_reports(first), snapshot=message.snapshot)
-
-    def _add_up(self) -> None:
-        """Once all pieces have arrived, add up this worker's range in the order of workers, and send the sum to all."""
-        pieces = self._round.pieces
-        if len(pieces) < self.num_workers or self.worker in self._round.sums:
-            return
-        reports = tuple(pieces[worker][0] for worker in range(self.num_workers))
-        factors = self.weights.factors([0] * self.num_workers, [report.examples for report in reports])
-        if self.collective:
-            # Not before all reports are here: then no worker still computes, and the operation does not wait for it.
-            if not self._round.has_started:
-                self._round.has_started = True
-                self.collective.start(self.version, self.pushed, factors[self.worker])
-            return
-        begin, end = self.bounds[self.worker]
-        vectors = []
-        for worker in range(self.num_workers):
-            part = pieces[worker][1]
-            if part is None:
-                part = self.links.memory_of(worker).piece(self.number, self.version, begin, end)
-            if part is None:  # the worker has left this view, and a Regroup follows
-                return
-            vectors.append(part)
-        total = self.own_sum[begin:end]
-        self.links.offer_sum(0, 0)
-        add_pushed(total, vectors, factors, min(max(self.facts.num_parameters - begin, 0), end - begin))
-        # A worker that has changed its piece meanwhile has left this view, which makes this sum void.
-        if not all(self._is_unchanged(worker, begin, end) for worker in range(self.num_workers)):
-            return
-        self.links.offer_sum(self.number, self.version)
-        self._send_sum(reports, total)
+            self._sums.take_sum(message, *bodies)
+        # A piece may have been the last one of this worker's own sum.
+        self._complete_if_summed()
 
     def collected(self, number: int, version: int, total: Vector) -> None:
-        """Take the sum that the collective has made, and tell all others. A sum of another round is dropped.
+        """Take the sum that the collective has made in a round. A sum of another round is dropped."""
+        if (number, version) == (self.number, self.version) and self.phase is Phase.ROUND:
+            self._sums.take_total(total)
+            self._complete_if_summed()
 
-        The round is complete when all workers have the sum: it can fail on one of them and not on another."""
-        if (number, version) != (self.number, self.version) or self.phase is not Phase.ROUND:
-            return
-        np.copyto(self._round.total, total)
-        begin, end = self.bounds[self.worker]
-        reports = tuple(self._round.pieces[worker][0] for worker in range(self.num_workers))
-        self._send_sum(reports, self._round.total[begin:end])
+    def _clear_round(self) -> None:
+        self._sums.clear()
+        self._offer = None
+        self._examples = {}
 
-    def _send_sum(self, reports: tuple[StepMeasurements, ...], total: Vector) -> None:
-        """Send the sum of this worker's range to all others, and note it."""
-        # Worker 0 decides for all. No worker can complete the round without its sum, so none misses the snapshot.
-        snapshot = self.worker == 0 and self._wish > self._granted
-        body = pack_reports(reports)
-        for other in range(self.num_workers):
-            if other != self.worker:
-                in_memory = self._is_apart(other)
-                message = RangeSum(self.number, self.version, self.worker, in_memory, snapshot)
-                self.links.send(other, message, body, b"" if in_memory else to_body(total))
-        self._note_sum(self.worker, total, reports, snapshot=snapshot)
-
-    def _is_apart(self, worker: int) -> bool:
-        """Return whether the elements of messages to a worker are apart from them: in memory, or in the collective."""
-        return self.collective is not None or self.links.shares_memory(worker)
-
-    def _is_unchanged(self, worker: int, begin: int, end: int) -> bool:
-        """Return whether a worker's piece was received, or is unchanged in its shared memory."""
-        if self._round.pieces[worker][1] is not None:
-            return True
-        return self.links.memory_of(worker).piece(self.number, self.version, begin, end) is not None
-
-    def _note_sum(self, owner: int, total: Vector, reports: tuple[StepMeasurements, ...], *, snapshot: bool) -> None:
-        """Note the sum of a worker's range. The last one completes the round."""
-        if len(reports) != self.num_workers:
-            raise MalformedMessageError(f"{len(reports)} reports")
-        self._round.sums[owner] = total
-        self._round.reports = reports
-        self._round.snapshot |= snapshot and owner == 0
-        if len(self._round.sums) == self.num_workers:
+    def _complete_if_summed(self) -> None:
+        if self._sums.are_complete:
             self._complete()
 
     def _complete(self) -> None:
         """Make the update of a round whose sums have all arrived. A loss that is not finite ends the run without it."""
-        reports = self._round.reports
-        snapshot = self._round.snapshot
-        sums = [self._round.sums[owner] for owner in range(self.num_workers)]
-        contents = self._round.examples
-        self._round.clear()
-        self.rounds.append(Round(snapshot, reports))
+        reports = self._sums.reports
+        snapshot = self._sums.snapshot
+        sums = self._sums.sums_by_range()
+        contents = self._examples
+        self._clear_round()
+        self.history.rounds.append(Round(snapshot, reports))
         if not all(math.isfinite(report.loss) for report in reports):
             self.has_diverged = True
             self.phase = Phase.TRAINED
             return
         examples = [report.examples for report in reports]
-        rate = worker_rate(self.config, self.facts, self.budget.epoch) * self.weights.correction(examples)
+        rate = worker_rate(self.config, self.facts, self.budget.epoch) * self._sums.weights.correction(examples)
         # All replicas make the same update from the same sums, so that their models stay equal bit for bit.
         self.slice.apply_sum(sums, rate, self.num_workers)
         boundary = self.budget.use(self.num_workers, sum(examples))
@@ -524,28 +381,18 @@ class Replica:
             self.gossip.complete(set(range(self.num_workers)))
         self._begin()
         if snapshot:
-            self._granted = self._wish
+            self._sums.grant_wish()
         if snapshot or (boundary is not None and self.config.run.epoch_checkpoints) or self.phase is Phase.TRAINED:
-            self.snapshots[self.version] = ModelSnapshot(
-                self.generation,
-                self.values.copy(),
-                self.slice.momentum.copy(),
-            )
+            copy = ModelSnapshot(self.generation, self.values.copy(), self.slice.momentum.copy())
+            self.history.snapshots[self.version] = copy
 
     def _write(self, version: int) -> None:
         """Write the snapshot of a version: this worker's copy or, after the last round, the model itself."""
-        copy = self.snapshots.get(version)
+        copy = self.history.snapshots.get(version)
         if copy:
             self.write(copy.generation, version, copy.values, copy.momentum)
         elif self.phase is Phase.TRAINED and version == self.version:
             self.write(self.generation, version, self.values, self.slice.momentum)
-
-    def _settle(self, version: int, pending: Sequence[int]) -> None:
-        """Forget the rounds up to a version, and the snapshots up to it that are no longer needed."""
-        first = self.reached - len(self.rounds)
-        if version > first:
-            del self.rounds[: version - first]
-        self.snapshots = {v: copy for v, copy in self.snapshots.items() if v > version or v in pending}
 
 
 def _number(message: Message) -> int:

@@ -1,0 +1,41 @@
+"""The status of a run as its progress and its log have it, and divergence in words, with and without servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.coordination.orders import Record
+from trainer.runlog.journal import Journal, Progress
+from trainer.transport.status import RunStatus
+
+MEASURED = ("loss", "accuracy", "images_per_s", "staleness_mean", "staleness_max")
+
+
+def progress_status(progress: Progress, journal: Journal, seconds: float) -> RunStatus:
+    """Return the status of a run in training, without the numbers of its workers that are there.
+
+    progress, journal: of the run; seconds: training time."""
+    measured: dict[str, Any] = {key: journal.summary.get(key) for key in MEASURED}
+    budget = progress.budget
+    # The callers know when files that end the run are written, and which workers are there.
+    return RunStatus(
+        ready=True,
+        finished=False,
+        diverged=None,
+        version=budget.position.version,
+        accepted=budget.position.accepted,
+        total=budget.total,
+        epoch=budget.epoch,
+        epochs=budget.epochs,
+        seconds=seconds,
+        num_workers=progress.num_workers,
+        **measured,
+    )
+
+
+def describe_loss(record: Record, place: str) -> str:
+    """Return in words that the loss of a gradient is not finite. place: where, such as "at version 3"."""
+    loss = f"the loss of worker {record.worker} is {record.measured.loss}"
+    if not record.version_pulled:  # it was computed with the initial parameters
+        return f"{loss} before any update: check the model's initial parameters and the rows of this worker"
+    return f"{loss} {place}; lower --learning-rate"
