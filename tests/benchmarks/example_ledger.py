@@ -1,15 +1,21 @@
-"""Measure the CPU time of each part of --example-ledger for a mini-batch, as a share of the training step's.
+"""Measure the cost of --example-ledger: the CPU time of its parts for a mini-batch, or pairs of whole runs.
 
     python -m tests.benchmarks.example_ledger [--model NAME]... [--batch-size B]... [--steps N]
+    python -m tests.benchmarks.example_ledger --shards SET --pairs 9 [--model NAME]... [--batch-size B]... [--epochs N]
 
-The ratio of two whole runs varies by more than the ledger costs. Here the parts are measured in one thread: steps on equal
-mini-batches with and without the losses of examples, in turn; packing and parsing of the report, 13 bytes per example more;
-and the ledger's own work, with a Parquet file for every 100 mini-batches, which is a short epoch."""
+The parts are measured in one thread, as shares of a training step: steps on equal mini-batches with and without the losses
+of examples, in turn; packing and parsing of the report, 13 bytes per example more; and the ledger's own work, with a Parquet
+file for every 100 mini-batches, which is a short epoch.
+
+A pair is the same command with and without --example-ledger, one after the other. The ratios of single pairs vary by more
+than the ledger costs, so their median has an interval, by the sign test: it holds the true median with at least 95 %."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import binom
 
 from tests.benchmarks.machine import print_machine
 from tests.support.configs import make_config
@@ -27,6 +34,7 @@ from trainer.models.base import ModelInput
 from trainer.models.build import build
 from trainer.models.flat_vector import FlatModel
 from trainer.runlog.example_ledger import ExampleLedger
+from trainer.runlog.result import read_result
 from trainer.transport.bodies.reports import pack_report, unpack_report
 from trainer.worker.step import Step
 
@@ -105,15 +113,53 @@ def ledger_ms(rows: RowLosses) -> float:
         return statistics.median(cpu_ms(partial(write_file, number)) for number in range(10)) / FILE_STEPS
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help="may be given again (default: logistic, cnn, resnet20)")
-    parser.add_argument("--batch-size", action="append", type=int, help="may be given again (default: 32, 128)")
-    parser.add_argument("--steps", type=int, default=60, help="of each kind; default %(default)s")
-    args = parser.parse_args()
+def run_seconds(command: list[str], output: Path) -> tuple[float, float]:
+    """Run a training command in a folder of its own. Return its seconds, and those of them that trained."""
+    start = time.perf_counter()
+    subprocess.run([*command, "--output", str(output), "--overwrite"], check=True, capture_output=True)
+    seconds = time.perf_counter() - start
+    trained = read_result(output).seconds
+    assert trained is not None, "the run has ended"
+    return seconds, trained
+
+
+def median_interval(values: list[float]) -> str:
+    """Return the median of values and its 95 % interval by the sign test; the whole range for fewer than six."""
+    ordered = sorted(values)
+    # The greatest number of values that may be cut off on each side.
+    cut = max(int(binom.ppf(0.025, len(ordered), 0.5)) - 1, 0)
+    return f"{statistics.median(ordered):+.1%} ({ordered[cut]:+.1%} to {ordered[-1 - cut]:+.1%})"
+
+
+def compare_runs(shards: Path, model: str, batch_size: int, epochs: int, pairs: int) -> str:
+    """Return a row of the table of pairs: what the ledger adds to the time of the command, and to the training's."""
+    command = [sys.executable, "-m", "trainer", "--shards", str(shards), "--model", model, "--epochs", str(epochs)]
+    command += ["--batch-size", str(batch_size)]
+    plain: list[tuple[float, float]] = []
+    keeping: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        for number in range(pairs):
+            arms = [(plain, command), (keeping, [*command, "--example-ledger"])]
+            # What comes first in a pair may find a machine that is a little slower or faster.
+            for seconds, each in arms if number % 2 else reversed(arms):
+                seconds.append(run_seconds(each, Path(scratch) / "run"))
+    added = [[b[kind] / a[kind] - 1 for a, b in zip(plain, keeping, strict=True)] for kind in (0, 1)]
+    median = statistics.median(whole for whole, _ in plain)
+    return f"  {model:<10}{batch_size:>6}{median:>9.1f}{median_interval(added[0]):>28}{median_interval(added[1]):>28}"
+
+
+def print_pairs(args: argparse.Namespace) -> None:
+    """Print the table of pairs."""
+    print(f"{args.pairs} pairs of {args.epochs} epochs: seconds of the command; added to them, and to the training's")
+    print(f"  {'model':<10}{'batch':>6}{'s':>9}{'command':>28}{'training':>28}  goal {GOAL:.0%}")
+    for model in args.model or ("logistic", "cnn"):
+        for batch_size in args.batch_size or (128,):
+            print(compare_runs(args.shards, model, batch_size, args.epochs, args.pairs), flush=True)
+
+
+def print_parts(args: argparse.Namespace) -> None:
+    """Print the table of the parts."""
     torch.set_num_threads(1)
-    print_machine()
     print("CPU ms per mini-batch: the step; what the losses add to the step, to the report, and in the ledger")
     print(
         f"  {'model':<10}{'batch':>6}{'step':>9}{'losses':>9}{'report':>9}{'ledger':>9}{'in all':>9}  goal {GOAL:.0%}"
@@ -124,6 +170,23 @@ def main() -> None:
             parts = (losses, report_ms(rows), ledger_ms(rows))
             columns = "".join(f"{part:>9.3f}" for part in (step, *parts))
             print(f"  {model:<10}{batch_size:>6}{columns}{sum(parts) / step:>9.1%}", flush=True)
+
+
+def main() -> None:
+    """Print the table of the parts, or that of pairs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", help="may be given again (default: logistic, cnn, resnet20)")
+    parser.add_argument("--batch-size", action="append", type=int, help="may be given again (default: 32, 128)")
+    parser.add_argument("--steps", type=int, default=60, help="of each kind; default %(default)s")
+    parser.add_argument("--shards", type=Path, help="a shard set: compare whole runs on it")
+    parser.add_argument("--pairs", type=int, default=9, help="of whole runs; default %(default)s")
+    parser.add_argument("--epochs", type=int, default=5, help="of a whole run; default %(default)s")
+    args = parser.parse_args()
+    print_machine()
+    if args.shards:
+        print_pairs(args)
+    else:
+        print_parts(args)
 
 
 if __name__ == "__main__":
