@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.schedules import learning_rate
 from trainer.coordination.switch import carry_momentum
 from trainer.coordination.weights import Weights
+from trainer.data.places import own_entries
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.switching import Switching
 from trainer.sampling.partition_stream import plan_barriers
@@ -96,6 +97,29 @@ def enter_cohort(
         return values, momentum
     rules = config.momentum_of(config.cohorts.previous.workers), config.momentum_of(num_workers)
     return carry_momentum(values, momentum, *rules, 1.0)
+
+
+def carry_losses(config: Config, facts: RunFacts, mean: Float32s, models: Mapping[int, Float32s]) -> Float32s:
+    """Return the mean of the models of some workers as the workers after them begin with it, float32 [P + Q].
+
+    If each worker keeps the losses of its own rows, the entry of a row in the loss table is the one that its worker has.
+    Rows of a worker without a model have the entries of the first worker that has one, as a newcomer gets them.
+
+    Args:
+        config: of the present workers.
+        facts: of the run.
+        mean: the mean of the models.
+        models: of the workers before, by worker.
+    """
+    if not facts.shard_rows or not models:
+        return mean
+    result = mean.copy()
+    table = result[facts.own_losses]
+    table[:] = models[min(models)][facts.own_losses]
+    own = own_entries(facts.shard_rows, [each.workers for each in config.cohorts.entries[:-1]])
+    for worker, model in models.items():
+        table[own[worker]] = model[facts.own_losses][own[worker]]
+    return result
 
 
 def begin_cohort(config: Config, state: RunState) -> RunState:

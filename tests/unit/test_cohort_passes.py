@@ -16,9 +16,9 @@ from pipeline.core.errors import UsageError
 from tests.support.trainer_sets import rows_of, write_shards
 from trainer.coordination.cohorts import CheckpointProgress, Cohort, CohortSize, begin_passes, next_cohort
 from trainer.coordination.passes import WORD, Passes, RowSums, Whole
-from trainer.data.cohort_passes import own_places
-from trainer.data.deal import deal, dealt_places, even_places
+from trainer.data.deal import deal
 from trainer.data.opening import open_shards
+from trainer.data.places import dealt_places, even_places, own_places
 from trainer.sampling.remainder import MOST_OPEN, PassRule, WorkerPasses, first_passes, later_passes, open_passes
 from trainer.sampling.representative import RepresentativeSampler
 
@@ -136,7 +136,7 @@ def test_dealt_places_are_those_of_deal(tmp_path: Path) -> None:
     shards = open_shards(str(write_shards(tmp_path, parts, None)))
     ids = np.concatenate([rows.ids for rows in deal(shards, 3)])
     for workers in range(1, 12):
-        numbers = dealt_places(shards, workers)
+        numbers = dealt_places(shards.shard_rows, workers)
         dealt = deal(shards, workers)
         assert all(np.array_equal(ids[own], rows.ids) for own, rows in zip(numbers, dealt, strict=True))
 
@@ -148,25 +148,28 @@ def test_parts_after_a_change_are_even(tmp_path: Path) -> None:
         parts = [rows_of(size, number, 100 * number) for number, size in enumerate(sizes)]
         shards = open_shards(str(write_shards(tmp_path / str(total), parts, None)))
         for workers in range(1, total + 1):
-            own = even_places(shards, workers)
+            own = even_places(shards.shard_rows, workers)
             assert np.array_equal(np.sort(np.concatenate(own)), np.arange(total))
             assert max(map(len, own)) - min(map(len, own)) <= 1
         with pytest.raises(UsageError, match=f"worker {total} would have no rows"):
-            even_places(shards, total + 1)
+            even_places(shards.shard_rows, total + 1)
     for workers in (1, 3, 6, 12):
-        pairs = zip(even_places(shards, workers), dealt_places(shards, workers), strict=True)
+        pairs = zip(even_places(shards.shard_rows, workers), dealt_places(shards.shard_rows, workers), strict=True)
         assert all(np.array_equal(*pair) for pair in pairs)
-    assert [np.bincount(rows // 12).tolist() for rows in even_places(shards, 4)] == [[3, 3, 3]] * 4
+    assert [np.bincount(rows // 12).tolist() for rows in even_places(shards.shard_rows, 4)] == [[3, 3, 3]] * 4
 
 
 def test_unchanged_workers_keep_their_rows(tmp_path: Path) -> None:
     """Also if a run in virtual time began with more workers than shards; a worker per shard has its shard."""
     parts = [rows_of(size, number, 100 * number) for number, size in enumerate((13, 9, 11))]
     shards = open_shards(str(write_shards(tmp_path, parts, None)))
-    own = own_places(shards, 5, [])
-    assert all(np.array_equal(*pair) for pair in zip(dealt_places(shards, 5), own_places(shards, 5, own), strict=True))
-    assert [len(rows) for rows in own_places(shards, 3, own)] == [13, 9, 11]
-    assert sorted(map(len, own_places(shards, 4, own))) == [8, 8, 8, 9]
+    own = own_places(shards.shard_rows, 5, [])
+    assert all(
+        np.array_equal(*pair)
+        for pair in zip(dealt_places(shards.shard_rows, 5), own_places(shards.shard_rows, 5, own), strict=True)
+    )
+    assert [len(rows) for rows in own_places(shards.shard_rows, 3, own)] == [13, 9, 11]
+    assert sorted(map(len, own_places(shards.shard_rows, 4, own))) == [8, 8, 8, 9]
 
 
 def is_level(labels: Any, part: Any) -> bool:

@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 
 from pipeline.core.errors import DataError, UsageError
+from tests.support.configs import make_config
 from tests.support.peer_oracle import ELEMENTS, Matrix, ring_weights, toy_gradient
+from tests.support.recent_losses import Forgotten, assert_drawn_by_recent_losses
+from tests.support.tiers import only
+from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.virtual_runs import QUIET, RESUME, final
 from tests.unit.test_neighbour_rounds import Network
 from tests.unit.test_peers import consensus_of, decentralised, folder_of_run, models_of
@@ -27,6 +31,7 @@ from trainer.runlog.kinds.peers import NewcomerEvent
 from trainer.runlog.kinds.run import RollbackEvent
 from trainer.runlog.kinds.training import EpochEvent
 from trainer.runlog.run_folder import read_record
+from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.peers import engine
 from trainer.simulation.peers.engine import PeerEngine
@@ -298,3 +303,69 @@ def test_messages_in_any_order_have_virtual_times_bits(tmp_path: Path, workers: 
     assert models.tobytes() == models_of(done, workers=workers)[0].tobytes()
     assert read_vector(root, 19).tobytes() == final(done).tobytes()
     assert read_state(root, 19).memory["earlier_plans"] == _memory(done)["earlier_plans"]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    parts = [rows_of(size, 10 + number, 100 * number) for number, size in enumerate((40, 29, 45))]
+    return str(write_shards(tmp_path_factory.mktemp("set"), parts, EVAL_ROWS))
+
+
+def by_losses(shards: str, output: Path, options: Any, workers: int | None, **values: Any) -> Result:
+    """Train a real model, whose workers draw rows by their most recent losses; the first pass takes six steps or fewer."""
+    machines = {name: values.pop(name) for name in ("failures",) if name in values}
+    common: dict[str, Any] = {"sampling": "recency", "pressure": 1000.0, "example_ledger": True, "threads": 1}
+    common |= {"exchange": "d-psgd", "model": "logistic", "batch_size": 24}
+    config = make_config(shards, output, **common | values)
+    return simulate(config, SimulationSettings(workers=workers, **machines), options)
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "d-psgd": {},
+    "matcha": {"exchange": "matcha", "order": "grad-then-avg"},
+    "batch-norm": {"model": "cnn"},
+}
+
+
+@pytest.mark.parametrize("case", only(["d-psgd"], list(LOSSES)))
+def test_the_losses_of_rows_go_to_their_new_workers(case: str, shards: str, tmp_path: Path) -> None:
+    """Compare all draws of five workers with the losses of the ledger."""
+    values = LOSSES[case]
+    by_losses(shards, tmp_path, QUIET, None, steps=12, **values)
+    by_losses(shards, tmp_path, RESUME, 5, steps=20, batch_size=30, **values)
+    assert assert_drawn_by_recent_losses(tmp_path) == 5 * 8
+    assert replay(tmp_path).is_equal
+
+
+@pytest.mark.full
+def test_losses_outlast_two_changes_and_a_kill(shards: str, tmp_path: Path) -> None:
+    """The kill is four rounds after the second change."""
+    values: dict[str, Any] = {"checkpoint_every_s": 0.4}
+    by_losses(shards, tmp_path, QUIET, None, steps=12, **values)
+    by_losses(shards, tmp_path, RESUME, 5, steps=20, batch_size=30, **values)
+    end = final(by_losses(shards, tmp_path, RESUME, 2, steps=32, batch_size=30, **values)).tobytes()
+    assert assert_drawn_by_recent_losses(tmp_path) == 2 * 12
+    cut(tmp_path, 25)
+    assert newest(tmp_path / "checkpoints", verify=True) in range(21, 26)
+    assert final(by_losses(shards, tmp_path, RESUME, None, steps=32, batch_size=30, **values)).tobytes() == end
+    assert assert_drawn_by_recent_losses(tmp_path) == 2 * 12
+    assert replay(tmp_path).is_equal
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("failures", "forgotten"),
+    [
+        ("worker:1@0.95+0.3", {(12, 1): 0}),
+        ("worker:0@0.75+0.02,worker:1@0.95+0.3", {(8, 0): 0, (12, 1): 8}),
+    ],
+)
+def test_losses_of_an_absent_worker_are_those_of_a_neighbour(
+    failures: str, forgotten: Forgotten, shards: str, tmp_path: Path
+) -> None:
+    """Worker 1 is absent at the change. In the second case worker 0 has begun round 8 with the model of worker 1."""
+    values: dict[str, Any] = {"failures": parse_failures(failures)}
+    by_losses(shards, tmp_path, QUIET, None, steps=12, **values)
+    by_losses(shards, tmp_path, RESUME, 5, steps=20, batch_size=30, **values)
+    assert assert_drawn_by_recent_losses(tmp_path, forgotten) == 5 * 8
+    assert replay(tmp_path).is_equal

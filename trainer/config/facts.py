@@ -24,6 +24,8 @@ class RunFacts:
         fingerprint: sum of the hashes of the distinct rows modulo 2^64; None if the manifest has none.
         ratios: ratios of the shards, empty if they are equal.
         classifies: whether the model predicts classes, so that there is an accuracy.
+        table_begin: place of the loss table in the flat vector, if each worker keeps the losses of its own rows; else 0.
+        shard_rows: rows of each shard, copies included, of which such a table has an entry each; empty without one.
     """
 
     num_workers: int
@@ -34,14 +36,21 @@ class RunFacts:
     fingerprint: int | None = None
     ratios: Ratios = ()
     classifies: bool = True
+    table_begin: int = 0
+    shard_rows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ratios", tuple(self.ratios))  # JSON has lists
+        object.__setattr__(self, "shard_rows", tuple(self.shard_rows))
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain JSON, the fingerprint in hexadecimal: it may exceed int64."""
         fingerprint = None if self.fingerprint is None else f"{self.fingerprint:016x}"
-        return asdict(self) | {"fingerprint": fingerprint, "ratios": list(self.ratios)}
+        return asdict(self) | {
+            "fingerprint": fingerprint,
+            "ratios": list(self.ratios),
+            "shard_rows": list(self.shard_rows),
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunFacts:
@@ -62,6 +71,11 @@ class RunFacts:
     def elements(self) -> int:
         """The length P + Q of the flat vector."""
         return self.num_parameters + self.num_buffers
+
+    @property
+    def own_losses(self) -> slice:
+        """The range of the loss table in the flat vector, if each worker keeps the losses of its own rows; else empty."""
+        return slice(self.table_begin, self.table_begin + sum(self.shard_rows))
 
 
 def slice_bounds(total: int, parts: int) -> list[tuple[int, int]]:

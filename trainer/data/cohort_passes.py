@@ -10,8 +10,8 @@ import numpy as np
 from pipeline.core.arrays import Flags, Ints
 from trainer.config import Config
 from trainer.coordination.cohorts import Cohort
-from trainer.data.deal import dealt_places, even_places
-from trainer.data.holdout import only_trained, trained_rows
+from trainer.data.holdout import trained_rows
+from trainer.data.places import own_places, present_places
 from trainer.data.repartition import rows_left
 from trainer.data.shard_file import read_groups
 from trainer.data.shards import Shards
@@ -110,53 +110,21 @@ def own_by_set(
 
     before: the result for the cohort before; empty for the first one."""
     if not shards.sets:
-        return [own_places(shards, num_workers, before[0] if before else [], is_trained)]
+        return [own_places(shards.shard_rows, num_workers, before[0] if before else [], is_trained)]
     if before and len(before[0]) == num_workers:
         return before
     # The shards of a mixture have the rows of its sets one after the other.
     sizes = [[each.worker_rows(shard) for each in shards.sets] for shard in range(shards.num_workers)]
     sets = np.repeat(np.tile(np.arange(len(shards.sets)), len(sizes)), np.ravel(sizes))
     if not before:
-        own = own_places(shards, num_workers, [], is_trained)
+        own = own_places(shards.shard_rows, num_workers, [], is_trained)
         return [[rows[sets[rows] == number] for rows in own] for number in range(len(shards.sets))]
     result = []
     for number, each in enumerate(shards.sets):
         rows = np.flatnonzero(sets == number)
-        own = own_places(each, num_workers, before[number], None if is_trained is None else is_trained[rows])
+        own = own_places(each.shard_rows, num_workers, before[number], None if is_trained is None else is_trained[rows])
         result.append([rows[places] for places in own])
     return result
-
-
-def present_places(shards: Shards, cohorts: Sequence[Cohort], is_trained: Flags | None) -> list[Ints]:
-    """Return the rows of each worker of the last of some cohorts, by the arguments of ``own_places``."""
-    own: list[Ints] = []
-    for cohort in cohorts:
-        own = own_places(shards, cohort.workers, own, is_trained)
-    return own
-
-
-def own_places(shards: Shards, num_workers: int, before: Sequence[Ints], is_trained: Flags | None = None) -> list[Ints]:
-    """Return the numbers of the rows over which each worker of a cohort makes its passes, counted over all shards, int64.
-
-    Workers whose number does not change keep their rows, and a worker per shard has its shard. Otherwise the parts of two
-    workers differ by at most one row, because all of them draw mini-batches of the same size.
-
-    Args:
-        shards: the set.
-        num_workers: workers of the cohort.
-        before: the rows of the cohort before; empty for the first one, to which the shards are dealt.
-        is_trained: the result of ``trained_rows`` (default: workers train on all rows).
-    Raises:
-        UsageError: a worker would have no rows.
-    """
-    if len(before) == num_workers:
-        return list(before)
-    if before and num_workers != shards.num_workers:
-        return even_places(shards, num_workers, is_trained)
-    own = dealt_places(shards, num_workers)
-    if is_trained is None:
-        return own
-    return [only_trained(rows, is_trained[rows], worker) for worker, rows in enumerate(own)]
 
 
 def passes_left(
@@ -179,7 +147,8 @@ def passes_left(
         return rows_left(config, shards, cohorts, clocks, num_workers)
     is_trained = trained_rows(shards, config)
     if not config.sampler.makes_passes:
-        own_places(shards, num_workers, present_places(shards, cohorts, is_trained), is_trained)
+        present = present_places(shards.shard_rows, [each.workers for each in cohorts], is_trained)
+        own_places(shards.shard_rows, num_workers, present, is_trained)
         return OpenPasses(0, 0, 0)
     # The number of rows that are left does not depend on their order.
     streams = _streams(config, shards, cohorts, [PassRule(config.run.seed)] * max(1, len(shards.sets)), is_trained)

@@ -14,13 +14,13 @@ from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
 from trainer.data.augment import Floats
 from trainer.data.batches import Batches, population_of, sampler_of_rows
-from trainer.data.cohort_passes import WorkerStream, present_places, present_streams
-from trainer.data.deal import dealt_places
+from trainer.data.cohort_passes import WorkerStream, present_streams
 from trainer.data.gossip import GossipSampler
 from trainer.data.holdout import trained_rows
 from trainer.data.loading import load_worker
 from trainer.data.mean_image import subtracted_mean
 from trainer.data.own_augmentation import own_augmentation
+from trainer.data.places import present_places, table_entries
 from trainer.data.repartition import all_rows, partition_sampler
 from trainer.data.rows import Rows, join_rows
 from trainer.data.sampling import Draw, RowSampler
@@ -172,7 +172,8 @@ def _draws_without_passes(config: Config, shards: Shards, workers: Sequence[int]
     random numbers of the cohort's own."""
     cohorts = config.cohorts.entries
     cohort = config.cohorts.present
-    places = present_places(shards, cohorts, trained_rows(shards, config))
+    places = present_places(shards.shard_rows, [each.workers for each in cohorts], trained_rows(shards, config))
+    entries = table_entries(shards.shard_rows, cohorts[0].workers) if config.table_sampler else None
     batches = config.worker_batches(cohort.workers, shards.ratios_of(cohort.workers))
     seed = word(config.run.seed, Purpose.COHORT, len(cohorts) - 1)
     draws = []
@@ -180,7 +181,7 @@ def _draws_without_passes(config: Config, shards: Shards, workers: Sequence[int]
     all_rows = load_numbers(shards, [places[worker] for worker in workers], targets=targets)
     for worker, rows in zip(workers, all_rows, strict=True):
         population = population_of(config, shards, rows, None, batches[worker], worker)
-        numbers = _table_entries(shards, config.cohorts.first.workers, places[worker]) if config.table_sampler else None
+        numbers = None if entries is None else entries[places[worker]]
         population = replace(population, seed=seed, numbers=numbers)
         sampler = sampler_of_rows(config, shards, rows, population, cohort.workers)
         draws.append(WorkerDraws(worker, rows, ShiftedSampler(sampler, cohort.epoch_steps - cohort.clock)))
@@ -194,20 +195,6 @@ def _draws_of_deals(config: Config, shards: Shards, workers: Sequence[int], targ
     return [
         WorkerDraws(worker, rows, partition_sampler(config, shards, rows, worker, num_workers)) for worker in workers
     ]
-
-
-def _table_entries(shards: Shards, num_workers: int, places: Ints) -> Ints:
-    """Return the entries of some rows in a loss table with an entry per row, int64.
-
-    Args:
-        shards: the set.
-        num_workers: number of the workers with which the run began, in whose order the entries are.
-        places: numbers of the rows over all shards, int64.
-    """
-    order = np.concatenate(dealt_places(shards, num_workers))
-    entries = np.empty(len(order), np.int64)
-    entries[order] = np.arange(len(order))
-    return entries[places]
 
 
 def load_numbers(shards: Shards, numbers: Sequence[Ints], *, targets: bool) -> list[Rows]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from pipeline.core.arrays import Flags, Ints
-from pipeline.core.errors import UsageError
 from pipeline.core.hashing import is_drawn
 from pipeline.core.seeds import Purpose, word
 from trainer.config import Config
+from trainer.data.places import only_trained
 from trainer.data.rows import Rows, join_rows
 from trainer.data.shard_file import pick_rows, read_ids
 from trainer.data.shards import Shards
@@ -43,18 +43,6 @@ def trained_rows(shards: Shards, config: Config) -> Flags | None:
 
     Reads the ids of all rows, if any are held out. Raises DataError and OSError."""
     return ~is_held_out(read_ids(shards), config) if config.exchange.held_out_share else None
-
-
-def only_trained(rows: Ints, is_trained: Flags, worker: int) -> Ints:
-    """Return the rows of a worker that it trains on, int64. Raises UsageError if there are none.
-
-    is_trained: whether it trains on each of the rows, bool."""
-    if not is_trained.any():
-        raise UsageError(
-            f"--switch-on holdout leaves worker {worker} none of its {len(rows)} rows to train on: give a smaller"
-            " --holdout-share"
-        )
-    return rows[is_trained]
 
 
 def load_held_out(shards: Shards, config: Config, *, targets: bool = False) -> Rows:

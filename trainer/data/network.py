@@ -6,7 +6,9 @@ import torch
 
 from trainer.config import Config
 from trainer.data.shards import Shards
+from trainer.exchange.neighbours import NeighbourExchange
 from trainer.models.build import NetworkAndTask, build
+from trainer.models.flat_vector import FlatModel
 from trainer.sampling.base import SetSizes
 
 TABLE = "_loss_table"  # name of the buffer, which is in no model file
@@ -18,9 +20,17 @@ def build_network(config: Config, shards: Shards) -> NetworkAndTask:
     The loss table is a buffer, so that servers, exchanges and checkpoints treat it like statistics of BatchNorm."""
     network = build(config.model, shards.inputs, config.model_seed)
     if sampler := config.table_sampler:
-        rows = sum(shards.worker_rows(worker) for worker in range(shards.num_workers))
+        rows = sum(shards.shard_rows)
         if config.data.repartition != "fixed":
             rows = shards.rows  # without copies
         length = sampler.length(SetSizes(rows, shards.num_classes, len(shards.manifest.neighbourhoods or ())))
         network.model.register_buffer(TABLE, torch.full((length,), sampler.first_value))
     return network
+
+
+def own_losses(config: Config, shards: Shards, flat: FlatModel) -> tuple[int, tuple[int, ...]]:
+    """Return ``table_begin`` and ``shard_rows`` of a run's facts, of a model with its loss table."""
+    sampler = config.table_sampler
+    if not (sampler and sampler.has_owners and isinstance(config.exchange, NeighbourExchange)):
+        return 0, ()
+    return flat.packed_range(TABLE).start, shards.shard_rows

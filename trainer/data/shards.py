@@ -121,3 +121,8 @@ class Shards(ShardSet):
     def worker_rows(self, worker: int) -> int:
         """Return the number of rows of a worker, copies included."""
         return sum(file.rows for file in self.worker_files(worker))
+
+    @property
+    def shard_rows(self) -> tuple[int, ...]:
+        """The number of rows of each shard, copies included."""
+        return tuple(self.worker_rows(shard) for shard in range(self.num_workers))

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.core.atomic import sync
+from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.replica_file import ReplicaFile, create_replicas, open_replicas, replica_name
 from trainer.checkpoints.slice_file import Float32s, broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
@@ -30,7 +31,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.home.folders import Folders
 from trainer.home.place import Place, remove_empty, write_whole
-from trainer.rules import begin_cohort
+from trainer.rules import begin_cohort, carry_losses
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.events import log_event
 
@@ -296,11 +297,26 @@ class PeerCheckpoints:
         Returns None if the workers begin with it, at the start of the run or of their cohort: all with the mean."""
         if not PeerTimes.from_state(state).begun or self.config.cohorts.begins_at(state.version):
             return None
+        return self._open(state, self.facts.num_workers)
+
+    def mean_of(self, state: RunState, stored: Collection[int]) -> tuple[Float32s, Float32s]:
+        """Return values and momentum of the mean of the models of a checkpoint, with which other workers may begin.
+
+        Raises DataError and OSError. stored: workers that have a model in it, before ``begin_peers``."""
+        values, momentum = read_slice_range(self.root, state.version, 0, state.total)
+        if not (stored and self.facts.shard_rows and self.config.cohorts.begins_at(state.version)):
+            return values, momentum
+        file = self._open(state, self.config.cohorts.previous.workers)
+        models = {worker: file.values[worker] for worker in stored}
+        return carry_losses(self.config, self.facts, values, models), momentum
+
+    def _open(self, state: RunState, num_workers: int) -> ReplicaFile:
+        """Open the models of so many workers in a checkpoint."""
         path = self._path(state.version, state.generation)
         if not self.folders.is_local:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes((folder_of(self.root, state.version) / path.name).read_bytes())
-        return open_replicas(path, *self._shape, state.version)
+        return open_replicas(path, num_workers, self.facts.num_parameters, self.facts.num_buffers, state.version)
 
     def _path(self, version: int, generation: int) -> Path:
         return folder_of(self.local_root, version) / replica_name(generation)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.replica_file import ReplicaFile
 from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
@@ -63,6 +62,7 @@ class PeerTraining:
         ledger: ExampleLedger | None,
     ) -> None:
         root = folders.checkpoints
+        stored = PeerTimes.from_state(state).begun
         state = begin_peers(config, facts, root, state)
         times = PeerTimes.from_state(state)
         self.log = folders.work
@@ -90,7 +90,7 @@ class PeerTraining:
         self.has_begun = False
         self.begin_at = math.inf
         self.absent_from = {worker: clock for worker, clock in state.clocks.items() if clock < state.version}
-        self._mean: tuple[Float32s, Float32s] = read_slice_range(root, state.version, 0, state.total)
+        self._mean = self.checkpoints.mean_of(state, stored)
         file = self.checkpoints.models_of(state)
         self._file_of: dict[int, ReplicaFile] = dict.fromkeys(times.begun, file) if file else {}
         self._unused: dict[int, set[int]] = {}  # by worker, its neighbours whose models it does not use

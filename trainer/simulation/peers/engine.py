@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.core.errors import JobError
 from trainer.checkpoints.decisions import StopDecision, stop_of
 from trainer.checkpoints.prune import go_back, prune
-from trainer.checkpoints.read import read_slice_range, read_state
+from trainer.checkpoints.read import read_state
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import ExampleOffer, StepMeasurements
@@ -554,7 +554,7 @@ class PeerEngine:
             times: of its workers; none at the start of a run.
             at: the time of a roll-back, or None.
         """
-        values, momentum = read_slice_range(self.checkpoints.root, state.version, 0, state.total)
+        values, momentum = self.checkpoints.mean_of(state, self._stored)
         file = self.checkpoints.models_of(state)
         present = [worker for worker, peer in enumerate(self.peers) if at is None or peer.back_at <= at]
         members = [worker for worker in present if worker in times.begun]

@@ -15,7 +15,7 @@ from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.exchange.mixing import mix
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.leader.peer_checkpoints import PeerTimes
-from trainer.rules import build_replica, replica_rate, weighted_batch
+from trainer.rules import build_replica, carry_losses, replica_rate, weighted_batch
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.peers.history import PeerHistory
 
@@ -110,14 +110,16 @@ class PeerReplay:
         if stored is not None:
             self.models = {worker: model for worker, model in self.models.items() if worker in stored}
         present = [self.models[worker] for worker in sorted(self.models)] or [self._first]
+        values: Floats = mean_of([each.values for each in present]).astype(np.float32)
+        momentum: Floats = mean_of([each.momentum for each in present]).astype(np.float32)
         # Other workers than those in the checkpoint.
         if self.config.cohorts.begins_at(self.round):
+            models = {worker: model.values for worker, model in self.models.items()}
+            values = carry_losses(self.config, self.facts, values, models)
             self.models = {}
         for worker in workers:
             if worker not in self.models:
-                values = mean_of([each.values for each in present]).astype(np.float32)
-                momentum = mean_of([each.momentum for each in present]).astype(np.float32)
-                self.models[worker] = build_replica(self.config, self.facts, values, momentum)
+                self.models[worker] = build_replica(self.config, self.facts, values.copy(), momentum.copy())
 
     def _admit(self) -> None:
         """Give newcomers of the present round their models."""
