@@ -26,6 +26,7 @@ from pipeline.spark.session import PACKAGE, PYTHON_WORKERS
 from pipeline.strategies import STRATEGIES
 from tests.clusters.environments import MDS, READERS
 from tests.support.references import undocumented_below
+from tests.support.shell import run_shell
 from tests.support.virtual_time import Vector, simulate
 from trainer.models import MODELS
 from trainer.protocols import PROTOCOLS
@@ -120,8 +121,10 @@ def blocks_of(file: str) -> list[Block]:
     return [Block(*fields) for fields in found]
 
 
-def run_blocks(blocks: list[Block], folder: Path) -> None:
-    """Save and run blocks in order. Blocks of one language that follow each other share a process."""
+def run_blocks(blocks: list[Block], folder: Path, *, here: bool) -> None:
+    """Save and run blocks in order. Blocks of one language that follow each other share a process.
+
+    here: whether this process runs the project's commands in blocks of bash."""
     # For a session that a block builds itself. A job names this daemon by itself.
     workers = f"--conf spark.python.daemon.module={PYTHON_WORKERS} pyspark-shell"
     # PYTHONPATH: for `sharding`, wherever .venv installed it from
@@ -137,6 +140,10 @@ def run_blocks(blocks: list[Block], folder: Path) -> None:
                 (folder / block.target).write_text(block.text)
             continue
         text = "\n".join(block.text for block in parts)
+        if language == "bash" and here:
+            shell = run_shell(text, folder, environment)
+            assert shell.returncode == 0, shell.stdout[-3000:] + shell.stderr[-3000:]
+            continue
         python = READERS.make() if target == READERS.name else sys.executable
         command = ["bash", "-euo", "pipefail", "-c", text] if language == "bash" else [str(python), "-c", text]
         variables = environment
@@ -164,12 +171,27 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", [RUN[0], *(pytest.param(file, marks=pytest.mark.full) for file in RUN[1:])])
-def test_the_commands_of_a_readme_run_as_they_stand(file: str, checkout: Path) -> None:
-    """The files that they write contain nothing that pipeline/FILES.md and trainer/FILES.md do not describe."""
-    run_blocks(blocks_of(file), checkout)
+def test_the_commands_of_a_readme_run_as_they_stand(file: str, checkout: Path, request: pytest.FixtureRequest) -> None:
+    """The files that they write contain nothing that pipeline/FILES.md and trainer/FILES.md do not describe.
+
+    The commands of the front page are programs of their own. Those of other documents run in this process."""
+    here = file != RUN[0]
+    if here:
+        request.getfixturevalue("spark")
+    run_blocks(blocks_of(file), checkout, here=here)
     for path in WRITTEN[file]:
         assert (checkout / path).is_file(), path
     assert undocumented_below(checkout / "build") == {}
+
+
+def test_a_command_that_fails_ends_its_block(tmp_path: Path) -> None:
+    """What a command prints goes where that of a program does."""
+    lines = "sharding --version | tr s S\nsharding nothing\ntouch after"
+    done = run_shell(lines, tmp_path, os.environ)
+    assert done.returncode == 2
+    assert done.stdout.startswith("Sharding ")
+    assert "invalid choice: 'nothing'" in done.stderr
+    assert not (tmp_path / "after").exists()
 
 
 def test_every_document_with_blocks_to_run_is_run() -> None:

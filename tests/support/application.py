@@ -48,13 +48,13 @@ def run_job(job: str, *arguments: object) -> Ended:
     return run_program(ROOT / "jobs" / job, *arguments)
 
 
-def run_program(program: Path, *arguments: object) -> Ended:
-    """Run a file of Python as run_job() does a job."""
+def run_program(program: Path, *arguments: object, folder: Path = Path("/")) -> Ended:
+    """Run a file of Python as run_job() does a job. folder: the current one meanwhile."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", [program.name, *map(str, arguments)]))
         stack.enter_context(mock.patch.object(sys, "path", list(sys.path)))
-        stack.enter_context(contextlib.chdir("/"))
+        stack.enter_context(contextlib.chdir(folder))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         try:
