@@ -205,9 +205,9 @@ def test_other_workers_continue_an_interval(protocol: str, tmp_path: Path, runs:
     parts = [rows_of(200, 10 + number, 1000 * number) for number in range(3)]
     shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
     output = tmp_path / "run"
-    phases = ("--repartition", "importance", "--warmup-epochs", 2, "--ignore-epochs", 1, "--interval", 30)
-    fast = ("--model", "logistic", "--protocol", protocol, "--checkpoint-every-s", 0.1, "--epochs", 70)
-    own = (*COMMON, *fast, *phases, "--example-ledger")
+    phases = ("--repartition", "importance", "--warmup-epochs", 2, "--ignore-epochs", 1, "--interval", 12)
+    length = ("--protocol", protocol, "--checkpoint-every-s", 0.1, "--epochs", 27)
+    own = (*COMMON, *length, *phases, "--example-ledger")
     run = Training(shards, output, *own, "--batch-size", 24)
     runs.append(run)
     warmup = 50 if protocol == "bsp" else 150

@@ -127,10 +127,8 @@ def test_kills_lose_no_example_and_repeat_none(shards: Path, tmp_path: Path, run
     run.wait_for_updates(run.updates() + 200)
     run.end()
     steps = (run.updates() // 3) + 100
-    resumed = Training(shards, tmp_path / "run", *flags, "--steps", steps, "--resume")
-    runs.append(resumed)
-    assert resumed.wait() == 0, resumed.said()
-    assert_ledger_fits_log(read(tmp_path / "run"), RunFolder(tmp_path / "run").pushes())
+    resumed = train_here(shards, tmp_path / "run", *flags, "--steps", steps, "--resume")
+    assert_ledger_fits_log(read(tmp_path / "run"), resumed.pushes())
 
 
 def test_a_killed_run_with_mapped_rows_has_its_bits(shards: Path, tmp_path: Path, runs: list[Training]) -> None:
@@ -182,10 +180,8 @@ def test_a_killed_mixture_resumes_with_other_shares(
     run.wait_for_updates(200)
     run.end()
     steps = run.updates() // 3 + 100
-    resumed = Training(sets[3], tmp_path / "run", *flags, "--mix", "1,1", "--steps", steps, "--resume")
-    runs.append(resumed)
-    assert resumed.wait() == 0, resumed.said()
-    ledger, pushes = read(tmp_path / "run"), RunFolder(tmp_path / "run").pushes()
+    resumed = train_here(sets[3], tmp_path / "run", *flags, "--mix", "1,1", "--steps", steps, "--resume")
+    ledger, pushes = read(tmp_path / "run"), resumed.pushes()
     assert_ledger_fits_log(ledger, pushes)
     history = json.loads((tmp_path / "run" / "config.json").read_text())["config"]["data"]["mix"]
     clock = int(history.removeprefix("3,1;").removesuffix(":1,1"))

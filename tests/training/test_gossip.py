@@ -72,19 +72,18 @@ def test_a_killed_run_has_the_bits_of_bsp(
 def test_a_killed_run_ends_and_is_replayed(
     protocol: tuple[object, ...], victim: str, shards: Path, tmp_path: Path, runs: list[Training]
 ) -> None:
-    """Resumed too: its pools are read again by their ids."""
-    settings = (*COMMON, *GOSSIP, "--selector", "ab", *protocol, "--checkpoint-every-s", 0.5)
-    run = Training(shards, tmp_path / "run", *settings, "--steps", 600)
+    """Resumed too: its pools are read again by their ids. A pass of a worker is 12 steps."""
+    own = (*SLOW, "--batch-size", 60, "--selector", "ab", *protocol, "--checkpoint-every-s", 0.5)
+    settings = (*COMMON, *GOSSIP, *own)
+    run = Training(shards, tmp_path / "run", *settings, "--steps", 200)
     runs.append(run)
-    run.wait_for_updates(300)
+    run.wait_for_updates(100)
     run.send(victim)
     assert run.wait() == 0, run.said()
     folder = tmp_path / "run"
     rounds_before = _rounds(folder)
     assert len(rounds_before) > 5
-    longer = Training(shards, tmp_path / "run", *settings, "--steps", 800, "--resume")
-    runs.append(longer)
-    assert longer.wait() == 0, longer.said()
+    train_here(shards, tmp_path / "run", *settings, "--steps", 280, "--resume")
     assert sum(read_result(tmp_path / "run").restarts.values()) > 0
     assert max(_rounds(folder)) > max(rounds_before), "rounds are counted on"
     assert replay(place_of(str(tmp_path / "run"))).is_equal

@@ -33,12 +33,16 @@ def start(sets: dict[int, Path], tmp_path: Path) -> Iterator[Start]:
     started: list[Training] = []
 
     def begin(*flags: object) -> Training:
-        started.append(Training(sets[4], tmp_path / "run", *flags_of(VALUES), "--no-report", "--quiet", *flags))
+        started.append(Training(sets[4], tmp_path / "run", *common(), *flags))
         return started[-1]
 
     yield begin
     for run in started:
         run.end()
+
+
+def common() -> tuple[object, ...]:
+    return (*flags_of(VALUES), "--no-report", "--quiet")
 
 
 def flags_of(values: dict[str, Any]) -> list[str]:
@@ -130,8 +134,7 @@ def test_an_interrupted_run_resumes_with_the_same_bits(
     assert version < 60
     assert len(read_state(first.output / "checkpoints", version).memory["replicas"]["begun"]) == 4
     (tmp_path / "slow").unlink()
-    resumed = start(*flags, "--resume")
-    assert resumed.wait() == 0, resumed.said()
+    resumed = train_here(sets[4], first.output, *common(), *flags, "--resume")
     assert weights(resumed.output) == weights(virtual_end(sets[4], tmp_path / "virtual", **values).output)
     assert resumed.result()["updates"] == 60
 
@@ -150,8 +153,7 @@ def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path,
     assert version
     assert version < 60
     (tmp_path / "slow").unlink()
-    second = start(*flags, "--steps", 60, "--resume", "--workers", 6)
-    assert second.wait() == 0, second.said()
+    second = train_here(sets[4], first.output, *common(), *flags, "--steps", 60, "--resume", "--workers", 6)
     virtual_end(sets[4], tmp_path / "virtual", **values, steps=version)
     expected = virtual_end(sets[4], tmp_path / "virtual", workers=6, **values, steps=60)
     assert weights(second.output) == weights(expected.output)
@@ -162,6 +164,8 @@ def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path,
     third = start(*flags, "--steps", 120, "--resume", "--workers", 3)
     third.wait_for_updates(65)
     third.send("worker-1")
+    until(lambda: third.events("restart"), "it is started again")
+    (tmp_path / "slow").unlink()
     assert third.wait() == 0, third.said()
     result = third.result()
     assert (result["cause"], result["updates"], result["rollbacks"]) == ("finished", 120, 0)
@@ -175,7 +179,7 @@ def test_a_run_resumes_with_other_workers(sets: dict[int, Path], tmp_path: Path,
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_the_others_go_on_without_a_lost_worker(start: Start, number: int) -> None:
     """It is replaced, and trains to the end with the others. The run never rolls back."""
-    steps = 800
+    steps = 800 if number == signal.SIGSTOP else 300  # a stopped one is missed after a while
     run = start("--exchange", "d-psgd", *SLOW, "--steps", steps)
     run.wait_for_updates(50)
     run.send("worker-1", number)

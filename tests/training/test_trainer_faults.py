@@ -22,7 +22,7 @@ import pytest
 from pipeline.core.errors import JobError
 from tests.clusters.processes import is_alive
 from tests.support.slow_model import SLOW
-from tests.support.trainer_runs import RunFolder, Training, helper, until
+from tests.support.trainer_runs import RunFolder, Training, helper, train_here, until
 from tests.support.trainer_sets import copy_of
 from trainer.__main__ import main
 from trainer.checkpoints.read import whole
@@ -162,7 +162,7 @@ def kept_full(disk: Path) -> Iterator[None]:
 
 
 @pytest.mark.full
-def test_a_trained_run_on_a_full_disk_says_so_and_loses_nothing(start: Start, small_disk: Path) -> None:
+def test_a_trained_run_on_a_full_disk_says_so_and_loses_nothing(start: Start, shards: Path, small_disk: Path) -> None:
     flags = ("--protocol", "bsp", "--steps", 1500, "--checkpoint-every-s", 0.5)
     run = start(*flags, output=small_disk / "run")
     until(lambda: len(whole(run.output / "checkpoints")) > 1, "a checkpoint")
@@ -177,8 +177,7 @@ def test_a_trained_run_on_a_full_disk_says_so_and_loses_nothing(start: Start, sm
         assert "--resume" in one_line(run)
         gone(run)
     assert whole(run.output / "checkpoints")[-1] >= kept
-    again = start(*flags, "--resume", output=run.output)
-    assert again.wait() == 0, again.said()
+    train_here(shards, run.output, *COMMON, *flags, "--resume")
     assert (run.output / "model.safetensors").exists()
 
 

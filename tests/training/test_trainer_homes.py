@@ -18,7 +18,7 @@ from pipeline.core.storage.local import LocalFiles
 from tests.clusters import free_ports
 from tests.support.places import STORE, put
 from tests.support.slow_model import SLOW
-from tests.support.trainer_runs import ROOT, Training, until
+from tests.support.trainer_runs import ROOT, Training, train_here, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.unit.test_checkpoint import state_of, write
 from trainer.checkpoints.prune import prune
@@ -72,9 +72,7 @@ class Far(Training):
 @pytest.fixture(scope="module")
 def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Where the BSP run of these tests ends in a local folder."""
-    run = Training(shards, tmp_path_factory.mktemp("undisturbed") / "run", *BSP, "--no-report")
-    assert run.wait() == 0, run.said()
-    return run.vector()
+    return train_here(shards, tmp_path_factory.mktemp("undisturbed") / "run", *BSP, "--no-report").vector()
 
 
 def one_line(run: Training) -> str:
@@ -104,10 +102,7 @@ def test_a_killed_run_on_a_store_resumes_to_the_local_bits(
     assert last is not None
     steps = last + 20
     flags = (*BSP, *SLOW, "--steps", steps)
-    local = Training(shards, tmp_path / "local", *flags, "--no-report")
-    runs.append(local)
-    assert local.wait() == 0, local.said()
-
+    local = train_here(shards, tmp_path / "local", *flags, "--no-report")
     resumed = Far(shards, home, tmp_path, *flags, "--tensorboard", "--resume")
     runs.append(resumed)
     assert resumed.wait() == 0, resumed.said()

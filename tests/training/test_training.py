@@ -217,8 +217,7 @@ def test_a_killed_supervisor_ends_all_and_resumes_to_the_same_bits(
     )
     run.process.kill()
     until(lambda: not run.family(), "its processes end by themselves")
-    again = start(sets[3], "killed", *flags, "--servers", 2, "--resume")
-    assert again.wait() == 0, again.said()
+    again = train_here(sets[3], run.output, *COMMON, *flags, "--servers", 2, "--no-report", "--resume")
     assert again.events("start")[-1]["resumed_from"] > 0
     np.testing.assert_array_equal(again.vector(), undisturbed.vector())
 
@@ -235,8 +234,8 @@ def test_ctrl_c_leaves_a_checkpoint_and_resume_is_exact(
     until(lambda: not run.family(), "its last processes end")
     left = whole(run.output / "checkpoints")[-1]
     assert 1 <= left < STEPS
-    again = start(sets[3], "interrupted", "--protocol", "bsp", "--servers", 2, "--steps", STEPS, "--resume")
-    assert again.wait() == 0, again.said()
+    flags = ("--protocol", "bsp", "--servers", 2, "--steps", STEPS)
+    again = train_here(sets[3], run.output, *COMMON, *flags, "--no-report", "--resume")
     assert again.events("start")[-1]["resumed_from"] == left
     np.testing.assert_array_equal(again.vector(), undisturbed.vector())
 
