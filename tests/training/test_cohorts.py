@@ -15,6 +15,7 @@ import pytest
 from pipeline.core.errors import UsageError
 from tests.support.divisions import drawn_rows
 from tests.support.draws import ids_in_steps
+from tests.support.recent_losses import assert_drawn_by_recent_losses
 from tests.support.slow_model import SLOW
 from tests.support.trainer_runs import Training, train_here, until
 from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
@@ -110,6 +111,32 @@ def test_a_run_changes_its_workers_while_it_trains(
     with pytest.raises(UsageError, match=r"is not in progress: .* --resume --workers 3 continues"):
         workers_command([str(output), "--add", "1"])
     assert not (output / "workers.json").exists()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("exchange", ["d-psgd", "matcha"])
+def test_losses_of_rows_go_to_their_new_workers(exchange: str, tmp_path: Path, runs: list[Training]) -> None:
+    """Kill a run after its first pass, continue it with five workers, and remove three of them while it trains."""
+    parts = [rows_of(380, 10 + number, 1000 * number) for number in range(3)]
+    shards = write_shards(tmp_path / "set", parts, EVAL_ROWS)
+    output = tmp_path / "run"
+    draws = ("--exchange", exchange, "--sampling", "recency", "--example-ledger")
+    own = (*COMMON, *draws, "--checkpoint-every-s", 0.3, "--no-epoch-checkpoints", "--batch-size", 60)
+    run = Training(shards, output, *own, "--steps", 1_000_000)
+    runs.append(run)
+    until(lambda: (newest(output / "checkpoints") or 0) > 20, "a checkpoint after the first pass")
+    run.end()
+    run = Training(shards, output, *own, "--steps", 1_000_000, "--resume", "--workers", 5)
+    runs.append(run)
+    run.wait_for_updates(run.updates() + 50)
+    assert workers_command([str(output), "--remove", "3"]) == 0
+    until(lambda: read_record(output).config.cohorts.present.workers == 2, "two workers go on")
+    run.wait_for_updates(run.updates() + 20)
+    run.end()
+    train_here(shards, output, *own, "--steps", run.updates() + 20, "--resume")
+    assert [each.workers for each in read_record(output).config.cohorts.entries] == [3, 5, 2]
+    assert assert_drawn_by_recent_losses(output) > 10
+    assert replay(output).is_equal
 
 
 @pytest.mark.full
