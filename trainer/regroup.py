@@ -374,6 +374,8 @@ def obstacle(config: Config, workers: int | None, *, has_followed: bool) -> str 
         workers: the number of workers that is asked for, if it is known.
         has_followed: whether its workers have added rows of a stream, maybe with an earlier start's --follow.
     """
+    name = config.exchange.name
+    table = config.table_sampler
     # The first one that applies is reported.
     causes = (
         (
@@ -383,6 +385,10 @@ def obstacle(config: Config, workers: int | None, *, has_followed: bool) -> str 
         (
             has_followed,
             "its workers have added rows of a stream to their shards with --follow, each after passes of its own",
+        ),
+        (
+            isinstance(config.exchange, NeighbourExchange) and table and table.has_owners and not table.has_row_entries,
+            f"--exchange {name} keeps the losses of --sampling {config.sampler.name} in the worker's own model",
         ),
         (bool(config.data.gossip) and workers == 1, "--gossip exchanges examples among at least two workers"),
     )

@@ -34,7 +34,9 @@ spark-submit() {{ if [[ $1 == -* ]]; then command spark-submit "$@"; else run_th
 def run_shell(text: str, folder: Path, env: Mapping[str, str]) -> CompletedProcess[str]:
     """Run lines of bash in a folder.
 
-    This process runs each `sharding`, and each `spark-submit` whose first word is a job."""
+    This process runs each `sharding`, and each `spark-submit` whose first word is a job: in the given folder, with its own
+    environment, and one after the other. So they must not be in a pipe with each other, and a variable or folder that the
+    lines set does not reach them."""
     with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         asked, requests = os.pipe()
         answers, answered = os.pipe()

@@ -63,7 +63,7 @@ def test_a_worker_waits_before_its_rounds_exceed_a_message() -> None:
     own = SimpleNamespace(copies={}, rounds=[OwnRound(0, long)] * 16)
     must_wait = vars(NeighbourReplica)["must_wait"].fget  # of the class, because a whole replica needs a network
     assert not must_wait(own)
-    own.rounds *= 2
+    own.rounds += own.rounds[:8]
     assert must_wait(own)
     assert len(pack_rounds(shared.rounds)) < BODY_BYTES
 

@@ -26,11 +26,13 @@ from trainer.checkpoints.state import folder_of
 from trainer.config import RunFacts
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.leader.peer_checkpoints import PeerTimes, begin_peers, plan_of
+from trainer.regroup import obstacle
 from trainer.rules import replica_rate
 from trainer.runlog.kinds.peers import NewcomerEvent
 from trainer.runlog.kinds.run import RollbackEvent
 from trainer.runlog.kinds.training import EpochEvent
 from trainer.runlog.run_folder import read_record
+from trainer.sampling.recency import RecencySampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.failures import parse_failures
 from trainer.simulation.peers import engine
@@ -369,3 +371,11 @@ def test_losses_of_an_absent_worker_are_those_of_a_neighbour(
     by_losses(shards, tmp_path, RESUME, 5, steps=20, batch_size=30, **values)
     assert assert_drawn_by_recent_losses(tmp_path, forgotten) == 5 * 8
     assert replay(tmp_path).is_equal
+
+
+def test_another_table_of_own_losses_does_not_change_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entries are not those of rows, so that nothing says to whom they go."""
+    config = make_config(exchange="d-psgd", sampling="recency")
+    assert obstacle(config, 5, has_followed=False) is None
+    monkeypatch.setattr(RecencySampler, "has_row_entries", False)
+    assert "keeps the losses of --sampling recency" in str(obstacle(config, 5, has_followed=False))

@@ -79,7 +79,7 @@ def test_a_trained_run_waits_for_space_and_then_ends(tmp_path: Path) -> None:
     assert f"waiting for space on {tmp_path}" in lines[0]
     with pytest.raises(JobError, match=r"30 minutes after its end No space .* at version 4 .*--resume"):
         disk.note_trained("No space left on device", 13.0 + SPACE_WAIT_S)
-    disk.resume()
+    disk.stop_waiting()
     assert not disk.is_stuck
 
 

@@ -156,17 +156,17 @@ def test_a_worker_ends_once_its_last_gradient_is_applied() -> None:
 def test_checkpoints_are_due_at_epochs_and_on_request(at_epochs: bool) -> None:
     """A request without an update since the last checkpoint is void, except at the end."""
     schedule = SnapshotSchedule(3, at_epochs=at_epochs)
-    assert not schedule.is_due(4, ends_epoch=False, is_last=False)
-    assert schedule.is_due(5, ends_epoch=True, is_last=False) == at_epochs
+    assert not schedule.take_due(4, ends_epoch=False, is_last=False)
+    assert schedule.take_due(5, ends_epoch=True, is_last=False) == at_epochs
     schedule.is_wanted = True
-    assert schedule.is_due(6, ends_epoch=False, is_last=False)
+    assert schedule.take_due(6, ends_epoch=False, is_last=False)
     assert not schedule.is_wanted
     schedule.is_wanted = True
-    assert not schedule.is_due(6, ends_epoch=False, is_last=False)
+    assert not schedule.take_due(6, ends_epoch=False, is_last=False)
     assert not schedule.is_wanted, "one request is answered once"
-    assert not schedule.is_due(6, ends_epoch=False, is_last=True)
+    assert not schedule.take_due(6, ends_epoch=False, is_last=True)
     schedule.is_wanted = True
-    assert schedule.is_due(6, ends_epoch=False, is_last=True)
+    assert schedule.take_due(6, ends_epoch=False, is_last=True)
 
 
 @pytest.mark.parametrize(("accepted", "staleness"), [(True, 2), (False, 3)])

@@ -391,7 +391,7 @@ class Coordinator:
         if self.has_ended_stage and boundary is None and self._snapshots.is_wanted:
             boundary = self.budget.whole_epochs
         is_last = self.finished or self.has_ended_stage
-        if not self._snapshots.is_due(self.version, ends_epoch=boundary is not None, is_last=is_last):
+        if not self._snapshots.take_due(self.version, ends_epoch=boundary is not None, is_last=is_last):
             return None
         position = self.budget.position
         position.clocks = {member.index: self._clock_to_go_on_at(member) for member in self.members}

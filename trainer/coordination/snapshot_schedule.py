@@ -19,7 +19,7 @@ class SnapshotSchedule:
         self.is_wanted = False
         self._version = version
 
-    def is_due(self, version: int, *, ends_epoch: bool, is_last: bool) -> bool:
+    def take_due(self, version: int, *, ends_epoch: bool, is_last: bool) -> bool:
         """Return whether the order of a version writes a checkpoint, which answers all requests so far.
 
         A request is void if there was no update since the last checkpoint. But the last one of the run or of a stage is

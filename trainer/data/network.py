@@ -28,9 +28,10 @@ def build_network(config: Config, shards: Shards) -> NetworkAndTask:
     return network
 
 
-def own_losses(config: Config, shards: Shards, flat: FlatModel) -> tuple[int, tuple[int, ...]]:
+def loss_table_of(config: Config, shards: Shards, flat: FlatModel) -> tuple[int, tuple[int, ...]]:
     """Return ``table_begin`` and ``shard_rows`` of a run's facts, of a model with its loss table."""
     sampler = config.table_sampler
-    if not (sampler and sampler.has_owners and isinstance(config.exchange, NeighbourExchange)):
+    if not (sampler and sampler.has_row_entries and isinstance(config.exchange, NeighbourExchange)):
         return 0, ()
+    assert not config.exchange.held_out_share, "the rows of a worker are those that own_entries says"
     return flat.packed_range(TABLE).start, shards.shard_rows

@@ -56,7 +56,7 @@ class DiskWatch:
         elif now - self._stuck_since > SPACE_WAIT_S:
             raise JobError(f"{minutes:g} minutes after its end {self.describe(trouble)}")
 
-    def resume(self) -> None:
+    def stop_waiting(self) -> None:
         """Note that the run is in training, perhaps again after a roll-back, and so waits no more for space."""
         self._stuck_since = None
 

@@ -332,10 +332,11 @@ class Supervisor:
         if self._is_trained():
             self.disk.note_trained(self._disk_trouble(), time.monotonic())
         else:
-            self.disk.resume()
+            self.disk.stop_waiting()
             if fresh:
                 self.disk.note_training(self._disk_trouble())
         if fresh and self.control.status.ready and not self.disk.is_stuck:
+            self.progress.reach(self.control.status.version)
             self._show(self.control.status)
 
     def _obey_overseer(self) -> None:
@@ -364,7 +365,6 @@ class Supervisor:
 
     def _show(self, status: RunStatus) -> None:
         """Show a new status, with the last evaluation."""
-        self.progress.reach(status.version)
         evaluated_status = replace(status, **self.progress.evaluation)
         # First, because an overseer on a cluster reports the counters.
         if self.metrics:

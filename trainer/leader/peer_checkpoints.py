@@ -299,10 +299,13 @@ class PeerCheckpoints:
             return None
         return self._open(state, self.facts.num_workers)
 
-    def mean_of(self, state: RunState, stored: Collection[int]) -> tuple[Float32s, Float32s]:
+    def read_mean(self, state: RunState, stored: Collection[int]) -> tuple[Float32s, Float32s]:
         """Return values and momentum of the mean of the models of a checkpoint, with which other workers may begin.
 
-        Raises DataError and OSError. stored: workers that have a model in it, before ``begin_peers``."""
+        Where a cohort begins, losses of rows go to their new workers. Otherwise the mean has the mean of the loss tables,
+        also for a worker of the cohort that the checkpoint lacks. Raises DataError and OSError.
+
+        stored: workers that have a model in it, before ``begin_peers``."""
         values, momentum = read_slice_range(self.root, state.version, 0, state.total)
         if not (stored and self.facts.shard_rows and self.config.cohorts.begins_at(state.version)):
             return values, momentum

@@ -90,7 +90,7 @@ class PeerTraining:
         self.has_begun = False
         self.begin_at = math.inf
         self.absent_from = {worker: clock for worker, clock in state.clocks.items() if clock < state.version}
-        self._mean = self.checkpoints.mean_of(state, stored)
+        self._mean = self.checkpoints.read_mean(state, stored)
         file = self.checkpoints.models_of(state)
         self._file_of: dict[int, ReplicaFile] = dict.fromkeys(times.begun, file) if file else {}
         self._unused: dict[int, set[int]] = {}  # by worker, its neighbours whose models it does not use

@@ -19,7 +19,7 @@ from trainer.data.gossip import check_gossip
 from trainer.data.holdout import trained_fingerprint
 from trainer.data.mean_image import check_subtracted_mean
 from trainer.data.neighbourhoods import read_model
-from trainer.data.network import build_network, own_losses
+from trainer.data.network import build_network, loss_table_of
 from trainer.data.own_augmentation import check_augmentation
 from trainer.data.pinned import open_pinned
 from trainer.data.repartition import partition_plan
@@ -66,7 +66,7 @@ def main(config: Config, home: Place | None, computes: bool, answer: Connection)
     fingerprint = trained_fingerprint(shards, config)
     ratios = shards.ratios_of(num_workers)
     about = (shards.digest, fingerprint, ratios, not network.targets)
-    facts = RunFacts(*sizes, *about, *own_losses(config, shards, flat))
+    facts = RunFacts(*sizes, *about, *loss_table_of(config, shards, flat))
     if home:
         ensure_checkpoint(config, facts, flat.read(), home)
     answer.send_bytes(pack_json(facts.to_json()))

@@ -160,10 +160,13 @@ class TableSampler(Sampler):
         first_value: the value of an entry before its first update.
         has_owners: whether only one worker updates an entry. Its updates are then whole ones, and otherwise the n workers
             together move an entry like one process.
+        has_row_entries: whether there is one entry per row, in the order in which the run began to deal the rows, which the
+            worker of the row updates. Then an entry can follow its row to another worker.
     """
 
     first_value: ClassVar[float]
     has_owners: ClassVar[bool] = False
+    has_row_entries: ClassVar[bool] = False
 
     @property
     def validates(self) -> bool:

@@ -28,6 +28,7 @@ class RecencySampler(TableSampler):
     summary: ClassVar[str] = "draw a row the more often, the greater its most recent loss is among a worker's rows"
     first_value: ClassVar[float] = -1.0  # below any loss: the row has not been drawn, and is due before all others
     has_owners: ClassVar[bool] = True
+    has_row_entries: ClassVar[bool] = True
     pressure: float = option(
         100.0, "ratio of the probabilities of the rows of greatest and least loss", least=1, most=1e6
     )

@@ -60,7 +60,7 @@ class Compute:
         ratios: unequal shares in which workers draw rows; empty if shares are equal.
         classifies: whether predictions can be correct or wrong.
         owned_entries: see Step.
-        own_losses: ``table_begin`` and ``shard_rows`` of the run's facts.
+        loss_table: ``table_begin`` and ``shard_rows`` of the run's facts.
     """
 
     num_parameters: int
@@ -69,7 +69,7 @@ class Compute:
     ratios: Ratios = ()
     classifies: bool = False
     owned_entries: tuple[slice, int] | None = None
-    own_losses: tuple[int, tuple[int, ...]] = (0, ())
+    loss_table: tuple[int, tuple[int, ...]] = (0, ())
 
     def start(self) -> Floats:
         return np.zeros(self.num_parameters + self.num_buffers, np.float32)
@@ -161,7 +161,7 @@ class RealCompute(Compute):
         from trainer.data.cohorts import build_cohort_batches
         from trainer.data.deal import deal
         from trainer.data.holdout import trained_fingerprint
-        from trainer.data.network import build_network, own_losses
+        from trainer.data.network import build_network, loss_table_of
         from trainer.data.repartition import all_rows
         from trainer.models.devices import pick_device
         from trainer.models.flat_vector import FlatModel
@@ -183,7 +183,7 @@ class RealCompute(Compute):
         device = pick_device(config.processes.device, 0)
         self.model_step = Step(config, network, self.pulled, self.pushed, device, num_workers)
         self.owned_entries = self.model_step.owned_entries
-        self.own_losses = own_losses(config, shards, flat)
+        self.loss_table = loss_table_of(config, shards, flat)
         self.ratios = shards.ratios_of(num_workers)
         self.classifies = not network.targets
         if config.cohorts.entries:
@@ -256,7 +256,7 @@ COMPUTES: dict[str, type[NoCompute] | type[Quadratic] | type[RealCompute]] = {
 
 def facts_of(compute: Compute, num_workers: int, rows: int) -> RunFacts:
     """Return the facts of a run whose gradients come from ``compute``."""
-    table_begin, shard_rows = compute.own_losses
+    table_begin, shard_rows = compute.loss_table
     return RunFacts(
         num_workers,
         rows,

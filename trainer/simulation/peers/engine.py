@@ -554,7 +554,7 @@ class PeerEngine:
             times: of its workers; none at the start of a run.
             at: the time of a roll-back, or None.
         """
-        values, momentum = self.checkpoints.mean_of(state, self._stored)
+        values, momentum = self.checkpoints.read_mean(state, self._stored)
         file = self.checkpoints.models_of(state)
         present = [worker for worker, peer in enumerate(self.peers) if at is None or peer.back_at <= at]
         members = [worker for worker in present if worker in times.begun]
