@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,6 +58,11 @@ class ReplayResult:
         return self.replayed.tobytes() == self.logged.tobytes()
 
 
+def _bar_interval_s() -> float:
+    """Return the least seconds between two updates of a progress bar: few of them if they go to a file."""
+    return 0.1 if sys.stderr.isatty() else 10.0
+
+
 def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     """Compute the gradients of a real or virtual run again, in the order of its log, up to its newest checkpoint.
 
@@ -90,7 +96,7 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     # Without every version from 1 on, the replay would silently compute something else.
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
-    updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet)
+    updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet, mininterval=_bar_interval_s())
     values = _replay(configs_by_version, switches, build, updates, used)
     return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
 
@@ -243,7 +249,7 @@ def _replay_models(
     final = PeerTimes.from_state(state).begun
     history = PeerHistory(plans, surviving_events(iter_events(run / METRICS)), rounds, final)
     models = PeerReplay(configs_by_version, build, history)
-    for _ in tqdm(rounds, unit=" updates", disable=quiet):
+    for _ in tqdm(rounds, unit=" updates", disable=quiet, mininterval=_bar_interval_s()):
         models.step()
     return models.mean(state)
 
