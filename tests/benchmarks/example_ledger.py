@@ -152,7 +152,7 @@ def print_pairs(args: argparse.Namespace) -> None:
     """Print the table of pairs."""
     print(f"{args.pairs} pairs of {args.epochs} epochs: seconds of the command; added to them, and to the training's")
     print(f"  {'model':<10}{'batch':>6}{'s':>9}{'command':>28}{'training':>28}  goal {GOAL:.0%}")
-    for model in args.model or ("logistic", "cnn"):
+    for model in args.model or ("logistic",):
         for batch_size in args.batch_size or (128,):
             print(compare_runs(args.shards, model, batch_size, args.epochs, args.pairs), flush=True)
 
@@ -175,8 +175,8 @@ def print_parts(args: argparse.Namespace) -> None:
 def main() -> None:
     """Print the table of the parts, or that of pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help="may be given again (default: logistic, cnn, resnet20)")
-    parser.add_argument("--batch-size", action="append", type=int, help="may be given again (default: 32, 128)")
+    parser.add_argument("--model", action="append", help="may be given again (default: logistic, cnn, resnet20; of pairs logistic)")
+    parser.add_argument("--batch-size", action="append", type=int, help="may be given again (default: 32, 128; of pairs 128)")
     parser.add_argument("--steps", type=int, default=60, help="of each kind; default %(default)s")
     parser.add_argument("--shards", type=Path, help="a shard set: compare whole runs on it")
     parser.add_argument("--pairs", type=int, default=9, help="of whole runs; default %(default)s")

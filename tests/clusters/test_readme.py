@@ -185,7 +185,7 @@ def test_the_commands_of_a_readme_run_as_they_stand(file: str, checkout: Path, r
 
 
 def test_a_command_that_fails_ends_its_block(tmp_path: Path) -> None:
-    """What a command prints goes where that of a program does."""
+    """Print what a command prints where a program would, and keep its exit code."""
     lines = "sharding --version | tr s S\nsharding nothing\ntouch after"
     done = run_shell(lines, tmp_path, os.environ)
     assert done.returncode == 2

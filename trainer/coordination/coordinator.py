@@ -105,7 +105,7 @@ class Coordinator:
 
     @property
     def finished(self) -> bool:
-        """Whether no gradient is used any more, because the run has ended."""
+        """Return whether no gradient is used any more, because the run has ended."""
         return self.turns.are_over
 
     # --- events -------------------------------------------------------------------------------------------------------

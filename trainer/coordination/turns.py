@@ -47,7 +47,7 @@ class Turns:
 
     @property
     def has_ready(self) -> bool:
-        """Whether the condition of some worker is met."""
+        """Return whether the condition of some worker is met."""
         return bool(self._queues.ready)
 
     def note_join(self, member: Member, now: float) -> None:

@@ -30,7 +30,7 @@ class DiskWatch:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a trained run waits for space."""
+        """Return whether a trained run waits for space."""
         return self._stuck_since is not None
 
     def note_training(self, trouble: str | None) -> None:

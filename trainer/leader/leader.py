@@ -347,7 +347,7 @@ class Leader:
         """Return the status for supervisors; not ready while no checkpoint is loaded."""
         if not self.training:
             return NOT_READY
-        # Also no evaluation may end the run earlier.
+        # The supervisor ends all processes of a finished run: before that, no evaluation may end the run earlier.
         is_complete = self.training.snapshots.is_final_whole and self.evaluations.are_complete(now)
         return self.training.status(now, is_complete=is_complete)
 

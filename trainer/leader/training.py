@@ -34,12 +34,12 @@ class Training:
 
     @property
     def has_whole_checkpoint(self) -> bool:
-        """Whether the checkpoint of the present version is complete."""
+        """Return whether the checkpoint of the present version is complete."""
         return self.snapshots.newest == self.coordinator.version
 
     @property
     def is_at_stage_end(self) -> bool:
-        """Whether the stage has ended and the run has not."""
+        """Return whether the stage has ended and the run has not."""
         return self.coordinator.has_ended_stage and not self.coordinator.finished
 
     @property

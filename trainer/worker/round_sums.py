@@ -69,7 +69,7 @@ class RoundSums:
 
     @property
     def are_complete(self) -> bool:
-        """Whether the sums of all ranges are here."""
+        """Return whether the sums of all ranges are here."""
         return len(self._sums) == len(self.workers)
 
     def sums_by_range(self) -> list[Vector]:
