@@ -116,8 +116,12 @@ def ledger_ms(rows: RowLosses) -> float:
 def run_seconds(command: list[str], output: Path) -> tuple[float, float]:
     """Run a training command in a folder of its own. Return its seconds, and those of them that trained."""
     start = time.perf_counter()
-    subprocess.run([*command, "--output", str(output), "--overwrite"], check=True, capture_output=True)
+    done = subprocess.run(
+        [*command, "--output", str(output), "--overwrite"], capture_output=True, text=True, check=False
+    )
     seconds = time.perf_counter() - start
+    if done.returncode:
+        raise SystemExit(done.stderr.splitlines()[-1])
     trained = read_result(output).seconds
     assert trained is not None, "the run has ended"
     return seconds, trained
@@ -175,8 +179,12 @@ def print_parts(args: argparse.Namespace) -> None:
 def main() -> None:
     """Print the table of the parts, or that of pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", help="may be given again (default: logistic, cnn, resnet20; of pairs logistic)")
-    parser.add_argument("--batch-size", action="append", type=int, help="may be given again (default: 32, 128; of pairs 128)")
+    parser.add_argument(
+        "--model", action="append", help="may be given again (default: logistic, cnn, resnet20; of pairs logistic)"
+    )
+    parser.add_argument(
+        "--batch-size", action="append", type=int, help="may be given again (default: 32, 128; of pairs 128)"
+    )
     parser.add_argument("--steps", type=int, default=60, help="of each kind; default %(default)s")
     parser.add_argument("--shards", type=Path, help="a shard set: compare whole runs on it")
     parser.add_argument("--pairs", type=int, default=9, help="of whole runs; default %(default)s")
