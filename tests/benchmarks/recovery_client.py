@@ -14,13 +14,12 @@ from trainer.exchange.all_reduce import AllReduce
 from trainer.exchange.d_psgd import DPSGD
 from trainer.exchange.matcha import MATCHA
 from trainer.home.folders import Folders
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.peers import PeerBeat
 from trainer.transport.sockets import Secret
 from trainer.worker.clients.all_reduce import AllReduceClient
 from trainer.worker.clients.base import Turn
 from trainer.worker.clients.neighbours import NeighbourClient
-from trainer.worker.replica_links import Body
 
 LOG = "RECOVERY_LOG"  # environment variable with the path of the log
 

@@ -14,9 +14,8 @@ from pipeline.core.errors import JobError
 from trainer.config import RunFacts
 from trainer.coordination.parameter_slice import add_pushed
 from trainer.transport.messages.all_reduce import StoreEntry
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.worker.collective import MOST_FAILURES, TorchCollective, have_own_gpus
-from trainer.worker.replica_links import Body
 
 Vector = npt.NDArray[np.float32]
 PRIVATE = "ipc://@a-test"

@@ -12,9 +12,9 @@ import zmq
 
 from pipeline.core.errors import UsageError
 from trainer.transport.malformed import MalformedMessageError
-from trainer.transport.mesh import Body, Mesh
+from trainer.transport.mesh import Mesh
 from trainer.transport.messages.all_reduce import GradientPiece
-from trainer.transport.messages.heads import Message, pack
+from trainer.transport.messages.heads import Body, Message, pack
 from trainer.transport.sockets import Secret, close, connect
 
 ELEMENTS = 7

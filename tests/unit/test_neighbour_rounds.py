@@ -50,11 +50,10 @@ from trainer.simulation.replay import adopt_pools, workers_of_rounds
 from trainer.transport.bodies.examples import pack_examples, unpack_examples
 from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.messages.gossip import GossipPool
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.neighbours import NeighbourModel, NeighbourView, RoundGrant
 from trainer.transport.messages.peers import ModelCopy, PeerBeat
 from trainer.worker.neighbour_replica import NeighbourPhase, NeighbourReplica
-from trainer.worker.replica_links import Body
 
 Vector = npt.NDArray[np.float32]
 PARAMETERS = 64

@@ -13,8 +13,8 @@ from trainer.config import RunFacts
 from trainer.coordination.orders import Round, StepMeasurements
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import GradientPiece, RangeSum
-from trainer.transport.messages.heads import Message
-from trainer.worker.replica_links import Body, Vector
+from trainer.transport.messages.heads import Body, Message
+from trainer.worker.replica_links import Vector
 from trainer.worker.round_history import MOST_COPIES, ModelSnapshot, RoundHistory
 from trainer.worker.round_sums import RoundSums
 

@@ -29,10 +29,9 @@ from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.messages.all_reduce import CopyReceipt, GradientPiece, PeerView, RangeSum, WantSnapshot
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.peers import LinkLoss, PeerBeat
 from trainer.worker.replica import Phase, Replica
-from trainer.worker.replica_links import Body
 
 Vector = npt.NDArray[np.float32]
 PARAMETERS = 5

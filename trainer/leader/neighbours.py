@@ -30,7 +30,7 @@ from trainer.leader.process_table import ProcessTable
 from trainer.leader.replica_writer import ReplicaWriter
 from trainer.leader.restore import restore
 from trainer.leader.silence import PauseWatch
-from trainer.leader.worker_messages import Body, FromWorker, SendToWorker, introduction_of
+from trainer.leader.worker_messages import FromWorker, SendToWorker, introduction_of
 from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import ExampleLedger
 from trainer.stages import build_stages
@@ -40,7 +40,7 @@ from trainer.transport.bodies.rounds import unpack_own_rounds
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import CopyReceipt
 from trainer.transport.messages.gossip import PeerOffer, PoolRequest
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.neighbours import NeighbourView, ReplicaCopy, RoundGrant
 from trainer.transport.messages.peers import LinkLoss, ModelCopy, PeerBeat, PeerJoin, Regroup, RoundReport, RunEnd
 from trainer.transport.status import NOT_READY, RunStatus

@@ -21,13 +21,13 @@ from trainer.leader.background import CallQueue
 from trainer.leader.leader import Leader
 from trainer.leader.process_table import ProcessTable
 from trainer.leader.training import Training
-from trainer.leader.worker_messages import Body, FromWorker, SendToWorker, introduction_of, reach_of
+from trainer.leader.worker_messages import FromWorker, SendToWorker, introduction_of, reach_of
 from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.bodies.rounds import unpack_rounds
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import CopyReceipt, PeerView, Settlement, WantSnapshot, WriteCopy
 from trainer.transport.messages.gossip import PeerOffer, PoolRequest
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.neighbours import ReplicaCopy
 from trainer.transport.messages.peers import LinkLoss, PeerBeat, PeerJoin, Regroup, RoundReport, RunEnd
 

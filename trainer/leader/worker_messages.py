@@ -9,11 +9,10 @@ from trainer.transport.bodies.json_object import unpack_json
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import CopyReceipt
 from trainer.transport.messages.gossip import PeerOffer, PoolRequest
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.neighbours import ReplicaCopy
 from trainer.transport.messages.peers import LinkLoss, PeerBeat, PeerJoin, Replacement, RoundReport
 
-Body = bytes | memoryview
 FromWorker = PeerJoin | PeerBeat | RoundReport | ReplicaCopy | CopyReceipt | LinkLoss | PeerOffer | PoolRequest
 
 

@@ -25,7 +25,7 @@ from trainer.transport.bodies.json_object import pack_json, unpack_json
 from trainer.transport.bodies.reports import most_report_bytes, unpack_report, unpack_report_at
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.gossip import GossipOffer, GossipPool
-from trainer.transport.messages.heads import Message, num_frames, pack, unpack, unpack_at
+from trainer.transport.messages.heads import Message, pack, unpack_at, unpack_frames
 from trainer.transport.messages.peers import PeerBeat, PeerJoin
 from trainer.transport.messages.servers import (
     ChangeStage,
@@ -254,16 +254,11 @@ class Server:
         """Parse one message and pass it on. Raises MalformedMessageError.
 
         frames: the head and the bodies; the identity of the sender comes first, except in messages of server 0."""
-        parts = frames if from_leader else frames[1:]
-        if len(parts) < 2:
-            raise MalformedMessageError(f"{len(frames)} frames")
-        message = unpack(parts[0])
-        if len(parts) != num_frames(message):
-            raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
+        message, bodies = unpack_frames(frames if from_leader else frames[1:])
         if from_leader:
-            self._follow(message, parts[-1])
+            self._follow(message, bodies[0])
         else:
-            self._serve(bytes(frames[0]), message, parts[1], parts[-1])
+            self._serve(bytes(frames[0]), message, bodies[0], bodies[-1])
 
     def _serve(self, identity: bytes, message: Message, first: memoryview, last: memoryview) -> None:
         """Handle a message of a worker, another server or a supervisor.

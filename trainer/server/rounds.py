@@ -19,7 +19,7 @@ from trainer.transport.agreement import Agreement
 from trainer.transport.bodies.examples import most_examples_bytes
 from trainer.transport.bodies.json_object import pack_json, unpack_json
 from trainer.transport.malformed import MalformedMessageError
-from trainer.transport.messages.heads import Message, num_frames, pack, unpack
+from trainer.transport.messages.heads import Message, pack, unpack_frames
 from trainer.transport.messages.peers import PeerBeat, PeerJoin
 from trainer.transport.messages.servers import ChangeStage, Heartbeat, Hello, Join
 from trainer.transport.messages.supervisors import AskStatus, End, EndReply, Refusal, StatusReply, WorkerLoss
@@ -106,12 +106,8 @@ class RoundsServer:
             except zmq.Again:
                 return
             try:  # a peer of another version must not end the run
-                if len(frames) < 3:
-                    raise MalformedMessageError(f"{len(frames)} frames")
-                message = unpack(frames[1])
-                if len(frames) != 1 + num_frames(message):
-                    raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
-                self._receive(bytes(frames[0]), message, frames[2], frames[-1])
+                message, bodies = unpack_frames(frames[1:])
+                self._receive(bytes(frames[0]), message, bodies[0], bodies[-1])
             except MalformedMessageError as error:
                 self.malformed += 1
                 logger.warning(f"dropped a malformed message: {error}")

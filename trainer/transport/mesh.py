@@ -19,13 +19,11 @@ import zmq
 
 from pipeline.core.errors import UsageError
 from trainer.transport.addresses import PRIVATE, bracketed, interface_towards
-from trainer.transport.malformed import MalformedMessageError
-from trainer.transport.messages.heads import Message, num_frames, pack, unpack
+from trainer.transport.messages.heads import Body, Message, pack, unpack_frames
 from trainer.transport.shared_memory import SharedVectors, WorkerMemory, open_memory
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 
 Vector = npt.NDArray[np.float32]
-Body = bytes | memoryview
 MARK = 4  # floats with the mark of a vector: two 64-bit numbers
 
 
@@ -157,12 +155,7 @@ class Mesh:
                 frames = self.inbox.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if len(frames) < 2:
-                raise MalformedMessageError(f"{len(frames)} frames")
-            message = unpack(frames[1].buffer)
-            if len(frames) != 1 + num_frames(message):
-                raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
-            yield message, tuple(frame.buffer for frame in frames[2:])
+            yield unpack_frames([frame.buffer for frame in frames[1:]])
 
     def shares_memory(self, worker: int) -> bool:
         return self._memories[worker][1] is not None

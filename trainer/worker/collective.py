@@ -27,8 +27,8 @@ from trainer.config import RunFacts
 from trainer.coordination.parameter_slice import add_pushed
 from trainer.transport.addresses import PRIVATE, interface_towards
 from trainer.transport.messages.all_reduce import StoreEntry
-from trainer.transport.messages.heads import Message
-from trainer.worker.replica_links import Body, Vector
+from trainer.transport.messages.heads import Body, Message
+from trainer.worker.replica_links import Vector
 
 LONGEST = timedelta(minutes=5)  # of an operation without any progress, after which gloo fails
 MOST_FAILURES = 20  # views whose group failed, without a sum in between, after which the worker ends

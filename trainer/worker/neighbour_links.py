@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trainer.transport.messages.heads import Message
-from trainer.worker.replica_links import Body
+from trainer.transport.messages.heads import Body, Message
 
 
 class NeighbourLinks(Protocol):

@@ -30,13 +30,13 @@ from trainer.transport.bodies.rounds import MOST_ROUNDS_BYTES, pack_own_rounds
 from trainer.transport.bodies.vectors import from_body, to_body
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.gossip import GossipPool, PeerOffer, PoolRequest
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.neighbours import NeighbourModel, NeighbourView, ReplicaCopy, RoundGrant
 from trainer.transport.messages.peers import ModelCopy, PeerJoin, Regroup, RoundReport
 from trainer.worker.neighbour_links import NeighbourLinks, PeerEntry
 from trainer.worker.neighbour_models import NeighbourModels
 from trainer.worker.received_pools import ReceivedPools
-from trainer.worker.replica_links import Body, Vector
+from trainer.worker.replica_links import Vector
 
 KEPT_MESSAGES = 2  # a neighbour that lacks one can be at most one exchange behind
 MOST_COPIES = 2  # models for checkpoints that server 0 does not have; with more, the next step waits

@@ -26,9 +26,9 @@ from trainer.transport.bodies.vectors import from_body
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import GradientPiece, PeerView, RangeSum, Settlement, WantSnapshot, WriteCopy
 from trainer.transport.messages.gossip import GossipContent
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.peers import ModelCopy, PeerJoin, Regroup, RoundReport
-from trainer.worker.replica_links import Body, Collective, Links, Vector
+from trainer.worker.replica_links import Collective, Links, Vector
 from trainer.worker.round_history import ModelSnapshot, RoundHistory
 from trainer.worker.round_sums import RoundSums
 

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 
 Vector = npt.NDArray[np.float32]
-Body = bytes | memoryview
 
 
 class SharedRange(Protocol):

@@ -12,7 +12,8 @@ from trainer.transport.bodies.reports import pack_reports, unpack_report, unpack
 from trainer.transport.bodies.vectors import from_body, to_body
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import GradientPiece, RangeSum
-from trainer.worker.replica_links import Body, Collective, Links, Vector
+from trainer.transport.messages.heads import Body
+from trainer.worker.replica_links import Collective, Links, Vector
 
 
 class RoundSums:

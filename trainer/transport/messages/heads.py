@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from typing import get_args, get_type_hints
+from collections.abc import Sequence
+from typing import TypeVar, get_args, get_type_hints
 
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.all_reduce import (
@@ -49,6 +50,8 @@ from trainer.transport.messages.servers import (
 from trainer.transport.messages.supervisors import AskStatus, End, EndReply, Refusal, StatusReply, WorkerLoss
 
 MAGIC = b"PS2"
+Body = bytes | memoryview
+B = TypeVar("B", bound=Body)
 Message = (
     Join
     | Push
@@ -133,6 +136,13 @@ def unpack_at(data: bytes | memoryview, at: int) -> tuple[Message, int]:
     return KINDS[code]._make(values), at + head.size
 
 
-def num_frames(message: Message) -> int:
-    """Return the number of frames of a message: its head and its bodies, of which there is one even if it is empty."""
-    return 3 if isinstance(message, TWO_BODIES) else 2
+def unpack_frames(frames: Sequence[B]) -> tuple[Message, tuple[B, ...]]:
+    """Parse the frames of a message, its head and then its bodies. Raises MalformedMessageError.
+
+    A message has one body, which may be empty, or two."""
+    if len(frames) < 2:
+        raise MalformedMessageError(f"{len(frames)} frames")
+    message = unpack(frames[0])
+    if len(frames) != (3 if isinstance(message, TWO_BODIES) else 2):
+        raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
+    return message, tuple(frames[1:])

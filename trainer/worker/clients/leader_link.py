@@ -9,8 +9,7 @@ from queue import SimpleQueue
 import zmq
 
 from trainer.transport.agreement import Agreement
-from trainer.transport.malformed import MalformedMessageError
-from trainer.transport.messages.heads import Message, num_frames, pack, unpack
+from trainer.transport.messages.heads import Body, Message, pack, unpack_frames
 from trainer.transport.messages.peers import PeerBeat, Replacement
 from trainer.transport.messages.servers import ChangeStage
 from trainer.transport.messages.supervisors import Refusal
@@ -18,7 +17,6 @@ from trainer.transport.sockets import Secret, Watch, dealer, offer
 from trainer.worker.clients.base import ReplacedError, StageSwitch
 
 HEARTBEAT_S = 0.5
-Body = bytes | memoryview
 
 
 class LeaderLink:
@@ -66,11 +64,8 @@ class LeaderLink:
         Raises UsageError if server 0 refuses this host, ReplacedError if ``process``, this worker's number, is replaced,
         StageSwitch if the run is in another stage, and MalformedMessageError."""
         while self.socket.poll(0):
-            frames = self.socket.recv_multipart(copy=False)
-            message = unpack(frames[0].buffer)
-            if len(frames) != num_frames(message):
-                raise MalformedMessageError(f"{len(frames)} frames of {type(message).__name__}")
-            yield self._checked(message, tuple(frame.buffer for frame in frames[1:]), process)
+            frames = [frame.buffer for frame in self.socket.recv_multipart(copy=False)]
+            yield self._checked(*unpack_frames(frames), process)
         while not self._answers.empty():
             yield self._checked(*self._answers.get(), process)
 
@@ -99,6 +94,5 @@ class LeaderLink:
         while not self._closing.wait(HEARTBEAT_S):
             offer(socket, pack(self.beat()), b"")
             while socket.poll(0):
-                head, *bodies = socket.recv_multipart()
-                self._answers.put((unpack(head), tuple(bodies)))
+                self._answers.put(unpack_frames(socket.recv_multipart()))
         socket.close()

@@ -18,14 +18,13 @@ from trainer.transport.agreement import Agreement
 from trainer.transport.bodies.examples import pack_examples, unpack_examples
 from trainer.transport.mesh import Mesh
 from trainer.transport.messages.gossip import GossipPool, PoolRequest
-from trainer.transport.messages.heads import Message
+from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.peers import ModelCopy, PeerBeat, RunEnd
 from trainer.transport.sockets import Secret, close
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, Turn, Vector
 from trainer.worker.clients.leader_link import LeaderLink
 from trainer.worker.neighbour_replica import NeighbourPhase, NeighbourReplica
-from trainer.worker.replica_links import Body
 
 RESEND_S = 1.0
 RESEND_COPY_S = 10.0  # of a model, which is lost only with a broken connection
