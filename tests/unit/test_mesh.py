@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zmq
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.mesh import Mesh
 from trainer.transport.messages.all_reduce import GradientPiece
@@ -96,19 +96,22 @@ def test_a_later_process_replaces_the_connection(make: Make) -> None:
     assert not two.inbox.poll(100)
 
 
-def test_a_worker_that_cannot_be_reached_is_named(make: Make) -> None:
+def test_a_worker_that_cannot_be_reached_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = pair(make, LOOPBACK)
     one.send(1, GradientPiece(1, 5, 0, in_memory=False), b"", b"")
     first_message(two)
     one.has_broken()
-    assert one.unreachable(0.0) is None
+    monkeypatch.setattr("trainer.transport.mesh.UNREACHABLE_S", 0.0)
+    one.check_reachable()
     gone = members([one, two])
     gone[1] |= {"process": 99, "address": "tcp://127.0.0.1:1"}
     one.connect(2, gone)
     time.sleep(0.01)
     one.has_broken()
-    assert one.unreachable(0.0) == "worker 1 at tcp://127.0.0.1:1"
-    assert one.unreachable(60.0) is None
+    with pytest.raises(JobError, match=r"worker 1 at tcp://127\.0\.0\.1:1"):
+        one.check_reachable()
+    monkeypatch.setattr("trainer.transport.mesh.UNREACHABLE_S", 60.0)
+    one.check_reachable()
 
 
 def test_memory_that_cannot_be_opened_ends_with_a_remedy(make: Make) -> None:

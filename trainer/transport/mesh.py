@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import zmq
 
-from pipeline.core.errors import UsageError
+from pipeline.core.errors import JobError, UsageError
 from trainer.transport.addresses import PRIVATE, bracketed, interface_towards
 from trainer.transport.messages.heads import Body, Message, pack, unpack_frames
-from trainer.transport.shared_memory import SharedVectors, WorkerMemory, open_memory
+from trainer.transport.shared_memory import SharedVectors, open_memory, share_memory
 from trainer.transport.sockets import Secret, Watch, dealer, offer, serve
 
 Vector = npt.NDArray[np.float32]
+UNREACHABLE_S = 30.0  # without a connection, after which another worker counts as unreachable
 MARK = 4  # floats with the mark of a vector: two 64-bit numbers
 
 
@@ -94,7 +95,7 @@ class Mesh:
         self.worker = worker
         self.secret = secret
         self.elements = elements
-        self._own = _memory(padded(elements)) if use_memory else None
+        self._own = share_memory(padded(elements)) if use_memory else None
         self.memory = MarkedMemory(self._own, elements) if self._own else None
         self.inbox = serve(context, _own_address(leader), secret, max(4 * elements, body_bytes))
         endpoint = self.inbox.getsockopt_string(zmq.LAST_ENDPOINT)
@@ -182,15 +183,17 @@ class Mesh:
         # A list, not a generator: every watch must read its events.
         return has_lost | any([watch.has_broken() for _, _, watch in self._sockets.values()])
 
-    def unreachable(self, after_s: float) -> str | None:
-        """Return the worker and address of a member without a connection for ``after_s`` seconds, or None.
+    def check_reachable(self) -> None:
+        """Raise JobError if a member has had no connection for UNREACHABLE_S seconds, at the last call of ``has_broken``.
 
-        As of the last call of ``has_broken``."""
-        due = time.monotonic() - after_s
+        Otherwise the run would wait for ever if a firewall separates two hosts."""
+        due = time.monotonic() - UNREACHABLE_S
         for worker, (_, _, watch) in self._sockets.items():
             if watch.down_since is not None and watch.down_since < due:
-                return f"worker {worker} at {self._addresses[worker]}"
-        return None
+                raise JobError(
+                    f"cannot reach worker {worker} at {self._addresses[worker]} for {UNREACHABLE_S:g} s: let workers reach"
+                    " each other at any port, or use --exchange parameter-server"
+                )
 
 
 def _own_address(leader: str) -> str:
@@ -209,10 +212,3 @@ def _host() -> str:
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{os.getuid()}"
     except OSError:
         return ""
-
-
-def _memory(elements: int) -> WorkerMemory | None:
-    try:
-        return WorkerMemory(elements)
-    except OSError:
-        return None

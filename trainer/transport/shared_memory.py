@@ -51,6 +51,14 @@ class WorkerMemory(SharedVectors):
         return {"pid": os.getpid(), "descriptor": self.descriptor, "nonce": self.nonce.decode()}
 
 
+def share_memory(elements: int) -> WorkerMemory | None:
+    """Return new memory for the vectors of a worker, or None if this system has none to share."""
+    try:
+        return WorkerMemory(elements)
+    except OSError:
+        return None
+
+
 def open_memory(handle: dict[str, Any], elements: int) -> SharedVectors | None:
     """Open a worker's memory by its handle. Returns None if this process cannot reach it: another host, another user.
 

@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 import zmq
 
-from pipeline.core.errors import JobError
 from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.state import folder_of
 from trainer.checkpoints.write import WriteOutcome, write_slice
@@ -26,7 +25,7 @@ from trainer.rules import slots_of
 from trainer.transport.agreement import Agreement
 from trainer.transport.bodies.examples import most_examples_bytes
 from trainer.transport.bodies.reports import most_report_bytes
-from trainer.transport.mesh import Mesh
+from trainer.transport.mesh import UNREACHABLE_S, Mesh
 from trainer.transport.messages.all_reduce import CopyReceipt, StoreEntry
 from trainer.transport.messages.peers import LinkLoss, PeerBeat, RunEnd
 from trainer.transport.sockets import Secret, close
@@ -40,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 RESEND_S = 1.0
 REPORT_S = 0.2  # between two reports of rounds to server 0
-UNREACHABLE_S = 30.0  # without a connection, after which another worker counts as unreachable
 WATCH_S = 0.2  # between two looks at the connections
 
 
@@ -239,21 +237,17 @@ class AllReduceClient:
         if now - self._watched_at < WATCH_S:
             return
         self._watched_at = now
-        is_member = self.replica.phase is not Phase.OUTSIDE
         # No call may be skipped, because each also reads the events of its connections.
         has_broken = self.link.watch.has_broken()  # raises UsageError for a wrong token
         has_broken |= self.mesh.has_broken()
         # The collective's connections can break alone. Without a new view the round would never end.
         if self.collective:
             has_broken |= self.collective.has_broken(now)
-        # Otherwise the run would wait for ever if a firewall separates two hosts.
-        if is_member and (other := self.mesh.unreachable(UNREACHABLE_S)):
-            raise JobError(
-                f"cannot reach {other} for {UNREACHABLE_S:g} s: let workers reach each other at any port, or use"
-                " --exchange parameter-server"
-            )
+        if self.replica.phase is Phase.OUTSIDE:
+            return
+        self.mesh.check_reachable()
         # Server 0 can answer over a new connection only after a first message on it: this one.
-        if has_broken and is_member:
+        if has_broken:
             self.link.send(LinkLoss(self.worker, self.process, self.replica.number))
 
     def _beat(self) -> PeerBeat:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import zmq
 
-from pipeline.core.errors import JobError
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
 from trainer.gossip.rounds import Examples
@@ -30,7 +29,6 @@ RESEND_S = 1.0
 RESEND_COPY_S = 10.0  # of a model, which is lost only with a broken connection
 # Between two reports of rounds to server 0. Short, so that the log lacks few gradients of a worker that is killed.
 REPORT_S = 0.02
-UNREACHABLE_S = 30.0  # without a connection, after which a neighbour counts as unreachable
 WATCH_S = 0.2  # between two looks at the connections
 
 
@@ -197,12 +195,7 @@ class NeighbourClient:
             self._sent_copies = {}
         if self.mesh.has_broken():
             self.replica.repeat()
-        # Otherwise the run would wait for ever if a firewall separates two hosts.
-        if other := self.mesh.unreachable(UNREACHABLE_S):
-            raise JobError(
-                f"cannot reach {other} for {UNREACHABLE_S:g} s: let workers reach each other at any port, or use"
-                " --exchange parameter-server"
-            )
+        self.mesh.check_reachable()
 
     def _beat(self) -> PeerBeat:
         """Return this worker's heartbeat; called by a thread."""

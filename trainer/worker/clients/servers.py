@@ -35,7 +35,7 @@ from trainer.transport.messages.servers import (
 )
 from trainer.transport.messages.supervisors import Refusal
 from trainer.transport.pipes import MessagePipe, PipeWriter, open_pipe, open_pipes, pipe_key
-from trainer.transport.shared_memory import WorkerMemory
+from trainer.transport.shared_memory import share_memory
 from trainer.transport.sockets import Secret, Watch, connect, dealer, offer
 from trainer.watchdog import kick
 from trainer.worker.clients.base import MustRejoin, StageSwitch, Turn, Vector
@@ -82,7 +82,7 @@ class ServerClient:
         self.worker = worker
         self.addresses = addresses
         self.bounds = slice_bounds(facts.elements, len(addresses))
-        self.memory = _memory(facts.elements) if use_memory else None
+        self.memory = share_memory(facts.elements) if use_memory else None
         self.pushed: Vector = self.memory.pushed if self.memory else np.zeros(facts.elements, np.float32)
         self.pulled: Vector = self.memory.pulled if self.memory else np.zeros(facts.elements, np.float32)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -291,10 +291,3 @@ class ServerClient:
                 if isinstance(message, Rejoin) and message.session == self.session and message.joined:
                     self._outdated.set()
         socket.close()
-
-
-def _memory(elements: int) -> WorkerMemory | None:
-    try:
-        return WorkerMemory(elements)
-    except OSError:
-        return None
