@@ -12,7 +12,7 @@ import numpy as np
 from tests.benchmarks.peers import Counts
 from tests.support.configs import make_config
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import write_slice, write_state
+from trainer.checkpoints.write import write_model, write_state
 from trainer.config import Config, RunFacts, slice_bounds
 from trainer.home.folders import Folders
 from trainer.launch.processes import Child, context
@@ -77,7 +77,7 @@ def _trainer(
 def _first_checkpoint(config: Config, facts: RunFacts) -> None:
     folder = folder_of(Path(config.run.output) / CHECKPOINTS, 0)
     zeros = np.zeros(facts.elements, np.float32)
-    write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, zeros, zeros)
+    write_model(folder, 0, zeros, zeros)
     clocks = dict.fromkeys(range(facts.num_workers), 0)
     write_state(folder, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, facts.elements, 0, config.identity()))
 

@@ -20,7 +20,7 @@ from tests.clusters import free_ports
 from tests.support.configs import make_config
 from tests.support.trainer_runs import until
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import write_slice, write_state
+from trainer.checkpoints.write import write_model, write_state
 from trainer.config import RunFacts
 from trainer.coordination.orders import StepMeasurements
 from trainer.transport.addresses import local_addresses
@@ -80,7 +80,7 @@ class Served:
     def _first_checkpoint(self) -> None:
         root = folder_of(self.folder / "checkpoints", 0)
         zeros = np.zeros(NUMBERS, np.float32)
-        write_slice(root, 0, 1, 0, 0, NUMBERS, NUMBERS, zeros, zeros)
+        write_model(root, 0, zeros, zeros)
         clocks = dict.fromkeys(range(WORKERS), 0)
         write_state(root, RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, NUMBERS, 0, self.config.identity()))
 

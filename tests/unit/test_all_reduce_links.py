@@ -17,7 +17,7 @@ import zmq
 from tests.support.configs import make_config
 from tests.support.trainer_runs import until
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import write_slice, write_state
+from trainer.checkpoints.write import write_model, write_state
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
 from trainer.home.folders import Folders
@@ -52,7 +52,7 @@ def run_config(folder: Path, **values: Any) -> Config:
     config = make_config("", folder, **common | values)
     root = folder_of(folder / "checkpoints", 0)
     zeros = np.zeros(ELEMENTS, np.float32)
-    write_slice(root, 0, 1, 0, 0, ELEMENTS, ELEMENTS, zeros, zeros)
+    write_model(root, 0, zeros, zeros)
     write_state(root, RunState(0, 0, 0, 0, 0.0, None, False, {0: 0}, 0.0, 1, ELEMENTS, 0, config.identity()))
     return config
 

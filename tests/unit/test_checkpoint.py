@@ -28,7 +28,7 @@ from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, unevaluated, versions, whole
 from trainer.checkpoints.state import RunState, folder_of, slice_name
-from trainer.checkpoints.write import mark_evaluated, reopen, write_slice, write_state
+from trainer.checkpoints.write import mark_evaluated, reopen, write_model, write_slice, write_state
 from trainer.home.place import Place
 
 CHANGES = ("mkdir", "fsync", "replace", "rename", "unlink", "rmdir")
@@ -486,7 +486,7 @@ def test_a_checkpoint_larger_than_files_may_be_fails_without_a_trace(tmp_path: P
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         large = np.zeros(10_000, np.float32)
         try:
-            write_slice(folder_of(tmp_path, 2), 0, 1, 2, 0, 10_000, 10_000, large, large)
+            write_model(folder_of(tmp_path, 2), 2, large, large)
         except OSError:
             os._exit(7)
         finally:
@@ -513,7 +513,7 @@ def test_a_full_disk_leaves_no_trace_and_a_freed_one_a_checkpoint(
     write(root, state_of(1))
     large = np.zeros(1 << 18, np.float32)
     with pytest.raises(OSError, match="No space left"):
-        write_slice(folder_of(root, 2), 0, 1, 2, 0, len(large), len(large), large, large)
+        write_model(folder_of(root, 2), 2, large, large)
     assert is_as_before(root)
     (tiny_disk / "filler").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
     with pytest.raises(OSError, match="No space left"):

@@ -27,7 +27,7 @@ from trainer.checkpoints.decisions import read_switch
 from trainer.checkpoints.prune import WAITING, prune
 from trainer.checkpoints.read import read_state, versions
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import write_slice, write_state
+from trainer.checkpoints.write import write_model, write_state
 from trainer.comparison.measurements import sent_bytes
 from trainer.config import Config, RunFacts
 from trainer.coordination.cohorts import CheckpointProgress, Cohort, Cohorts, CohortSize, next_cohort
@@ -307,7 +307,7 @@ def test_two_workers_continue_with_the_momentum_of_four(
     parameters, statistics, velocity = rng.normal(size=5), rng.normal(size=2), rng.normal(size=5)
     held = np.concatenate([parameters - before * velocity, statistics]).astype(np.float32)
     folder = folder_of(tmp_path, version)
-    write_slice(folder, 0, 1, version, 0, 7, 7, held, velocity.astype(np.float32), 1)
+    write_model(folder, version, held, velocity.astype(np.float32), 1)
     clocks = dict.fromkeys(range(4), 8)
     write_state(folder, RunState(version, 32, 0, 1, 0.8, None, False, clocks, 0.0, 1, 5, 2, "", stage=made_by))
     config = make_config(model="cnn", exchange=exchange, switch_momentum=way, momentum=M, batch_size=40, steps=16)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
+from trainer.checkpoints.write import mark_evaluated, write_model, write_state
 from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
 from trainer.coordination.orders import Record, StepMeasurements
@@ -93,7 +93,7 @@ def test_a_pool_is_sent_before_the_first_step_that_uses_it(tmp_path: Path) -> No
 def test_a_rule_or_a_last_evaluation_ends_a_stage(tmp_path: Path) -> None:
     state = RunState(4, 4, 48, 1, 0.5, 1, False, {0: 4}, 1.0, 1, 3, 0, "")
     folder, zeros = folder_of(tmp_path, 4), np.zeros(3, np.float32)
-    write_slice(folder, 0, 1, 4, 0, 3, 3, zeros, zeros, 1)
+    write_model(folder, 4, zeros, zeros, 1)
     write_state(folder, state)
     watch = SwitchWatch(tmp_path, 5.0)
     assert not watch.is_decided(4, 10.0)

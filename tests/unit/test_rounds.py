@@ -16,7 +16,7 @@ import pytest
 from tests.support.simulated_network import LEADER, SimulatedNetwork
 from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import WriteOutcome, write_slice, write_state
+from trainer.checkpoints.write import WriteOutcome, write_model, write_state
 from trainer.config import Config, Data, RunFacts, RunSpec, slice_bounds
 from trainer.coordination.orders import StepMeasurements
 from trainer.exchange.all_reduce import AllReduce
@@ -157,10 +157,7 @@ class Host:
         return self.replica.phase.value, self.replica.version, self.replica.number
 
     def _write(self, generation: int, version: int, values: Vector, momentum: Vector) -> None:
-        total = len(values)
-        write_slice(
-            folder_of(self.network.checkpoints, version), 0, 1, version, 0, total, total, values, momentum, generation
-        )
+        write_model(folder_of(self.network.checkpoints, version), version, values, momentum, generation)
         receipt = CopyReceipt(self.worker, self.process, generation, version, int(WriteOutcome.WRITTEN))
         self.network.post(self.process, LEADER, receipt, b"")
 
@@ -193,8 +190,7 @@ class Network(SimulatedNetwork[Host]):
 
     def _first_checkpoint(self) -> None:
         values, momentum = initial()
-        total = len(values)
-        write_slice(folder_of(self.checkpoints, 0), 0, 1, 0, 0, total, total, values, momentum)
+        write_model(folder_of(self.checkpoints, 0), 0, values, momentum)
         identity = self.config.identity()
         clocks = dict.fromkeys(range(self.facts.num_workers), 0)
         state = RunState(0, 0, 0, 0, 0.0, None, False, clocks, 0.0, 1, PARAMETERS, STATISTICS, identity)

@@ -11,7 +11,7 @@ import pytest
 from pipeline.core.errors import JobError
 from tests.support.configs import make_config
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
+from trainer.checkpoints.write import mark_evaluated, write_model, write_state
 from trainer.config import RunFacts
 from trainer.home.folders import Folders
 from trainer.launch.disk_watch import SPACE_WAIT_S, DiskWatch
@@ -30,7 +30,7 @@ STATE = RunState(4, 4, 48, 1, 0.5, None, False, {0: 2, 1: 2}, 1.0, 1, 10, 0, "")
 
 def save(root: Path, state: RunState) -> None:
     folder, zeros = folder_of(root, state.version), np.zeros(10, np.float32)
-    write_slice(folder, 0, 1, state.version, 0, 10, 10, zeros, zeros, state.generation)
+    write_model(folder, state.version, zeros, zeros, state.generation)
     write_state(folder, state)
 
 

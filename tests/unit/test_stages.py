@@ -25,7 +25,7 @@ from trainer.checkpoints.decisions import SwitchDecision, read_switch, write_dec
 from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, whole
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import mark_evaluated, write_slice, write_state
+from trainer.checkpoints.write import mark_evaluated, write_model, write_state
 from trainer.config import Config, Data, RunSpec
 from trainer.coordination.momentum import Momentum, heavy_ball, look_ahead
 from trainer.coordination.switch import carry_momentum
@@ -266,7 +266,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def checkpoint(root: Path, version: int, stage: int = 0) -> None:
     """An evaluated checkpoint of two parameters."""
     values = np.zeros(2, np.float32)
-    write_slice(folder_of(root, version), 0, 1, version, 0, 2, 2, values, values, 1)
+    write_model(folder_of(root, version), version, values, values, 1)
     state = RunState(version, version, 0, 1, version / 10, version // 10, False, {0: version}, 0.0, 1, 2, 0, "")
     write_state(folder_of(root, version), replace(state, stage=stage))
     mark_evaluated(root, state, version / 100, 1.0)
@@ -451,7 +451,7 @@ def as_start_of(run: Path, bsp: Result, asp: Config, momentum: float) -> None:
     state = read_state(root, version)
     values, velocity = read_slice_range(root, version, 0, state.total)
     shutil.rmtree(root)
-    write_slice(folder_of(root, version), 0, 1, version, 0, state.total, state.total, values, velocity * momentum)
+    write_model(folder_of(root, version), version, values, velocity * momentum)
     kept = replace(state, generation=0, final=False, num_servers=1, identity=asp.identity())
     write_state(folder_of(root, version), kept)
     result = json.loads((run / "result.json").read_text())

@@ -57,6 +57,14 @@ def write_slice(
     write_whole(folder / slice_name(index, count, generation), data)
 
 
+def write_model(
+    folder: Place, version: int, values: Float32s, momentum: Float32s, generation: int = 0, slots: int = 1
+) -> None:
+    """Write the whole model as the only slice of a checkpoint. Raises OSError. See ``write_slice`` for the arguments."""
+    total = len(values)
+    write_slice(folder, 0, 1, version, 0, total, total, values, momentum, generation, slots)
+
+
 def write_state(folder: Place, state: RunState) -> None:
     """Write the state of a checkpoint. Raises OSError.
 

@@ -21,7 +21,7 @@ from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.replica_file import ReplicaFile, create_replicas, open_replicas, replica_name
 from trainer.checkpoints.slice_file import Float32s, broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
-from trainer.checkpoints.write import write_slice, write_state
+from trainer.checkpoints.write import write_model, write_state
 from trainer.config import Config, RunFacts
 from trainer.coordination.budget import Position
 from trainer.coordination.cohorts import Cohort
@@ -247,8 +247,7 @@ class PeerCheckpoints:
         if not replicas.is_kept:
             self.discard(replicas)
             return False
-        total = self.facts.elements
-        write_slice(folder, 0, 1, version, 0, total, total, summary.values, summary.momentum, self.generation)
+        write_model(folder, version, summary.values, summary.momentum, self.generation)
         size = replicas.file.flush()
         if not self.folders.is_local:
             write_whole(folder / replicas.file.path.name, replicas.file.path.read_bytes())

@@ -12,7 +12,7 @@ from pipeline.core.errors import DataError, UsageError
 from trainer.checkpoints.decisions import delete_void_stop
 from trainer.checkpoints.read import newest_state, versions
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import reopen, write_slice, write_state
+from trainer.checkpoints.write import reopen, write_model, write_state
 from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table
 from trainer.data.gossip import check_gossip
@@ -216,7 +216,7 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
     momentum = np.zeros(slots * facts.num_parameters, np.float32)
     # One slice for any number of servers: each server reads its own range of it. The state is written last, because it
     # makes the checkpoint complete.
-    write_slice(folder, 0, 1, 0, 0, facts.elements, facts.elements, values, momentum, slots=slots)
+    write_model(folder, 0, values, momentum, slots=slots)
     # A start that was killed before the first update may have changed the workers already.
     workers = config.cohorts.first.workers or facts.num_workers
     clocks = dict.fromkeys(range(workers), 0)

@@ -13,7 +13,7 @@ import zmq
 
 from trainer.checkpoints.read import read_slice_range
 from trainer.checkpoints.state import folder_of
-from trainer.checkpoints.write import WriteOutcome, write_slice
+from trainer.checkpoints.write import WriteOutcome, write_model
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
 from trainer.exchange.all_reduce import adds_by_torch
@@ -66,7 +66,6 @@ class AllReduceClient:
         self.agreement = Agreement.from_config(config, facts)
         # A run with a switch has this exchange in one of its stages.
         stage = next(each for each in config.stage_configs() if each.exchange.client == __name__)
-        self.facts = facts
         self.worker = worker
         self.process = random_numbers.randbits(62)
         self.checkpoints = checkpoints
@@ -272,22 +271,9 @@ class AllReduceClient:
     def _write_checkpoint(self, generation: int, version: int, values: Vector, momentum: Vector) -> WriteOutcome:
         if not (np.isfinite(values).all() and np.isfinite(momentum).all()):
             return WriteOutcome.NOT_FINITE
-        total = self.facts.elements
-        # The copy of one worker is the whole model, so it is the only slice.
+        folder = folder_of(self.checkpoints, version)
         try:
-            write_slice(
-                folder_of(self.checkpoints, version),
-                0,
-                1,
-                version,
-                0,
-                total,
-                total,
-                values,
-                momentum,
-                generation,
-                self.replica.slice.slots,
-            )
+            write_model(folder, version, values, momentum, generation, self.replica.slice.slots)
         except OSError as error:
             logger.warning(f"the checkpoint of version {version} was not written: {error}")
             return WriteOutcome.FAILED
