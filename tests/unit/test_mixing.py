@@ -19,7 +19,6 @@ from trainer.exchange.mixing import (
     CHUNK,
     Edge,
     FullMixing,
-    MixingPlan,
     RandomPairs,
     SampledMatchings,
     TopologyPlan,
@@ -352,5 +351,5 @@ def test_mix_adds_in_order_and_rounds_each_step() -> None:
 def test_a_plan_reads_its_file(tmp_path: Path) -> None:
     file = tmp_path / "path.txt"
     file.write_text("0 1\n1 2\n")
-    plan: MixingPlan = build_plan(str(file), 3, seed=0)
+    plan = build_plan(str(file), 3, seed=0)
     assert [(i, j) for i, j, _ in plan.edges(0)] == list(build_links(str(file), 3)) == [(0, 1), (1, 2)]

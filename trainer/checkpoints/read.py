@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.core.errors import DataError
 from pipeline.core.storage.files import FileInfo
 from trainer.checkpoints.generations import GENERATIONS, Generations, read_generations
-from trainer.checkpoints.slice_file import Float32s, StoredSlice, broken, header_of, known_of, slots_in
+from trainer.checkpoints.slice_file import Float32s, StoredSlice, broken, header_of, numbers_in, slots_in
 from trainer.checkpoints.state import EVALUATED, STATE, EvaluationMark, RunState, folder_of, slice_name
 from trainer.home.place import Place, entries, remembered
 
@@ -47,7 +47,7 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
     """
     try:
         header = header_of(place, _entry(place, names))
-        numbers = known_of(header)
+        numbers = numbers_in(header)
         slots = slots_in(header)
         length, states = (header.arrays[name][1] for name in ("values", "momentum"))
     except FileNotFoundError:

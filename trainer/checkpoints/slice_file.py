@@ -134,6 +134,6 @@ def slots_in(header: SliceHeader) -> int:
     return slots
 
 
-def known_of(header: SliceHeader) -> dict[str, Any]:
+def numbers_in(header: SliceHeader) -> dict[str, Any]:
     """Return the numbers in the metadata of a slice. Raises ValueError or KeyError."""
     return {name: int(header.about[name]) for name in ("version", "generation", "begin", "end", "total")}

@@ -35,8 +35,8 @@ ROUNDING = 1e-12  # smaller eigenvalues are 0
 CHUNK = 1 << 16  # elements that mix() computes at once, so that they stay in the cache
 
 
-class MixingPlan(Protocol):
-    """The edges of every round."""
+class TopologyPlan(Protocol):
+    """The edges of every round, and how often each link is used."""
 
     @property
     def num_workers(self) -> int:
@@ -49,10 +49,6 @@ class MixingPlan(Protocol):
         An edge (i, j, weight), i < j, moves both models towards each other: x_i by weight * (x_j - x_i), and x_j by
         weight * (x_i - x_j), both with the values from before the round. A pure function of the seed and the round."""
         ...
-
-
-class TopologyPlan(MixingPlan, Protocol):
-    """A mixing plan whose use of its links is known in advance."""
 
     @property
     def every(self) -> int:

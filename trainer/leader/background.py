@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -58,11 +59,7 @@ class Background:
             except BaseException as error:
                 self.post(_raising(error))
             else:
-                self.post(_handing_over(on_done, outcome))
-
-
-def _handing_over(on_done: Callable[[T], None], outcome: T) -> Callable[[], None]:
-    return lambda: on_done(outcome)
+                self.post(partial(on_done, outcome))
 
 
 def _raising(error: BaseException) -> Callable[[], None]:

@@ -169,7 +169,7 @@ class RoundsLeader(Leader):
         self.requests[worker] = JoinRequest(join.process, holds, introduction, copies, rounds if holds >= 0 else [])
         self._open_view(now)
 
-    def lose(self, worker: int, now: float) -> None:
+    def lost(self, worker: int, now: float) -> None:
         """Note that a worker's process has ended or is silent, which makes its join request void."""
         self._now = now
         self.requests.pop(worker, None)
@@ -393,19 +393,12 @@ class RoundsLeader(Leader):
         if self.members is not None:
             self.send(0, WantSnapshot(self.number, self._wish), b"")
 
-    def silent(self, now: float, timeout_s: float) -> list[int]:
-        """Return the members from which no message came for ``timeout_s`` seconds."""
-        if not self.training or self.members is None:
-            return []
-        return self.training.coordinator.membership.silent(now, timeout_s)
-
     def _lose_silent(self, training: Training, now: float, timeout_s: float) -> None:
-        for worker in self.silent(now, timeout_s):
+        if self.members is None:
+            return
+        for worker in training.coordinator.membership.silent(now, timeout_s):
             logger.warning(f"worker {worker} has sent no heartbeat for {timeout_s:g} s")
-            self.lose(worker, now)
-
-    def lost(self, worker: int, now: float) -> None:
-        self.lose(worker, now)
+            self.lost(worker, now)
 
     def beat(self, worker: int, number: int, now: float) -> tuple[Message, bytes] | None:
         """Note a heartbeat of a worker's current process, and return the message that it should already have, or None.

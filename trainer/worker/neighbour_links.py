@@ -39,10 +39,6 @@ class PeerEntry:
     missed_from: int | None
     reach: Mapping[str, Any]
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> PeerEntry:
-        return cls(**values)
-
     def to_links(self) -> dict[str, Any]:
         """Return what NeighbourLinks.connect needs."""
         return {"process": self.process, **self.reach}

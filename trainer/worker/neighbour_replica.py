@@ -195,7 +195,7 @@ class NeighbourReplica:
         """Take over a view, if it is newer. Members that have left are out from the first round without their model."""
         if view.number <= self.number:
             return
-        members = {int(worker): PeerEntry.from_json(entry) for worker, entry in details["members"].items()}
+        members = {int(worker): PeerEntry(**entry) for worker, entry in details["members"].items()}
         own = members.get(self.worker)
         if own is None or own.process != self.process:
             self._leave(view.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -40,14 +41,14 @@ def unpack_examples(body: bytes | memoryview) -> Examples:
     columns: list[tuple[np.dtype[Any], list[int]]] = [(_ID, [count])]
     if has_content:
         columns += [(_LABELS[has_targets], [count]), (_IMAGES[has_features], [count, *shape])]
-    sizes = [dtype.itemsize * _product(dimensions) for dtype, dimensions in columns]
+    sizes = [dtype.itemsize * math.prod(dimensions) for dtype, dimensions in columns]
     # Before any copy, because a stranger's numbers may be anything.
     if _HEAD.size + sum(sizes) != len(body):
         raise MalformedMessageError(f"{count} examples in {len(body)} bytes")
     arrays: list[Any] = []
     begin = _HEAD.size
     for (dtype, dimensions), size in zip(columns, sizes, strict=True):
-        arrays.append(np.frombuffer(body, dtype, _product(dimensions), begin).reshape(dimensions).copy())
+        arrays.append(np.frombuffer(body, dtype, math.prod(dimensions), begin).reshape(dimensions).copy())
         begin += size
     return Examples(*arrays) if has_content else EMPTY._replace(ids=arrays[0])
 
@@ -60,10 +61,3 @@ def most_ids_bytes(count: int) -> int:
 def most_examples_bytes(count: int) -> int:
     """Return a limit for the length of packed examples. count: number of examples."""
     return count * MOST_EXAMPLE_BYTES
-
-
-def _product(dimensions: list[int]) -> int:
-    product = 1
-    for dimension in dimensions:
-        product *= dimension
-    return product
