@@ -153,25 +153,31 @@ def begin_cohort(config: Config, state: RunState) -> RunState:
     return replace(state, clocks=clocks, passes=passes, memory={}, gossip={}, stragglers={})
 
 
+def position_of(state: RunState, stage: int | None = None) -> Position:
+    """Return a copy of the progress in a checkpoint, so that a resumed run makes the same decisions as before.
+
+    stage: number of the stage that continues; None for workers that keep models of their own, without a protocol."""
+    # A protocol does not understand the memory of another one.
+    is_same_stage = state.stage == stage
+    return Position(
+        state.version,
+        state.accepted,
+        state.examples,
+        dict(state.clocks),
+        dict(state.memory) if is_same_stage else {},
+        state.passes,
+        dict(state.epoch_sums),
+        deepcopy(state.gossip),
+        deepcopy(state.stragglers) if is_same_stage else {},
+    )
+
+
 def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_servers: int) -> Coordinator:
     """Return the coordinator of a stage that continues a run from the state of a checkpoint.
 
     num_servers: servers that hold a part of every gradient."""
     config = stage.config
     state = begin_cohort(config, state)
-    # All that later decisions depend on comes from the checkpoint, so that a resumed run makes the same decisions.
-    position = Position(
-        state.version,
-        state.accepted,
-        state.examples,
-        dict(state.clocks),
-        # A protocol does not understand the memory of another one.
-        dict(state.memory) if state.stage == stage.number else {},
-        state.passes,
-        dict(state.epoch_sums),
-        deepcopy(state.gossip),
-        deepcopy(state.stragglers) if state.stage == stage.number else {},
-    )
     steps = config.steps_per_worker(facts.rows)
     steps_per_epoch = config.steps_per_epoch(facts.rows)
     return Coordinator(
@@ -181,7 +187,7 @@ def build_coordinator(stage: Stage, facts: RunFacts, state: RunState, num_server
             steps,
             steps_per_epoch,
             config.run.stop,
-            position,
+            position_of(state, stage.number),
             until=stage.until,
             cohort=config.cohorts.present,
             # A start that continues a run reopens its final checkpoint before.

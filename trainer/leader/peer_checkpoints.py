@@ -23,7 +23,6 @@ from trainer.checkpoints.slice_file import Float32s, broken
 from trainer.checkpoints.state import STATE, RunState, folder_of
 from trainer.checkpoints.write import write_model, write_state
 from trainer.config import Config, RunFacts
-from trainer.coordination.budget import Position
 from trainer.coordination.cohorts import Cohort
 from trainer.coordination.peer_progress import PeerProgress, RoundBudget
 from trainer.exchange.mixing import TopologyPlan
@@ -31,7 +30,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.home.folders import Folders
 from trainer.home.place import Place, remove_empty, write_whole
-from trainer.rules import begin_cohort, carry_losses
+from trainer.rules import begin_cohort, carry_losses, position_of
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.events import log_event
 
@@ -333,16 +332,6 @@ def is_due(version: int, cohort: Cohort, steps_per_epoch: int, steps: int, extra
 
 def budget_of(config: Config, facts: RunFacts, state: RunState) -> RoundBudget:
     """Return the budget of a run at a checkpoint."""
-    position = Position(
-        state.version,
-        state.accepted,
-        state.examples,
-        dict(state.clocks),
-        {},
-        state.passes,
-        dict(state.epoch_sums),
-        deepcopy(state.gossip),
-    )
     steps = config.steps_per_worker(facts.rows)
     per_epoch = config.steps_per_epoch(facts.rows)
     return RoundBudget(
@@ -350,7 +339,7 @@ def budget_of(config: Config, facts: RunFacts, state: RunState) -> RoundBudget:
         steps,
         per_epoch,
         config.run.stop,
-        position,
+        position_of(state),
         cohort=config.cohorts.present,
         # A start that continues a run reopens its final checkpoint before.
         has_ended=state.final,
