@@ -263,7 +263,10 @@ def weighted_batch(config: Config, facts: RunFacts) -> float | None:
     """Return the size of a mini-batch whose gradient has the weight 1, for exchanges in which workers keep own models.
 
     The weight of another mini-batch is its size divided by this one, so that all examples count the same. None if all
-    mini-batches have the same size. O(N)."""
+    gradients have the weight 1: under --weigh-by workers, or if all mini-batches have the same size. O(N)."""
+    assert isinstance(config.exchange, NeighbourExchange), "in other exchanges workers share a model"
+    if config.exchange.weigh_by == "workers":
+        return None
     if not config.sampler.fixed_size:
         return config.data.batch_size / facts.num_workers
     return usual_batch(config, facts)

@@ -94,6 +94,16 @@ def mix(own: Vector, others: Iterable[tuple[float, Vector]], out: Vector | None 
     return mixed
 
 
+def mix_parameters(own: Vector, others: Iterable[tuple[float, Vector]], num_parameters: int) -> Vector:
+    """Return a worker's model, float32 [P + Q], with its parameters mixed and its own BatchNorm statistics.
+
+    others: see ``mix``; elements beyond the parameters are ignored. num_parameters: P."""
+    mixed = np.empty_like(own)
+    mix(own[:num_parameters], others, out=mixed[:num_parameters])
+    mixed[num_parameters:] = own[num_parameters:]
+    return mixed
+
+
 @lru_cache(maxsize=64)
 def links_by_worker(edges: tuple[Edge, ...]) -> Neighbours:
     """Return the neighbours of each worker that has any, in ascending order, with the weights of their links."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import ExampleOffer, OwnRound, StepMeasurements
-from trainer.exchange.mixing import TopologyPlan, links_by_worker, mix
+from trainer.exchange.mixing import TopologyPlan, links_by_worker, mix_parameters
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import linked_pairs, plan_from_json
 from trainer.gossip.rounds import Examples, Pool
@@ -105,7 +105,7 @@ class NeighbourReplica:
         self.links = links
         self.steps = config.steps_per_worker(facts.rows)
         self.steps_per_epoch = config.steps_per_epoch(facts.rows)
-        self.usual_batch = weighted_batch(config, facts) if exchange.weigh_by == "examples" else None
+        self.usual_batch = weighted_batch(config, facts)
         self.plan: TopologyPlan | None = None
         # Its values are replaced in every round and never changed, because unsent messages refer to them.
         self.model = build_replica(config, facts, values.copy(), np.zeros(facts.num_parameters, np.float32))
@@ -439,11 +439,7 @@ class NeighbourReplica:
         With avg-then-grad, then take the step of the present gradient from the average.
 
         others: weight and parameters of each neighbour, in the order of their indices."""
-        own = self.model.values
-        parameters = self.facts.num_parameters
-        mixed = np.empty_like(own)
-        mix(own[:parameters], others, out=mixed[:parameters])
-        mixed[parameters:] = own[parameters:]
+        mixed = mix_parameters(self.model.values, others, self.facts.num_parameters)
         if self.exchange.order == "avg-then-grad":
             self._descend(mixed)
         else:

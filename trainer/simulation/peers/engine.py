@@ -23,7 +23,7 @@ from trainer.config import Config, RunFacts
 from trainer.coordination.orders import ExampleOffer, StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.peer_progress import PeerProgress
-from trainer.exchange.mixing import Neighbours, links_by_worker, mix
+from trainer.exchange.mixing import Neighbours, links_by_worker, mix_parameters
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.gossip.rounds import EMPTY, Pool
 from trainer.home.folders import Folders
@@ -90,7 +90,7 @@ class PeerEngine:
         self.root = folders.work
         self.step_times = StepTimes(config, facts, simulated)
         self.steps = config.steps_per_worker(facts.rows)
-        self.usual_batch = weighted_batch(config, facts) if exchange.weigh_by == "examples" else None
+        self.usual_batch = weighted_batch(config, facts)
         self.steps_per_epoch = config.steps_per_epoch(facts.rows)
         self.has_snapshot = False  # True after a checkpoint, until the observer resets it
         self.evaluations = EvaluationWatch(config, folders.checkpoints, 0.0)
@@ -310,16 +310,9 @@ class PeerEngine:
         self._complete_rounds()
 
     def _mix(self, worker: int, others: list[tuple[float, Floats]]) -> None:
-        """Average a worker's parameters with its neighbours' parameters, and note the end of its round.
-
-        others: weight and model of each neighbour, in the order of their indices. BatchNorm's statistics are not
-        averaged: every worker has its own."""
+        """Average a worker's parameters with its neighbours', and note the end of its round. others: see ``mix``."""
         peer = self.peers[worker]
-        own = peer.replica.values
-        parameters = self.facts.num_parameters
-        mixed = np.empty_like(own)
-        mix(own[:parameters], [(weight, model[:parameters]) for weight, model in others], out=mixed[:parameters])
-        mixed[parameters:] = own[parameters:]
+        mixed = mix_parameters(peer.replica.values, others, self.facts.num_parameters)
         if self.exchange.order == "avg-then-grad":
             # The gradient of the model before the mixing, computed only now, so that no waiting worker holds one.
             self._descend(worker, mixed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from trainer.checkpoints.replica_file import mean_of
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
 from trainer.coordination.parameter_slice import ParameterSlice
-from trainer.exchange.mixing import mix
+from trainer.exchange.mixing import mix_parameters
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.leader.peer_checkpoints import PeerTimes
 from trainer.rules import build_replica, carry_losses, replica_rate, weighted_batch
@@ -80,7 +79,10 @@ class PeerReplay:
             if is_gradient_first:
                 self._descend(worker, self.models[worker].values.copy())
             models[worker] = self.models[worker].values
-        mixed = {worker: self._mix(worker, links.get(worker, ()), models) for worker in workers}
+        mixed: dict[int, Floats] = {}
+        for worker in workers:
+            others = [(weight, models[other]) for other, weight in links.get(worker, ())]
+            mixed[worker] = mix_parameters(self.models[worker].values, others, self.facts.num_parameters)
         for worker in workers:
             if is_gradient_first:
                 self.models[worker].values = mixed[worker]
@@ -129,19 +131,11 @@ class PeerReplay:
                 momentum = np.zeros(self.facts.num_parameters, np.float32)
                 self.models[worker] = build_replica(self.config, self.facts, values, momentum)
 
-    def _mix(self, worker: int, links: Sequence[tuple[int, float]], models: dict[int, Floats]) -> Floats:
-        """Return a worker's parameters averaged with the neighbours that it uses, and its own statistics."""
-        own: Any = self.models[worker].values
-        parameters = self.facts.num_parameters
-        mixed: Floats = own.copy()
-        mix(own[:parameters], [(weight, models[other][:parameters]) for other, weight in links], out=mixed[:parameters])
-        return mixed
-
     def _descend(self, worker: int, values: Floats) -> None:
         """Subtract the gradient of a worker's model from other values, which become its model."""
         model = self.models[worker]
         result = self.compute.step(worker, self.round, [model.values])
-        usual = weighted_batch(self.config, self.facts) if self.exchange.weigh_by == "examples" else None
+        usual = weighted_batch(self.config, self.facts)
         weight = result.examples / usual if usual else 1.0
         model.values = values
         model.apply([result.vector], replica_rate(self.config, self.facts, self.round), [weight])
