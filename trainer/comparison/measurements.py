@@ -12,7 +12,8 @@ from trainer.checkpoints.read import newest_state
 from trainer.config import Config
 from trainer.coordination.cohorts import Cohort
 from trainer.exchange import EXCHANGES
-from trainer.leader.peer_checkpoints import FLOAT_BYTES, PeerTimes
+from trainer.leader.peer_checkpoints import PeerTimes
+from trainer.plan import FLOAT_BYTES
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.kinds.base import LogEvent
 from trainer.runlog.kinds.peers import ConsensusEvent

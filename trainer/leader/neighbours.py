@@ -22,7 +22,7 @@ from trainer.leader.background import AtOnce, CallQueue
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.leader import FAR_LOOK_S
 from trainer.leader.peer_checkpoints import PeerTimes
-from trainer.leader.peer_log import log_newcomer
+from trainer.leader.peer_log import NO_MODEL, log_newcomer
 from trainer.leader.peer_members import PeerMembership, add_their_newcomers, source_of_newcomer, view_body
 from trainer.leader.peer_status import status_of
 from trainer.leader.peer_training import PeerTraining
@@ -48,7 +48,6 @@ from trainer.transport.status import NOT_READY, RunStatus
 logger = logging.getLogger(__name__)
 
 MOST_REPEATED = 16  # rounds that a report repeats before this server tells the worker that it has them
-NO_MODEL = "all workers were lost at the same time"
 
 
 class NeighbourLeader:

@@ -30,6 +30,7 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.exchange.plan_json import plan_from_json, plan_to_json
 from trainer.home.folders import Folders
 from trainer.home.place import Place, remove_empty, write_whole
+from trainer.plan import FLOAT_BYTES
 from trainer.rules import begin_cohort, carry_losses, position_of
 from trainer.run_files import CHECKPOINTS, PUSHES
 from trainer.runlog.events import log_event
@@ -39,7 +40,6 @@ REPLICAS = "replicas"
 PLAN = "plan"
 EARLIER_PLANS = "earlier_plans"
 BY_WORKER = ("begun", "link_free")
-FLOAT_BYTES = 4
 MODELS_HELD = 4  # its parameters, its momentum, and at most two earlier models that slower neighbours still need
 
 

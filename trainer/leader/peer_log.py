@@ -7,6 +7,8 @@ from pathlib import Path
 
 from trainer.runlog.events import log_event
 
+NO_MODEL = "all workers were lost at the same time"  # the cause of a roll-back
+
 
 def log_newcomer(log: Path, worker: int, source: int, round: int) -> None:
     """Log that a worker begins a round with the model of another one.

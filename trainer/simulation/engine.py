@@ -18,6 +18,7 @@ from trainer.coordination.orders import Order, StepMeasurements
 from trainer.data.gossip import GivenExamples
 from trainer.home.folders import Folders
 from trainer.leader.leader import Follower, Leader
+from trainer.plan import FLOAT_BYTES
 from trainer.rules import local_plan
 from trainer.run_files import METRICS, PUSHES
 from trainer.runlog.events import log_event
@@ -32,7 +33,6 @@ from trainer.transport.messages.heads import Message
 from trainer.transport.messages.servers import Cancel, Join, Parameters, Push, Rejoin
 from trainer.transport.status import RunStatus
 
-FLOAT_BYTES = 4
 KEEP_S = 0.2  # virtual seconds between checks for due checkpoints and log lines
 NO_BODY = memoryview(b"{}")
 SCRIPTED = "a scripted failure"

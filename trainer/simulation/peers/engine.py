@@ -30,7 +30,6 @@ from trainer.home.folders import Folders
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.peer_checkpoints import (
     EARLIER_PLANS,
-    FLOAT_BYTES,
     PeerCheckpoints,
     PeerTimes,
     begin_peers,
@@ -38,8 +37,10 @@ from trainer.leader.peer_checkpoints import (
     plan_of,
 )
 from trainer.leader.peer_gossip import PeerGossip
-from trainer.leader.peer_log import log_links, log_newcomer
+from trainer.leader.peer_log import NO_MODEL, log_links, log_newcomer
+from trainer.leader.peer_members import SEARCHED_ROUNDS
 from trainer.leader.peer_status import describe_divergence, status_of
+from trainer.plan import FLOAT_BYTES
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
@@ -53,9 +54,7 @@ from trainer.simulation.peers.events import Newcomer, PeerEvent, PeerEventKind, 
 from trainer.simulation.step_times import StepTimes
 from trainer.transport.status import RunStatus
 
-SEARCHED_ROUNDS = 64  # that are searched for a newcomer's next neighbours
 LEADER_RESTARTED = "the leader was started again"
-NO_MODEL = "all workers were lost at the same time"
 
 
 class PeerEngine:
