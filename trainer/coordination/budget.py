@@ -90,8 +90,12 @@ class Budget:
 
         update_size: gradients that the protocol wants in an update."""
         accepted = self.position.accepted
-        rest = update_size if self.stop == "local" else self.total - accepted
-        return max(0, min(update_size, rest, rest if self.until is None else self.until - accepted))
+        limits = [update_size]
+        if self.stop == "global":
+            limits.append(self.total - accepted)
+        if self.until is not None:
+            limits.append(self.until - accepted)
+        return max(0, min(limits))
 
     def is_stage_spent(self) -> bool:
         """Return whether the present stage ends here, and the run goes on with another one."""

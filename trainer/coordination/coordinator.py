@@ -394,12 +394,12 @@ class Coordinator:
         if not self._snapshots.take_due(self.version, ends_epoch=boundary is not None, is_last=is_last):
             return None
         position = self.budget.position
-        position.clocks = {member.index: self._clock_to_go_on_at(member) for member in self.members}
+        position.clocks = {member.index: self._clock_on_resuming(member) for member in self.members}
         # The run continues while the checkpoint is written.
         frozen = deepcopy(position)
         return Snapshot(frozen, self.budget.epoch, boundary, self.finished and self.diverged is None)
 
-    def _clock_to_go_on_at(self, member: Member) -> int:
+    def _clock_on_resuming(self, member: Member) -> int:
         """Return the clock at which a worker continues if the run resumes from the checkpoint that is written now.
 
         Gradients that are in a sum but not in an update are computed again. A worker that is not a member gets the

@@ -36,7 +36,7 @@ class Queues:
         self._at_barrier = []
         return waiting
 
-    def waiting_for(self, version: int) -> list[tuple[int, int, Release]]:
+    def take_for_version(self, version: int) -> list[tuple[int, int, Release]]:
         """Remove and return the workers that wait for a version, as (worker, ticket, release)."""
         return self._by_version.pop(version, [])
 

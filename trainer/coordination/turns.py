@@ -85,7 +85,7 @@ class Turns:
         """Queue the workers again that waited for the version of the update that was just made, or at the barrier.
 
         They are not ready yet, because they may also have to wait for the slowest worker."""
-        for worker, ticket, release in self._queues.waiting_for(self.view.version):
+        for worker, ticket, release in self._queues.take_for_version(self.view.version):
             member = self.membership.members[worker]
             if member.ticket == ticket:  # otherwise the worker was lost meanwhile
                 self.membership.wait_for_version(member, False)

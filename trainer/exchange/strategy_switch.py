@@ -81,8 +81,10 @@ class StrategySwitch(Switching):
         return (AllReduce(), BSP()), (ParameterServer(), ASP())
 
     def switch_step(self, steps: int, steps_per_epoch: int) -> int | None:
-        if self.alpha is None or self.alpha == 1:
-            return None if self.alpha is None else steps
+        if self.alpha is None:
+            return None
+        if self.alpha == 1:
+            return steps
         return int(Fraction(str(self.alpha)) * steps / steps_per_epoch) * steps_per_epoch
 
     def switch_reason(self) -> str:

@@ -50,4 +50,6 @@ def selection_epoch(step: WovenStep, epoch_steps: int, signal: Literal["end", "s
         return None
     epoch = step.number // epoch_steps
     # Both select before this step, by the losses of all steps so far.
-    return epoch if signal == "start" else (epoch - 1 if epoch else None)
+    if signal == "start":
+        return epoch
+    return epoch - 1 if epoch else None

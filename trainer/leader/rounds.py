@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer.checkpoints.read import read_state
 from trainer.checkpoints.write import WriteOutcome
@@ -82,7 +82,7 @@ class RoundsLeader(Leader):
             folders,
             self._note_order,
             lambda followers, generation, version, stage: self.loaded(0, generation, self._now),
-            read=lambda: (_ for _ in ()).throw(AssertionError("there is no --tolerance")),
+            read=_refuse_to_read,
             microseconds=microseconds,
             work=work,
         )
@@ -249,11 +249,10 @@ class RoundsLeader(Leader):
     def report(self, version: int, rounds: list[Round], now: float) -> None:
         """Queue the reports of completed rounds that are new. version: of the model after the last of them."""
         self._now = now
-        first = version - len(rounds)
-        next_round = (
-            self._rounds[-1][0] + 1 if self._rounds else self.training.coordinator.version if self.training else 0
-        )
-        self._rounds += [(first + index, each) for index, each in enumerate(rounds) if first + index >= next_round]
+        next_round = self.training.coordinator.version if self.training else 0
+        if self._rounds:
+            next_round = self._rounds[-1][0] + 1
+        self._rounds += [(at, each) for at, each in enumerate(rounds, version - len(rounds)) if at >= next_round]
         self._pass_on(now)
 
     def _pass_on(self, now: float) -> None:
@@ -417,6 +416,10 @@ class RoundsLeader(Leader):
 
     def _is_over(self) -> bool:
         return self.status(self._now).finished
+
+
+def _refuse_to_read() -> NoReturn:
+    raise AssertionError("there is no --tolerance")
 
 
 def _check_copies(introduction: Mapping[str, Any]) -> None:

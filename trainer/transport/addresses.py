@@ -130,7 +130,9 @@ def interface(addresses: Sequence[str]) -> str:
     /etc/hosts maps a host's own name to a loopback address."""
     ips = _plain(addresses)
     reachable = [ip for ip in ips if not ip_address(ip.strip("[]")).is_loopback]
-    return reachable[0] if reachable else "[::]" if ips[0].startswith("[") else "0.0.0.0"
+    if reachable:
+        return reachable[0]
+    return "[::]" if ips[0].startswith("[") else "0.0.0.0"
 
 
 def is_ipv6(address: str) -> bool:
