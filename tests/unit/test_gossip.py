@@ -43,7 +43,7 @@ from trainer.sampling.shuffle import ShuffleSampler
 from trainer.simulate import SimulationSettings, simulate
 from trainer.simulation.compute import RealCompute
 from trainer.simulation.failures import parse_failures
-from trainer.simulation.peers.engine import PeerEngine
+from trainer.simulation.peers.examples import PeerExamples
 from trainer.simulation.profiles import parse_profile
 from trainer.simulation.replay import replay
 from trainer.transport.bodies.examples import pack_examples, unpack_examples
@@ -621,13 +621,13 @@ def test_an_exchange_may_carry_no_examples(monkeypatch: pytest.MonkeyPatch) -> N
 def test_no_worker_is_far_ahead_of_the_slowest(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep workers with rare links at most DELAY steps ahead, so that all begin a pool at the same step."""
     leads = []
-    give_examples = PeerEngine._give_examples
+    give = PeerExamples.give
 
-    def note(self: PeerEngine, worker: int, round: int) -> None:
+    def note(self: PeerExamples, worker: int, round: int) -> None:
         leads.append(round - self.progress.version)
-        give_examples(self, worker, round)
+        give(self, worker, round)
 
-    monkeypatch.setattr(PeerEngine, "_give_examples", note)
+    monkeypatch.setattr(PeerExamples, "give", note)
     machines = {"profile": parse_profile("one-slow:8")}
     result = run(shards, tmp_path / "run", simulated=machines, exchange="d-psgd", every=40, steps=60)
     assert max(leads) == DELAY

@@ -6,11 +6,9 @@ run repeats every event after its checkpoint at the same virtual time."""
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import numpy as np
 
@@ -20,12 +18,11 @@ from trainer.checkpoints.prune import go_back, prune
 from trainer.checkpoints.read import read_state
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
-from trainer.coordination.orders import ExampleOffer, StepMeasurements
+from trainer.coordination.orders import StepMeasurements
 from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import Neighbours, links_by_worker, mix_parameters
 from trainer.exchange.neighbours import NeighbourExchange
-from trainer.gossip.rounds import EMPTY, Pool
 from trainer.home.folders import Folders
 from trainer.leader.early_stop import EvaluationWatch, log_early_stop
 from trainer.leader.peer_checkpoints import (
@@ -36,7 +33,6 @@ from trainer.leader.peer_checkpoints import (
     budget_of,
     plan_of,
 )
-from trainer.leader.peer_gossip import PeerGossip
 from trainer.leader.peer_log import NO_MODEL, log_links, log_newcomer
 from trainer.leader.peer_members import SEARCHED_ROUNDS
 from trainer.leader.peer_status import describe_divergence, status_of
@@ -44,13 +40,16 @@ from trainer.plan import FLOAT_BYTES
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
-from trainer.runlog.example_ledger import begin_ledger, recorded_losses
+from trainer.runlog.example_ledger import begin_ledger
 from trainer.runlog.journal import Journal
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.engine import KEEP_S, SCRIPTED, begin_at
 from trainer.simulation.network import Link
 from trainer.simulation.options import SimulationSettings
-from trainer.simulation.peers.events import Newcomer, PeerEvent, PeerEventKind, PeerPhase, VirtualPeer
+from trainer.simulation.peers.events import PeerEvent, PeerEventKind, PeerPhase, VirtualPeer
+from trainer.simulation.peers.examples import PeerExamples
+from trainer.simulation.peers.newcomers import Newcomer, Newcomers
+from trainer.simulation.peers.queue import PeerQueue
 from trainer.simulation.step_times import StepTimes
 from trainer.transport.status import RunStatus
 
@@ -90,14 +89,13 @@ class PeerEngine:
         self.step_times = StepTimes(config, facts, simulated)
         self.steps = config.steps_per_worker(facts.rows)
         self.usual_batch = weighted_batch(config, facts)
-        self.steps_per_epoch = config.steps_per_epoch(facts.rows)
         self.has_snapshot = False  # True after a checkpoint, until the observer resets it
         self.evaluations = EvaluationWatch(config, folders.checkpoints, 0.0)
         self.down = False  # whether the leader is dead
         self.back_at = 0.0  # end of its latest scripted absence
         self.divergence: str | None = None  # why the run has diverged
         self.stop: StopDecision | None = None  # the decision with which the generation ends the run
-        self.queue: list[PeerEvent] = []
+        self.queue = PeerQueue(facts.num_workers)
         self.generation = begin_at(self.root)[1]
         nothing = np.empty(0, np.float32)
         bytes_per_s = (simulated.bandwidth_mbps or math.inf) * 1e6 / 8
@@ -106,17 +104,15 @@ class PeerEngine:
             VirtualPeer(build_replica(config, facts, nothing, nothing), Link(bytes_per_s))
             for _ in range(facts.num_workers)
         ]
-        self.newcomers: dict[int, Newcomer] = {}
+        self.newcomers = Newcomers()
         self.unused: dict[int, set[int]] = {}  # by worker, its neighbours whose models it does not use
         self.progress: PeerProgress
         self.journal: Journal
         self.checkpoints: PeerCheckpoints
+        self.examples: PeerExamples
         self.sent_bytes = 0  # in all complete rounds
         self.sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
         self.neighbours = lru_cache(maxsize=1024)(self._neighbours)
-        self.gossip: PeerGossip | None = None  # the rounds in which workers exchange examples
-        self._offers: dict[int, ExampleOffer] = {}  # examples that workers give in their present rounds
-        self._ahead: set[int] = set()  # workers that wait until slower ones have made more rounds
         self._measured: dict[int, StepMeasurements] = {}  # of the present round, by worker
         self._stored: list[int] = []  # workers whose models the checkpoint of the generation has
         self.now = 0.0
@@ -130,7 +126,7 @@ class PeerEngine:
         self._schedule_failures()
         due = 0.0
         while self.queue and not self.is_over():
-            event = heapq.heappop(self.queue)
+            event = self.queue.pop()
             self.now = event.time
             if self.now >= self._checkpoint_at:
                 self._want_checkpoint()
@@ -188,12 +184,6 @@ class PeerEngine:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    def _schedule(self, time: float, worker: int, kind: PeerEventKind, **details: Any) -> None:
-        life = self.peers[worker].life if worker >= 0 else 0
-        sender = details.get("sender", -1)
-        lives = (life, self.peers[sender].life if sender >= 0 else 0)
-        heapq.heappush(self.queue, PeerEvent(time, worker, kind, lives=lives, **details))
-
     def _handle(self, event: PeerEvent) -> None:
         """Call the method for an event's kind, unless its worker or sender has died or been rolled back since."""
         # Failures and returns come first, because they apply even if the worker has been restarted since.
@@ -207,7 +197,7 @@ class PeerEngine:
             self._die(worker, event.away_s)
         elif kind is PeerEventKind.JOIN:
             self._join(worker)
-        elif self._is_void(event):
+        elif self.queue.is_void(event):
             return
         elif kind is PeerEventKind.BEGIN:
             if event.model is not None:
@@ -221,16 +211,11 @@ class PeerEngine:
             assert event.model is not None, "every message has a model"
             self._arrive(worker, event.sender, event.round, event.model)
 
-    def _is_void(self, event: PeerEvent) -> bool:
-        sender = self.peers[event.sender].life if event.sender >= 0 else 0
-        return event.lives != (self.peers[event.worker].life, sender)
-
     def _begin(self, worker: int) -> None:
         """Begin a worker's round with its present model."""
         peer = self.peers[worker]
         round = self.progress.members[worker].clock
-        if self.gossip and self.gossip.most_rounds(self.progress.version) <= round < self.steps:
-            self._ahead.add(worker)
+        if round < self.steps and self.examples.must_wait(worker, round):
             peer.phase = PeerPhase.BEGINNING
             return
         self.progress.start_round(worker)
@@ -243,32 +228,12 @@ class PeerEngine:
             peer.phase = PeerPhase.DONE
             return
         peer.phase = PeerPhase.COMPUTING
-        self._give_examples(worker, round)
+        self.examples.give(worker, round)
         peer.step_start = self.now
         peer.step_end = self.now + self.step_times.seconds(worker, round)
-        self._schedule(peer.step_end, worker, PeerEventKind.FINISH)
+        self.queue.put(peer.step_end, worker, PeerEventKind.FINISH)
         if self.exchange.order == "avg-then-grad":
             self._send(worker, round)
-
-    def _give_examples(self, worker: int, round: int) -> None:
-        """Have a worker give examples to all others, if it selects any before a round."""
-        self._offers.pop(worker, None)
-        if self.gossip and (gift := self.compute.selection(worker, round)):
-            self._offers[worker] = ExampleOffer(gift.epoch, tuple(gift.examples.ids.tolist()))
-            self.gossip.keep(worker, gift.epoch, gift.examples)
-
-    def _exchange_examples(self) -> None:
-        """Count the examples of the last complete round, and let workers begin that were too far ahead."""
-        if not self.gossip:
-            return
-        if self.gossip.count(self.progress):
-            for worker in range(self.facts.num_workers):
-                self.compute.adopt(worker, self.gossip.schedule.pools(worker)[-1])
-        most = self.gossip.most_rounds(self.progress.version)
-        for worker in sorted(self._ahead):
-            if self.progress.members[worker].clock < most:
-                self._ahead.remove(worker)
-                self._schedule(self.now, worker, PeerEventKind.BEGIN)
 
     def _finish(self, worker: int) -> None:
         """End a worker's step. A gradient that is subtracted before models are exchanged is computed now."""
@@ -331,7 +296,7 @@ class PeerEngine:
         with np.errstate(over="ignore", invalid="ignore"):  # a model that is not finite ends the run
             peer.replica.apply([result.vector], replica_rate(self.config, self.facts, round), [weight])
         measured = result.measurements(peer.step_end - peer.step_start)
-        self._measured[worker] = measured._replace(offer=self._offers.pop(worker, None))
+        self._measured[worker] = measured._replace(offer=self.examples.take_offer(worker))
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -348,21 +313,15 @@ class PeerEngine:
                 self._count(round, size)
                 arrival = peer.link.send(size, self.now) + self.latency_s
                 details = {"sender": worker, "round": round, "model": peer.replica.values}
-                self._schedule(arrival, other, PeerEventKind.ARRIVE, **details)
+                self.queue.put(arrival, other, PeerEventKind.ARRIVE, **details)
 
     def _count(self, round: int, size: int) -> None:
         self.sent_in[round] = self.sent_in.get(round, 0) + size
 
     def _hand_over(self, worker: int, round: int) -> None:
         """Send the model with which a worker begins a round to the newcomers that begin with the same round."""
-        for index in [index for index, newcomer in self.newcomers.items() if newcomer.first == round]:
-            newcomer = self.newcomers[index]
-            # All sources of a newcomer may die before they begin this round: then it gets this model.
-            if newcomer.spare is None:
-                newcomer.spare = self.peers[worker].replica.values
-                newcomer.spare_from = worker
-            if worker in newcomer.sources or not newcomer.sources:
-                self._copy(index, worker)
+        for index in self.newcomers.note_model(worker, round, self.peers[worker].replica.values):
+            self._copy(index, worker)
 
     def _copy(self, index: int, source: int | None = None) -> None:
         """Send a model to a newcomer. source: the worker that sends its own; None for the spare one."""
@@ -375,7 +334,7 @@ class PeerEngine:
         log_newcomer(self.root, index, newcomer.spare_from if source is None else source, newcomer.first)
         self.unused.pop(index, None)
         self.peers[index].phase = PeerPhase.BEGINNING
-        self._schedule(arrival, index, PeerEventKind.BEGIN, model=model)
+        self.queue.put(arrival, index, PeerEventKind.BEGIN, model=model)
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
@@ -386,18 +345,14 @@ class PeerEngine:
         peer = self.peers[worker]
         peer.back_at = max(peer.back_at, self.now + away_s)
         log_event(self.root, "restart", role="worker", index=worker, cause=SCRIPTED)
-        self._schedule(self.now + away_s, worker, PeerEventKind.JOIN)
+        self.queue.put(self.now + away_s, worker, PeerEventKind.JOIN)
         if peer.phase in (PeerPhase.DONE, PeerPhase.ABSENT):  # a worker that is done has sent everything
             return
         self.compute.restart(worker)
         self._forget(worker)
-        self.newcomers.pop(worker, None)
         self.progress.leave(worker)
-        for index, newcomer in list(self.newcomers.items()):
-            had_sources = bool(newcomer.sources)
-            newcomer.sources.discard(worker)
-            if had_sources and not newcomer.sources and newcomer.spare is not None:
-                self._copy(index)
+        for index in self.newcomers.lose(worker):
+            self._copy(index)
         if not self._has_model():
             if self.newcomers:
                 self._roll_back(NO_MODEL)
@@ -411,10 +366,10 @@ class PeerEngine:
     def _forget(self, worker: int) -> None:
         """Make all events of a worker and of its messages void."""
         peer = self.peers[worker]
-        peer.life += 1
         peer.phase = PeerPhase.ABSENT
         peer.inbox.clear()
-        self._ahead.discard(worker)
+        self.queue.end_life(worker)
+        self.examples.forget(worker)
 
     def _has_model(self) -> bool:
         return any(peer.phase >= PeerPhase.BEGINNING for peer in self.peers)
@@ -449,7 +404,7 @@ class PeerEngine:
         log_event(self.root, "restart", role="server", index=0, cause=SCRIPTED)
         for worker in range(self.facts.num_workers):
             self._forget(worker)
-        self._schedule(self.now + away_s, -1, PeerEventKind.RECOVER)
+        self.queue.put(self.now + away_s, -1, PeerEventKind.RECOVER)
 
     def _recover(self) -> None:
         """Restart the leader, unless it has crashed again meanwhile: it returns when the last absence is over."""
@@ -499,7 +454,7 @@ class PeerEngine:
         self.origin = self.now - times.seconds
         self.sent_bytes = times.sent_bytes
         self.sent_in = {}
-        self.newcomers = {}
+        self.newcomers = Newcomers()
         self.unused = {}
         self.plan = plan_of(self.config, self.facts, root, state)
         self.neighbours.cache_clear()
@@ -507,7 +462,7 @@ class PeerEngine:
         self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan, earlier)
         self._checkpoint_at = self._next_checkpoint()
         self.progress = self._progress(state)
-        self._load_gossip(state.version)
+        self.examples = PeerExamples(self.config, self.folders, self.compute, self.progress)
         self._begin_all(state, times, at)
         facts = self.facts
         before = times.seconds
@@ -521,20 +476,6 @@ class PeerEngine:
             ledger=begin_ledger(self.config, self.root, self.generation, version),
         )
         self.journal.seconds(self.now)  # the training time runs from here
-
-    def _load_gossip(self, version: int) -> None:
-        """Restore the exchange of examples at a checkpoint, as workers do when they begin with it."""
-        self._ahead = set()
-        self._offers = {}
-        if not self.config.data.gossip:
-            return
-        self.gossip = PeerGossip(self.root, self.progress.budget.position.gossip, self.facts.num_workers)
-        for worker in range(self.facts.num_workers):
-            self.compute.adopt(worker, Pool(0, version, version, EMPTY))
-            for pool in self.gossip.schedule.pools(worker):
-                self.compute.adopt(worker, pool)
-        if self.config.reads_losses and self.config.run.example_ledger:
-            self.compute.restore_losses(list(recorded_losses(self.folders.home, version)))
 
     def _begin_all(self, state: RunState, times: PeerTimes, at: float | None) -> None:
         """Let every worker begin that is in a checkpoint and, after a roll-back, present.
@@ -561,7 +502,7 @@ class PeerEngine:
             peer.link.free_at = times.link_free.get(worker, 0.0) if at is None else at
             peer.phase = PeerPhase.BEGINNING
             self.progress.begin(worker)
-            self._schedule(start, worker, PeerEventKind.BEGIN)
+            self.queue.put(start, worker, PeerEventKind.BEGIN)
         for worker in present if at is None and times.begun else ():
             if worker not in times.begun:
                 self._restore_absence(worker, times.start)
@@ -593,9 +534,9 @@ class PeerEngine:
             worker = -1 if failure.worker is None else failure.worker
             if failure.at_s >= self.now:
                 kind = PeerEventKind.CRASH if failure.worker is None else PeerEventKind.DIE
-                self._schedule(failure.at_s, worker, kind, away_s=failure.away_s)
+                self.queue.put(failure.at_s, worker, kind, away_s=failure.away_s)
             elif failure.worker is not None and back >= self.now:
-                self._schedule(back, worker, PeerEventKind.JOIN)
+                self.queue.put(back, worker, PeerEventKind.JOIN)
 
     def _progress(self, state: RunState) -> PeerProgress:
         """Return the progress of the run at a checkpoint."""
@@ -611,7 +552,8 @@ class PeerEngine:
         """Complete the rounds of the run that all members have completed, and the checkpoints at their ends."""
         while self.progress.complete_round():
             version = self.progress.version
-            self._exchange_examples()
+            for worker in self.examples.count():
+                self.queue.put(self.now, worker, PeerEventKind.BEGIN)
             self.sent_bytes += self.sent_in.pop(version - 1, 0)
             self.journal.note(self.progress.boundary, self.now)
             if not self.checkpoints.is_pending(version):

@@ -43,7 +43,7 @@ class PeerEvent:
         kind: see PeerEventKind.
         sender: of a model that arrives.
         round: of that model.
-        lives: lives of the worker and of the sender when the event was queued; it is void if one has changed.
+        lives: see PeerQueue, of the worker and of the sender when the event was queued.
         model: the model that arrives, or with which the worker begins.
         away_s: seconds until the restart, of DIE and CRASH.
     """
@@ -67,7 +67,6 @@ class VirtualPeer:
             neighbours refer to them.
         link: its connection.
         phase: see PeerPhase.
-        life: changes with every death and roll-back, which makes earlier events void.
         step_start, step_end: of its step.
         inbox: models of neighbours that it has not used yet, by round and neighbour.
         back_at: end of the latest scripted absence.
@@ -76,24 +75,7 @@ class VirtualPeer:
     replica: ParameterSlice
     link: Link
     phase: PeerPhase = PeerPhase.ABSENT
-    life: int = 0
     step_start: float = 0.0
     step_end: float = 0.0
     inbox: dict[int, dict[int, Floats]] = field(default_factory=dict)
     back_at: float = 0.0
-
-
-@dataclass
-class Newcomer:
-    """A worker that waits for a model.
-
-    Attributes:
-        first: the round with which it begins, and of which it needs another worker's model.
-        sources: the neighbours from which it may come; empty: any worker.
-        spare, spare_from: the first model of that round, and its worker, in case all sources die.
-    """
-
-    first: int
-    sources: set[int]
-    spare: Floats | None = None
-    spare_from: int = -1
