@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from trainer.checkpoints.decisions import StopDecision, delete_switch, read_stop, read_switch
 from trainer.checkpoints.generations import read_generations, write_generations
@@ -45,6 +46,15 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool =
     old = [version for version in versions(root) if version < newest and version not in needed]
     deleted = [version for version in old if _remove(folder_of(root, version))]
     return [version for version in deleted if version in wait]
+
+
+def try_to_prune(root: Place, **options: Any) -> list[int]:
+    """Delete old checkpoints as ``prune`` does. An error is only logged, because the next checkpoint tries again."""
+    try:
+        return prune(root, **options)
+    except OSError as error:
+        logger.warning(f"old checkpoints are not deleted yet: {error}")
+        return []
 
 
 def go_back(

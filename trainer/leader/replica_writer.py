@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import partial
 
-from trainer.checkpoints.prune import prune
+from trainer.checkpoints.prune import try_to_prune
 from trainer.home.folders import Folders
 from trainer.home.segments import SupersededError
 from trainer.leader.background import CallQueue
@@ -14,8 +13,6 @@ from trainer.leader.durable_log import secure_log
 from trainer.leader.evaluator_news import EvaluatorNews
 from trainer.leader.peer_checkpoints import PeerCheckpoints, ReplicasAtVersion
 from trainer.runlog.example_ledger import ExampleLedger
-
-logger = logging.getLogger(__name__)
 
 MOST_WRITES = 2  # checkpoints that are written at a time
 RETRY_FINAL_S = 5.0
@@ -103,11 +100,7 @@ class ReplicaWriter:
                 self._news.wake()
         except (OSError, SupersededError) as error:
             return f"the checkpoint of version {replicas.state.version} was not written: {error}"
-        try:
-            return prune(self.root, by_rule=self.by_rule) if was_written else []
-        except OSError as error:
-            logger.warning(f"old checkpoints are not deleted yet: {error}")
-            return []
+        return try_to_prune(self.root, by_rule=self.by_rule) if was_written else []
 
     def _note(self, checkpoints: PeerCheckpoints, replicas: ReplicasAtVersion, outcome: str | list[int] | None) -> None:
         """Note the result of ``_write``, in the owner's thread."""

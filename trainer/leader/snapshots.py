@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from trainer.checkpoints.prune import prune
+from trainer.checkpoints.prune import try_to_prune
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import WriteOutcome, write_state
 from trainer.home.place import Place
 from trainer.home.segments import SupersededError
 from trainer.leader.background import CallQueue
-
-logger = logging.getLogger(__name__)
 
 MOST = 2  # under way at a time: every server holds a copy of its slice for each
 SLOW_S = 60.0
@@ -47,7 +44,7 @@ class CheckpointCompletion(NamedTuple):
     """
 
     trouble: str | None = None
-    given_up: tuple[int, ...] = ()
+    given_up: Sequence[int] = ()
 
 
 class Snapshots:
@@ -85,7 +82,7 @@ class Snapshots:
         log: Callable[[], None],
         is_current: Callable[[], bool],
         notify: Callable[[], object],
-        given_up: Callable[[tuple[int, ...]], None],
+        given_up: Callable[[Sequence[int]], None],
         by_rule: bool = False,
     ) -> None:
         self.root = root
@@ -143,9 +140,10 @@ class Snapshots:
             )
         else:
             self._trouble = f"the checkpoint of version {version} was not written by server {server}, see its log"
-            # The usual cause is a full disk. The run stands still without this checkpoint, which is then tried again.
+            # The usual cause is a full disk. The run stands still without this checkpoint, which is tried again with more
+            # room: without all other checkpoints but the last.
             if pending.is_needed:
-                self.work.submit(self._make_room, self._made_room)
+                self.work.submit(partial(try_to_prune, self.root, keep=1, by_rule=self.by_rule), self.given_up)
 
     def trouble(self, now: float) -> str | None:
         """Return in words why the last checkpoint is late or failed, or None.
@@ -167,28 +165,7 @@ class Snapshots:
             self.notify()
         except (OSError, SupersededError) as error:
             return CheckpointCompletion(f"the checkpoint of version {state.version} was not written: {error}")
-        try:
-            # The new checkpoint is complete by now, so a failure to delete older ones is only logged; the next one
-            # tries again.
-            return CheckpointCompletion(given_up=tuple(prune(self.root, by_rule=self.by_rule)))
-        except OSError as error:
-            logger.warning(f"old checkpoints are not deleted yet: {error}")
-            return CheckpointCompletion()
-
-    def _make_room(self) -> tuple[int, ...]:
-        """Delete all checkpoints but the last, to make room on a full disk for one that is needed.
-
-        Returns the versions that were deleted before their evaluation."""
-        try:
-            return tuple(prune(self.root, keep=1, by_rule=self.by_rule))
-        except OSError as error:
-            logger.warning(f"old checkpoints are not deleted yet: {error}")
-            return ()
-
-    def _made_room(self, given_up: tuple[int, ...]) -> None:
-        """Report, in the owner's thread, the versions that ``_make_room`` deleted before their evaluation."""
-        if given_up:
-            self.given_up(given_up)
+        return CheckpointCompletion(given_up=try_to_prune(self.root, by_rule=self.by_rule))
 
     def _completed(self, sequence: int, completed: CheckpointCompletion) -> None:
         """Note, in the owner's thread, the result of ``_complete`` for the checkpoint of an order."""
@@ -198,5 +175,4 @@ class Snapshots:
             self.newest = max(self.newest, state.version)
         if state.final and not completed.trouble:
             self.is_final_whole = True
-        if completed.given_up:
-            self.given_up(completed.given_up)
+        self.given_up(completed.given_up)
