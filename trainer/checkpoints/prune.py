@@ -62,6 +62,8 @@ def go_back(
 ) -> tuple[int, int] | None:
     """Roll back to the newest sound checkpoint and return (version, new generation), or None if there is none.
 
+    Newer checkpoints that are damaged are logged, and deleted.
+
     Args:
         root: folder of checkpoints.
         at_least: lower bound for the number of the generation.
@@ -71,7 +73,7 @@ def go_back(
     Raises:
         OSError: the folder cannot be read, or later checkpoints can be neither deleted nor recorded as void.
     """
-    state = state_to_restore(root, by_rule=by_rule, stop=stop)
+    state = state_to_restore(root, by_rule=by_rule, stop=stop, warn=logger.warning)
     if state is None:
         return None
     version = state.version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from trainer.checkpoints.decisions import StopDecision, read_switch, stop_of
@@ -44,14 +45,17 @@ def read_resumption(root: Place, config: Config) -> Resumption:
     )
 
 
-def state_to_restore(root: Place, *, by_rule: bool = False, stop: StopDecision | None = None) -> RunState | None:
+def state_to_restore(
+    root: Place, *, by_rule: bool, stop: StopDecision | None, warn: Callable[[str], None] | None = None
+) -> RunState | None:
     """Return the state with which a run continues, or None if no checkpoint is sound.
 
-    Raises OSError if the folder cannot be read. by_rule, stop: see trainer.checkpoints.prune.go_back."""
-    state = newest_state(root, verify=True)
+    Raises OSError if the folder cannot be read. by_rule, stop: see trainer.checkpoints.prune.go_back; warn: called with
+    the text of each error in a newer checkpoint (default: not)."""
+    state = newest_state(root, verify=True, warn=warn)
     if state is None:
         return None
-    # Training has gone on while a rule decided. What it did after the switch, or after the end, is void.
+    # Training has continued while a rule decided. Its updates after the switch, or after the end, are void.
     switch = read_switch(root) if by_rule and not state.stage else None
     for decision in (stop, switch):
         if decision is None:
