@@ -29,9 +29,9 @@ from trainer.transport.bodies.json_object import pack_json
 from trainer.transport.mesh import Mesh
 from trainer.transport.messages.all_reduce import PeerView
 from trainer.transport.messages.heads import Message, pack, unpack
-from trainer.transport.messages.peers import LinkLoss, ModelCopy, PeerJoin, Regroup
+from trainer.transport.messages.peers import LinkLoss, ModelCopy, PeerBeat, PeerJoin, Regroup
 from trainer.transport.sockets import Secret, close, connect, serve
-from trainer.worker.clients import all_reduce
+from trainer.worker.clients import all_reduce, leader_link
 from trainer.worker.clients.all_reduce import AllReduceClient
 from trainer.worker.clients.base import MustRejoin, Turn
 
@@ -177,6 +177,16 @@ def test_a_worker_tells_that_its_connection_to_server_0_broke(start: Start, pool
     leader.tell(Regroup(2))
     with pytest.raises(MustRejoin):
         ended.result(20)
+
+
+def test_a_malformed_answer_does_not_end_the_heartbeats(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker without heartbeats would be lost, and nobody would know why."""
+    monkeypatch.setattr(leader_link, "HEARTBEAT_S", 0.02)
+    leader = start(1)[1]
+    _, frames = received(leader.socket, PeerBeat)
+    leader.socket.send_multipart([frames[0], b"a head of no message", b""])
+    for _ in range(5):
+        received(leader.socket, PeerBeat)
 
 
 def test_a_worker_is_answered_at_its_newest_connection(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 
 import zmq
 
 from trainer.transport.agreement import Agreement
+from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.heads import Body, Message, pack, unpack_frames
 from trainer.transport.messages.peers import PeerBeat, Replacement
 from trainer.transport.messages.servers import ChangeStage
@@ -94,5 +96,6 @@ class LeaderLink:
         while not self._closing.wait(HEARTBEAT_S):
             offer(socket, pack(self.beat()), b"")
             while socket.poll(0):
-                self._answers.put(unpack_frames(socket.recv_multipart()))
+                with suppress(MalformedMessageError):  # a server 0 of another version must not end the heartbeats
+                    self._answers.put(unpack_frames(socket.recv_multipart()))
         socket.close()
