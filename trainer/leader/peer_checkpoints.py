@@ -194,12 +194,6 @@ class PeerCheckpoints:
         """Return whether a worker's model of a version that is not complete is here."""
         return version in self._pending and worker in self._pending[version].begun
 
-    def complete(self, progress: PeerProgress, *, origin: float, now: float, sent_bytes: int) -> bool | None:
-        """Complete the checkpoint of the version that all members have just reached, and return whether it is kept.
-
-        See ``take`` for the arguments and ``write`` for the rest."""
-        return self.write(self.take(progress, origin=origin, now=now, sent_bytes=sent_bytes))
-
     def take(self, progress: PeerProgress, *, origin: float, now: float, sent_bytes: int) -> ReplicasAtVersion:
         """Return the checkpoint of the version that all members have just reached, which no longer counts as pending.
 

@@ -12,14 +12,12 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from pipeline.core.errors import JobError
-from trainer.checkpoints.decisions import StopDecision, stop_of
-from trainer.checkpoints.prune import go_back, prune
+from trainer.checkpoints.decisions import StopDecision
+from trainer.checkpoints.prune import prune
 from trainer.checkpoints.read import read_state
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
-from trainer.coordination.parameter_slice import ParameterSlice
 from trainer.coordination.peer_progress import PeerProgress
 from trainer.exchange.mixing import Neighbours, links_by_worker, mix_parameters
 from trainer.exchange.neighbours import NeighbourExchange
@@ -36,11 +34,10 @@ from trainer.leader.peer_checkpoints import (
 from trainer.leader.peer_log import NO_MODEL, log_links, log_newcomer
 from trainer.leader.peer_members import SEARCHED_ROUNDS
 from trainer.leader.peer_status import describe_divergence, status_of
+from trainer.leader.restore import restore
 from trainer.plan import FLOAT_BYTES
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
-from trainer.run_files import CHECKPOINTS
 from trainer.runlog.events import log_event
-from trainer.runlog.example_ledger import begin_ledger
 from trainer.runlog.journal import Journal
 from trainer.simulation.compute import Compute, Floats
 from trainer.simulation.engine import KEEP_S, SCRIPTED, begin_at
@@ -200,8 +197,9 @@ class PeerEngine:
         elif self.queue.is_void(event):
             return
         elif kind is PeerEventKind.BEGIN:
-            if event.model is not None:
-                self.peers[worker].replica = self._replica(event.model)
+            if event.model is not None:  # a newcomer, which has no momentum
+                momentum = np.zeros(self.facts.num_parameters, np.float32)
+                self.peers[worker].replica = build_replica(self.config, self.facts, event.model, momentum)
             self._begin(worker)
             # A worker can join after all others have finished their last round, which may wait for it alone.
             self._complete_rounds()
@@ -439,16 +437,13 @@ class PeerEngine:
         The workers begin at the times at which they had reached it, so that a resumed run repeats all later events.
 
         at: the time of a roll-back, at which all present workers begin instead; None at the start of the program."""
-        root = self.root / CHECKPOINTS
-        self.stop = stop_of(root, self.config)
+        facts = self.facts
+        root = self.folders.checkpoints
+        version, self.generation, self.stop, ledger = restore(self.config, self.folders, self.generation + 1)
         self.evaluations.begin(self.stop)
-        version_and_generation = go_back(root, at_least=self.generation + 1, stop=self.stop)
-        if not version_and_generation:
-            raise JobError(f"{root} holds no whole checkpoint, not even the first; start with --overwrite")
-        version, self.generation = version_and_generation
         state = read_state(root, version)
         self._stored = sorted(PeerTimes.from_state(state).begun)
-        state = begin_peers(self.config, self.facts, root, state)
+        state = begin_peers(self.config, facts, root, state)
         times = PeerTimes.from_state(state)
         self.now = times.start if at is None else at
         self.origin = self.now - times.seconds
@@ -456,24 +451,23 @@ class PeerEngine:
         self.sent_in = {}
         self.newcomers = Newcomers()
         self.unused = {}
-        self.plan = plan_of(self.config, self.facts, root, state)
+        self.plan = plan_of(self.config, facts, root, state)
         self.neighbours.cache_clear()
         earlier = state.memory.get(EARLIER_PLANS, ())
-        self.checkpoints = PeerCheckpoints(self.config, self.facts, self.folders, self.generation, self.plan, earlier)
+        self.checkpoints = PeerCheckpoints(self.config, facts, self.folders, self.generation, self.plan, earlier)
         self._checkpoint_at = self._next_checkpoint()
-        self.progress = self._progress(state)
+        budget = budget_of(self.config, facts, state)
+        self.progress = PeerProgress(budget, partial(worker_rate, self.config, facts), self.compute.seen)
         self.examples = PeerExamples(self.config, self.folders, self.compute, self.progress)
         self._begin_all(state, times, at)
-        facts = self.facts
-        before = times.seconds
         self.journal = Journal(
             self.root,
             self.progress,
             self.generation,
-            before,
+            times.seconds,
             facts.fingerprint,
             classifies=facts.classifies,
-            ledger=begin_ledger(self.config, self.root, self.generation, version),
+            ledger=ledger,
         )
         self.journal.seconds(self.now)  # the training time runs from here
 
@@ -538,16 +532,6 @@ class PeerEngine:
             elif failure.worker is not None and back >= self.now:
                 self.queue.put(back, worker, PeerEventKind.JOIN)
 
-    def _progress(self, state: RunState) -> PeerProgress:
-        """Return the progress of the run at a checkpoint."""
-        budget = budget_of(self.config, self.facts, state)
-        return PeerProgress(budget, partial(worker_rate, self.config, self.facts), self.compute.seen)
-
-    def _replica(self, model: Floats) -> ParameterSlice:
-        """Return the replica of a newcomer: another worker's model, without momentum."""
-        momentum = np.zeros(self.facts.num_parameters, np.float32)
-        return build_replica(self.config, self.facts, model, momentum)
-
     def _complete_rounds(self) -> None:
         """Complete the rounds of the run that all members have completed, and the checkpoints at their ends."""
         while self.progress.complete_round():
@@ -562,9 +546,10 @@ class PeerEngine:
             self.journal.write_pushes()
             if self.journal.ledger:
                 self.journal.ledger.write(version)
-            was_written = self.checkpoints.complete(
+            replicas = self.checkpoints.take(
                 self.progress, origin=self.origin, now=self.now, sent_bytes=self.sent_bytes
             )
+            was_written = self.checkpoints.write(replicas)
             if was_written:
                 prune(self.checkpoints.root, by_rule=self.config.run.patience is not None)
                 self.has_snapshot = True
