@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from trainer.config import Config, RunFacts
 from trainer.home.folders import Folders
-from trainer.leader.worker_messages import FromWorker, replaced
+from trainer.leader.worker_messages import FromWorker
 from trainer.transport.messages.heads import Message
 from trainer.transport.messages.peers import PeerBeat, Replacement, RunEnd
 
@@ -123,7 +123,7 @@ class SimulatedNetwork(Generic[H]):
         """Hand the leader a message. end: that of the connection, over which the answer goes."""
         assert isinstance(message, FromWorker)
         if self.leader.processes.is_replaced(message.worker, message.process):
-            self.post(end, source, *replaced(message.process))
+            self.post(end, source, Replacement(message.process), b"")
             return
         if not isinstance(message, PeerBeat):
             self.identities[message.worker] = source

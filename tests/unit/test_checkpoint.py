@@ -28,7 +28,7 @@ from trainer.checkpoints.generations import Generations, write_generations
 from trainer.checkpoints.prune import discard_after, go_back, prune
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, unevaluated, versions, whole
 from trainer.checkpoints.state import RunState, folder_of, slice_name
-from trainer.checkpoints.write import mark_evaluated, reopen, write_model, write_slice, write_state
+from trainer.checkpoints.write import mark_evaluated, mark_final, write_model, write_slice, write_state
 from trainer.home.place import Place
 
 CHANGES = ("mkdir", "fsync", "replace", "rename", "unlink", "rmdir")
@@ -478,7 +478,7 @@ def test_ends_of_epochs_wait_for_the_evaluator_oldest_first(tmp_path: Path) -> N
 def test_a_run_that_goes_on_has_no_final_checkpoint_any_more(tmp_path: Path) -> None:
     write(tmp_path, state_of(1, final=True, epoch_boundary=2))
     mark_evaluated(tmp_path, read_state(tmp_path, 1))
-    reopen(tmp_path, read_state(tmp_path, 1))
+    mark_final(tmp_path, read_state(tmp_path, 1), final=False)
     assert read_state(tmp_path, 1) == state_of(1, final=False, epoch_boundary=2)
     assert unevaluated(tmp_path) == []
 

@@ -37,7 +37,7 @@ from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.prune import discard_after, prune
 from trainer.checkpoints.read import evaluation_of, read_state, versions
 from trainer.checkpoints.state import RunState, folder_of, slice_name
-from trainer.checkpoints.write import mark_evaluated, reopen
+from trainer.checkpoints.write import mark_evaluated, mark_final
 from trainer.checkpoints.write import write_slice as save_slice
 from trainer.checkpoints.write import write_state as save_state
 from trainer.config import Config
@@ -510,7 +510,7 @@ def test_a_run_is_over_at_its_evaluated_final_checkpoint(tmp_path: Path, shards:
     write(tmp_path, 20, final=True)
     assert found.catch_up()
     assert found.catch_up()
-    reopen(tmp_path / "checkpoints", read_state(tmp_path / "checkpoints", 20))
+    mark_final(tmp_path / "checkpoints", read_state(tmp_path / "checkpoints", 20), final=False)
     assert not found.catch_up()
 
 

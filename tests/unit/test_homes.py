@@ -38,7 +38,7 @@ from trainer.checkpoints.read import (
     whole,
 )
 from trainer.checkpoints.state import folder_of, slice_name
-from trainer.checkpoints.write import mark_evaluated, reopen, write_state
+from trainer.checkpoints.write import mark_evaluated, mark_final, write_state
 from trainer.home.place import StorePlace, listing, place_of, resolve_home, write_whole
 
 
@@ -85,7 +85,7 @@ def test_what_replaces_a_file_is_seen_though_it_was_read_before(home: StorePlace
     assert before.final
     assert evaluation_of(home, before) is None
     mark_evaluated(home, before, 0.5)
-    reopen(home, before)
+    mark_final(home, before, final=False)
     after = read_state(home, 1)
     assert not after.final
     assert (is_whole(home, before), is_whole(home, after)) == (False, True)

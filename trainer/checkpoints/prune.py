@@ -11,7 +11,7 @@ from trainer.checkpoints.generations import read_generations, write_generations
 from trainer.checkpoints.read import evaluation_of, is_sound, states_and_names, versions
 from trainer.checkpoints.resumption import state_to_restore
 from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
-from trainer.checkpoints.write import make_final
+from trainer.checkpoints.write import mark_final
 from trainer.home.place import Place, delete_tree
 
 logger = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def go_back(
         if versions(root)[-1] > version:
             raise
     if stop and stop.version == version:
-        make_final(root, state)
+        mark_final(root, state, final=True)
     return version, generation
 
 

@@ -74,16 +74,10 @@ def write_state(folder: Place, state: RunState) -> None:
     write_whole(folder / STATE, state.to_bytes())
 
 
-def reopen(root: Place, state: RunState) -> None:
-    """Mark the checkpoint with a given state as not final, because the run continues past it."""
-    if state.final:
-        write_whole(folder_of(root, state.version) / STATE, replace(state, final=False).to_bytes())
-
-
-def make_final(root: Place, state: RunState) -> None:
-    """Mark the checkpoint with a given state as final, because the run ends with it although steps are left."""
-    if not state.final:
-        write_whole(folder_of(root, state.version) / STATE, replace(state, final=True).to_bytes())
+def mark_final(root: Place, state: RunState, *, final: bool) -> None:
+    """Mark the checkpoint with a given state as the run's final one, or as one past which the run continues."""
+    if state.final != final:
+        write_whole(folder_of(root, state.version) / STATE, replace(state, final=final).to_bytes())
 
 
 def mark_evaluated(root: Place, state: RunState, accuracy: float | None = None, loss: float | None = None) -> bool:

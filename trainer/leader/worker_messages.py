@@ -11,7 +11,7 @@ from trainer.transport.messages.all_reduce import CopyReceipt
 from trainer.transport.messages.gossip import PeerOffer, PoolRequest
 from trainer.transport.messages.heads import Body, Message
 from trainer.transport.messages.neighbours import ReplicaCopy
-from trainer.transport.messages.peers import LinkLoss, PeerBeat, PeerJoin, Replacement, RoundReport
+from trainer.transport.messages.peers import LinkLoss, PeerBeat, PeerJoin, RoundReport
 
 FromWorker = PeerJoin | PeerBeat | RoundReport | ReplicaCopy | CopyReceipt | LinkLoss | PeerOffer | PoolRequest
 
@@ -29,11 +29,6 @@ def introduction_of(body: Body) -> dict[str, Any]:
     if not texts or not isinstance(values.get("memory"), dict):
         raise MalformedMessageError("the introduction of a worker")
     return values
-
-
-def replaced(process: int) -> tuple[Message, bytes]:
-    """Return the answer to a process that a later one has replaced."""
-    return Replacement(process), b""
 
 
 def reach_of(introduction: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pipeline.core.errors import DataError, UsageError
 from trainer.checkpoints.decisions import delete_void_stop
 from trainer.checkpoints.read import newest_state, versions
 from trainer.checkpoints.state import RunState, folder_of
-from trainer.checkpoints.write import reopen, write_model, write_state
+from trainer.checkpoints.write import mark_final, write_model, write_state
 from trainer.config import Config, RunFacts
 from trainer.data.example_table import check_table
 from trainer.data.gossip import check_gossip
@@ -201,7 +201,7 @@ def ensure_checkpoint(config: Config, facts: RunFacts, values: Any, home: Place)
     if state:
         _check_identity(config, root, state)
         _check_links(config, facts, root, state)
-        reopen(root, state)
+        mark_final(root, state, final=False)
         # What this start trains must not be void for a later one with the options of an earlier decision.
         delete_void_stop(root, config)
         return

@@ -13,14 +13,14 @@ from trainer.exchange.neighbours import NeighbourExchange
 from trainer.leader.background import Background
 from trainer.leader.neighbours import NeighbourLeader
 from trainer.leader.rounds import RoundsLeader
-from trainer.leader.worker_messages import FromWorker, replaced
+from trainer.leader.worker_messages import FromWorker
 from trainer.server.endpoint import Endpoint
 from trainer.transport.agreement import Agreement
 from trainer.transport.bodies.examples import most_examples_bytes
 from trainer.transport.bodies.json_object import pack_json, unpack_json
 from trainer.transport.malformed import MalformedMessageError
 from trainer.transport.messages.heads import Message, pack, unpack_frames
-from trainer.transport.messages.peers import PeerBeat, PeerJoin
+from trainer.transport.messages.peers import PeerBeat, PeerJoin, Replacement
 from trainer.transport.messages.servers import ChangeStage, Heartbeat, Hello, Join
 from trainer.transport.messages.supervisors import AskStatus, End, EndReply, Refusal, StatusReply, WorkerLoss
 from trainer.transport.sockets import serve
@@ -147,7 +147,7 @@ class RoundsServer:
         """Handle a message of a worker, unless a later process has replaced it. Raises MalformedMessageError."""
         worker = self._worker(message.worker)
         if self.leader.processes.is_replaced(worker, message.process):
-            return self._answer(identity, *replaced(message.process))
+            return self._answer(identity, Replacement(message.process))
         if not isinstance(message, PeerBeat):  # heartbeats have a connection of their own
             self.identities[worker] = identity
         if answer := self.leader.hear(message, first, last, now):

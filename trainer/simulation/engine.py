@@ -360,14 +360,12 @@ class Engine:
     def _cancel(self, virtual: VirtualWorker, worker: int) -> None:
         """Make the worker give up its step at the end of the current micro-batch, unless that is the last one."""
         part_s = (virtual.ends - virtual.step_start) / self.leader.stage.config.protocol.parts_of_a_step()
+        if not part_s:
+            return
         # The message takes the latency of the network, and cannot stop a step before its parameters have arrived.
         cancel_arrival = max(self.now + (self.network.latency_s if self.network else 0.0), virtual.step_start)
         # The worker only notices between two micro-batches. Half a part of slack absorbs rounding errors.
-        stops = (
-            virtual.step_start + part_s * math.ceil((cancel_arrival - virtual.step_start) / part_s)
-            if part_s
-            else virtual.ends
-        )
+        stops = virtual.step_start + part_s * math.ceil((cancel_arrival - virtual.step_start) / part_s)
         if stops < virtual.ends - part_s / 2:
             self._schedule(max(stops, self.now), worker, Kind.GIVE_UP)
 

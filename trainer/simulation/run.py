@@ -83,8 +83,9 @@ def run_in(context: RunContext, simulated: SimulationSettings, options: Options)
 
     def check(record: RunRecord, saved: SavedRun) -> RunRecord:
         confirm(context, look(saved))
-        # Toy computations have no model to check.
-        return _check(context, num_workers, record) if simulated.compute == "real" else record
+        if simulated.compute == "real":  # toy computations have no model to check
+            _check(context, num_workers)
+        return record
 
     # Locks the folder, and decides whether the run is new, resumes or has ended already.
     with settled(output, record, resume=options.resume, overwrite=options.overwrite, check=check) as start:
@@ -128,8 +129,8 @@ def _with_saved_workers(simulated: SimulationSettings, context: RunContext, save
     return replace(simulated, workers=context.config.cohorts.present.workers or saved.record.simulated.get("workers"))
 
 
-def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecord:
-    """Return the record. Raises UsageError for a configuration that no worker could compute."""
+def _check(context: RunContext, num_workers: int) -> None:
+    """Raise UsageError for a configuration that no worker could compute."""
     config = context.config
     shards = context.shards
     pick_device(config.processes.device, 0)
@@ -139,7 +140,6 @@ def _check(context: RunContext, num_workers: int, record: RunRecord) -> RunRecor
     check_augmentation(config, shards)
     check_subtracted_mean(config, shards)
     check_sampler(config, shards, num_workers, targets=network.targets)
-    return record
 
 
 def check_rows(config: Config, compute: str) -> None:

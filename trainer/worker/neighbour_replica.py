@@ -215,7 +215,8 @@ class NeighbourReplica:
         self._last_sent = {each: last for each, last in self._last_sent.items() if each in sessions}
         self._first_models = {each: model for each, model in self._first_models.items() if each in sessions}
         partners = self._partners | {other for other, entry in members.items() if entry.source == self.worker}
-        present = [members.get(other) if other in partners else None for other in self._workers()]
+        workers = range(self.facts.num_workers)
+        present = [members.get(other) if other in partners else None for other in workers]
         self.links.connect(view.number, [entry.to_links() if entry else None for entry in present])
         if self._early:
             self.take(*self._early)
@@ -458,9 +459,6 @@ class NeighbourReplica:
 
     def _has_link(self, worker: int, round: int) -> bool:
         return any(other == worker for other, _ in self._neighbours(round))
-
-    def _workers(self) -> range:
-        return range(self.facts.num_workers)
 
     # --- messages to server 0 -----------------------------------------------------------------------------------------
 
