@@ -2,8 +2,8 @@
 
 The evaluator writes a decision before it marks the checkpoint as evaluated. The leader then continues from that
 checkpoint in the next stage, or rolls back to it as the final one, so that the result does not depend on how far training
-has gone on meanwhile. A decision is void if a roll-back has made its checkpoint void. One to end the run is also void if
-the run was resumed with another --patience or --min-delta, or with other workers after that checkpoint."""
+has come meanwhile. A decision is void if a roll-back has made its checkpoint void. A decision to end the run is also void
+if the run was resumed with another --patience or --min-delta, or with other workers after that checkpoint."""
 
 from __future__ import annotations
 

@@ -20,12 +20,13 @@ WAITING = 50  # most checkpoints that wait for the evaluator; of more the oldest
 
 
 def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool = False) -> list[int]:
-    """Delete old checkpoints, and return the versions of those that still waited for the evaluator. O(checkpoints).
+    """Delete old checkpoints, and return the versions that still waited for the evaluator. O(checkpoints).
 
-    Kept are the newest ``keep`` sound checkpoints (complete and undamaged), for each of them the best evaluated
-    checkpoint up to it, the newest ``waiting`` complete ones that wait for the evaluator, and all after the newest
-    sound one; with ``by_rule``, which says that a rule may end the stage or the run, all that wait, and the one with
-    which it ends. Only one process may prune at a time. Raises OSError if the folder cannot be read."""
+    Keeps the newest ``keep`` sound checkpoints (complete and undamaged), the best evaluated one up to each of these, the
+    newest ``waiting`` complete ones that wait for the evaluator, and all after the newest sound one. Only one process may
+    prune at a time. Raises OSError if the folder cannot be read.
+
+    by_rule: whether a rule may end the stage or the run: keep all that wait, too, and the checkpoint with which it ends."""
     checkpoints = states_and_names(root)
     states = [state for state, _ in checkpoints]
     sound = [state for state, names in checkpoints if is_sound(root, state, names)]
@@ -67,9 +68,9 @@ def go_back(
     Args:
         root: folder of checkpoints.
         at_least: lower bound for the number of the generation.
-        by_rule: whether a rule decides about the switch. If it has, and no checkpoint of the next stage is sound, go
-            back to the one after which it switches.
-        stop: the decision to end the run early, to whose checkpoint it goes back; the checkpoint becomes final.
+        by_rule: whether a rule decides about the switch. Once it has, the run rolls back to the checkpoint after which it
+            switches, unless one of the next stage is sound.
+        stop: the decision to end the run early. The run rolls back to its checkpoint, which becomes final.
     Raises:
         OSError: the folder cannot be read, or later checkpoints can be neither deleted nor recorded as void.
     """
@@ -77,8 +78,8 @@ def go_back(
     if state is None:
         return None
     version = state.version
-    # The checkpoint of the decision is damaged. With the decision the run would go back again and again; without it, the
-    # next evaluation decides.
+    # The checkpoint of the decision is damaged. With the decision the run would roll back again and again; without it,
+    # the next evaluation decides.
     if by_rule and not state.stage and (switch := read_switch(root)) and switch.version < version:
         delete_switch(root)
     past = read_generations(root)
@@ -103,9 +104,7 @@ def discard_after(root: Place, version: int) -> None:
 
 
 def _needed_by_rule(root: Place, wait: Iterable[int]) -> Iterator[int]:
-    """Yield the checkpoints that a rule needs: it reads every evaluation, and the run goes back to the one it chooses.
-
-    wait: the versions that wait for the evaluator."""
+    """Yield the versions that a rule needs: all that wait for the evaluator (``wait``), and the one that it has chosen."""
     yield from wait
     if switch := read_switch(root):
         yield switch.version

@@ -98,7 +98,7 @@ class Budget:
         return max(0, min(limits))
 
     def is_stage_spent(self) -> bool:
-        """Return whether the present stage ends here, and the run goes on with another one."""
+        """Return whether the present stage ends here and another one follows."""
         return self.until is not None and self.position.accepted >= self.until and not self.is_spent()
 
     def is_through(self, clock: int) -> bool:

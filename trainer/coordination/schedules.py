@@ -32,7 +32,7 @@ def are_drops(epochs: Sequence[float]) -> bool:
 def drops(recipe: str, epochs: float, listed: Sequence[float] = ()) -> tuple[float, ...]:
     """Return the epochs at which the rate drops in a run of ``epochs`` epochs. Raises KeyError for an unknown recipe.
 
-    listed: the epochs of --drops, which replace those of the recipe; empty if it was not given."""
+    listed: the epochs of --drops, which replace the recipe's; empty if it was not given."""
     at = tuple(share * epochs for share in SHARES) if recipe == AUTO else RECIPES[recipe]
     return tuple(epoch for epoch in listed or at if epoch < epochs)
 

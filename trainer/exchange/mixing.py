@@ -133,11 +133,9 @@ class FullMixing:
     every: int = 1
 
     def edges(self, round: int) -> tuple[Edge, ...]:
-        """Return all edges if the round has an exchange."""
         return () if round % self.every else self._edges
 
     def shares(self) -> tuple[Edge, ...]:
-        """Return 1 for each link."""
         return tuple((i, j, 1.0) for i, j in self.links)
 
     def contraction(self) -> float:
@@ -184,12 +182,10 @@ class SampledMatchings:
         return tuple((i, j, self.weight) for i, j in sorted(links))
 
     def shares(self) -> tuple[Edge, ...]:
-        """Return the probability of each link's matching."""
         pairs = zip(self.matchings, self.probabilities, strict=True)
         return tuple(sorted((i, j, probability) for matching, probability in pairs for i, j in matching))
 
     def contraction(self) -> float:
-        """Return MATCHA's s."""
         return self.s
 
 
@@ -216,7 +212,6 @@ class MatchingCycle:
         return tuple((i, j, PAIR_WEIGHT) for i, j in matching)
 
     def shares(self) -> tuple[Edge, ...]:
-        """Return the share of a matching for each link."""
         return tuple(sorted((i, j, 1 / len(self.matchings)) for matching in self.matchings for i, j in matching))
 
     def contraction(self) -> float:
@@ -247,7 +242,6 @@ class RandomPairs:
     every: int = 1
 
     def edges(self, round: int) -> tuple[Edge, ...]:
-        """Return the pairs of a round with an exchange."""
         if round % self.every:
             return ()
         order = generator(self.seed, Purpose.LINKS, number=round).permutation(self.num_workers).tolist()
@@ -255,7 +249,6 @@ class RandomPairs:
         return tuple(sorted((min(pair), max(pair), PAIR_WEIGHT) for pair in pairs))
 
     def shares(self) -> tuple[Edge, ...]:
-        """Return the equal share of all pairs of workers."""
         return tuple((i, j, self._share) for i, j in complete(self.num_workers))
 
     def contraction(self) -> float:

@@ -176,9 +176,11 @@ class Leader:
     def loaded(self, index: int, generation: int, now: float) -> None:
         """Note that a server has loaded a generation's checkpoint, and continue the run once all have.
 
-        A message about another generation is late and changes nothing. index: number of the server, 0 for this one."""
+        A message about another generation is late, perhaps for an earlier server 0, and changes nothing.
+
+        index: number of the server, 0 for this one."""
         if self.training or not generation or generation != self.generation:
-            return  # a late message about another generation, perhaps to an earlier server 0
+            return
         if index:
             self.followers[index].loaded = generation
         if any(follower.loaded != self.generation for follower in self.followers.values()):
@@ -208,6 +210,7 @@ class Leader:
             self._gossip = ServerGossip(self.log, coordinator, self.send_pool, self._gossip)
         self.training = Training(coordinator, convergence, journal, self._snapshots(journal), self._gossip)
         self._snapshot_at = now
+        # A stage begins with the checkpoint of another one, or with the run.
         if len(self.stages) > 1 and (state.stage != self.stage.number or not state.version):
             log_stage(self.log, self.stage, state)
 

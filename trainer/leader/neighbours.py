@@ -63,7 +63,7 @@ class NeighbourLeader:
         writer: of the checkpoints.
         number: of the newest view.
         members: by worker.
-        waiting: introduction and process of workers that asked to join before the run has begun.
+        waiting: process and introduction of workers that asked to join before the run has begun.
         processes: the current processes of all workers.
         training: the present generation; None while no checkpoint is loaded.
         ledger: of the examples of the present generation; None before the first one, or without --example-ledger.

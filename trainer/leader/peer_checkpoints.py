@@ -306,7 +306,7 @@ class PeerCheckpoints:
         return carry_losses(self.config, self.facts, values, models), momentum
 
     def _open(self, state: RunState, num_workers: int) -> ReplicaFile:
-        """Open the models of so many workers in a checkpoint."""
+        """Open the models of all workers in a checkpoint."""
         path = self._path(state.version, state.generation)
         if not self.folders.is_local:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -376,10 +376,10 @@ def _new_plan(config: Config, facts: RunFacts) -> TopologyPlan:
 
 
 def stored_plans(root: Place, state: RunState) -> list[TopologyPlan]:
-    """Return the plans that a checkpoint has: of the links of each cohort of workers up to it, in their order.
+    """Return the plans in a checkpoint: of the links of each cohort of workers up to it, in their order.
 
-    One that an earlier version wrote before the first update has none. root: folder of checkpoints. Raises DataError if
-    a plan is damaged."""
+    A checkpoint of an earlier version of this program, from before the first update, has none. Raises DataError if a plan
+    is damaged. root: folder of checkpoints."""
     try:
         stored = [*state.memory.get(EARLIER_PLANS, ()), state.memory.get(PLAN)]
         return [plan_from_json(each) for each in stored if each is not None]

@@ -104,7 +104,7 @@ class PeerTraining:
 
     @property
     def is_over(self) -> bool:
-        """Tell whether no round is left and the final checkpoint is written, unless the run has diverged."""
+        """True if no round is left, and the final checkpoint is written or the run has diverged."""
         return self.progress.finished and (self.writer.is_final_whole or self.diverged is not None)
 
     def first_model(self, worker: int) -> tuple[Float32s, Float32s]:

@@ -47,8 +47,7 @@ class ServerGossip:
     def complete_round(self) -> None:
         """Complete the round if all workers that take part have given their examples.
 
-        A worker that was lost or has done its last step is not waited for. Under a protocol of which failures change no
-        bit it is, as its gradients are."""
+        Workers that have done their last step take no part, nor lost ones unless the protocol waits for their gradients."""
         if not self.rounds.contributors:
             return
         coordinator = self.coordinator

@@ -79,7 +79,7 @@ class Compute:
         """Return the gradient of a mini-batch at ``parameters``, which are one array per server."""
 
     def push(self, worker: int, clock: int, parameters: Sequence[Floats], plan: LocalPlan) -> MiniBatchResult:
-        """Return what a worker pushes next: the sum of the gradients of its mini-batches from a step on."""
+        """Return the next push of a worker: the sum of the gradients of its mini-batches from a step on."""
         if len(plan.rates) == 1:
             return self.step(worker, clock, parameters)
         copy = LocalCopy(np.concatenate(parameters), self.num_parameters, plan.statistics, self.owned_entries)
@@ -112,7 +112,7 @@ class Compute:
         """Have all workers select examples by the losses of a ledger. No-op without rows. history: ids and losses."""
 
     def restart(self, worker: int) -> None:
-        """Forget what a worker's process had in memory. No-op if that does not change what it computes."""
+        """Forget the memory of a worker's process. No-op if its gradients do not depend on it."""
 
 
 class NoCompute(Compute):

@@ -255,9 +255,9 @@ def _replay_models(
 
 
 def workers_of_rounds(used: pd.DataFrame, version: int) -> list[list[int]]:
-    """Return the workers whose gradients of each round are in the log of a run among neighbours.
+    """Return, by round, the workers whose gradients are in the log of a run among neighbours.
 
-    None are if the only worker of a round was killed before its report, though others had its model already.
+    A round has none if its only worker was killed before its report. Others may have used its model.
 
     Args:
         used: the pushes of all rounds.

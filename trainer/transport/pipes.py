@@ -1,7 +1,7 @@
 """The shortest way for small messages on one host: pipes that other processes open through /proc, as they do memory.
 
-A message through a socket of libzmq wakes one of its threads on either side, which costs several times what the message
-itself does. A pipe wakes the receiver alone. The kernel writes up to PIPE_BUF bytes whole or not at all, so a process
+A message through a socket of libzmq wakes one of its threads on either side, which costs several times as much as the
+message itself. A pipe wakes the receiver alone. The kernel writes up to PIPE_BUF bytes whole or not at all, so a process
 that dies while it writes leaves no part of a message, and a full pipe refuses one without blocking. Sockets carry all
 else, and whatever a pipe refuses."""
 

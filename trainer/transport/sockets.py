@@ -68,7 +68,7 @@ class Secret:
         return zmq.curve_public(secret), secret
 
     def password(self, address: str) -> str:
-        """Return the password of a private address, or that of all TCP addresses. It does not reveal the token."""
+        """Return the password of a private address, or the one of all TCP addresses. It does not reveal the token."""
         # Not of a single TCP address, because hosts may know a server by different names.
         place = address if PRIVATE.fullmatch(address) else "tcp"
         return hashlib.sha256(f"{place}:{self.token}".encode()).hexdigest()

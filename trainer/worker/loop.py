@@ -38,7 +38,6 @@ class TableBatches:
         self.step = step
 
     def get(self, clock: int) -> MiniBatch:
-        """Return the mini-batch at a clock."""
         return self.batches.make(clock, self.step.read_table())
 
 

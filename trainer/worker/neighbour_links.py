@@ -40,5 +40,5 @@ class PeerEntry:
     reach: Mapping[str, Any]
 
     def to_links(self) -> dict[str, Any]:
-        """Return what NeighbourLinks.connect needs."""
+        """Return the member as NeighbourLinks.connect needs it."""
         return {"process": self.process, **self.reach}

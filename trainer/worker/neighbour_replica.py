@@ -397,13 +397,13 @@ class NeighbourReplica:
         self.links.send(worker, NeighbourModel(self.session, self.worker, round), to_body(parameters))
 
     def _try_to_complete(self) -> None:
-        """Complete the round if the models of all neighbours have arrived, and go on to the next one."""
+        """Complete the round if the models of all neighbours have arrived, and begin the next one."""
         if self.phase is not NeighbourPhase.WAITING:
             return
         links = self._usable_links()
         if links is None:
             return
-        # No other messages go: they may belong to a membership that begins later, with an earlier round.
+        # All other models stay: they may belong to a membership that begins later, with an earlier round.
         self._mix([(weight, self._models.pop(session, self.round)) for _, weight, session in links])
         unused = {other for other, _ in self._neighbours(self.round)} - {other for other, _, _ in links}
         changed = [other for other, _ in self._neighbours(self.round) if (other in unused) != (other in self._unused)]

@@ -62,7 +62,7 @@ class Step:
 
     Args:
         config: the run.
-        built: the network and its task.
+        network: the network and its task.
         pulled, pushed: vectors of the host, float32 [P + Q]: parameters or their gradient, then BatchNorm's statistics.
             The pushed statistics have the form that ParameterSlice expects for ``num_workers`` workers.
         device: where the model computes.

@@ -17,7 +17,7 @@ class NeighbourView(NamedTuple):
 
 
 class RoundGrant(NamedTuple):
-    """The rounds below ``until`` may begin. From server 0. Body: versions of which it needs or has models, and pools.
+    """The rounds below ``until`` may begin. From server 0. Body: see PeerTraining.grant_details.
 
     Attributes:
         number: of the view that belongs to it.

@@ -120,13 +120,10 @@ class AllReduceClient:
     # --- the interface of the worker's loop ---------------------------------------------------------------------------
 
     def join(self) -> Turn | None:
-        """Join the next view; blocks until all workers have. Returns None if there is nothing left to do.
-
-        Raises UsageError if the token or the configuration is not the run's."""
+        """Join the next view; blocks until all workers have."""
         return self._wait(resend=self._send_join)
 
     def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
-        """Exchange the gradient in ``pushed`` and return the next turn, or None at the end. Raises MustRejoin."""
         if self.replica.number != self._view or self.replica.phase is not Phase.TURN:
             raise MustRejoin
         self.replica.submit(report)
@@ -146,7 +143,6 @@ class AllReduceClient:
         raise AssertionError("no step is cancelled")
 
     def close(self) -> None:
-        """Close all sockets."""
         self.link.close()
         if self.collective:
             self.collective.close()

@@ -72,15 +72,9 @@ class NeighbourClient:
     # --- the interface of the worker's loop ---------------------------------------------------------------------------
 
     def join(self) -> Turn | None:
-        """Join the run; blocks until the first turn. Returns None if there is nothing left to do.
-
-        Raises UsageError if the token or the configuration is not the run's."""
         return self._wait(joins=True)
 
     def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
-        """Complete the round with the gradient in ``pushed``, and return the next turn, or None at the end.
-
-        Raises MustRejoin."""
         replica = self.replica
         if replica.session != turn.generation or replica.phase is not NeighbourPhase.TURN:
             raise MustRejoin
@@ -101,7 +95,6 @@ class NeighbourClient:
         raise AssertionError("no step is cancelled")
 
     def close(self) -> None:
-        """Close all sockets."""
         self.link.close()
         close(self.context)
 

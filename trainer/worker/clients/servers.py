@@ -108,9 +108,7 @@ class ServerClient:
         self._beats.start()
 
     def join(self) -> Turn | None:
-        """Join the run; blocks until all servers have answered. Returns None if there is nothing left to do.
-
-        Raises UsageError if the token or the configuration is not the run's."""
+        """Join the run; blocks until all servers have answered."""
         while True:
             self.session = max(self.session + 1, time.time_ns())
             self._takes_part = False
@@ -127,7 +125,6 @@ class ServerClient:
             return turn
 
     def exchange(self, turn: Turn, report: StepMeasurements) -> Turn | None:
-        """Push the gradient in ``pushed`` and wait for the next turn, or None at the end. Raises MustRejoin."""
         measured = pack_report(report)
         for index, socket in enumerate(self.sockets):
             begin, end = self.bounds[index]
@@ -168,16 +165,12 @@ class ServerClient:
         return False
 
     def give_up(self, turn: Turn, report: StepMeasurements) -> Turn | None:
-        """Report that the step of this turn was given up, and wait for the next turn, or None at the end.
-
-        Raises MustRejoin."""
         head = pack(GiveUp(self.worker, self.session, turn.clock))
         if self._outdated.is_set() or not offer(self.sockets[0], head, pack_report(report)):
             raise MustRejoin
         return self._wait(None)
 
     def close(self) -> None:
-        """Close all sockets."""
         self._closing.set()
         self._beats.join()
         self.context.destroy(linger=0)  # also closes the sockets of the monitors
