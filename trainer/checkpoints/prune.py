@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from trainer.checkpoints.decisions import StopDecision, delete_switch, read_stop, read_switch
@@ -41,8 +41,9 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool =
         version: mark for version, mark in evaluated.items() if mark and (mark.accuracy, mark.loss) != (None, None)
     }
     needed = {state.version for state in recent} | set(wait[-waiting:]) | _best(measured, recent)
-    if by_rule:
-        needed.update(_needed_by_rule(root, wait))
+    if by_rule:  # a rule reads every evaluation, and the run rolls back to the checkpoint that it chooses
+        decisions = (read_switch(root), read_stop(root))
+        needed.update(wait, (decision.version for decision in decisions if decision))
     # Versions after the newest sound one stay, because servers may still be writing their slices.
     old = [version for version in versions(root) if version < newest and version not in needed]
     deleted = [version for version in old if _remove(folder_of(root, version))]
@@ -101,15 +102,6 @@ def discard_after(root: Place, version: int) -> None:
     for later in versions(root):
         if later > version:
             _remove(folder_of(root, later))
-
-
-def _needed_by_rule(root: Place, wait: Iterable[int]) -> Iterator[int]:
-    """Yield the versions that a rule needs: all that wait for the evaluator (``wait``), and the one that it has chosen."""
-    yield from wait
-    if switch := read_switch(root):
-        yield switch.version
-    if stop := read_stop(root):
-        yield stop.version
 
 
 def _best(measured: dict[int, EvaluationMark], recent: Iterable[RunState]) -> set[int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Vector = npt.NDArray[np.floating[Any]]
+from trainer.coordination.parameter_slice import Vector
 
 
 class LocalPlan(NamedTuple):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from trainer.coordination.momentum import Momentum
-
-Vector = npt.NDArray[np.floating[Any]]
+from trainer.coordination.parameter_slice import Vector
 
 
 def carry_momentum(

@@ -57,13 +57,10 @@ class Background:
             try:
                 outcome = work()
             except BaseException as error:
-                self.post(_raising(error))
+                self.post(partial(_raise, error))
             else:
                 self.post(partial(on_done, outcome))
 
 
-def _raising(error: BaseException) -> Callable[[], None]:
-    def call() -> None:
-        raise error
-
-    return call
+def _raise(error: BaseException) -> None:
+    raise error

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.core.specs import option
-from trainer.protocols.base import NOW, Protocol, Release, View, check_distinct, k_of
+from trainer.protocols.base import NOW, Release, View, check_distinct
+from trainer.protocols.k_batch_asp import KBatchASP
 
 
 @dataclass(frozen=True)
-class KASP(Protocol):
+class KASP(KBatchASP):
     """K-async SGD. k = 1 is ASP; with k = n every update has a gradient of each worker.
 
     A worker waits until the update that contains its gradient is made. Gradients of the other workers are used in later
@@ -18,15 +18,10 @@ class KASP(Protocol):
 
     name: ClassVar[str] = "k-asp"
     summary: ClassVar[str] = "applies gradients of K different workers, fresh or stale, in every update"
-    synchronous: ClassVar[bool] = False
-
-    k: int | None = option(None, "gradients per update", least=1, shown="half of the number of workers")
+    reads_own_writes: ClassVar[bool] = True
 
     def check(self, num_workers: int) -> None:
         check_distinct(self.k, num_workers)
-
-    def update_size(self, num_workers: int) -> int:
-        return k_of(self.k, num_workers)
 
     def release(self, worker: int, view: View) -> Release:
         return Release(version=view.version + 1) if view.contributes(worker) else NOW

@@ -10,7 +10,6 @@ class PeerView(NamedTuple):
 
     Attributes:
         number: grows with every view, and every Regroup before it.
-        generation: grows with every roll-back.
         version: of the model with which all members begin.
     """
 

@@ -6,11 +6,7 @@ from typing import NamedTuple
 
 
 class Join(NamedTuple):
-    """A worker asks to take part. To all servers. Body: an introduction, with the handle of its shared memory if any.
-
-    Attributes:
-        session: grows with every join of the worker.
-    """
+    """A worker asks to take part. To all servers. Body: an introduction, with the handle of its shared memory if any."""
 
     worker: int
     session: int
@@ -20,8 +16,6 @@ class Push(NamedTuple):
     """A worker hands over its gradient. To all servers. Bodies: its report; the server's part, float32.
 
     Attributes:
-        generation: grows with every roll-back.
-        clock: number of the worker's step.
         in_memory: whether the gradient is in the memory that worker and server share; the second body is empty then.
     """
 
@@ -53,7 +47,7 @@ class Heartbeat(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """A server announces itself. Body: an introduction. session: grows with every start of the server."""
+    """A server announces itself. Body: an introduction."""
 
     server: int
     session: int
@@ -103,8 +97,6 @@ class Parameters(NamedTuple):
     """A worker's next step. Body: the server's part of the parameters, float32.
 
     Attributes:
-        clock: number of the step.
-        version: of the parameters.
         in_memory: whether they are in the memory that worker and server share; the body is empty then, or the handle of
             the server's pipe.
     """
