@@ -264,7 +264,10 @@ def test_a_trace_gives_the_times_of_the_run_s_steps_again_and_again(tmp_path: Pa
 
 @pytest.mark.parametrize(
     "text",
-    ["one-slow", "one-slow:0", "one-slow:x", "exponential:-1", "nope", "mixed:3", "trace:/nowhere", "lognormal:inf"],
+    [
+        *["one-slow", "one-slow:0", "one-slow:x", "exponential:-1", "nope", "mixed:3", "lognormal:inf"],
+        *["trace", "trace:/nowhere", f"trace:{__file__}"],
+    ],
 )
 def test_a_profile_that_cannot_be_is_one_clear_line(text: str) -> None:
     with pytest.raises(UsageError, match="--profile") as refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -123,8 +124,12 @@ class Trace(Profile):
     summary = "the step times of a real run, in their order"
 
     def check(self) -> None:
-        if not self._times:
-            raise UsageError(f"--profile {self.form}: {self.parameter or 'nothing'} contains no run with pushes")
+        if not self.parameter:
+            raise UsageError(f"--profile {self.form}: give the folder of a run after the colon")
+        with suppress(NotADirectoryError):
+            if self._times:
+                return
+        raise UsageError(f"--profile {self.form}: {self.parameter} contains no run with pushes")
 
     @cached_property
     def _times(self) -> Mapping[int, npt.NDArray[np.float64]]:
