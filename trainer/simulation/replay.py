@@ -96,9 +96,10 @@ def replay(run: Place, *, quiet: bool = True) -> ReplayResult:
     # Without every version from 1 on, the replay would silently compute something else.
     if (len(used) and int(used["version"].iloc[-1]) != version) or used["version"].nunique() != version:
         raise DataError(f"{run / PUSHES} lacks updates of the {version} that its newest checkpoint has: it is damaged")
-    updates = tqdm(_updates(used), total=version, unit=" updates", disable=quiet, mininterval=_bar_interval_s())
-    values = _replay(configs_by_version, switches, build, updates, used)
-    return ReplayResult(version, len(used), values, read_vector(run / CHECKPOINTS, version))
+    models = ServerReplay(configs_by_version, switches, build, used["version_pulled"].tolist())
+    for update in tqdm(_updates(used), total=version, unit=" updates", disable=quiet, mininterval=_bar_interval_s()):
+        models.apply(update)
+    return ReplayResult(version, len(used), models.part.values, read_vector(run / CHECKPOINTS, version))
 
 
 def main(run: Place, *, quiet: bool = False) -> int:
@@ -237,7 +238,7 @@ def _replay_models(
         run: the run's folder.
         version: of the checkpoint.
         configs_by_version: see ``configurations``.
-        build: see ``_replay``.
+        build: see ServerReplay.
         rounds: see ``workers_of_rounds``.
         quiet: as in ``replay``.
     """
@@ -283,73 +284,92 @@ def _updates(used: pd.DataFrame) -> Iterator[list[tuple[int, int, int, int, int]
         yield update
 
 
-def _replay(
-    configs_by_version: Sequence[tuple[int, Config]],
-    switches: Mapping[int, int],
-    build: Callable[[Config], tuple[RunFacts, Compute]],
-    updates: Iterator[list[tuple[int, ...]]],
-    used: pd.DataFrame,
-) -> Floats:
-    """Return the parameters after all updates, float32 [P + Q].
+class ServerReplay:
+    """The parameters of a run whose workers share a model, after each of its updates.
 
     Args:
         configs_by_version: see ``configurations``.
         switches: see ``stage_begins``.
         build: returns the facts of a run and the computation of its gradients, for the configuration of a start.
-        updates: see ``_updates``.
-        used: the pushes of all updates, whose ``version_pulled`` says how long each version is needed.
+        pulled: the version at which each gradient of the run was computed, which says how long a version is needed.
+
+    Attributes:
+        part: the parameters, and the update rule of the present stage.
     """
-    run = configs_by_version[0][1]  # the others differ only in the length of the run, in threads and in workers
-    facts, compute = build(run)
-    index = 0
-    config = run.stage_configs()[index]
-    momentum = np.zeros(slots_of(config) * facts.num_parameters, np.float32)
-    part = build_slice(config, facts.num_workers, compute.start().copy(), momentum)
-    weights = build_weights(config, facts)
-    uses_left = Counter(used["version_pulled"].tolist())  # by version: gradients still to be computed at it
-    parameters_by_version = {0: part.values.copy()}
-    accepted = 0
-    later = list(configs_by_version)
-    for update in updates:
+
+    def __init__(
+        self,
+        configs_by_version: Sequence[tuple[int, Config]],
+        switches: Mapping[int, int],
+        build: Callable[[Config], tuple[RunFacts, Compute]],
+        pulled: Iterable[int],
+    ) -> None:
+        self.later = list(configs_by_version)
+        self.run = configs_by_version[0][
+            1
+        ]  # later ones differ only in the length of the run, in threads and in workers
+        self.switches = switches
+        self.build = build
+        self.facts, self.compute = build(self.run)
+        self.stage = 0
+        self.config = self.run.stage_configs()[self.stage]
+        self.accepted = 0
+        self._uses_left = Counter(pulled)  # by version: gradients still to be computed at it
+        self._parameters: dict[int, Floats] = {}  # by version, until their last use
+        momentum = np.zeros(slots_of(self.config) * self.facts.num_parameters, np.float32)
+        self._continue(0, self.compute.start().copy(), momentum)
+
+    def apply(self, update: Sequence[tuple[int, int, int, int, int]]) -> None:
+        """Compute the gradients of the next update, and make it. update: see ``_updates``."""
         version = update[0][0]
-        while later and later[0][0] <= version:
-            cohorts = run.cohorts
-            run = later.pop(0)[1]
-            config = run.stage_configs()[index]
-            if run.cohorts != cohorts:
-                facts, compute = build(run)
-                # By the stage that made the checkpoint, even if the next stage begins with it, too.
-                entered = enter_cohort(config, facts.num_workers, version - 1, part.values, part.momentum)
-                part = build_slice(config, facts.num_workers, *entered, part.updates)
-                weights = build_weights(config, facts)
-                parameters_by_version[version - 1] = part.values.copy()
-            compute.set_threads(config.processes.threads)
+        self._begin_starts(version)
         # Only now, because the newest checkpoint may be the one before the switch, whose momentum is the old one.
-        if switches.get(version - 1, index) != index:
-            before = config
-            index = switches[version - 1]
-            config = run.stage_configs()[index]
-            entered = enter_stage(run, before, config, facts.num_workers, part.values, part.momentum)
-            part = build_slice(config, facts.num_workers, *entered, part.updates)
-            weights = build_weights(config, facts)
-            parameters_by_version[version - 1] = part.values.copy()
+        self._begin_stage(version - 1)
         vectors = []
         steps = []  # of each push
         for _, worker, clock, pulled, _ in update:
-            plan = local_plan(config, facts, clock)
+            plan = local_plan(self.config, self.facts, clock)
             steps.append(len(plan.rates))
-            vectors.append(compute.push(worker, clock, [parameters_by_version[pulled]], plan).vector)
-            # Free the parameters of a version after their last use.
-            uses_left[pulled] -= 1
-            if not uses_left[pulled]:
-                del parameters_by_version[pulled]
+            vectors.append(self.compute.push(worker, clock, [self._parameters[pulled]], plan).vector)
+            self._uses_left[pulled] -= 1
+            if not self._uses_left[pulled]:
+                del self._parameters[pulled]
         examples = [row[4] / count for row, count in zip(update, steps, strict=True)]
-        gradients = config.cohorts.present.gradients(accepted, facts.num_workers)
-        epoch = gradients / (facts.num_workers * config.steps_per_epoch(facts.rows))
-        rate = worker_rate(config, facts, epoch) * weights.correction(examples)
-        part.apply(vectors, rate, weights.factors([version - 1 - row[3] for row in update], examples))
-        accepted += sum(steps)
-        if uses_left[version]:
-            parameters_by_version[version] = part.values.copy()
-    values: Floats = part.values
-    return values
+        gradients = self.config.cohorts.present.gradients(self.accepted, self.facts.num_workers)
+        epoch = gradients / (self.facts.num_workers * self.config.steps_per_epoch(self.facts.rows))
+        rate = worker_rate(self.config, self.facts, epoch) * self.weights.correction(examples)
+        self.part.apply(vectors, rate, self.weights.factors([version - 1 - row[3] for row in update], examples))
+        self.accepted += sum(steps)
+        if self._uses_left[version]:
+            self._parameters[version] = self.part.values.copy()
+
+    def _begin_starts(self, version: int) -> None:
+        """Take over the configurations of starts that made the update of a version."""
+        while self.later and self.later[0][0] <= version:
+            cohorts = self.run.cohorts
+            self.run = self.later.pop(0)[1]
+            self.config = self.run.stage_configs()[self.stage]
+            if self.run.cohorts != cohorts:
+                self.facts, self.compute = self.build(self.run)
+                # By the stage that made the checkpoint, even if the next stage begins with it, too.
+                num_workers = self.facts.num_workers
+                entered = enter_cohort(self.config, num_workers, version - 1, self.part.values, self.part.momentum)
+                self._continue(version - 1, *entered)
+            self.compute.set_threads(self.config.processes.threads)
+
+    def _begin_stage(self, version: int) -> None:
+        """Enter the stage that begins with the checkpoint of a version, if one does."""
+        if self.switches.get(version, self.stage) == self.stage:
+            return
+        before = self.config
+        self.stage = self.switches[version]
+        self.config = self.run.stage_configs()[self.stage]
+        num_workers = self.facts.num_workers
+        entered = enter_stage(self.run, before, self.config, num_workers, self.part.values, self.part.momentum)
+        self._continue(version, *entered)
+
+    def _continue(self, version: int, values: Floats, momentum: Floats) -> None:
+        """Continue from a version by the rules of the present stage and its workers."""
+        self.part = build_slice(self.config, self.facts.num_workers, values, momentum, version)
+        self.weights = build_weights(self.config, self.facts)
+        self._parameters[version] = self.part.values.copy()
