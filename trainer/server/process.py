@@ -414,9 +414,7 @@ def _order(body: memoryview) -> Order:
         raise MalformedMessageError("an order") from None
 
 
-def open_server(config: Config, facts: RunFacts, endpoint: Endpoint) -> Server:
-    """Return a server; see ``Server`` for the arguments. Raises UsageError if the address is taken."""
-    return Server(config, facts, endpoint)
+open_server = Server  # for trainer.server.stages
 
 
 def main(config: Config, facts: RunFacts, endpoint: Endpoint) -> None:

@@ -165,9 +165,7 @@ class RoundsServer:
         return index
 
 
-def open_server(config: Config, facts: RunFacts, endpoint: Endpoint) -> RoundsServer:
-    """Return server 0; see ``RoundsServer`` for the arguments. Raises UsageError if the address is taken."""
-    return RoundsServer(config, facts, endpoint)
+open_server = RoundsServer  # for trainer.server.stages
 
 
 def main(config: Config, facts: RunFacts, endpoint: Endpoint) -> None:

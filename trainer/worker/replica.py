@@ -115,7 +115,7 @@ class Replica:
         self._sums = RoundSums(config, facts, worker, pushed, own_sum, links, collective)
         self._offer: ExampleOffer | None = None  # the examples that this worker gives with its gradient
         self._examples: dict[int, Examples] = {}  # by worker, those that it and others give in the present round
-        self._early: list[tuple[Message, tuple[Body, ...]]] = []
+        self._early: list[tuple[FromPeer, tuple[Body, ...]]] = []
         self.gossip = GossipRounds({}) if config.data.gossip else None
         # The ids of the last complete round and of the next one, beside the rest.
         self._view_bytes = JSON_LIMIT_BYTES + most_ids_bytes(2 * facts.num_workers * config.data.gossip)
@@ -175,7 +175,7 @@ class Replica:
         # 0: void, so that workers of this host no longer read them.
         self.links.offer_piece(0, 0)
         self.links.offer_sum(0, 0)
-        self._early = [early for early in self._early if _number(early[0]) >= number]
+        self._early = [early for early in self._early if early[0].number >= number]
         return True
 
     def holding(self) -> dict[str, Any]:
@@ -285,7 +285,7 @@ class Replica:
         self.phase = Phase.ROUND
         self._sums.send_gradient(self.number, self.version, report._replace(offer=self._offer))
         self._handle_early()
-        self._complete_if_summed()
+        self._try_to_complete()
 
     def handle(self, message: Message, bodies: tuple[Body, ...]) -> None:
         """Handle a message of another worker. Raises MalformedMessageError.
@@ -339,25 +339,23 @@ class Replica:
         else:
             self._sums.take_sum(message, *bodies)
         # A piece may have been the last one of this worker's own sum.
-        self._complete_if_summed()
+        self._try_to_complete()
 
     def collected(self, number: int, version: int, total: Vector) -> None:
         """Take the sum that the collective has made in a round. A sum of another round is dropped."""
         if (number, version) == (self.number, self.version) and self.phase is Phase.ROUND:
             self._sums.take_total(total)
-            self._complete_if_summed()
+            self._try_to_complete()
 
     def _clear_round(self) -> None:
         self._sums.clear()
         self._offer = None
         self._examples = {}
 
-    def _complete_if_summed(self) -> None:
-        if self._sums.are_complete:
-            self._complete()
-
-    def _complete(self) -> None:
-        """Make the update of a round whose sums have all arrived. A loss that is not finite ends the run without it."""
+    def _try_to_complete(self) -> None:
+        """Make the update of the round if all sums have arrived. A loss that is not finite ends the run without it."""
+        if not self._sums.are_complete:
+            return
         reports = self._sums.reports
         snapshot = self._sums.snapshot
         sums = self._sums.sums_by_range()
@@ -393,7 +391,3 @@ class Replica:
             self.write(copy.generation, version, copy.values, copy.momentum)
         elif self.phase is Phase.TRAINED and version == self.version:
             self.write(self.generation, version, self.values, self.slice.momentum)
-
-
-def _number(message: Message) -> int:
-    return getattr(message, "number", 0)
