@@ -45,9 +45,7 @@ class Settlement(NamedTuple):
 class WantSnapshot(NamedTuple):
     """The next round must end with a snapshot. From server 0 to worker 0, whose sums tell all others.
 
-    Attributes:
-        wish: grows with every snapshot that is wanted, so that a repeated message does not cause another one.
-    """
+    wish: grows with every snapshot that is wanted, so that a repeated message does not cause another one."""
 
     number: int
     wish: int

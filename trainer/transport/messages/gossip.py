@@ -8,9 +8,7 @@ from typing import NamedTuple
 class GossipOffer(NamedTuple):
     """A worker's examples for all others. To server 0. Body: the examples.
 
-    Attributes:
-        epoch: the worker's epoch by whose losses they were selected.
-    """
+    epoch: the worker's epoch by whose losses they were selected."""
 
     worker: int
     session: int
@@ -39,9 +37,7 @@ class GossipPool(NamedTuple):
 class GossipContent(NamedTuple):
     """The examples that a worker gives before a step, to another worker, before its gradient. Body: the examples.
 
-    Attributes:
-        version: of the parameters of that step.
-    """
+    version: of the parameters of that step."""
 
     number: int
     version: int
@@ -65,9 +61,7 @@ class PeerOffer(NamedTuple):
 class PoolRequest(NamedTuple):
     """A worker needs the pools of the last rounds, from ``round`` on. To server 0, which sends a GossipPool for each.
 
-    Attributes:
-        session: of the sender.
-    """
+    session: of the sender."""
 
     worker: int
     process: int

@@ -8,9 +8,7 @@ from typing import NamedTuple
 class NeighbourView(NamedTuple):
     """The workers of a run in which each has a model of its own. From server 0. Body: members, and the plan of links.
 
-    Attributes:
-        number: grows with every view.
-    """
+    number: grows with every view."""
 
     number: int
     generation: int
@@ -33,9 +31,7 @@ class RoundGrant(NamedTuple):
 class NeighbourModel(NamedTuple):
     """A worker's model in a round, to its neighbours in that round. Body: the parameters, float32.
 
-    Attributes:
-        session: of the sender.
-    """
+    session: of the sender."""
 
     session: int
     worker: int

@@ -37,9 +37,7 @@ class PeerBeat(NamedTuple):
 class RoundReport(NamedTuple):
     """The reports of the last rounds up to a version. To server 0. Bodies: none; the rounds.
 
-    Attributes:
-        number: of the view; among neighbours the session of the sender.
-    """
+    number: of the view; among neighbours the session of the sender."""
 
     worker: int
     process: int
@@ -78,9 +76,7 @@ class ModelCopy(NamedTuple):
 
     Among neighbours it is for a single worker, and an empty momentum is 0.
 
-    Attributes:
-        number: of the view; among neighbours the session of the addressee.
-    """
+    number: of the view; among neighbours the session of the addressee."""
 
     number: int
     version: int

@@ -15,9 +15,7 @@ class Join(NamedTuple):
 class Push(NamedTuple):
     """A worker hands over its gradient. To all servers. Bodies: its report; the server's part, float32.
 
-    Attributes:
-        in_memory: whether the gradient is in the memory that worker and server share; the second body is empty then.
-    """
+    in_memory: whether the gradient is in the memory that worker and server share; the second body is empty then."""
 
     worker: int
     session: int
@@ -37,9 +35,7 @@ class GiveUp(NamedTuple):
 class Heartbeat(NamedTuple):
     """A worker is alive. To server 0, on a connection of its own, so that it can overtake the join request.
 
-    Attributes:
-        joined: whether all servers have answered the session's join request.
-    """
+    joined: whether all servers have answered the session's join request."""
 
     worker: int
     session: int
@@ -96,10 +92,8 @@ class WriteReceipt(NamedTuple):
 class Parameters(NamedTuple):
     """A worker's next step. Body: the server's part of the parameters, float32.
 
-    Attributes:
-        in_memory: whether they are in the memory that worker and server share; the body is empty then, or the handle of
-            the server's pipe.
-    """
+    in_memory: whether they are in the memory that worker and server share; the body is empty then, or the handle of the
+    server's pipe."""
 
     worker: int
     session: int
@@ -144,9 +138,7 @@ class Rejoin(NamedTuple):
 class Load(NamedTuple):
     """A server must load the checkpoint of a version, and start a generation with it.
 
-    Attributes:
-        stage: number of the stage in which the run continues.
-    """
+    stage: number of the stage in which the run continues."""
 
     generation: int
     version: int
@@ -162,8 +154,6 @@ class Execute(NamedTuple):
 class ChangeStage(NamedTuple):
     """A worker must leave its exchange, because the run is in another stage. From server 0.
 
-    Attributes:
-        stage: number of that stage.
-    """
+    stage: number of that stage."""
 
     stage: int

@@ -30,8 +30,6 @@ class EndReply(NamedTuple):
 class Refusal(NamedTuple):
     """Server 0's reply to an introduction of another run. Body: the essentials of its own.
 
-    Attributes:
-        session: of the refused process; 0 for a supervisor.
-    """
+    session: of the refused process; 0 for a supervisor."""
 
     session: int
