@@ -185,7 +185,7 @@ class PeerProgress:
             if measured.seen:
                 self.passes.use(worker, measured.seen)
         # A pass over the rows ends for an absent worker too, or all later passes would seem to lack rows.
-        for worker in range(self.num_workers) if len(completed) < self.num_workers else ():
+        for worker in range(self.num_workers):
             if worker not in completed and (rows := self._rows_of_batch(worker, round)):
                 self.passes.miss(worker, rows)
         examples = sum(measured.examples for measured in completed.values())

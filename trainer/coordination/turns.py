@@ -90,7 +90,9 @@ class Turns:
             if member.ticket == ticket:  # otherwise the worker was lost meanwhile
                 self.membership.wait_for_version(member, False)
                 self._queue(member, release)
-        for worker, ticket in self._queues.take_at_barrier() if opens_barrier else ():
+        if not opens_barrier:
+            return
+        for worker, ticket in self._queues.take_at_barrier():
             if self.membership.members[worker].ticket == ticket:
                 self.await_turn(self.membership.members[worker])
 

@@ -181,8 +181,9 @@ class SliceServer:
             if peer := self._peer(reply):
                 stop = Stop(reply.worker, reply.session, self.generation, reply.clock, order.version)
                 self.send(peer.identity, stop, None)
-        # From server 0 only, so that a worker polls a single socket between two micro-batches.
-        for reply in order.cancelled if self.index == 0 else ():
+        if self.index:  # server 0 cancels steps, so that a worker polls a single socket between two micro-batches
+            return
+        for reply in order.cancelled:
             if peer := self._peer(reply):
                 self.send(peer.identity, Cancel(*reply), None)
 

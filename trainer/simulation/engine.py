@@ -295,9 +295,11 @@ class Engine:
         after the last one has. Otherwise, or if there is only one server, ``begin_generation`` makes them load."""
         if not first and (not self.down or self.now < self.back_at):
             return
-        for index in range(1, len(self.servers)) if first else ():
-            self.leader.hello(b"", index, 1)
-        if not first or len(self.servers) == 1:
+        followers = range(1, len(self.servers))
+        if first and followers:
+            for index in followers:
+                self.leader.hello(b"", index, 1)
+        else:
             self.leader.begin_generation("server 0 was started again")
         self.down = False
         for worker, virtual in enumerate(self.workers):
@@ -351,7 +353,8 @@ class Engine:
         virtual.ends = virtual.step_start + sum(self.step_times.seconds(turn.worker, clock) for clock in clocks)
         # The step begins with the selection of examples for others, whose message takes as long as others. Of several
         # steps without a push between them, all gradients are computed at the end: so the first one selects for all.
-        if gifts := [gift for clock in clocks if (gift := self.compute.selection(turn.worker, clock))]:
+        selections = [self.compute.selection(turn.worker, clock) for clock in clocks]
+        if gifts := list(filter(None, selections)):
             virtual.offer = virtual.session, gifts[-1]
             latency_s = self.network.latency_s if self.network else 0.0
             self._schedule(virtual.step_start + latency_s, turn.worker, Kind.OFFER)

@@ -497,7 +497,9 @@ class PeerEngine:
             peer.phase = PeerPhase.BEGINNING
             self.progress.begin(worker)
             self.queue.put(start, worker, PeerEventKind.BEGIN)
-        for worker in present if at is None and times.begun else ():
+        if at is not None or not times.begun:
+            return
+        for worker in present:
             if worker not in times.begun:
                 self._restore_absence(worker, times.start)
 
