@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.checkpoints.decisions import StopDecision, delete_switch, read_stop, read_switch
 from trainer.checkpoints.generations import read_generations, write_generations
-from trainer.checkpoints.read import evaluation_of, is_sound, states_and_names, versions
+from trainer.checkpoints.read import evaluation_of, is_sound, states_and_listings, versions
 from trainer.checkpoints.resumption import state_to_restore
 from trainer.checkpoints.state import STATE, EvaluationMark, RunState, folder_of, rank
 from trainer.checkpoints.write import mark_final
@@ -27,14 +27,14 @@ def prune(root: Place, keep: int = 2, waiting: int = WAITING, *, by_rule: bool =
     prune at a time. Raises OSError if the folder cannot be read.
 
     by_rule: whether a rule may end the stage or the run: keep all that wait, too, and the checkpoint with which it ends."""
-    checkpoints = states_and_names(root)
+    checkpoints = states_and_listings(root)
     states = [state for state, _ in checkpoints]
-    sound = [state for state, names in checkpoints if is_sound(root, state, names)]
+    sound = [state for state, listing in checkpoints if is_sound(root, state, listing)]
     if not sound:
         return []
     newest = sound[-1].version
     recent = sound[-keep:]
-    evaluated = {state.version: evaluation_of(root, state, names) for state, names in checkpoints}
+    evaluated = {state.version: evaluation_of(root, state, listing) for state, listing in checkpoints}
     wait = [state.version for state in states if state.is_for_evaluation and not evaluated[state.version]]
     # A mark without figures only says that the evaluator is done with the checkpoint, so it cannot be the best one.
     measured = {

@@ -14,20 +14,20 @@ from trainer.checkpoints.slice_file import Float32s, StoredSlice, broken, header
 from trainer.checkpoints.state import EVALUATED, STATE, EvaluationMark, RunState, folder_of, slice_name
 from trainer.home.place import Place, entries, remembered
 
-Listed = Mapping[str, FileInfo]
+Listing = Mapping[str, FileInfo]  # the entries of a folder by name
 _content = remembered(lambda place, size: place.read_bytes())
 
 
 def read_state(root: Place, version: int) -> RunState:
     """Read the state of a version. Raises DataError with the file if it is missing, broken or of another version."""
-    return _state(root, version, listed(folder_of(root, version)))
+    return _state(root, version, list_folder(folder_of(root, version)))
 
 
-def _state(root: Place, version: int, names: Listed) -> RunState:
-    """Read the state of a version, like ``read_state``, from a folder that is listed already. names: its entries."""
+def _state(root: Place, version: int, listing: Listing) -> RunState:
+    """Read the state of a version, like ``read_state``, from a folder that is listed already."""
     place = folder_of(root, version) / STATE
     try:
-        state = RunState.from_bytes(_content(place, _entry(place, names)))
+        state = RunState.from_bytes(_content(place, _entry(place, listing)))
     except FileNotFoundError:
         raise DataError(f"{place} is missing: the checkpoint was never finished") from None
     except ValueError:
@@ -37,16 +37,16 @@ def _state(root: Place, version: int, names: Listed) -> RunState:
     return state
 
 
-def read_slice(place: Place, version: int, generation: int, names: Listed) -> StoredSlice:
+def read_slice(place: Place, version: int, generation: int, listing: Listing) -> StoredSlice:
     """Open a slice and check everything but its elements. O(1) in its size. Raises DataError with the file.
 
     Args:
         place: the file.
         version, generation: those that its header must have.
-        names: the entries of its folder.
+        listing: of its folder.
     """
     try:
-        header = header_of(place, _entry(place, names))
+        header = header_of(place, _entry(place, listing))
         numbers = numbers_in(header)
         slots = slots_in(header)
         length, states = (header.arrays[name][1] for name in ("values", "momentum"))
@@ -65,22 +65,20 @@ def read_slice(place: Place, version: int, generation: int, names: Listed) -> St
 
 def read_slices(root: Place, version: int) -> tuple[RunState, list[StoredSlice]]:
     """Open the state and all slices of a checkpoint, and check that they fit together. O(servers). Raises DataError."""
-    names = listed(folder_of(root, version))
-    state = _state(root, version, names)
-    return state, _slices(root, state, names)
+    listing = list_folder(folder_of(root, version))
+    state = _state(root, version, listing)
+    return state, _slices(root, state, listing)
 
 
 def slices_of(root: Place, state: RunState) -> list[StoredSlice]:
     """Open the slices of the checkpoint with a given state. Raises DataError."""
-    return _slices(root, state, listed(folder_of(root, state.version)))
+    return _slices(root, state, list_folder(folder_of(root, state.version)))
 
 
-def _slices(root: Place, state: RunState, names: Listed) -> list[StoredSlice]:
-    """Open the slices of a checkpoint; check that together they cover the flat vector once. Raises DataError.
-
-    names: the entries of its folder."""
+def _slices(root: Place, state: RunState, listing: Listing) -> list[StoredSlice]:
+    """Open the slices of a checkpoint; check that together they cover the flat vector once. Raises DataError."""
     folder = folder_of(root, state.version)
-    slices = [read_slice(folder / name, state.version, state.generation, names) for name in _slice_names(state)]
+    slices = [read_slice(folder / name, state.version, state.generation, listing) for name in _slice_names(state)]
     at = 0
     for part in slices:
         parameters = min(max(state.num_parameters - part.begin, 0), part.end - part.begin)
@@ -114,25 +112,25 @@ def vector_of(root: Place, state: RunState) -> Float32s:
     return np.concatenate([part.values(0, part.total) for part in slices_of(root, state)])
 
 
-def listed(folder: Place) -> Listed:
-    """Return the entries of a folder by name. Costs one listing."""
+def list_folder(folder: Place) -> Listing:
+    """Return the entries of a folder by name. Costs one request to a store."""
     return {entry.name: entry for entry in entries(folder)}
 
 
-def _entry(place: Place, names: Listed) -> FileInfo:
+def _entry(place: Place, listing: Listing) -> FileInfo:
     """Return the entry of a file in its folder. Raises FileNotFoundError."""
-    if place.name not in names:
+    if place.name not in listing:
         raise FileNotFoundError(place)
-    return names[place.name]
+    return listing[place.name]
 
 
 def versions(root: Place) -> list[int]:
     """Return all versions with a folder, complete or not, in ascending order."""
-    return _versions(listed(root))
+    return _versions(list_folder(root))
 
 
-def _versions(names: Listed) -> list[int]:
-    return sorted(int(name) for name in names if re.fullmatch(r"\d{8,}", name))
+def _versions(listing: Listing) -> list[int]:
+    return sorted(int(name) for name in listing if re.fullmatch(r"\d{8,}", name))
 
 
 def whole(root: Place) -> list[int]:
@@ -144,19 +142,19 @@ def whole_states(root: Place) -> list[RunState]:
     """Return the states of the complete versions in ascending order. Raises OSError if the folder cannot be read.
 
     On a remote store it costs a listing, one more per checkpoint, and a read per new state."""
-    return [state for state, _ in states_and_names(root)]
+    return [state for state, _ in states_and_listings(root)]
 
 
-def states_and_names(root: Place) -> list[tuple[RunState, Listed]]:
+def states_and_listings(root: Place) -> list[tuple[RunState, Listing]]:
     """Return the states of the complete versions in ascending order, each with the entries of its folder by name.
 
     Checkpoints that a roll-back made void, or whose state is damaged, are left out. Raises OSError if the folder cannot
     be read. On a remote store it costs a listing, one more per checkpoint, and a read per new state."""
-    names = listed(root)
+    listing = list_folder(root)
     result = []
-    generations = _generations(root, names)
-    for version in _versions(names):
-        inside = listed(folder_of(root, version))
+    generations = _generations(root, listing)
+    for version in _versions(listing):
+        inside = list_folder(folder_of(root, version))
         if state := _whole_state(root, version, generations, inside):
             result.append((state, inside))
     return result
@@ -172,11 +170,11 @@ def newest_state(root: Place, *, verify: bool = False, warn: Callable[[str], Non
     """Return the state of the newest complete version, or None if there is none.
 
     verify: skip versions whose slices are damaged; warn: called with the text of each error on the way."""
-    names = listed(root)
-    generations = _generations(root, names)
-    for version in reversed(_versions(names)):
+    listing = list_folder(root)
+    generations = _generations(root, listing)
+    for version in reversed(_versions(listing)):
         try:
-            inside = listed(folder_of(root, version))
+            inside = list_folder(folder_of(root, version))
             state = _finished_state(root, version, generations, inside)
             if state and (not verify or _slices(root, state, inside)):
                 return state
@@ -188,18 +186,18 @@ def newest_state(root: Place, *, verify: bool = False, warn: Callable[[str], Non
 
 def is_whole(root: Place, state: RunState) -> bool:
     """Return whether the checkpoint with a given state is still there, complete and not void."""
-    names = listed(folder_of(root, state.version))
-    return _whole_state(root, state.version, read_generations(root), names) == state
+    listing = list_folder(folder_of(root, state.version))
+    return _whole_state(root, state.version, read_generations(root), listing) == state
 
 
 def marked_states(root: Place) -> list[tuple[RunState, EvaluationMark | None]]:
     """Return the states of complete checkpoints with their evaluations. Costs as ``whole_states``."""
-    return [(state, evaluation_of(root, state, names)) for state, names in states_and_names(root)]
+    return [(state, evaluation_of(root, state, listing)) for state, listing in states_and_listings(root)]
 
 
 def whole_state(root: Place, version: int, generations: Generations) -> RunState | None:
     """Return the state of a version if its checkpoint is complete and not void by the generations, else None."""
-    return _whole_state(root, version, generations, listed(folder_of(root, version)))
+    return _whole_state(root, version, generations, list_folder(folder_of(root, version)))
 
 
 def unevaluated(root: Place) -> list[RunState]:
@@ -214,45 +212,46 @@ def waiting_of(states_with_marks: Iterable[tuple[RunState, EvaluationMark | None
     return [state for state, mark in states_with_marks if state.is_for_evaluation and not mark]
 
 
-def evaluation_of(root: Place, state: RunState, names: Listed | None = None) -> EvaluationMark | None:
-    """Return the evaluation of the checkpoint with a given state, or None. names: entries of its folder, if known."""
+def evaluation_of(root: Place, state: RunState, listing: Listing | None = None) -> EvaluationMark | None:
+    """Return the evaluation of the checkpoint with a given state, or None. listing: of its folder, if known."""
     folder = folder_of(root, state.version)
     try:
-        evaluation = EvaluationMark.from_bytes(_content(folder / EVALUATED, (names or listed(folder))[EVALUATED]))
+        evaluation = EvaluationMark.from_bytes(
+            _content(folder / EVALUATED, (listing or list_folder(folder))[EVALUATED])
+        )
     except (FileNotFoundError, KeyError, ValueError):
         return None
     return evaluation if evaluation.is_of(state) else None
 
 
-def _generations(root: Place, names: Listed) -> Generations:
-    return read_generations(root) if GENERATIONS in names else Generations()
+def _generations(root: Place, listing: Listing) -> Generations:
+    return read_generations(root) if GENERATIONS in listing else Generations()
 
 
-def _whole_state(root: Place, version: int, generations: Generations, names: Listed) -> RunState | None:
+def _whole_state(root: Place, version: int, generations: Generations, listing: Listing) -> RunState | None:
     try:
-        return _finished_state(root, version, generations, names)
+        return _finished_state(root, version, generations, listing)
     except DataError:
         return None
 
 
-def _finished_state(root: Place, version: int, generations: Generations, names: Listed) -> RunState | None:
+def _finished_state(root: Place, version: int, generations: Generations, listing: Listing) -> RunState | None:
     """Return the state of a complete checkpoint that is not void, else None. Raises DataError for a broken state.
 
-    generations: the generations of the run, by which a checkpoint is void; names: the entries of the checkpoint's
-    folder."""
-    if STATE not in names:
+    generations: of the run, by which a checkpoint is void; listing: of the checkpoint's folder."""
+    if STATE not in listing:
         return None
-    state = _state(root, version, names)
+    state = _state(root, version, listing)
     if not generations.includes(state.generation, version):
         return None
-    has_parts = all(name in names and names[name].bytes == size for name, size in state.parts.items())
-    return state if has_parts and all(name in names for name in _slice_names(state)) else None
+    has_parts = all(name in listing and listing[name].bytes == size for name, size in state.parts.items())
+    return state if has_parts and all(name in listing for name in _slice_names(state)) else None
 
 
-def is_sound(root: Place, state: RunState, names: Listed) -> bool:
-    """Return whether the slices of a checkpoint are undamaged. names: entries of its folder."""
+def is_sound(root: Place, state: RunState, listing: Listing | None = None) -> bool:
+    """Return whether the slices of a checkpoint are undamaged. listing: of its folder, if known."""
     try:
-        return bool(_slices(root, state, names))
+        return bool(_slices(root, state, listing) if listing else slices_of(root, state))
     except DataError:
         return False
 

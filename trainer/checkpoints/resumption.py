@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from trainer.checkpoints.decisions import StopDecision, read_switch, stop_of
-from trainer.checkpoints.read import is_sound, listed, newest_state, read_state, versions
-from trainer.checkpoints.state import RunState, folder_of
+from trainer.checkpoints.read import is_sound, newest_state, read_state, versions
+from trainer.checkpoints.state import RunState
 from trainer.config import Config
 from trainer.home.place import Place
 
@@ -61,6 +61,6 @@ def state_to_restore(
         if decision is None:
             continue
         earlier = read_state(root, decision.version)
-        if is_sound(root, earlier, listed(folder_of(root, decision.version))):
+        if is_sound(root, earlier):
             return earlier
     return state
