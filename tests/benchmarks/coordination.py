@@ -20,6 +20,7 @@ from torch import nn
 from pipeline.core.reporting.tables import table
 from tests.benchmarks.throughput import RATE, ROOT, SKIP, train_plainly
 from tests.support.draws import shuffled
+from trainer.checkpoints.slice_file import Float32s
 from trainer.config import Config, Data, Optimiser, RunSpec
 from trainer.coordination.budget import Budget
 from trainer.coordination.coordinator import Coordinator
@@ -113,7 +114,7 @@ def _virtual_images_per_s(shards: Path, steps: int) -> float:
     ended: list[float] = []
 
     class Timed(compute.RealCompute):
-        def step(self, worker: int, clock: int, parameters: Sequence[compute.Floats]) -> compute.MiniBatchResult:
+        def step(self, worker: int, clock: int, parameters: Sequence[Float32s]) -> compute.MiniBatchResult:
             ended.append(time.perf_counter())
             return super().step(worker, clock, parameters)
 

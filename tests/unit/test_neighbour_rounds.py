@@ -21,6 +21,7 @@ from tests.support.simulated_network import LEADER, SimulatedNetwork
 from tests.support.virtual_runs import QUIET
 from trainer.checkpoints.read import newest, read_state, read_vector, versions
 from trainer.checkpoints.replica_file import create_replicas, open_replicas, replica_name
+from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
@@ -42,7 +43,7 @@ from trainer.runlog.kinds.peers import GossipEvent
 from trainer.runlog.kinds.run import GenerationEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.simulate import SimulationSettings, simulate
-from trainer.simulation.compute import Floats, MiniBatchResult, Quadratic
+from trainer.simulation.compute import MiniBatchResult, Quadratic
 from trainer.simulation.peers.engine import PeerEngine
 from trainer.simulation.peers.history import PeerHistory
 from trainer.simulation.peers.replay import PeerReplay
@@ -82,10 +83,10 @@ class Toy(Quadratic):
         examples = Examples(ids, ids % 7, (ids % 256).astype(np.uint8)[:, None, None, None])
         return None if clock % (5 + worker % 2) else GivenExamples(clock, examples)
 
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
+    def step(self, worker: int, clock: int, parameters: Sequence[Float32s]) -> MiniBatchResult:
         return self.at(worker, clock, parameters, self.pools[worker])
 
-    def at(self, worker: int, clock: int, parameters: Sequence[Floats], pools: Sequence[Pool]) -> MiniBatchResult:
+    def at(self, worker: int, clock: int, parameters: Sequence[Float32s], pools: Sequence[Pool]) -> MiniBatchResult:
         """Return the gradient of a step if these are the pools of the worker."""
         result = super().step(worker, clock, parameters)
         others = [pool.others() for pool in pools if pool.clock <= clock][-1:]

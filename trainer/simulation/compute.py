@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
 from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.ratios import Ratios
+from trainer.checkpoints.slice_file import Float32s
 from trainer.config import RunFacts
 from trainer.context import RunContext
 from trainer.coordination.local_steps import LocalCopy, LocalPlan
@@ -20,8 +20,6 @@ from trainer.coordination.passes import RowSums
 from trainer.data.gossip import GivenExamples, find_rows, rows_of_pool
 from trainer.data.rows import Rows
 from trainer.gossip.rounds import Pool
-
-Floats = npt.NDArray[np.float32]
 
 
 class MiniBatchResult(NamedTuple):
@@ -36,7 +34,7 @@ class MiniBatchResult(NamedTuple):
         row_losses: their losses, if the run keeps them.
     """
 
-    vector: Floats
+    vector: Float32s
     examples: int
     loss: float
     correct: int
@@ -71,14 +69,14 @@ class Compute:
     owned_entries: tuple[slice, int] | None = None
     loss_table: tuple[int, tuple[int, ...]] = (0, ())
 
-    def start(self) -> Floats:
+    def start(self) -> Float32s:
         return np.zeros(self.num_parameters + self.num_buffers, np.float32)
 
     @abstractmethod
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
+    def step(self, worker: int, clock: int, parameters: Sequence[Float32s]) -> MiniBatchResult:
         """Return the gradient of a mini-batch at ``parameters``, which are one array per server."""
 
-    def push(self, worker: int, clock: int, parameters: Sequence[Floats], plan: LocalPlan) -> MiniBatchResult:
+    def push(self, worker: int, clock: int, parameters: Sequence[Float32s], plan: LocalPlan) -> MiniBatchResult:
         """Return the next push of a worker: the sum of the gradients of its mini-batches from a step on."""
         if len(plan.rates) == 1:
             return self.step(worker, clock, parameters)
@@ -108,7 +106,7 @@ class Compute:
     def keep_pools(self) -> None:
         """Keep the examples of others for all steps, not only for the newest ones: steps may come in any order."""
 
-    def restore_losses(self, history: Sequence[tuple[Ints, Floats]]) -> None:
+    def restore_losses(self, history: Sequence[tuple[Ints, Float32s]]) -> None:
         """Have all workers select examples by the losses of a ledger. No-op without rows. history: ids and losses."""
 
     def restart(self, worker: int) -> None:
@@ -124,7 +122,7 @@ class NoCompute(Compute):
     def __init__(self, context: RunContext, num_workers: int) -> None:
         self.sizes = context.config.worker_batches(num_workers)
 
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
+    def step(self, worker: int, clock: int, parameters: Sequence[Float32s]) -> MiniBatchResult:
         return MiniBatchResult(self._NOTHING, self.sizes[worker], 0.0, 0)
 
 
@@ -140,10 +138,10 @@ class Quadratic(Compute):
         self.sizes = context.config.worker_batches(num_workers)
         self.curvature = np.geomspace(1, 0.01, self.num_parameters).astype(np.float32)
 
-    def start(self) -> Floats:
+    def start(self) -> Float32s:
         return np.ones(self.num_parameters, np.float32)
 
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
+    def step(self, worker: int, clock: int, parameters: Sequence[Float32s]) -> MiniBatchResult:
         values = parameters[0] if len(parameters) == 1 else np.concatenate(parameters)
         with np.errstate(over="ignore"):  # the coordinator detects runs that diverge
             slope = self.curvature * values
@@ -201,10 +199,10 @@ class RealCompute(Compute):
 
         torch.set_num_threads(count)
 
-    def start(self) -> Floats:
+    def start(self) -> Float32s:
         return self._start
 
-    def step(self, worker: int, clock: int, parameters: Sequence[Floats]) -> MiniBatchResult:
+    def step(self, worker: int, clock: int, parameters: Sequence[Float32s]) -> MiniBatchResult:
         from trainer.worker.step import step_seed
 
         np.concatenate(parameters, out=self.pulled)
@@ -230,7 +228,7 @@ class RealCompute(Compute):
             if batches.gossip:
                 batches.gossip.spans = None
 
-    def restore_losses(self, history: Sequence[tuple[Ints, Floats]]) -> None:
+    def restore_losses(self, history: Sequence[tuple[Ints, Float32s]]) -> None:
         for batches in self.batches:
             if batches.gossip:
                 batches.gossip.restore_losses(history)

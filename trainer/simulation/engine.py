@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.write import WriteOutcome
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import Order, StepMeasurements
@@ -25,7 +26,7 @@ from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import recorded_losses
 from trainer.runlog.read import iter_events, read_pushes
 from trainer.server.slice_server import SliceServer
-from trainer.simulation.compute import Compute, Floats
+from trainer.simulation.compute import Compute
 from trainer.simulation.network import CollectiveNetwork, Network
 from trainer.simulation.options import SimulationSettings
 from trainer.simulation.step_times import StepTimes
@@ -86,7 +87,7 @@ class VirtualWorker:
         offer: the examples that it has given last, with the session in which it did.
     """
 
-    parts: list[Floats]
+    parts: list[Float32s]
     session: int = 0
     attempt: int = 0
     turn: Parameters = NO_TURN

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from pipeline.core.errors import DataError, JobError, UsageError
 from trainer.checkpoints.read import newest, read_state, read_vector
+from trainer.checkpoints.slice_file import Float32s
 from trainer.config import Config, RunFacts
 from trainer.context import RunContext
 from trainer.coordination.cohorts import FIRST
@@ -29,7 +30,7 @@ from trainer.runlog.kinds.peers import GossipEvent, PoolEvent
 from trainer.runlog.kinds.run import StageEvent, StartEvent
 from trainer.runlog.read import iter_events, read_pushes, surviving_events
 from trainer.runlog.run_folder import read_record
-from trainer.simulation.compute import COMPUTES, Compute, Floats, facts_of
+from trainer.simulation.compute import COMPUTES, Compute, facts_of
 from trainer.simulation.peers.history import PeerHistory
 from trainer.simulation.peers.replay import PeerReplay
 
@@ -49,8 +50,8 @@ class ReplayResult:
 
     version: int
     pushes: int
-    replayed: Floats
-    logged: Floats
+    replayed: Float32s
+    logged: Float32s
 
     @property
     def is_equal(self) -> bool:
@@ -231,7 +232,7 @@ def _replay_models(
     rounds: Sequence[list[int]],
     *,
     quiet: bool,
-) -> Floats:
+) -> Float32s:
     """Return the mean of all models at a checkpoint, for an exchange among neighbours. Raises DataError.
 
     Args:
@@ -315,7 +316,7 @@ class ServerReplay:
         self.config = self.run.stage_configs()[self.stage]
         self.accepted = 0
         self._uses_left = Counter(pulled)  # by version: gradients still to be computed at it
-        self._parameters: dict[int, Floats] = {}  # by version, until their last use
+        self._parameters: dict[int, Float32s] = {}  # by version, until their last use
         momentum = np.zeros(slots_of(self.config) * self.facts.num_parameters, np.float32)
         self._continue(0, self.compute.start().copy(), momentum)
 
@@ -368,7 +369,7 @@ class ServerReplay:
         entered = enter_stage(self.run, before, self.config, num_workers, self.part.values, self.part.momentum)
         self._continue(version, *entered)
 
-    def _continue(self, version: int, values: Floats, momentum: Floats) -> None:
+    def _continue(self, version: int, values: Float32s, momentum: Float32s) -> None:
         """Continue from a version by the rules of the present stage and its workers."""
         self.part = build_slice(self.config, self.facts.num_workers, values, momentum, version)
         self.weights = build_weights(self.config, self.facts)

@@ -15,6 +15,7 @@ import numpy as np
 from trainer.checkpoints.decisions import StopDecision
 from trainer.checkpoints.prune import prune
 from trainer.checkpoints.read import read_state
+from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
 from trainer.coordination.orders import StepMeasurements
@@ -39,7 +40,7 @@ from trainer.plan import FLOAT_BYTES
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.runlog.events import log_event
 from trainer.runlog.journal import Journal
-from trainer.simulation.compute import Compute, Floats
+from trainer.simulation.compute import Compute
 from trainer.simulation.engine import KEEP_S, SCRIPTED, begin_at
 from trainer.simulation.network import Link
 from trainer.simulation.options import SimulationSettings
@@ -243,7 +244,7 @@ class PeerEngine:
             self._send(worker, self.progress.members[worker].clock)
         self._try_to_complete(worker)
 
-    def _arrive(self, worker: int, sender: int, round: int, model: Floats) -> None:
+    def _arrive(self, worker: int, sender: int, round: int, model: Float32s) -> None:
         peer = self.peers[worker]
         peer.inbox.setdefault(round, {})[sender] = model
         if peer.phase is PeerPhase.WAITING:
@@ -271,7 +272,7 @@ class PeerEngine:
         self._begin(worker)
         self._complete_rounds()
 
-    def _mix(self, worker: int, others: list[tuple[float, Floats]]) -> None:
+    def _mix(self, worker: int, others: list[tuple[float, Float32s]]) -> None:
         """Average a worker's parameters with its neighbours', and note the end of its round. others: see ``mix``."""
         peer = self.peers[worker]
         mixed = mix_parameters(peer.replica.values, others, self.facts.num_parameters)
@@ -282,7 +283,7 @@ class PeerEngine:
             peer.replica.values = mixed
         self.progress.finish(worker, self._measured[worker])
 
-    def _descend(self, worker: int, values: Floats) -> None:
+    def _descend(self, worker: int, values: Float32s) -> None:
         """Replace a worker's model by ``values``, updated by the gradient of its present model.
 
         values: the present model, or its average with the neighbours' models."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from trainer.checkpoints.slice_file import Float32s
 from trainer.coordination.parameter_slice import ParameterSlice
-from trainer.simulation.compute import Floats
 from trainer.simulation.network import Link
 
 
@@ -54,7 +54,7 @@ class PeerEvent:
     sender: int = -1
     round: int = 0
     lives: tuple[int, int] = field(default=(0, 0), compare=False)
-    model: Floats | None = field(default=None, compare=False)
+    model: Float32s | None = field(default=None, compare=False)
     away_s: float = field(default=0.0, compare=False)
 
 
@@ -77,5 +77,5 @@ class VirtualPeer:
     phase: PeerPhase = PeerPhase.ABSENT
     step_start: float = 0.0
     step_end: float = 0.0
-    inbox: dict[int, dict[int, Floats]] = field(default_factory=dict)
+    inbox: dict[int, dict[int, Float32s]] = field(default_factory=dict)
     back_at: float = 0.0

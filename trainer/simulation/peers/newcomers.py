@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.simulation.compute import Floats
+from trainer.checkpoints.slice_file import Float32s
 
 
 @dataclass
@@ -19,14 +19,14 @@ class Newcomer:
 
     first: int
     sources: set[int]
-    spare: Floats | None = None
+    spare: Float32s | None = None
     spare_from: int = -1
 
 
 class Newcomers(dict[int, Newcomer]):
     """Newcomers by worker, until a model is sent to them."""
 
-    def note_model(self, worker: int, round: int, model: Floats) -> list[int]:
+    def note_model(self, worker: int, round: int, model: Float32s) -> list[int]:
         """Note the model with which a worker begins a round, and return the newcomers to which the worker sends it."""
         waiting = {index: newcomer for index, newcomer in self.items() if newcomer.first == round}
         for newcomer in waiting.values():

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.core.errors import DataError
 from trainer.checkpoints.replica_file import mean_of
+from trainer.checkpoints.slice_file import Float32s
 from trainer.checkpoints.state import RunState
 from trainer.config import Config, RunFacts
 from trainer.coordination.parameter_slice import ParameterSlice
@@ -15,7 +16,7 @@ from trainer.exchange.mixing import mix_parameters
 from trainer.exchange.neighbours import NeighbourExchange
 from trainer.leader.peer_checkpoints import PeerTimes
 from trainer.rules import build_replica, carry_losses, replica_rate, weighted_batch
-from trainer.simulation.compute import Compute, Floats
+from trainer.simulation.compute import Compute
 from trainer.simulation.peers.history import PeerHistory
 
 
@@ -74,12 +75,12 @@ class PeerReplay:
                     " gradients were logged"
                 )
         is_gradient_first = self.exchange.order == "grad-then-avg"
-        models: dict[int, Floats] = {}
+        models: dict[int, Float32s] = {}
         for worker in needed:
             if is_gradient_first:
                 self._descend(worker, self.models[worker].values.copy())
             models[worker] = self.models[worker].values
-        mixed: dict[int, Floats] = {}
+        mixed: dict[int, Float32s] = {}
         for worker in workers:
             others = [(weight, models[other]) for other, weight in links.get(worker, ())]
             mixed[worker] = mix_parameters(self.models[worker].values, others, self.facts.num_parameters)
@@ -92,14 +93,14 @@ class PeerReplay:
         self.round += 1
         self._admit()
 
-    def mean(self, state: RunState) -> Floats:
+    def mean(self, state: RunState) -> Float32s:
         """Return the mean of the models of a checkpoint at the present round, float32 [P + Q]. Raises DataError."""
         workers = sorted(PeerTimes.from_state(state).begun)
         if not workers:
             return self._first.values
         if not set(workers) <= set(self.models):
             raise DataError("the log lacks gradients of workers that the newest checkpoint has")
-        mean: Floats = mean_of([self.models[worker].values for worker in workers]).astype(np.float32)
+        mean: Float32s = mean_of([self.models[worker].values for worker in workers]).astype(np.float32)
         return mean
 
     def _begin(self, workers: Sequence[int]) -> None:
@@ -112,8 +113,8 @@ class PeerReplay:
         if stored is not None:
             self.models = {worker: model for worker, model in self.models.items() if worker in stored}
         present = [self.models[worker] for worker in sorted(self.models)] or [self._first]
-        values: Floats = mean_of([each.values for each in present]).astype(np.float32)
-        momentum: Floats = mean_of([each.momentum for each in present]).astype(np.float32)
+        values: Float32s = mean_of([each.values for each in present]).astype(np.float32)
+        momentum: Float32s = mean_of([each.momentum for each in present]).astype(np.float32)
         # Other workers than those in the checkpoint.
         if self.config.cohorts.begins_at(self.round):
             models = {worker: model.values for worker, model in self.models.items()}
@@ -131,7 +132,7 @@ class PeerReplay:
                 momentum = np.zeros(self.facts.num_parameters, np.float32)
                 self.models[worker] = build_replica(self.config, self.facts, values, momentum)
 
-    def _descend(self, worker: int, values: Floats) -> None:
+    def _descend(self, worker: int, values: Float32s) -> None:
         """Subtract the gradient of a worker's model from other values, which become its model."""
         model = self.models[worker]
         result = self.compute.step(worker, self.round, [model.values])
