@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -95,7 +96,7 @@ class PeerTraining:
         self._file_of: dict[int, ReplicaFile] = dict.fromkeys(times.begun, file) if file else {}
         self._unused: dict[int, set[int]] = {}  # by worker, its neighbours whose models it does not use
         self._sent_bytes = times.sent_bytes
-        self._sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
+        self._sent_in: Counter[int] = Counter()  # bytes by round, of incomplete rounds
 
     @property
     def diverged(self) -> str | None:
@@ -138,7 +139,7 @@ class PeerTraining:
                 log_links(self.log, worker, round, each.changed, self._unused)
                 self.progress.finish(worker, each.report)
                 self.absent_from.pop(worker, None)
-                self._sent_in[round] = self._sent_in.get(round, 0) + each.sent_bytes
+                self._sent_in[round] += each.sent_bytes
 
     def keep_copy(self, version: int, worker: int, values: Float32s, momentum: Float32s, now: float) -> None:
         """Keep a worker's model for the checkpoint of a version. values, momentum: its model."""

@@ -7,6 +7,7 @@ run repeats every event after its checkpoint at the same virtual time."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache, partial
 
@@ -109,7 +110,7 @@ class PeerEngine:
         self.checkpoints: PeerCheckpoints
         self.examples: PeerExamples
         self.sent_bytes = 0  # in all complete rounds
-        self.sent_in: dict[int, int] = {}  # bytes by round, of incomplete rounds
+        self.sent_in: Counter[int] = Counter()  # bytes by round, of incomplete rounds
         self.neighbours = lru_cache(maxsize=1024)(self._neighbours)
         self._measured: dict[int, StepMeasurements] = {}  # of the present round, by worker
         self._stored: list[int] = []  # workers whose models the checkpoint of the generation has
@@ -222,7 +223,8 @@ class PeerEngine:
         if round > self.progress.version and self.checkpoints.is_due(round):
             replica = peer.replica
             self.checkpoints.put(round, worker, replica.values, replica.momentum, self.now, peer.link.free_at)
-        self._hand_over(worker, round)
+        for index in self.newcomers.note_model(worker, round, peer.replica.values):
+            self._copy(index, worker)
         if round >= self.steps:
             peer.phase = PeerPhase.DONE
             return
@@ -309,18 +311,10 @@ class PeerEngine:
         size = FLOAT_BYTES * self.facts.num_parameters
         for other, _ in self.neighbours(round).get(worker, ()):
             if self.progress.takes_part(other, round):
-                self._count(round, size)
+                self.sent_in[round] += size
                 arrival = peer.link.send(size, self.now) + self.latency_s
                 details = {"sender": worker, "round": round, "model": peer.replica.values}
                 self.queue.put(arrival, other, PeerEventKind.ARRIVE, **details)
-
-    def _count(self, round: int, size: int) -> None:
-        self.sent_in[round] = self.sent_in.get(round, 0) + size
-
-    def _hand_over(self, worker: int, round: int) -> None:
-        """Send the model with which a worker begins a round to the newcomers that begin with the same round."""
-        for index in self.newcomers.note_model(worker, round, self.peers[worker].replica.values):
-            self._copy(index, worker)
 
     def _copy(self, index: int, source: int | None = None) -> None:
         """Send a model to a newcomer. source: the worker that sends its own; None for the spare one."""
@@ -328,7 +322,7 @@ class PeerEngine:
         model = newcomer.spare if source is None else self.peers[source].replica.values
         size = FLOAT_BYTES * self.facts.elements
         # In the round before, which is not complete while a newcomer waits: a run that is resumed does not send it again.
-        self._count(newcomer.first - 1, size)
+        self.sent_in[newcomer.first - 1] += size
         arrival = self.latency_s + (self.now if source is None else self.peers[source].link.send(size, self.now))
         log_newcomer(self.root, index, newcomer.spare_from if source is None else source, newcomer.first)
         self.unused.pop(index, None)
@@ -449,7 +443,7 @@ class PeerEngine:
         self.now = times.start if at is None else at
         self.origin = self.now - times.seconds
         self.sent_bytes = times.sent_bytes
-        self.sent_in = {}
+        self.sent_in = Counter()
         self.newcomers = Newcomers()
         self.unused = {}
         self.plan = plan_of(self.config, facts, root, state)
