@@ -24,12 +24,12 @@ from trainer.leader.leader import FAR_LOOK_S
 from trainer.leader.peer_checkpoints import PeerTimes
 from trainer.leader.peer_log import NO_MODEL, log_newcomer
 from trainer.leader.peer_members import PeerMembership, add_their_newcomers, source_of_newcomer, view_body
-from trainer.leader.peer_status import status_of
 from trainer.leader.peer_training import PeerTraining
 from trainer.leader.process_table import ProcessTable
 from trainer.leader.replica_writer import ReplicaWriter
 from trainer.leader.restore import restore
 from trainer.leader.silence import PauseWatch
+from trainer.leader.status import peer_status
 from trainer.leader.worker_messages import FromWorker, SendToWorker, introduction_of
 from trainer.runlog.events import log_event
 from trainer.runlog.example_ledger import ExampleLedger
@@ -456,7 +456,7 @@ class NeighbourLeader:
         progress = self.training.progress
         journal = self.training.journal
         diverged = self.training.diverged
-        return status_of(
+        return peer_status(
             progress,
             journal,
             len(self.members),

@@ -24,8 +24,8 @@ from trainer.leader.peer_checkpoints import EARLIER_PLANS, PeerCheckpoints, Peer
 from trainer.leader.peer_gossip import PeerGossip
 from trainer.leader.peer_log import log_links
 from trainer.leader.peer_members import PeerMembership
-from trainer.leader.peer_status import describe_divergence
 from trainer.leader.replica_writer import ReplicaWriter
+from trainer.leader.status import describe_divergence
 from trainer.rules import worker_rate
 from trainer.runlog.example_ledger import ExampleLedger
 from trainer.runlog.journal import Journal

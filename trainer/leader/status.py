@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trainer.coordination.orders import Record
+from trainer.coordination.peer_progress import PeerProgress
 from trainer.runlog.journal import Journal, Progress
 from trainer.transport.status import RunStatus
 
@@ -39,3 +41,33 @@ def describe_loss(record: Record, place: str) -> str:
     if not record.version_pulled:  # it was computed with the initial parameters
         return f"{loss} before any update: check the model's initial parameters and the rows of this worker"
     return f"{loss} {place}; lower --learning-rate"
+
+
+def peer_status(
+    progress: PeerProgress,
+    journal: Journal,
+    present: int,
+    seconds: float,
+    *,
+    trained: bool,
+    finished: bool,
+    diverged: str | None,
+) -> RunStatus:
+    """Return the status of a run whose workers keep models of their own, as server 0 reports it to a supervisor.
+
+    Args:
+        progress, journal: of the run.
+        present: number of its members.
+        seconds: training time.
+        trained, finished, diverged: see RunStatus.
+    """
+    # Every member has the same rounds left, so the members that remain are all or none.
+    remaining = 0 if trained else present
+    status = progress_status(progress, journal, seconds)
+    return replace(status, remaining=remaining, alive=present, trained=trained, finished=finished, diverged=diverged)
+
+
+def describe_divergence(progress: PeerProgress) -> str | None:
+    """Return in words which loss is not finite, or None if none is."""
+    bad = progress.diverged
+    return describe_loss(bad, f"in round {bad.clock}") if bad else None

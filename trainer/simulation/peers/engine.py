@@ -35,8 +35,8 @@ from trainer.leader.peer_checkpoints import (
 )
 from trainer.leader.peer_log import NO_MODEL, log_links, log_newcomer
 from trainer.leader.peer_members import SEARCHED_ROUNDS
-from trainer.leader.peer_status import describe_divergence, status_of
 from trainer.leader.restore import restore
+from trainer.leader.status import describe_divergence, peer_status
 from trainer.plan import FLOAT_BYTES
 from trainer.rules import build_replica, replica_rate, weighted_batch, worker_rate
 from trainer.runlog.events import log_event
@@ -148,7 +148,7 @@ class PeerEngine:
         """Return the status that a leader reports to a supervisor."""
         # No supervisor waits for a final checkpoint here, so a run that is trained is finished.
         present = sum(member.is_in for member in self.progress.members)
-        return status_of(
+        return peer_status(
             self.progress,
             self.journal,
             present,
