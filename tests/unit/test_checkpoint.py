@@ -25,7 +25,7 @@ from pipeline.core.errors import DataError
 from tests.support.kills import Countdown, was_killed_at
 from trainer.checkpoints import read as checkpoint
 from trainer.checkpoints.generations import Generations, write_generations
-from trainer.checkpoints.prune import discard_after, go_back, prune
+from trainer.checkpoints.prune import discard_after, prune, roll_back
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, unevaluated, versions, whole
 from trainer.checkpoints.state import RunState, folder_of, slice_name
 from trainer.checkpoints.write import mark_evaluated, mark_final, write_model, write_slice, write_state
@@ -257,7 +257,7 @@ def test_a_roll_back_names_a_broken_checkpoint(tmp_path: Path, caplog: pytest.Lo
     for version in (1, 2):
         write(tmp_path, state_of(version))
     torn(folder_of(tmp_path, 2) / slice_name(1, 2))
-    assert go_back(tmp_path, 3) == (1, 3)
+    assert roll_back(tmp_path, 3) == (1, 3)
     assert [str(folder_of(tmp_path, 2)) in record.getMessage() for record in caplog.records] == [True]
 
 

@@ -25,7 +25,7 @@ from pipeline.core.storage.objects import ObjectFiles
 from tests.support.places import STORE, elsewhere
 from tests.unit.test_checkpoint import numbers, state_of, write
 from trainer.checkpoints.generations import Generations, write_generations
-from trainer.checkpoints.prune import go_back, prune
+from trainer.checkpoints.prune import prune, roll_back
 from trainer.checkpoints.read import (
     evaluation_of,
     is_whole,
@@ -103,7 +103,7 @@ def test_pruning_and_roll_backs_work_on_every_store(home: StorePlace) -> None:
     assert versions(home) == [2, 4, 5], "the best, and the newest two"
     slow = folder_of(home, 5) / slice_name(1, 2)
     slow.unlink()
-    assert go_back(home, 7) == (4, 7)
+    assert roll_back(home, 7) == (4, 7)
     assert versions(home) == [2, 4]
     write_generations(home, Generations(((7, 3),)))
     assert whole(home) == [2]

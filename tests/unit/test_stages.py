@@ -22,7 +22,7 @@ from tests.support.trainer_sets import EVAL_ROWS, rows_of, write_shards
 from tests.support.two_stages import NeighboursThenServers, TwoHalves
 from trainer import Options, Result
 from trainer.checkpoints.decisions import SwitchDecision, read_switch, write_decision
-from trainer.checkpoints.prune import go_back, prune
+from trainer.checkpoints.prune import prune, roll_back
 from trainer.checkpoints.read import newest, read_slice_range, read_state, read_vector, whole
 from trainer.checkpoints.state import RunState, folder_of
 from trainer.checkpoints.write import mark_evaluated, write_model, write_state
@@ -279,11 +279,11 @@ def test_a_late_decision_takes_the_run_back_once(tmp_path: Path) -> None:
     write_decision(tmp_path, SwitchDecision(10, 1, 1, 0.5))
     prune(tmp_path, by_rule=True)
     assert whole(tmp_path) == [10, 40, 50]
-    assert go_back(tmp_path, 2, by_rule=True) == (10, 2)
+    assert roll_back(tmp_path, 2, by_rule=True) == (10, 2)
     assert whole(tmp_path) == [10]
     checkpoint(tmp_path, 20, stage=1)
     (tmp_path / "generations.json").write_text("[[1, 0]]")
-    assert go_back(tmp_path, 3, by_rule=True) == (20, 3)
+    assert roll_back(tmp_path, 3, by_rule=True) == (20, 3)
     prune(tmp_path, keep=1)
     assert whole(tmp_path) == [20]
 
@@ -297,7 +297,7 @@ def test_a_void_or_damaged_decision_counts_for_nothing(tmp_path: Path) -> None:
     assert read_switch(tmp_path) is None, "of a checkpoint that is not there"
     (tmp_path / "switch.json").write_text('{"version": ')
     assert read_switch(tmp_path) is None
-    assert go_back(tmp_path, 2, by_rule=True) == (20, 2)
+    assert roll_back(tmp_path, 2, by_rule=True) == (20, 2)
 
 
 def test_a_decision_for_a_damaged_checkpoint_is_made_anew(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_decision_for_a_damaged_checkpoint_is_made_anew(tmp_path: Path) -> Non
     write_decision(tmp_path, SwitchDecision(10, 1, 1, 0.5))
     slice_file = next(folder_of(tmp_path, 10).glob("slice-*"))
     slice_file.write_bytes(b"?" * 8 + slice_file.read_bytes()[8:])
-    assert go_back(tmp_path, 2, by_rule=True) == (20, 2)
+    assert roll_back(tmp_path, 2, by_rule=True) == (20, 2)
     assert read_switch(tmp_path) is None
 
 

@@ -59,7 +59,7 @@ def try_to_prune(root: Place, **options: Any) -> list[int]:
         return []
 
 
-def go_back(
+def roll_back(
     root: Place, at_least: int, *, by_rule: bool = False, stop: StopDecision | None = None
 ) -> tuple[int, int] | None:
     """Roll back to the newest sound checkpoint and return (version, new generation), or None if there is none.

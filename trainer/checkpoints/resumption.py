@@ -50,7 +50,7 @@ def state_to_restore(
 ) -> RunState | None:
     """Return the state with which a run continues, or None if no checkpoint is sound.
 
-    Raises OSError if the folder cannot be read. by_rule, stop: see trainer.checkpoints.prune.go_back; warn: called with
+    Raises OSError if the folder cannot be read. by_rule, stop: see trainer.checkpoints.prune.roll_back; warn: called with
     the text of each error in a newer checkpoint (default: not)."""
     state = newest_state(root, verify=True, warn=warn)
     if state is None:

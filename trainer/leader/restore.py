@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pipeline.core.errors import JobError
 from trainer.checkpoints.decisions import StopDecision, stop_of
-from trainer.checkpoints.prune import go_back
+from trainer.checkpoints.prune import roll_back
 from trainer.config import Config
 from trainer.home.folders import Folders
 from trainer.runlog.example_ledger import ExampleLedger, begin_ledger
@@ -41,7 +41,7 @@ def restore(config: Config, folders: Folders, at_least: int, *, by_rule: bool = 
     """
     root = folders.checkpoints
     stop = stop_of(root, config)
-    restored = go_back(root, at_least, by_rule=by_rule, stop=stop)
+    restored = roll_back(root, at_least, by_rule=by_rule, stop=stop)
     if not restored:
         raise JobError(f"{root} holds no whole checkpoint, not even the first; start with --overwrite")
     version, generation = restored
