@@ -42,9 +42,12 @@ def write_groups(store: Store, folder: str, low: int, groups: npt.NDArray[np.int
     return kept_range
 
 
-@lru_cache(maxsize=2)  # a task reads rows in order
-def _groups(store: Store, path: str) -> npt.NDArray[np.int32]:
+def _read_numbers(store: Store, path: str) -> npt.NDArray[np.int32]:
     return np.frombuffer(store.read(path), "<i4")
+
+
+_range_groups = lru_cache(maxsize=2)(_read_numbers)  # a task reads rows in order
+_group_numbers = lru_cache(maxsize=8192)(_read_numbers)  # a block has rows of every class
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,9 @@ class KeptGroups:
         for kept_range in self.ranges[first:]:
             if kept_range.low >= high:
                 break
-            parts.append(_groups(self.store, kept_range.path)[max(low - kept_range.low, 0) : high - kept_range.low])
+            groups = _range_groups(self.store, kept_range.path)
+            parts.append(groups[max(low - kept_range.low, 0) : high - kept_range.low])
         return np.concatenate(parts).astype(np.int64)
-
-
-@lru_cache(maxsize=8192)  # a block has rows of every class
-def _read_class_column(store: Store, path: str) -> npt.NDArray[np.int32]:
-    return np.frombuffer(store.read(path), "<i4")
 
 
 @dataclass(frozen=True)
@@ -86,5 +85,5 @@ class KeptByRank:
         workers = np.empty(len(groups), np.int64)
         for group in np.unique(groups).tolist():
             rows = groups == group
-            workers[rows] = _read_class_column(self.store, self.paths[group])[ranks[rows]]
+            workers[rows] = _group_numbers(self.store, self.paths[group])[ranks[rows]]
         return workers

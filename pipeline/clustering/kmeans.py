@@ -29,6 +29,7 @@ from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.points import ONE_TASK_BYTES, Points, fit_gathered
 from pipeline.clustering.projection import check_grid, grid_exponent
 from pipeline.clustering.reduction import tree_reduce
+from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.hashing import row_hashes
 from pipeline.core.npz import check_arrays
@@ -38,15 +39,15 @@ T = TypeVar("T")
 
 
 class _KMeansParams(HasFeaturesCol, HasPredictionCol, HasMaxIter, HasTol, HasSeed):
-    k: Param[int] = Param(Params._dummy(), "k", "number of clusters", whole_number("k", 1, lloyd.MOST_CLUSTERS))
-    nInit: Param[int] = Param(Params._dummy(), "nInit", "number of starts, the best kept", whole_number("nInit", 1))
+    k: Param[int] = Param(Params._dummy(), "k", "number of clusters", whole_number("k", lloyd.MOST_CLUSTERS))
+    nInit: Param[int] = Param(Params._dummy(), "nInit", "number of starts, the best kept", whole_number("nInit"))
     idCol: Param[str] = Param(
         Params._dummy(),
         "idCol",
         "column of unique whole numbers; without it, rows are told apart by their features",
         TypeConverters.toString,
     )
-    maxIter: Param[int] = Param(Params._dummy(), "maxIter", "most iterations", whole_number("maxIter", 1))
+    maxIter: Param[int] = Param(Params._dummy(), "maxIter", "most iterations", whole_number("maxIter"))
     tol: Param[float] = Param(Params._dummy(), "tol", "tolerance, as scikit-learn's", not_negative("tol"))
 
     def __init__(self) -> None:
@@ -183,15 +184,15 @@ class BlockKMeans(
             parts = points.map(lambda part: lloyd.draw_sample(part.ids, part.points, settings))
             sample = tree_reduce(parts, partial(lloyd.merge_samples, settings.k))
 
-            def run_pass(centres: lloyd.Ints) -> lloyd.Sums:
+            def run_pass(centres: Ints) -> lloyd.Sums:
                 """Return the sums of one Lloyd pass over all rows, by one Spark job."""
                 return tree_reduce(points.map(lambda part: lloyd.one_pass(part.points, centres)), lloyd.merge)
 
-            def rows(look: Callable[[lloyd.Ints, Any], T], merge: Callable[[T, T], T]) -> T:
+            def rows(look: Callable[[Ints, Any], T], merge: Callable[[T, T], T]) -> T:
                 """Apply ``look(ids, points)`` to every block and return its results, merged by ``merge``."""
                 return tree_reduce(points.map(lambda part: look(part.ids, part.points)), merge)
 
-            def refine(centres: lloyd.Ints, mean_variance: float) -> lloyd.Ints:
+            def refine(centres: Ints, mean_variance: float) -> Ints:
                 """Return the centres after Lloyd iterations, in one task, on a sample of the rows."""
                 limit = refinement_limit(sample.count)
                 few = points.map(lambda part: refinement_sample(limit, settings.seed, part.ids, part.points))

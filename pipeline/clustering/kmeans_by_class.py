@@ -18,8 +18,7 @@ from pipeline.clustering.persistence import ArrayReadable, ArrayWritable
 from pipeline.clustering.projection import check_grid
 from pipeline.core.arrays import Ints
 from pipeline.core.npz import check_arrays
-
-MOST_CLASSES = 1 << 16  # the limit for every data set; see input/scan.py
+from pipeline.core.shardset.layout import MAX_CLASSES
 
 
 class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, ArrayReadable, ArrayWritable):
@@ -89,7 +88,7 @@ class KMeansByClassModel(Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, A
         check_grid(exponent)
         if (arrays["clusters"] < 1).any() or arrays["clusters"].sum() != len(arrays["centres"]):
             raise ValueError("its clusters are not as many as its centres")
-        if not all(0 <= label < classes <= MOST_CLASSES for label in arrays["labels"].tolist()):
+        if not all(0 <= label < classes <= MAX_CLASSES for label in arrays["labels"].tolist()):
             raise ValueError(f"its labels are not within 0..{classes - 1}")
         cuts = np.cumsum(arrays["clusters"])[:-1]
         parts = zip(

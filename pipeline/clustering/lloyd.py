@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.core.arrays import Ints
 from pipeline.core.errors import UsageError
 from pipeline.core.hashing import keyed_hash
 
-Ints = npt.NDArray[np.int64]
 BLOCK_ROWS = 2048
 SAMPLE_ROWS = 4096  # rows of the seeding sample at least; four per cluster if that is more
 MOST_CLUSTERS = 1 << 16

@@ -18,19 +18,15 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, NumericType
 from pipeline.core.errors import DataError, UsageError
 
 
-def whole_number(name: str, least: int, most: int | None = None) -> Callable[[Any], int]:
-    """Return a converter for spark.ml's params that raises UsageError for a number out of range.
+def whole_number(name: str, most: int | None = None) -> Callable[[Any], int]:
+    """Return a converter for spark.ml's params that raises UsageError for a number below 1 or above ``most``, if given.
 
-    Args:
-        name: the parameter, for the error line.
-        least: the lowest value.
-        most: the highest value, or None.
-    """
+    name: the parameter, for the error line."""
 
     def convert(value: Any) -> int:
         number = TypeConverters.toInt(value)
-        if number < least or (most is not None and number > most):
-            limits = f"at least {least}" if most is None else f"in {least}..{most}"
+        if number < 1 or (most is not None and number > most):
+            limits = "at least 1" if most is None else f"in 1..{most}"
             raise UsageError(f"{name} must be {limits}, got {number}")
         return number
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.clustering.lloyd import Ints, Sums, add_rows, block_rows, exact_sum, whole_sum
+from pipeline.clustering.lloyd import Sums, add_rows, block_rows, exact_sum, whole_sum
+from pipeline.core.arrays import Ints
 
 ROOM = 2.0**-8  # the safety margin in units of the grid; a pass adds an error below 2^-26 to the bounds
 

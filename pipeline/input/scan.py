@@ -71,13 +71,10 @@ class PieceScan:
     versions: str = field(default_factory=decoder_versions)
 
 
-def fingerprint(block: Block, rows: npt.NDArray[np.int64] | None = None) -> int:
-    """Return the sum of ``row_hashes`` over a block, or over some of its rows."""
-    take = slice(None) if rows is None else rows
+def fingerprint(block: Block) -> int:
+    """Return the sum of ``row_hashes`` over a block."""
     columns = block.columns
-    coarse = None if columns.coarse_labels is None else columns.coarse_labels[take]
-    targets = None if columns.targets is None else columns.targets[take]
-    hashes = row_hashes(block.ids[take], block.labels[take], coarse, targets, block.images[take])
+    hashes = row_hashes(block.ids, block.labels, columns.coarse_labels, columns.targets, block.images)
     with np.errstate(over="ignore"):
         return int(hashes.sum())
 

@@ -9,7 +9,6 @@ commit, and a kill cannot leave one without the other."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from pipeline.core.arrays import Ints
 from pipeline.core.hashing import keyed_hash
-from pipeline.core.npz import check_arrays, from_bytes
+from pipeline.core.npz import check_arrays, from_bytes, to_bytes
 from pipeline.core.seeds import Purpose, word
 
 BYTES = 32  # per bucket: four numbers
@@ -61,10 +60,6 @@ class Buckets:
             np.concatenate([self.copied, zeros]),
         )
         return Buckets(all_keys[order], *(column[order] for column in columns))
-
-    def places(self, keys: Ints) -> Ints:
-        """Return the positions of keys that all exist, int64 [keys]."""
-        return np.searchsorted(self.keys, keys)
 
     def order_by_number(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values [K] reordered by bucket number."""
@@ -148,7 +143,7 @@ def count_generation(
     running = counters.counts.copy()
     offsets = []
     for chunk_keys, rows in keys_and_rows:
-        places = counters.places(chunk_keys)
+        places = np.searchsorted(counters.keys, chunk_keys)
         offsets.append((places, running[places]))
         running[places] += rows
     counters_with_rows = Buckets(counters.keys, counters.numbers, running, counters.copied)
@@ -180,9 +175,7 @@ class StreamState:
     sums: Ints
 
     def to_bytes(self) -> bytes:
-        target = io.BytesIO()
-        np.savez(target, sums=self.sums, **self.buckets.arrays())
-        return target.getvalue()
+        return to_bytes(sums=self.sums, **self.buckets.arrays())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StreamState:

@@ -78,7 +78,8 @@ class SparkMlEngine(ClusteringEngine):
                     # Classes without rows have no model, and no numbers.
                     sizes = context.scan.label_counts.sum(axis=0)
                     present = np.flatnonzero(sizes).tolist() if by_class else [0]
-                    models = {label: fit_clusters(strategy, clusters, select(points, label)) for label in present}
+                    parts = {label: points.where(F.col("part") == label) for label in present}
+                    models = {label: fit_clusters(strategy, clusters, part) for label, part in parts.items()}
                     fits = {label: describe_model(model) for label, model in models.items()}
                     numbers = number_clusters(fits)
                     classes = len(sizes) if by_class else None
@@ -178,10 +179,6 @@ def fit_pca(table: DataFrame, components: float, pixels: int) -> PCAModel:
     short = PCAModel(leading_components(table.sparkSession.sparkContext, model, keep))
     short._set(k=keep)
     return short.setInputCol("features").setOutputCol("component")
-
-
-def select(points: DataFrame, part: int) -> DataFrame:
-    return points.where(F.col("part") == part)
 
 
 def fit_clusters(strategy: NeighbourhoodStrategy, clusters: int, points: DataFrame) -> ClusterModel:
