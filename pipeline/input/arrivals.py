@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +15,8 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.converted import stored_layout, with_conversion
-from pipeline.input.dataset import Block, Dataset, Run
+from pipeline.input.converted import with_conversion
+from pipeline.input.dataset import Block, Dataset, RecordRange, Run
 from pipeline.input.formats import FORMATS, DataFile, recognise
 from pipeline.input.formats.cifar_binary import FixedRecords
 from pipeline.input.read_options import ReadOptions
@@ -59,14 +57,6 @@ class SkippedRows(NamedTuple):
     decoded: bool = False
 
 
-class RecordRange(NamedTuple):
-    """The records start <= r < stop of a file."""
-
-    file: DataFile
-    start: int
-    stop: int
-
-
 @dataclass(frozen=True)
 class Arrivals(Dataset):
     """The rows of one batch as a data set.
@@ -75,42 +65,6 @@ class Arrivals(Dataset):
 
     segments: tuple[RecordRange, ...] = ()
     first: int = 0
-
-    @property
-    def rows(self) -> int:
-        return sum(stop - start for _, start, stop in self.segments)
-
-    @cached_property
-    def firsts(self) -> list[int]:
-        """The id of the first row of each segment."""
-        return [self.first + before for before in (0, *accumulate(stop - start for _, start, stop in self.segments))][
-            :-1
-        ]
-
-    def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
-        """Yield the spans of rows start <= id < stop: a file, its records low <= r < high, and the first id."""
-        for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.segments)):
-            (file, begin, end) = self.segments[number]
-            first = self.firsts[number]
-            if first >= stop:
-                break
-            low = max(start - first, 0) + begin
-            high = min(stop - first + begin, end)
-            if low < high:
-                yield file, low, high, first + low - begin
-
-    def where(self, row: int) -> str:
-        file, record = self.record(row)
-        return FORMATS[self.format].where(file, record, stored_layout(file, self.layout))
-
-    def record(self, row: int) -> tuple[DataFile, int]:
-        """Return the file of a row and the row's record number in it."""
-        number = self.segment(row)
-        return self.segments[number].file, self.segments[number].start + row - self.firsts[number]
-
-    def segment(self, row: int) -> int:
-        """Return the index of the segment that contains a row."""
-        return bisect_right(self.firsts, row) - 1
 
     def leave_out(self, bad_ranges: Iterable[tuple[int, int]]) -> Arrivals:
         """Return the data set without some rows, each (first id, end); later ids move down to close the gaps."""
@@ -355,7 +309,7 @@ def ranges_to_leave_out(dataset: Arrivals, entries: Iterable[SkippedRows]) -> li
         of_file = list(some)
         bad_entries = [entry for entry in of_file if not entry.decoded]
         if len(bad_entries) > MOST_BROKEN:
-            (_, start, stop) = dataset.segments[number]
+            _, start, stop = dataset.segments[number]
             first = dataset.firsts[number]
             words = f"more than {MOST_BROKEN} records cannot be decoded, so all of the file is left out"
             of_file = [SkippedRows(first, first + stop - start, f"{bad_entries[0].reason}; {words}")]

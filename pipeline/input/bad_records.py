@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.layout import MAX_CLASSES
-from pipeline.input.arrivals import Arrivals, BadRecord, RecordRange, SkippedRows, examine, ranges_to_leave_out
-from pipeline.input.dataset import Dataset, Run, ranges
+from pipeline.input.arrivals import Arrivals, BadRecord, SkippedRows, examine, ranges_to_leave_out
+from pipeline.input.dataset import Dataset, RecordRange, Run, ranges
 
 
 class BadRecordLimit(NamedTuple):

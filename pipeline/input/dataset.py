@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,14 @@ class Block:
         return values.reshape(len(self.ids), layout.shape[0], -1)
 
 
+class RecordRange(NamedTuple):
+    """The records start <= r < stop of a file."""
+
+    file: DataFile
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Dataset:
     """The location and layout of the rows. Picklable and small: O(files), never O(rows)."""
@@ -73,13 +81,23 @@ class Dataset:
     layout: Layout
 
     @property
+    def first(self) -> int:
+        """The id of the first row."""
+        return 0
+
+    @cached_property
+    def segments(self) -> tuple[RecordRange, ...]:
+        """The records that are the rows, in the order of ids."""
+        return tuple(RecordRange(file, 0, file.rows) for file in self.files)
+
+    @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.files)
+        return sum(stop - start for _, start, stop in self.segments)
 
     @cached_property
     def firsts(self) -> list[int]:
-        """The id of the first row of each file."""
-        return [0, *accumulate(file.rows for file in self.files)][:-1]
+        """The id of the first row of each segment."""
+        return list(accumulate((stop - start for _, start, stop in self.segments), initial=self.first))[:-1]
 
     def remarks(self) -> list[str]:
         """Return a line for each of the first files with a remark, and one that counts the others."""
@@ -116,15 +134,15 @@ class Dataset:
 
     def spans(self, start: int, stop: int) -> Iterator[tuple[DataFile, int, int, int]]:
         """Yield the spans of rows start <= id < stop: a file, its records low <= r < high, and the first id."""
-        for number in range(max(0, bisect_right(self.firsts, start) - 1), len(self.files)):
-            file = self.files[number]
+        for number in range(max(0, self.segment(start)), len(self.segments)):
+            file, begin, end = self.segments[number]
             first = self.firsts[number]
             if first >= stop:
                 break
-            low = max(start - first, 0)
-            high = min(stop - first, file.rows)
+            low = max(start - first, 0) + begin
+            high = min(stop - first + begin, end)
             if low < high:
-                yield file, low, high, first + low
+                yield file, low, high, first + low - begin
 
     def read_some(
         self, start: int, stop: int, select: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]]
@@ -147,11 +165,17 @@ class Dataset:
 
     def where(self, row: int) -> str:
         """Return the file of a row and its place in it, for error lines."""
-        for file in self.files:
-            if row < file.rows:
-                return FORMATS[self.format].where(file, row, stored_layout(file, self.layout))
-            row -= file.rows
-        raise IndexError(row)
+        file, record = self.record(row)
+        return FORMATS[self.format].where(file, record, stored_layout(file, self.layout))
+
+    def record(self, row: int) -> tuple[DataFile, int]:
+        """Return the file of a row and the row's record number in it."""
+        number = self.segment(row)
+        return self.segments[number].file, self.segments[number].start + row - self.firsts[number]
+
+    def segment(self, row: int) -> int:
+        """Return the index of the segment that contains a row."""
+        return bisect_right(self.firsts, row) - 1
 
     def listing(self) -> str:
         """Return a digest of names, sizes, times and change marks, which is equal only for equal bytes.

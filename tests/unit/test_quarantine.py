@@ -15,16 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.shardset.layout import Layout
-from pipeline.input.arrivals import (
-    MOST_BROKEN,
-    Arrivals,
-    RecordRange,
-    SkippedRows,
-    merge_ranges,
-    ranges_to_leave_out,
-    survey,
-)
-from pipeline.input.dataset import serial
+from pipeline.input.arrivals import MOST_BROKEN, Arrivals, SkippedRows, merge_ranges, ranges_to_leave_out, survey
+from pipeline.input.dataset import RecordRange, serial
 from pipeline.input.formats import DataFile
 from pipeline.input.quarantine import path_of, write_quarantine
 from pipeline.input.read_options import ReadOptions
