@@ -17,6 +17,7 @@ from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.shardset.schema import broken_is_data_error
+from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import MOST_ROWS, whole_numbers
 from pipeline.input.dataset import Block, Dataset
@@ -45,6 +46,12 @@ class FilePart:
     path: str
     part: int
     parts: int
+
+
+def split_files(files: Sequence[FileInfo]) -> tuple[FilePart, ...]:
+    """Divide large files between tasks, without opening them: the tasks count the row groups."""
+    parts_of_files = [(file.path, max(1, file.bytes // PART_BYTES)) for file in files]
+    return tuple(FilePart(path, part, parts) for path, parts in parts_of_files for part in range(parts))
 
 
 @dataclass(frozen=True)
@@ -93,11 +100,7 @@ def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
     files = plain_files(store, match_paths(store, uri, flag="--embedding"))
     if not files:
         raise DataError(f"{uri} holds no table of embeddings; expected Parquet with the columns {ID} and {VECTOR}")
-    # Large files are split between tasks; the row groups are counted later, by the tasks.
-    parts = []
-    for file in files:
-        number = max(1, file.bytes // PART_BYTES)
-        parts += [FilePart(file.path, part, number) for part in range(number)]
+    # The first vector tells the length of all.
     for file in files:
         with store.open(file.path) as stream, broken_is_data_error(file.path):
             first = next(_open_table_file(stream, file.path).iter_batches(1, columns=[VECTOR]), None)
@@ -105,7 +108,7 @@ def open_embeddings(store: Store, uri: str) -> EmbeddingTable:
                 length = vectors_of(first.column(0), None, file.path, 0).shape[1] // 4
                 if not length:
                     raise DataError(f"{file.path}, row 0: {VECTOR} is an empty vector")
-                return EmbeddingTable(store, uri, tuple(parts), length)
+                return EmbeddingTable(store, uri, split_files(files), length)
     raise DataError(f"{uri} holds no rows")
 
 

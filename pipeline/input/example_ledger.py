@@ -17,7 +17,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.schema import broken_is_data_error
 from pipeline.core.storage.store import Store
 from pipeline.input.assignment_table import MOST_ROWS, whole_numbers
-from pipeline.input.embedding_table import BATCH_ROWS, PART_BYTES, FilePart
+from pipeline.input.embedding_table import BATCH_ROWS, PART_BYTES, FilePart, split_files
 from pipeline.input.files import match_paths, plain_files
 
 FLAG = "--example-ledger"
@@ -103,9 +103,4 @@ def open_ledger(store: Store, uri: str) -> LossLedger:
     files = plain_files(store, match_paths(store, uri, flag=FLAG))
     if not files:
         raise DataError(f"{uri} holds no example ledger; expected Parquet files with {ID}, {EPOCH} and {LOSS}")
-    # Large files are split between tasks; the row groups are counted later, by the tasks.
-    parts = []
-    for file in files:
-        number = max(1, file.bytes // PART_BYTES)
-        parts += [FilePart(file.path, part, number) for part in range(number)]
-    return LossLedger(store, uri, tuple(parts), sum(file.bytes for file in files))
+    return LossLedger(store, uri, split_files(files), sum(file.bytes for file in files))

@@ -6,7 +6,8 @@ with transparency, several frames or more than 8 bits per channel are refused, b
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,7 @@ SIGNATURES = (
 
 ONE_FRAME = ("PNG", "JPEG", "MPO")  # formats of which only the first image is read
 LOOKED_AT = 100  # the most images of a file that are tried to find its shape
+ImageShape = tuple[tuple[int, int, int], bool]  # [C, H, W], and whether the image is decoded by itself
 
 
 def begins_as_image(data: bytes) -> bool:
@@ -97,7 +99,7 @@ def _is_turned(image: Image.Image) -> bool:
         return False
 
 
-def shape_of_image(data: bytes | None, layout: Layout, place: str) -> tuple[tuple[int, int, int], bool]:
+def shape_of_image(data: bytes | None, layout: Layout, place: str) -> ImageShape:
     """Return the shape [C, H, W] of an image, and whether it is encoded (an image file).
 
     Raises DataError if it is null, cannot be decoded, or does not have the size of a raw image."""
@@ -119,19 +121,17 @@ def shape_of_image(data: bytes | None, layout: Layout, place: str) -> tuple[tupl
     return layout.shape, False
 
 
-def first_shape(images: Iterable[tuple[bytes | None, str]], layout: Layout) -> tuple[tuple[int, int, int], bool]:
-    """Return the shape of the first valid image, and whether it is encoded.
+def first_shape(shapes: Iterable[Callable[[], ImageShape]]) -> ImageShape:
+    """Return the shape of the first valid image.
 
-    A broken image does not condemn its file: if none of the first LOOKED_AT images is valid, the error of the first is
-    raised. images: at least one, each with its place for error lines. layout: the layout of raw images."""
+    A broken image does not condemn its file: only if none of the first LOOKED_AT images is valid, the DataError of the
+    first is raised. shapes: at least one function, each of which returns the shape of an image or raises DataError."""
     problem: DataError | None = None
-    for number, (data, place) in enumerate(images, 1):
+    for shape in islice(shapes, LOOKED_AT):
         try:
-            return shape_of_image(data, layout, place)
+            return shape()
         except DataError as error:
             problem = problem or error
-        if number == LOOKED_AT:
-            break
     assert problem, "there is at least one image"
     raise problem
 

@@ -29,6 +29,13 @@ def block_rows(record_bytes: int) -> int:
     return max(1, min(BLOCK_ROWS, BLOCK_BYTES // max(1, record_bytes)))
 
 
+def block_spans(start: int, stop: int, record_bytes: int) -> Iterator[slice]:
+    """Yield the records start <= r < stop in slices of at most ``block_rows`` rows."""
+    step = block_rows(record_bytes)
+    for low in range(start, stop, step):
+        yield slice(low, min(low + step, stop))
+
+
 @dataclass(frozen=True)
 class DataFile:
     """A surveyed file of an input.

@@ -12,7 +12,7 @@ from pipeline.core.errors import DataError
 from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import Columns, DataFile, block_rows
+from pipeline.input.formats.base import Columns, DataFile, block_spans
 from pipeline.input.formats.cifar_binary import Cifar10Binary, Cifar100Binary, FixedRecords
 from pipeline.input.formats.cifar_columns import COARSE, CifarColumns
 from pipeline.input.formats.cifar_pickle import columns_of, names_of
@@ -63,10 +63,8 @@ class CifarArchive(CifarColumns):
         columns, _ = _read(store, file.path, file.split)
         if len(columns.labels) != file.rows or columns.images is None:
             raise DataError(f"{file.path} had {file.rows} rows and now has {len(columns.labels)}: it changed")
-        step = block_rows(layout.record_bytes)
-        for low in range(start, stop, step):
-            span = slice(low, min(low + step, stop))
-            coarse = columns.coarse_labels
+        coarse = columns.coarse_labels
+        for span in block_spans(start, stop, layout.record_bytes):
             yield Columns(
                 columns.labels[span], columns.images[span] if images else None, None if coarse is None else coarse[span]
             )

@@ -19,7 +19,7 @@ from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.shardset.schema import no_labels, words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
-from pipeline.input.formats.base import MOST_LABEL, Columns, DataFile, block_rows
+from pipeline.input.formats.base import MOST_LABEL, Columns, DataFile, block_spans
 from pipeline.input.formats.cifar_columns import COARSE, CifarColumns
 from pipeline.input.read_options import ReadOptions
 
@@ -224,7 +224,5 @@ class CifarPickle(CifarColumns):
         key = b"fine_labels" if b"fine_labels" in batch else b"labels"
         labels = _labels(batch, key, file.path, len(data)) if layout.labelled else no_labels(len(data))
         coarse = _labels(batch, b"coarse_labels", file.path, len(data)) if layout.coarse else None
-        step = block_rows(layout.record_bytes)
-        for low in range(start, stop, step):
-            rows = slice(low, min(low + step, stop))
-            yield Columns(labels[rows], data[rows] if images else None, coarse[rows] if coarse is not None else None)
+        for span in block_spans(start, stop, layout.record_bytes):
+            yield Columns(labels[span], data[span] if images else None, coarse[span] if coarse is not None else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -16,8 +16,8 @@ from pipeline.core.shardset.layout import CIFAR_SHAPE, Layout
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.files import class_of_folder, is_image_name
-from pipeline.input.formats.base import BLOCK_ROWS, DECODED_BYTES, Columns, DataFile, Format, block_rows
-from pipeline.input.image_files import decode_image, first_shape
+from pipeline.input.formats.base import BLOCK_ROWS, DECODED_BYTES, Columns, DataFile, Format, block_spans
+from pipeline.input.image_files import decode_image, first_shape, shape_of_image
 from pipeline.input.read_options import ReadOptions
 
 READ_AT_ONCE = 16  # files that a task reads at the same time; a remote file takes milliseconds
@@ -51,7 +51,8 @@ class ImageFolder(Format):
             raise DataError(
                 f"{file.path} holds no image files{count}; name the folder above the folders of the classes"
             )
-        shape, _ = first_shape(((_read(store, image), image.path) for image in images), Layout(CIFAR_SHAPE))
+        raw = Layout(CIFAR_SHAPE)
+        shape, _ = first_shape(partial(shape_of_image, _read(store, image), raw, image.path) for image in images)
         layout = Layout(shape, class_names=(class_of_folder(file.path),), named_labels=True)
         return DataFile(
             file.path,
@@ -75,11 +76,10 @@ class ImageFolder(Format):
         listed = _images_of(store, file.path, file.change)
         if listed is None:
             raise DataError(f"{file.path}: its files changed while they were read")
-        step = block_rows(layout.record_bytes)
         # Small files are read beside each other: a remote store takes milliseconds to open one.
         with ThreadPoolExecutor(READ_AT_ONCE) as pool:
-            for low in range(start, stop, step):
-                some = listed[low : min(low + step, stop)]
+            for span in block_spans(start, stop, layout.record_bytes):
+                some = listed[span]
                 pixels = np.empty((len(some), layout.record_bytes), np.uint8)
                 contents = pool.map(lambda image: _read(store, image), some)
                 for at, (image, data) in enumerate(zip(some, contents, strict=True)):

@@ -18,7 +18,7 @@ from pipeline.core.shardset.schema import no_labels, words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.arrays import image_shape, labels_of, planar
-from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
+from pipeline.input.formats.base import Columns, DataFile, Format, block_spans
 from pipeline.input.formats.inflation import InflationLimit
 from pipeline.input.read_options import ReadOptions
 
@@ -100,9 +100,7 @@ class Mat(Format):
             array = np.moveaxis(array, -1, 0)
         if len(array) != file.rows:
             raise DataError(f"{file.path} had {file.rows} rows and now has {len(array)}: it changed while it was read")
-        step = block_rows(layout.record_bytes)
-        for low in range(start, stop, step):
-            span = slice(low, min(low + step, stop))
+        for span in block_spans(start, stop, layout.record_bytes):
             yield Columns(labels[span], planar(array[span], layout, file.path) if images else None)
 
 

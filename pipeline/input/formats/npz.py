@@ -17,7 +17,7 @@ from pipeline.core.shardset.schema import no_labels, words_of
 from pipeline.core.storage.files import FileInfo
 from pipeline.core.storage.store import Store
 from pipeline.input.formats.arrays import check_labels, image_shape, labels_of, planar
-from pipeline.input.formats.base import Columns, DataFile, Format, block_rows
+from pipeline.input.formats.base import Columns, DataFile, Format, block_spans
 from pipeline.input.formats.inflation import InflationLimit
 from pipeline.input.read_options import ReadOptions
 
@@ -71,9 +71,7 @@ class Npz(Format):
             raise DataError(f"{file.path} had {file.rows} rows and now has {rows}: it changed while it was read")
         labels = archive.read_labels(rows) if layout.labelled else no_labels(rows)
         pixels = archive.read_images(layout) if images else None
-        step = block_rows(layout.record_bytes)
-        for low in range(start, stop, step):
-            span = slice(low, min(low + step, stop))
+        for span in block_spans(start, stop, layout.record_bytes):
             yield Columns(labels[span], None if pixels is None else pixels[span])
 
 

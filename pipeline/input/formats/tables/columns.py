@@ -44,7 +44,7 @@ def plain_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
-def first_true(mask: pa.Array) -> int:
+def first_true(mask: pa.Array | pa.ChunkedArray) -> int:
     return int(np.flatnonzero(mask.to_numpy(zero_copy_only=False))[0])
 
 
@@ -53,8 +53,7 @@ def whole_numbers(column: pa.ChunkedArray | pa.Array, name: str, path: str, firs
 
     first: number in the file of the column's first row, for error lines."""
     if column.null_count:
-        row = first + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"{path}, row {row}: {name} is null")
+        raise DataError(f"{path}, row {first + first_true(column.is_null())}: {name} is null")
     if not pa.types.is_integer(column.type):
         raise DataError(f"{path}: {name} is {column.type}, not whole numbers")
     try:

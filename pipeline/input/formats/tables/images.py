@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,7 +17,14 @@ from pipeline.input.formats.arrays import planar, shape_of
 from pipeline.input.formats.base import DataFile
 from pipeline.input.formats.tables.columns import ColumnTable, first_true, plain_array
 from pipeline.input.formats.tables.vectors import vectors_of
-from pipeline.input.image_files import LOOKED_AT, SIGNATURES, convert_image, decode_image, first_shape
+from pipeline.input.image_files import (
+    SIGNATURES,
+    ImageShape,
+    convert_image,
+    decode_image,
+    first_shape,
+    shape_of_image,
+)
 
 IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "content", "pixels")
 SPARK_IMAGE = {"origin", "height", "width", "nChannels", "mode", "data"}  # the struct of Spark's image data source
@@ -152,7 +159,7 @@ def _looks_raw(values: Any, size: int) -> bool:
     return True
 
 
-def first_image_shape(table: ColumnTable, column: str, layout: Layout, path: str) -> tuple[tuple[int, int, int], bool]:
+def first_image_shape(table: ColumnTable, column: str, layout: Layout, path: str) -> ImageShape:
     """Return the shape of the first valid image, and whether images are decoded one by one (see ``first_shape``).
 
     Args:
@@ -161,26 +168,21 @@ def first_image_shape(table: ColumnTable, column: str, layout: Layout, path: str
         layout: the layout of raw images.
         path: the file, for error lines.
     """
-    # One row at a time, because the first image is nearly always valid.
     kind = table.schema.field(column).type
-    batches = table.batches(1, None, [column])
-    if not _is_spark_image(kind) and not _numbers_in(kind):
-        images = (
-            (_payload(batch.column(0))[0].as_py(), f"{path}, row {row}")
-            for row, batch in enumerate(islice(batches, LOOKED_AT))
-        )
-        return first_shape(images, layout)
-    problem: DataError | None = None
-    for row, batch in enumerate(islice(batches, LOOKED_AT)):
-        try:
-            if not _is_spark_image(kind):
-                return _nested_shape(batch.column(0), layout, column, path, row), False
-            channels, height, width = _spark_image(batch.column(0)[0].as_py(), f"{path}, row {row}").shape
+
+    def shape_of_row(row: int, images: pa.Array) -> ImageShape:
+        """Return the shape of an image, the only one of the array. row: its number in the file."""
+        place = f"{path}, row {row}"
+        if _is_spark_image(kind):
+            channels, height, width = _spark_image(images[0].as_py(), place).shape
             return (channels, height, width), True
-        except DataError as error:
-            problem = problem or error
-    assert problem, "there is at least one row"
-    raise problem
+        if _numbers_in(kind):
+            return _nested_shape(images, layout, column, path, row), False
+        return shape_of_image(_payload(images)[0].as_py(), layout, place)
+
+    # One row at a time, because the first image is nearly always valid.
+    batches = table.batches(1, None, [column])
+    return first_shape(partial(shape_of_row, row, batch.column(0)) for row, batch in enumerate(batches))
 
 
 def _nested_shape(array: pa.Array, layout: Layout, column: str, path: str, row: int) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pipeline.core.errors import DataError, UsageError
 from pipeline.core.shardset.layout import Layout
+from pipeline.input.formats.tables.columns import first_true
 
 
 def vectors_of(column: Any, layout: Layout | None, path: str, first: int) -> npt.NDArray[np.uint8]:
@@ -39,8 +40,7 @@ def vectors_of(column: Any, layout: Layout | None, path: str, first: int) -> npt
     if not any(kind(array.type) for kind in lists) or not any(kind(array.type.value_type) for kind in number):
         raise UsageError(f"--embedding: the column of {path} holds {array.type}, not vectors")
     if array.null_count:
-        row = first + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise DataError(f"{path}, row {row}: the vector is null")
+        raise DataError(f"{path}, row {first + first_true(array.is_null())}: the vector is null")
     lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False)
     expected = layout.shape[0] if layout else int(lengths[0])
     if (lengths != expected).any():
