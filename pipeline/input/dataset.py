@@ -297,6 +297,18 @@ def _survey(
         return None, None, DataError(f"{entry.path} cannot be read: permission denied")
 
 
+def results_or_error(results: Iterable[T | str]) -> list[T]:
+    """Return the results of tasks. Raises DataError with the first error text among them.
+
+    Tasks return error texts as values, because Spark retries a task that raises."""
+    values: list[T] = []
+    for result in results:
+        if isinstance(result, str):
+            raise DataError(result)
+        values.append(result)
+    return values
+
+
 def serial(fn: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Map a function without a cluster; see ``Run``."""
     return [fn(item) for item in items]

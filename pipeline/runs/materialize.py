@@ -22,7 +22,7 @@ from pipeline.core.storage.store import Store
 from pipeline.core.storage.uri import names_dataframe, names_table
 from pipeline.doctor.beforehand import check_inputs
 from pipeline.input.assignment_table import AssignmentTable, open_table, read_lines
-from pipeline.input.dataset import Dataset
+from pipeline.input.dataset import Dataset, results_or_error
 from pipeline.output.tabled import LineCheck, TablePlacement, check_and_write_lines
 from pipeline.runs.request import Request
 from pipeline.runs.reshard import (
@@ -179,10 +179,8 @@ def _num_workers(context: SparkContext, table: AssignmentTable, requested: int |
         return set_workers
     if requested is not None:
         return requested
-    ranges_or_problems = run_on(context)(partial(_worker_range, table.store), table.files)
-    if problems := [each for each in ranges_or_problems if isinstance(each, str)]:
-        raise DataError(problems[0])
-    ranges = [each for each in ranges_or_problems if isinstance(each, tuple)]
+    ranges_or_errors = run_on(context)(partial(_worker_range, table.store), table.files)
+    ranges = [each for each in results_or_error(ranges_or_errors) if each]
     lowest = min((low for low, _ in ranges), default=0)
     highest = max((high for _, high in ranges), default=0)
     # Numbers from 1 would leave worker 0 empty.
@@ -194,9 +192,7 @@ def _num_workers(context: SparkContext, table: AssignmentTable, requested: int |
 
 
 def _worker_range(store: Store, path: str) -> tuple[int, int] | str | None:
-    """Return the lowest and highest worker of a file, None if it has no lines, or a line of text if it is broken.
-
-    The problem is returned, because a task that raises is retried."""
+    """Return the lowest and highest worker of a file, None if it has no lines, or an error text if it is broken."""
     try:
         ranges = [(int(lines[1].min()), int(lines[1].max())) for lines in read_lines(store, path) if lines.size]
     except DataError as error:
@@ -288,8 +284,8 @@ def _check_and_keep_lines(
     def keep(chunk: int, groups: Iterable[tuple[int, Iterable[Ints | str]]]) -> Iterator[LineCheck]:
         """Check and write the lines of one chunk, and yield the result.
 
-        Partition i of the shuffle holds chunk i alone. found: at most one pair of the chunk and all of its values,
-        which are lines, int64 [4, lines], or problems of files as text."""
+        Partition i of the shuffle holds chunk i alone. groups: at most one pair of the chunk and all of its values,
+        which are lines, int64 [4, lines], or error texts of files."""
         parts = [part for _, all_parts in groups for part in all_parts]
         if problems := [part for part in parts if isinstance(part, str)]:
             yield LineCheck(problem=min(problems))

@@ -18,7 +18,7 @@ from pipeline.core.shardset.attempt import task_folder
 from pipeline.core.shardset.damage import content_digest
 from pipeline.core.shardset.layout import Layout
 from pipeline.core.storage.store import Store
-from pipeline.input.dataset import Dataset, Run, ranges
+from pipeline.input.dataset import Dataset, Run, ranges, results_or_error
 from pipeline.input.embedding_table import (
     EmbeddingTable,
     FilePart,
@@ -122,7 +122,7 @@ def join_vectors(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, 
     starts = np.array([low for low, _ in pieces], np.int64)
 
     def vectors_by_piece(part: FilePart) -> Iterator[tuple[int, Part | str]]:
-        """Yield the vectors of a part of a file by piece, or an error text: Spark would retry a task that raises."""
+        """Yield the vectors of a part of a file by piece, or an error text."""
         try:
             for ids, vectors in table.read(part):
                 if len(beyond := np.flatnonzero(ids >= rows)):
@@ -136,12 +136,8 @@ def join_vectors(context: Context, table: EmbeddingTable) -> tuple[KeptVectors, 
 
     keep = partial(_write_piece, dataset.store, context.scratch, table, tuple(pieces))
     parts = spark.parallelize(table.parts, min(len(table.parts), 10_000)).flatMap(vectors_by_piece)
-    ranges_or_problems = parts.partitionBy(len(pieces), int).mapPartitionsWithIndex(keep).collect()
-    if problems := [each for each in ranges_or_problems if isinstance(each, str)]:
-        raise DataError(problems[0])
-    return tuple(
-        sorted((each for each in ranges_or_problems if isinstance(each, KeptVectors)), key=lambda each: each.low)
-    )
+    ranges_or_errors = parts.partitionBy(len(pieces), int).mapPartitionsWithIndex(keep).collect()
+    return tuple(sorted(results_or_error(ranges_or_errors), key=lambda each: each.low))
 
 
 def _write_piece(
@@ -168,7 +164,6 @@ def _write_piece(
     parts: list[Part] = []
     for _, part in vectors_or_errors:
         if isinstance(part, str):
-            # A value, because Spark retries a task that raises.
             yield part
             return
         parts.append(part)

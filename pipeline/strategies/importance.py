@@ -29,7 +29,7 @@ from pipeline.core.shardset.attempt import task_folder
 from pipeline.core.shardset.damage import content_digest
 from pipeline.core.specs import option
 from pipeline.core.storage.store import Store
-from pipeline.input.dataset import Run, ranges
+from pipeline.input.dataset import Run, ranges, results_or_error
 from pipeline.input.embedding_table import FilePart
 from pipeline.input.example_ledger import FLAG, Losses, LossLedger, open_ledger
 from pipeline.strategies.base import Context, FitResult, OneGroup, Strategy, row_counts
@@ -185,13 +185,11 @@ def count_losses(context: SparkContext, ledger: LossLedger, ignored: int) -> dic
         try:
             return ledger.epochs(part, ignored)
         except JobError as error:
-            return str(error)  # a value, because Spark would retry a task that raises
+            return str(error)  # raised by results_or_error
 
     totals: dict[int, int] = {}
     results = context.parallelize(ledger.parts, ledger.tasks(context.defaultParallelism)).map(count).collect()
-    for counts in results:
-        if isinstance(counts, str):
-            raise DataError(counts)
+    for counts in results_or_error(results):
         for epoch, losses in counts.items():
             totals[epoch] = totals.get(epoch, 0) + losses
     if not totals:
@@ -350,9 +348,7 @@ def owners_by_rank(context: SparkContext, task: RankingTask, owners_of: partial[
     try:
         number = len(task.pieces(16 * task.rows))
         samples = sorted_pieces.map(lambda rows: rows if isinstance(rows, str) else quantiles(rows, number)).collect()
-        if problems := [sample for sample in samples if isinstance(sample, str)]:
-            raise DataError(problems[0])
-        at = splitters([sample for sample in samples if not isinstance(sample, str)], number)
+        at = splitters(results_or_error(samples), number)
         # A second shuffle brings the rows of a range into one task, so that the ranges are sorted one after the other.
         files = (
             sorted_pieces.flatMap(lambda rows: [] if isinstance(rows, str) else split(rows, at))

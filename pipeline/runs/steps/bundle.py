@@ -12,7 +12,8 @@ from pipeline.assignment.bundles import MOST_CELLS, BundleCells, count_cells, me
 from pipeline.assignment.groups import GroupTable
 from pipeline.core.arrays import Ints
 from pipeline.core.errors import DataError, JobError, UsageError
-from pipeline.input.dataset import Dataset
+from pipeline.input.dataset import Dataset, results_or_error
+from pipeline.input.formats.tables.columns import first_true
 from pipeline.output.entries import describe_neighbourhoods
 from pipeline.output.placement import BundledDealing, Dealing, bundle_keys
 from pipeline.runs.request import Request
@@ -85,14 +86,14 @@ def collect_cells(run: ShardingRun, source: ScannedInput, dealing: Dealing, bund
     buckets = min(len(bounds), run.context.defaultParallelism)
 
     def count(chunk: int) -> Iterator[tuple[int, BundleCells | str]]:
-        """Yield the cells of a chunk by bucket, or an error text: Spark would retry a task that raises."""
+        """Yield the cells of a chunk by bucket, or an error text."""
         parts: list[BundleCells] = []
         try:
             for deliveries in dealing.deliveries(chunk, dataset.read(*bounds[chunk], images=dealing.reads_images)):
                 block = deliveries.block
                 values = block.columns.attributes.get(bundle)
                 if values is not None and values.null_count:
-                    row = int(block.ids[np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0]])
+                    row = int(block.ids[first_true(values.is_null())])
                     yield 0, f"{dataset.where(row)}: {bundle} is null; give every row a value, or leave the rows out"
                     return
                 # Nothing is copied here, so every row of the block is delivered once.
@@ -113,11 +114,11 @@ def collect_cells(run: ShardingRun, source: ScannedInput, dealing: Dealing, bund
             yield bucket, BundleCells(cells.keys[inside], cells.groups[inside], cells.rows[inside])
 
     def merge(parts: Iterable[tuple[int, BundleCells | str]]) -> Iterator[BundleCells | str]:
-        cells_or_problems = [part for _, part in parts]
-        problems = [each for each in cells_or_problems if isinstance(each, str)]
-        yield from problems[:1]
-        if cells_or_problems and not problems:
-            yield merge_cells(each for each in cells_or_problems if isinstance(each, BundleCells))
+        try:
+            if cells := results_or_error(part for _, part in parts):
+                yield merge_cells(cells)
+        except DataError as error:
+            yield str(error)
 
     chunks = run.context.parallelize(range(len(bounds)), len(bounds))
     merged: RDD[BundleCells | str] = chunks.flatMap(count).partitionBy(buckets, int).mapPartitions(merge)
@@ -127,7 +128,4 @@ def collect_cells(run: ShardingRun, source: ScannedInput, dealing: Dealing, bund
             f"--group-by {bundle}: {num_cells:,} pairs of a value and a group are more than {MOST_CELLS:,}; group by a"
             " column of fewer values"
         )
-    parts = merged.collect()
-    if problems := [each for each in parts if isinstance(each, str)]:
-        raise DataError(min(problems))
-    return merge_cells(each for each in parts if isinstance(each, BundleCells))
+    return merge_cells(results_or_error(merged.collect()))
