@@ -11,6 +11,7 @@ from pipeline.core.seeds import Purpose, generator
 from pipeline.core.shardset.ratios import MOST_PARTS, Ratios, parse_ratios
 
 NAMES = "linear, square, exponential or lognormal:S"
+POWERS = {"linear": 1, "square": 2}  # of a worker's number, counted from 1
 
 
 def named_ratios(text: str, num_workers: int, seed: int = 0) -> Ratios:
@@ -33,8 +34,11 @@ def named_ratios(text: str, num_workers: int, seed: int = 0) -> Ratios:
     if name == "lognormal" and colon:
         spread = _spread(parameter)
         logs = spread * generator(seed, Purpose.SIZES).standard_normal(num_workers)
-    elif text in ("linear", "square"):
-        logs = np.log(places) * (1 if text == "linear" else 2)
+    elif text in POWERS:
+        exact = places ** POWERS[text]
+        if exact.sum() <= MOST_PARTS:
+            return tuple(exact.astype(int).tolist())
+        logs = np.log(places) * POWERS[text]
     elif text == "exponential":
         logs = places
     elif text[:1].isalpha():
@@ -42,8 +46,6 @@ def named_ratios(text: str, num_workers: int, seed: int = 0) -> Ratios:
     else:
         return parse_ratios(text)
     shares = np.exp(logs - logs.max())
-    if text in ("linear", "square") and (exact := places ** (1 if text == "linear" else 2)).sum() <= MOST_PARTS:
-        return tuple(exact.astype(int).tolist())
     # Every worker has at least one part, so the others share what is left.
     parts = np.maximum(1, np.floor(shares / shares.sum() * (MOST_PARTS - num_workers)))
     return tuple(parts.astype(int).tolist())

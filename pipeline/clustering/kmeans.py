@@ -127,9 +127,9 @@ class BlockKMeans(
         A first pass over the values finds the grid, a second rounds them to integers on it. Rows without an id column
         get ids from their content. Raises DataError for an empty table, and for NaN or infinity."""
         ids = self._ids(dataset)
-        id_column, by_content = (F.lit(0), True) if ids is None else (ids, False)
+        by_content = ids is None
         values = number_column(dataset, self.getFeaturesCol(), "featuresCol").alias("v")
-        table = dataset.select(id_column.cast("long").alias("id"), values)
+        table = dataset.select((F.lit(0) if ids is None else ids).cast("long").alias("id"), values)
         parts = table.mapInArrow(_bounds, "bounds array<double>, values long").collect()
         if not parts:
             raise DataError("cannot fit clusters to an empty table")

@@ -259,7 +259,6 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
 
     If the names do not distinguish training from evaluation files, all files are returned. Raises DataError for the log
     of a table, an unfinished copy, another folder, or no data file."""
-    files = []
     check_no_table(entries)
     only_folders = all(entry.is_dir for entry in entries)
     for entry in entries:
@@ -273,17 +272,17 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
                 f"{entry.path} is a folder inside the input; name the folder that holds the data files, or give --format"
                 " image-folder if it holds the images of a class"
             )
-        files.append(entry)
     above = len(fixed_part(uri))
-    plain = [file for file in files if not file.is_dir]
+    plain = [file for file in entries if not file.is_dir]
     test_twins = _twins(plain, TEST)
     twins = test_twins | _twins(plain, VALIDATION)
-    tests = [file for file in files if is_evaluation(_split_path(file, above)) or file.path in twins]
-    if tests and len(tests) < len(files):
+    tests = [file for file in entries if is_evaluation(_split_path(file, above)) or file.path in twins]
+    files = entries
+    if tests and len(tests) < len(entries):
         held_out = {file.path for file in tests}
         # An input with test and validation files is evaluated on the test split only.
         of_test = [file for file in tests if is_test(_split_path(file, above)) or file.path in test_twins]
-        files = (of_test or tests) if evaluation else [file for file in files if file.path not in held_out]
+        files = (of_test or tests) if evaluation else [file for file in entries if file.path not in held_out]
     if not files:
         raise DataError(f"{uri} holds no data files; `sharding formats` lists what is read")
     return files

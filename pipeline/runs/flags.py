@@ -273,23 +273,22 @@ def read_request(args: argparse.Namespace) -> Request:
     if args.run_id and (not re.fullmatch(r"[\w:+.-]+", args.run_id) or ".." in args.run_id):
         raise UsageError(f"--run-id {args.run_id!r} may contain only letters, digits and _ : + . -")
 
-    def filled(uri: str | None) -> str | None:
-        return None if uri is None else fill_in(uri, args)
-
-    output = filled(args.output)
-    source = filled(args.input)
-    assert output is not None
-    assert source is not None
+    output = fill_in(args.output, args)
+    source = fill_in(args.input, args)
     ratios = _ratios(args)
-    # sharding materialize takes the number of workers from its assignment.
-    if args.workers is None and ratios is None and not hasattr(args, "assignment"):
-        raise UsageError("--workers N is required: the number of shards (or --ratios, a number per worker)")
+    num_workers = args.workers
+    if num_workers is None:
+        # sharding materialize takes the number of workers from its assignment.
+        if ratios is None and not hasattr(args, "assignment"):
+            raise UsageError("--workers N is required: the number of shards (or --ratios, a number per worker)")
+        num_workers = len(ratios) if ratios else 1
+    # Jobs have different subsets of the flags.
+    eval_input = getattr(args, "eval_input", None)
     return Request(
         input=source,
         output=output,
-        num_workers=len(ratios or (0,)) if args.workers is None else args.workers,
-        # Jobs have different subsets of the flags.
-        eval_input=filled(getattr(args, "eval_input", None)),
+        num_workers=num_workers,
+        eval_input=None if eval_input is None else fill_in(eval_input, args),
         read_options=layout_options(args),
         overwrite=args.overwrite,
         allow_empty=args.allow_empty,

@@ -146,13 +146,11 @@ def stored_models(shards: ShardSet | None) -> tuple[tuple[str, str], ...]:
 def read_strategy(shards: ShardSet) -> Strategy:
     """Return the strategy with its configuration from the manifest. Raises DataError."""
     manifest = shards.manifest
+    if manifest.strategy == ASSIGNED:
+        raise DataError(f"{shards.uri} was made from a table of workers; make another with sharding materialize")
     kind = STRATEGIES.get(manifest.strategy)
     if kind is None:
-        raise DataError(
-            f"{shards.uri} was made by {manifest.strategy!r}, which this version does not know"
-            if manifest.strategy != ASSIGNED
-            else f"{shards.uri} was made from a table of workers; make another with sharding materialize"
-        )
+        raise DataError(f"{shards.uri} was made by {manifest.strategy!r}, which this version does not know")
     # Parameters that this version of the strategy does not have are ignored.
     field_names = {field.name for field in fields(kind)} - {"seed"}
     params = {key: value for key, value in manifest.asked.items() if key in field_names}

@@ -77,11 +77,10 @@ def tables_as_files(
             rows = []
             for number, (uri, data) in enumerate(tables.items()):
                 place = f"{attempt.folder}/table-{number}"
-                # Evaluation rows have no kept columns, and no vectors.
-                of_input = uri == request.input
-                selected = select_columns(
-                    data, uri, ids, options if of_input else replace(options, columns=()), vectors if of_input else ()
-                )
+                if uri == request.input:
+                    selected = select_columns(data, uri, ids, options, vectors)
+                else:  # evaluation rows have no kept columns, and no vectors
+                    selected = select_columns(data, uri, ids, replace(options, columns=()), ())
                 rows.append(f"{write_table(selected, uri, ids, store, attempt.folder, place):,} rows of {uri}")
                 places[uri] = place
             progress.report("; ".join(rows))

@@ -173,7 +173,8 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
         with lineage_events(context, store, "stream", described, processing="STREAMING") as lineage:
 
             def tell(shards: ShardSet) -> None:
-                record.shards, record.fresh = shards, True
+                record.shards = shards
+                record.fresh = True
                 write_metrics()
                 lineage.set_result(shards)
                 lineage.send("RUNNING")
@@ -194,7 +195,9 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
     """Check everything that can be refused before Spark starts, and return the properties of Kafka's consumer.
 
     Raises UsageError and DataError."""
+    store = Store()
     options: dict[str, str] = {}
+    places = [request.output]
     if topic.is_topic(args.source):
         topic.address(args.source)
         topic.record_bytes(request)
@@ -207,15 +210,15 @@ def preflight(args: argparse.Namespace, request: StreamRequest) -> dict[str, str
         }
         if flag := next((flag for flag, value in flags_and_values.items() if value), None):
             raise UsageError(f"{flag} applies to messages, but --source {args.source} is a folder: leave it out")
-    places = [request.output, *([] if topic.is_topic(args.source) else [args.source])]
+        places.append(args.source)
     # Places that need Spark's settings are checked after its start.
-    if any(only_spark_knows(uri) and not is_object(Store().resolve(uri)) for uri in places):
+    if any(only_spark_knows(uri) and not is_object(store.resolve(uri)) for uri in places):
         return options
-    output = Store().resolve(request.output)
+    output = store.resolve(request.output)
     if not topic.is_topic(args.source):
-        source_of(Store(), args.source, output)
-    checkpoint_of(Store(), args.checkpoint, output)
-    check_reports(Store(), output)
+        source_of(store, args.source, output)
+    checkpoint_of(store, args.checkpoint, output)
+    check_reports(store, output)
     return options
 
 

@@ -97,8 +97,8 @@ class Running:
         """Add the result of a batch to the totals and print its line."""
         tally = self.tally
         tally.last = outcome if outcome.shards else tally.last
-        tally.rows = tally.rows + outcome.rows
-        tally.quarantined = tally.quarantined + outcome.quarantined
+        tally.rows += outcome.rows
+        tally.quarantined += outcome.quarantined
         tally.seconds += outcome.seconds
         for text in outcome.warnings:
             self.warn(f"warning: batch {batch}: {text}")

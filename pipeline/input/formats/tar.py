@@ -63,43 +63,52 @@ class Tar(SampleFormat):
         sides: dict[bool, str] = {}  # a folder of training rows, and one of others
         # Only neighbours can be one sample, so that an archive is read in one pass.
         for (folder, stem), some in groupby(members, lambda member: (member.folder, member.stem)):
-            files: dict[str, ArchivedFile] = {}
-            image: ArchivedFile | None = None
             place = f"{path}, sample {folder}{'/' * bool(folder)}{stem}"
-            first = None
-            for member in some:
-                first = member.offset if first is None else first
-                if member.suffix == image_name if image_name else is_image_name(f".{member.suffix}"):
-                    # Such as cat.0.jpg and cat.1.jpg: all but one would be lost.
-                    if image:
-                        raise DataError(
-                            f"{place} has several images, .{image.suffix} and .{member.suffix}: name one by --image-column,"
-                            " or give the files names that differ before the first dot"
-                        )
-                    image = member
-                files[member.suffix] = member
+            first, image, files = _files_of_sample(some, image_name, place)
+            if image is None:
+                if label_name is not None and any(suffix in files for suffix in (label_name, *LABEL_SUFFIXES)):
+                    raise DataError(f"{place} has no image, but only the files .{', .'.join(sorted(files))}")
+                continue
             if label_name is None:
-                if image and first is not None:
-                    yield Sample(first, image.data, None, place)
-            elif image and first is not None:
-                try:
-                    label = _label(files, folder, label_name, place)
-                except DataError as error:
-                    yield Sample(first, b"", None, place, error)
-                    continue
-                above = folder.split("/")
-                # The last folder may be the class, whatever its name.
-                for name in above[:-1] if label == above[-1] else above:
-                    if SPLIT.fullmatch(name):
-                        sides[bool(TRAINING.fullmatch(name))] = name
-                if len(sides) > 1:
-                    raise DataError(
-                        f"{path} has the folders {sides[True]} and {sides[False]}, so that evaluation rows would be trained:"
-                        " extract it and name its folder, or archive each of them alone"
-                    )
-                yield Sample(first, image.data, label, place)
-            elif any(suffix in files for suffix in (label_name, *LABEL_SUFFIXES)):
-                raise DataError(f"{place} has no image, but only the files .{', .'.join(sorted(files))}")
+                yield Sample(first, image.data, None, place)
+                continue
+            try:
+                label = _label(files, folder, label_name, place)
+            except DataError as error:
+                yield Sample(first, b"", None, place, error)
+                continue
+            above = folder.split("/")
+            # The last folder may be the class, whatever its name.
+            for name in above[:-1] if label == above[-1] else above:
+                if SPLIT.fullmatch(name):
+                    sides[bool(TRAINING.fullmatch(name))] = name
+            if len(sides) > 1:
+                raise DataError(
+                    f"{path} has the folders {sides[True]} and {sides[False]}, so that evaluation rows would be trained:"
+                    " extract it and name its folder, or archive each of them alone"
+                )
+            yield Sample(first, image.data, label, place)
+
+
+def _files_of_sample(
+    members: Iterator[ArchivedFile], image_name: str, place: str
+) -> tuple[int, ArchivedFile | None, dict[str, ArchivedFile]]:
+    """Return the offset of a sample, its image, or None, and its files by suffix. Raises DataError for several images."""
+    files: dict[str, ArchivedFile] = {}
+    image: ArchivedFile | None = None
+    first = -1
+    for member in members:
+        first = member.offset if first < 0 else first
+        if member.suffix == image_name if image_name else is_image_name(f".{member.suffix}"):
+            # Such as cat.0.jpg and cat.1.jpg: all but one would be lost.
+            if image:
+                raise DataError(
+                    f"{place} has several images, .{image.suffix} and .{member.suffix}: name one by --image-column,"
+                    " or give the files names that differ before the first dot"
+                )
+            image = member
+        files[member.suffix] = member
+    return first, image, files
 
 
 def is_tar(head: bytes) -> bool:
