@@ -46,19 +46,19 @@ def agreement(context: SparkContext, shards: ShardSet, reference: ShardSet) -> S
     rows."""
     left = shards.assignment_files()
     right = reference.assignment_files()
-    near = reference.manifest.neighbourhoods
+    near = len(reference.manifest.neighbourhoods or ())
     if not left or not right or not near:
         return None
     if len(left) != len(right):
         raise DataError(f"{shards.uri} and {reference.uri} are cut in other ways; make one again with --overwrite")
     slices = max(1, min(len(left), context.defaultParallelism))
     sides = [((shards.uri, one), (reference.uri, other)) for one, other in zip(left, right, strict=True)]
-    parts = context.parallelize(sides, slices).flatMap(partial(cells_of_chunk, shards.store, len(near), slices))
+    parts = context.parallelize(sides, slices).flatMap(partial(cells_of_chunk, shards.store, near, slices))
     # The Rand index needs the total of each group, so all cells of a group meet in one task.
     by_group = parts.filter(lambda part: part[0] < slices).partitionBy(slices, int)
-    sums = by_group.mapPartitions(partial(sum_up, len(near))).collect()
+    sums = by_group.mapPartitions(partial(sum_up, near)).collect()
     by_worker = parts.filter(lambda part: part[0] == slices).values().collect()
-    test = chi_square(contingency_table(Cells.total(by_worker), shards.num_workers, len(near)))
+    test = chi_square(contingency_table(Cells.total(by_worker), shards.num_workers, near))
     return SetAgreement(reduce(add, sums).adjusted_rand(), test.per_dof if test else None)
 
 

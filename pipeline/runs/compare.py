@@ -194,9 +194,10 @@ def run_comparison(prog: str, description: str | None, argv: Sequence[str] | Non
             rows.append({**row, "name": name, "total_s": seconds[name]})
             sets[name] = shards
         # The neighbourhoods of the exact k-means are the reference for all sets.
-        exact = [shards for shards in sets.values() if shards.manifest.strategy == DistributionAware.name]
+        exact = (shards for shards in sets.values() if shards.manifest.strategy == DistributionAware.name)
+        reference = next(exact, None)
         for row in rows:
-            row |= agreement_row(context, sets[row["name"]], exact[0] if exact else None)
+            row |= agreement_row(context, sets[row["name"]], reference)
         store.replace(f"{output}/compare.json", json.dumps(rows, indent=1).encode())
         store.replace(
             f"{output}/compare.html", render_comparison(rows, {**provenance(), "master": str(context.master)}).encode()

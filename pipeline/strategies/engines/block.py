@@ -41,8 +41,10 @@ class BlockEngine(ClusteringEngine):
         )
         with project_rows(context, space) as points:
             with context.phase("kmeans"):
-                fit = fit_classes if by_class else fit_all
-                fits = fit(context, points, estimator, space.projection, sizes)
+                if by_class:
+                    fits = fit_classes(context, points, estimator, space.projection, sizes)
+                else:
+                    fits = {0: fit_all(context, points, estimator, space.projection)}
                 results, model = describe_kmeans(fits, space.projection.exponent, len(sizes) if by_class else None)
             with context.phase("assign"):
                 # Local names, because tasks must not pickle the context.
@@ -63,17 +65,9 @@ class BlockEngine(ClusteringEngine):
 
 
 def fit_all(
-    context: Context, points: RDD[LabelledPoints], estimator: BlockKMeans, projection: Projection | Grid, sizes: Ints
-) -> dict[int, Fit]:
-    """Run one k-means over all rows, and return its fit under class 0.
-
-    Args:
-        context: the run.
-        points: the points of all rows.
-        estimator: settings of k-means.
-        projection: the grid of the points.
-        sizes: not used.
-    """
+    context: Context, points: RDD[LabelledPoints], estimator: BlockKMeans, projection: Projection | Grid
+) -> Fit:
+    """Return the fit of one k-means over all rows. For the arguments see ``fit_classes``."""
     fit = estimator.fit_points(
         points.map(lambda part: part.points),
         projection.exponent,
@@ -81,7 +75,7 @@ def fit_all(
         report=lambda turn, inertia: context.report(f"iteration {turn}: inertia {inertia:.4e}"),
     ).fitted
     context.report(f"{len(fit.centres)} clusters after {fit.iterations} iterations")
-    return {0: fit}
+    return fit
 
 
 def select_class(label: int, parts: Iterable[LabelledPoints]) -> Iterator[Points]:
