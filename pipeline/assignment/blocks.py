@@ -37,7 +37,9 @@ class Blocks(ABC):
 
     @abstractmethod
     def add_best_point(self, block: int) -> int:
-        """Add the free point with the largest gain to a block, ties to the lowest point. At least one point is free."""
+        """Add the free point with the largest gain to a block and return its number.
+
+        Ties go to the lowest point. At least one point is free."""
 
 
 class GraphCutBlocks(Blocks):
@@ -52,12 +54,11 @@ class GraphCutBlocks(Blocks):
         self._gains = np.tile(alone, (blocks, 1))
 
     def add_best_point(self, block: int) -> int:
-        """Add the free point with the largest gain to a block and return its number."""
         gains = self._gains[block]
         point = int(gains.argmax())
         self.values[block] += int(gains[point])
         self._gains[:, point] = TAKEN
-        gains -= self.similarities[point]
+        gains -= self.similarities[point]  # subtracted twice, because 2 S_ai may exceed int32
         gains -= self.similarities[point]
         return point
 
@@ -80,10 +81,7 @@ class FacilityLocationBlocks(Blocks):
         self._scratch = np.empty(rows, np.int32)
 
     def add_best_point(self, block: int) -> int:
-        """Add the free point with the largest gain to a block and return its number.
-
-        Entries of the heap are (negative upper bound of the gain, point)."""
-        bounds = self._bounds[block]
+        bounds = self._bounds[block]  # a heap of (negative upper bound of the gain, point)
         nearest = self._nearest[block]
         value = self.values[block]
         fresh = set()
@@ -169,9 +167,9 @@ def block_counts(ratios: Ratios) -> Ratios:
     """Return the number of blocks of each worker for the rule "micro" of ``owners_of_class``, at least 1.
 
     A worker with a larger share gets several blocks of nearly equal size, as one large block would receive the outliers
-    of the class. The numbers are the ratios themselves. If their sum exceeds the limit, which bounds memory and time,
-    every total within the limit is divided by largest remainder, and the division is kept whose largest relative error
-    of a share is smallest. The limit is MOST_BLOCKS, or twice the workers if that is more.
+    of the class. The numbers are the ratios, if their sum is at most MOST_BLOCKS or twice the workers, whichever is more;
+    this limit bounds memory and time. Otherwise, of all totals within the limit, divided by largest remainder, the
+    division is taken whose largest relative error of a share is smallest.
 
     ratios: the workers' shares, whole numbers. O(blocks x workers log workers)."""
     most = max(MOST_BLOCKS, 2 * len(ratios))

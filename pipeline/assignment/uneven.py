@@ -76,7 +76,6 @@ class RatioDeal:
     def owners(self, groups: Ints, ranks: Ints) -> Ints:
         """Return the workers of rows, int64 [rows].
 
-        A group consists of equal cycles of sum(ratios) rows and a remainder, which has an order of its own. The time is
         O(rows), plus about 1 us per row of each remainder that has a row here, because its whole order is computed.
 
         groups: int64 [rows], the group of each row; ranks: int64 [rows], the position of each row in its group."""

@@ -1,4 +1,4 @@
-"""Numpy functions on whole Spark columns; the only module that uses pandas."""
+"""Numpy functions on whole Spark columns."""
 
 from __future__ import annotations
 

@@ -278,15 +278,7 @@ def _survey(
 ) -> tuple[DataFile | None, Layout | None, JobError | None]:
     """Return one file's rows and layout, or an error.
 
-    Errors are values, because Spark retries a task that raises and wraps the error in a stack trace.
-
-    Args:
-        kind: the format.
-        store: the file system.
-        entry: the file.
-        shape: the declared shape of raw images, or None.
-        columns: names of the columns to keep.
-    """
+    Errors are values, because Spark retries a task that raises and wraps the error in a stack trace."""
     try:
         file, layout = kind.survey(store, entry, options)
         columns = kind.kept_columns(store, entry, options.columns) if options.columns else ()

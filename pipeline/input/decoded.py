@@ -86,7 +86,7 @@ def _decoded_file(kind: Format, store: Store, file: DataFile, low: int, high: in
 
 
 def _write_decoded(path: Path, batches: Iterator[Columns]) -> None:
-    """Write rows block by block, and rename the file when it is complete."""
+    """Write rows block by block."""
     # A rename at the end, so that other tasks never see a partial file.
     handle, name = tempfile.mkstemp(dir=path.parent)
     os.close(handle)

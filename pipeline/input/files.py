@@ -289,14 +289,13 @@ def _choose(entries: list[FileInfo], uri: str, evaluation: bool) -> list[FileInf
 
 
 def _split_path(entry: FileInfo, above: int) -> str:
-    """Return the text that is searched for the name of a split: the path of a file below the input, but only the
-    partition folders, such as split=test/, of a folder's path.
+    """Return the part of a path that may name a split: of a file, the path below the input.
 
-    above: the length of the path of the input."""
+    Of a folder of images, only partition folders such as split=test/ count, because a class may have the name of a
+    split. above: the length of the path of the input."""
     path = entry.path[above:]
     if not entry.is_dir:
         return path
-    # A class may have the name of a split, so of a folder of images only partition folders such as split=test count.
     return "".join(f"{part}/" for part in path.split("/") if "=" in part and part.partition("=")[0] not in CLASS_KEYS)
 
 

@@ -1,9 +1,7 @@
 """The quarantine of a set: OUTPUT/_quarantine/batch-NNNNNNNN.jsonl, one line per record or file, with the reason.
 
-A job that is no stream has the batch 0.
-
-A repeated batch replaces its quarantine files. A line about a file gives the position of the record. A line about a
-topic contains the message itself, in base64, because topics delete old messages. No Spark."""
+Batch jobs write batch 0. A repeated batch replaces its quarantine files. A line about a file gives the position of the
+record. A line about a topic contains the message itself, in base64, because topics delete old messages. No Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands: flags in, a run by the public functions, a short table out."""
+"""The commands: they read flags, call the public functions, and print a short table."""
 
 from __future__ import annotations
 

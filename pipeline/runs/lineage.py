@@ -39,8 +39,9 @@ PARENT = "spark.openlineage.parent"  # prefix of the settings by which a schedul
 TOPICS = "kafka"  # scheme of the inputs of streams that no store has
 LIBRARIES = ("openlineage", "urllib3")  # log several lines for one event that cannot be sent
 
-_UNREACHED: set[str] = set()  # transports to which this process could not send START: later runs do not try again
-_TOLD: set[str] = set()  # what this process has said of a missing client: later runs do not say it again
+# Kept for the whole process, so that later runs neither try nor warn again.
+_DEAD_TRANSPORTS: set[str] = set()  # transports to which START could not be sent
+_SHOWN_WARNINGS: set[str] = set()  # warnings about a missing client
 
 
 def dataset_name(uri: str) -> tuple[str, str]:
@@ -87,11 +88,11 @@ class RunLineage:
         self._request = request
         self._processing = processing
         self._run_id = str(uuid4())
-        self._tells_progress = True
+        self._sends_progress = True
         self._shards: ShardSet | None = None
 
     def set_result(self, shards: ShardSet) -> None:
-        """Take over the committed set, which the following events describe."""
+        """Set the committed set, which the following events describe."""
         self._shards = shards
 
     def send(self, kind: str, error: BaseException | None = None) -> None:
@@ -100,16 +101,16 @@ class RunLineage:
         After a RUNNING that was not sent, no other one is tried, but the event of the end is: a stream runs for weeks, and
         the collector may answer again. error: the error with which the run has ended, or None."""
         is_progress = kind == "RUNNING"
-        if self._client is None or (is_progress and not self._tells_progress):
+        if self._client is None or (is_progress and not self._sends_progress):
             return
         try:
             with _quiet_libraries():
                 self._client.emit(self._event(kind, error))
         except Exception as problem:  # whatever a transport raises must not fail the run
             if kind == "START":
-                _UNREACHED.add(_transport_of(self._client))
+                _DEAD_TRANSPORTS.add(_transport_of(self._client))
             if is_progress:
-                self._tells_progress = False
+                self._sends_progress = False
             else:
                 self._client = None
             _warn(f"no OpenLineage events: {kind} was not sent: {type(problem).__name__}: {problem}")
@@ -151,7 +152,7 @@ class RunLineage:
         )
 
     def _origins(self, manifest: Manifest | None) -> list[tuple[str, Input | None]]:
-        """Return the address of each input, and what the manifest says of it; DataFrames have no address."""
+        """Return the address of each input and its entry in the manifest; DataFrames have no address."""
         request = self._request
         evaluation = manifest.evaluation if manifest else None
         origins = {
@@ -262,8 +263,8 @@ def _configured_client() -> Any:
     try:
         require("lineage", "its configuration")
     except UsageError as missing:
-        if str(missing) not in _TOLD:
-            _TOLD.add(str(missing))
+        if str(missing) not in _SHOWN_WARNINGS:
+            _SHOWN_WARNINGS.add(str(missing))
             _warn(f"no OpenLineage events: {missing}")
         return None
     try:
@@ -273,7 +274,7 @@ def _configured_client() -> Any:
             client = OpenLineageClient()
         # Without a transport the client would print all events on the console.
         configured = (client.config.transport or {}).get("type") or os.environ.get("OPENLINEAGE_URL")
-        return client if configured and _transport_of(client) not in _UNREACHED else None
+        return client if configured and _transport_of(client) not in _DEAD_TRANSPORTS else None
     except Exception as problem:
         _warn(f"no OpenLineage events: its configuration is refused: {type(problem).__name__}: {problem}")
         return None

@@ -47,9 +47,9 @@ class JobRecord:
 def strip_interval(uri: str, interval: Mapping[str, str] | None) -> str:
     """Return an address in which the interval of a batch run is replaced by its name, such as ``{ds}``.
 
-    So every run of a daily job has the same labels, whose number would otherwise grow by the day."""
+    Without that, a daily job would add new labels to the metrics every day."""
     for name, value in (interval or {}).items():
-        # As it is, and as a path of HDFS has it, which may not contain colons. A number within another one stays.
+        # Paths of HDFS have the value without colons. A value inside a longer number or word is not replaced.
         forms = "|".join(re.escape(form) for form in (value, value.replace(":", "_")))
         uri = re.sub(rf"(?<![\w-])(?:{forms})(?![\w-])", f"{{{name}}}", uri)
     return CREDENTIALS.sub(f"{HIDDEN}@", uri)
@@ -58,7 +58,7 @@ def strip_interval(uri: str, interval: Mapping[str, str] | None) -> str:
 def job_metrics(
     path: Path | None, name: str, output: str, interval: Mapping[str, str] | None, record: JobRecord
 ) -> AbstractContextManager[Callable[[], None]]:
-    """Check the file, and return the ``recorded`` of a job. Raises UsageError.
+    """Check the file, and return ``recorded`` for a job. Raises UsageError.
 
     Args:
         path: the file; None: write nothing.
@@ -76,8 +76,8 @@ def job_metrics(
 def recorded(path: Path | None, labels: dict[str, str], record: JobRecord) -> Iterator[Callable[[], None]]:
     """Write the metrics of the job in the ``with`` block, whether it ends with an error or not.
 
-    Yields a function that writes them meanwhile. A file that cannot be written costs a warning, because the set may be
-    committed already.
+    Yields a function that writes them meanwhile. A file that cannot be written is only a warning, because the set may
+    be committed already.
 
     Args:
         path: the file; None: write nothing.

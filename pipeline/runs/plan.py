@@ -1,8 +1,8 @@
 """The cost of a sharding run by phase: tasks, files, bytes sent to the driver, memory per task, arithmetic. Pure.
 
 The formulas follow the code: the split of rows (assignment/chunks.py), the data that tasks send to the driver (scan,
-gram, lloyd, chunk counts, written files) and the data that they hold. tests/test_plan.py compares them with the bytes
-of real runs."""
+gram, lloyd, chunk counts, written files) and the data that they hold. tests/spark/test_plan.py compares them with the
+bytes of real runs."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Strategy(Spec, ABC):
     """A sharding strategy, whose fields are its parameters.
 
     Flags, TOML keys, manifest entries and identity follow from the fields. The class variables are guarantees for the
-    default parameters; tests/test_strategies.py checks them for every member of the registry."""
+    default parameters; tests/spark/test_strategies.py checks them for every member of the registry."""
 
     looks_at_labels: ClassVar[bool] = False
     looks_at_pixels: ClassVar[bool] = False

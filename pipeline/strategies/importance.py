@@ -92,9 +92,8 @@ class Importance(Strategy):
     """A strategy that ranks rows by the losses that a training run had on them, and divides them by rank.
 
     With stripes, every worker gets the same distribution of importance; with blocks, worker 0 gets the most important
-    rows. See ``pipeline/core/importance.py``. Losses go through one shuffle, 20 bytes each, and rows
-    through two, of 16 and 12 bytes; images are not read. The driver gets one number per task and epoch, and the square
-    of the number of sorting tasks.
+    rows. See ``pipeline/core/importance.py``. Losses go through one shuffle, 20 bytes each, and rows through two, of 16
+    and 12 bytes; images are not read. The driver gets one number per task and epoch, and about N^2 of N sorting tasks.
 
     ledger_digest: a digest of the contents of the ledger, None before it was read. It replaces the path of the ledger
     in the identity of the run."""

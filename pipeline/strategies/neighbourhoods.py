@@ -289,8 +289,8 @@ def fit_space(
 ) -> Space:
     """Return the space in which rows are compared, see ``Space``.
 
-    Images are projected to their principal components. Vectors of an embedding and other float32
-    features keep all their dimensions and are only rounded to a grid of integers.
+    Images are projected to their principal components. Vectors of an embedding and other float32 features keep all
+    their dimensions and are only rounded to a grid of integers.
 
     Args:
         context: the run.

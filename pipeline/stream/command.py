@@ -184,7 +184,7 @@ def run_stream(prog: str, description: str | None, argv: Sequence[str] | None = 
                 tally = watch(running, start(running, stream, checkpoint, trigger))
             except StreamingQueryException as error:
                 raise kafka.error_with_next_step(error, args.source, output) from error
-            # A start that finds nothing new has told of no set.
+            # If nothing new arrived, tell() was not called.
             shards = tally.last.shards if tally.last else before
             if shards:
                 lineage.set_result(shards)

@@ -35,8 +35,8 @@ class FaultyEnd(Transport):
 
 @pytest.fixture(autouse=True)
 def unconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage, "_UNREACHED", set())
-    monkeypatch.setattr(lineage, "_TOLD", set())
+    monkeypatch.setattr(lineage, "_DEAD_TRANSPORTS", set())
+    monkeypatch.setattr(lineage, "_SHOWN_WARNINGS", set())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
 

@@ -115,7 +115,7 @@ class ArrayFiles(Format):
         packed = head[:2] == GZIP
         try:
             array = self.parse(inflate_start(head, HEAD_BYTES), None if packed else file.bytes)
-            # Before as much memory is taken: a header can tell any size.
+            # A header can claim any size, so it is checked before memory is allocated.
             size = array.offset + array.shape[0] * array.record_bytes
             if packed:
                 InflationLimit(file.bytes).add(size)

@@ -139,7 +139,7 @@ def read_names(store: Store, folder: str, files: tuple[str, ...], *, coarse: boo
     coarse: return the names of the coarse classes, of files that have both."""
     for name in files:
         path = f"{folder}/{name}"
-        # The names are an addition: a damaged file of them does not keep anybody from using the rows.
+        # The names are optional, so a damaged file of them is ignored.
         with suppress(OSError, DataError):
             if store.info(path).bytes <= MOST_NAMES:
                 return names_of(store.read(path), name, path, coarse)

@@ -112,7 +112,7 @@ def _whole(labels: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _counts_from_one(shape: tuple[int, ...], labels: npt.NDArray[Any]) -> bool:
-    """True for the labels 1 to 10 of images of SVHN's shape: MATLAB counts from 1, so SVHN calls the digit 0 the class 10.
+    """True if images have SVHN's shape and labels are in 1..10: SVHN counts from 1, and the digit 0 is class 10.
 
     shape: of the array of images."""
     return shape[:3] == SVHN and len(labels) > 0 and bool(labels.min() >= 1 and labels.max() <= 10)
@@ -169,7 +169,7 @@ def _variables(data: bytes, path: str) -> dict[str, tuple[tuple[int, ...], str]]
         for _, shape, _ in listed:
             if min(shape, default=0) < 0:
                 raise ValueError("a variable has a negative length")
-            # A variable can tell any size.
+            # A variable can claim any size.
             InflationLimit(len(data)).add(prod(shape))
     except Exception as error:  # a damaged file raises almost anything
         raise DataError(f"{path} is damaged: {words_of(error) or type(error).__name__}") from None

@@ -1,4 +1,4 @@
-"""The last steps: the set is described in its manifest and committed."""
+"""The last steps: describe the set in its manifest, and commit it."""
 
 from __future__ import annotations
 

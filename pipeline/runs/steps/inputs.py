@@ -107,7 +107,7 @@ def discover_inputs(run: ShardingRun) -> Inputs:
             f"{evaluation.uri} holds {evaluation.layout.describe()}, the input {dataset.layout.describe()}; they must"
             " match"
         )
-    # Numbers from 0 are the labels of the one, and places in the order of names those of the other.
+    # If one of them numbers its classes and the other names them, equal labels can be different classes.
     if layout.named_labels and bool(layout.class_names) != bool(evaluation.layout.class_names):
         raise DataError(
             f"{evaluation.uri} has the class {(evaluation.layout.class_names or ('0',))[0]!r}, and the classes of the"

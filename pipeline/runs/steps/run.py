@@ -1,4 +1,4 @@
-"""The first step: a run is opened, and its places are resolved once for all steps."""
+"""The first step: open a run, and resolve its places once for all steps."""
 
 from __future__ import annotations
 

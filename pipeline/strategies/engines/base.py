@@ -122,7 +122,9 @@ def describe_fits(
 
 
 def describe_kmeans(fits: dict[int, Fit], exponent: int, classes: int | None) -> tuple[dict[str, Any], Any]:
-    """Return the results of k-means on a grid for the manifest, and its spark.ml model. Arguments as above."""
+    """Return the results of k-means on a grid for the manifest, and its spark.ml model.
+
+    For the arguments see ``describe_fits``."""
     from pipeline.clustering.kmeans import BlockKMeansModel  # loads spark.ml
     from pipeline.clustering.kmeans_by_class import KMeansByClassModel
 

@@ -21,7 +21,7 @@ SCHEMA_BYTES = 1 << 20  # the most bytes of a stream's schema message
 
 
 class BoundedFile(io.RawIOBase):
-    """A file whose reads end where the file does. A damaged length would otherwise take as much memory as it tells."""
+    """A file that never reads beyond its end: a damaged length would otherwise allocate as much memory as it claims."""
 
     def __init__(self, store: Store, path: str) -> None:
         super().__init__()

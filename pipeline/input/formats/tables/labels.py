@@ -30,7 +30,7 @@ def label_column(schema: pa.Schema, options: ReadOptions, path: str) -> str:
     """Return the name of the label column, or "". Raises DataError if the one of --label-column is missing."""
     if options.label_column:
         return pick_column(schema, options.label_column, (), path)
-    # A column target of real numbers is to be predicted, and is not a class.
+    # A column target of real numbers holds values to predict, not classes.
     is_real = TARGET_COLUMN in schema.names and pa.types.is_floating(schema.field(TARGET_COLUMN).type)
     usual = LABEL_COLUMNS[:-1] if is_real else LABEL_COLUMNS
     return next((name for name in usual if name in schema.names), "")
