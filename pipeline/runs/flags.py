@@ -309,15 +309,15 @@ def layout_options(args: argparse.Namespace) -> ReadOptions:
     # Of these flags, only jobs have --keep-columns.
     columns = getattr(args, "keep_columns", None)
     return ReadOptions(
-        args.format,
-        args.image_shape,
-        args.num_classes,
-        args.unlabelled,
-        args.channels,
-        () if columns is None else tuple(columns.split(",")),
-        args.resize,
-        args.image_column,
-        args.label_column,
+        format=args.format,
+        shape=args.image_shape,
+        num_classes=args.num_classes,
+        unlabelled=args.unlabelled,
+        channels=args.channels,
+        columns=() if columns is None else tuple(columns.split(",")),
+        resize=args.resize,
+        image_column=args.image_column,
+        label_column=args.label_column,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import math
 import os
 import tempfile
 import time
@@ -232,18 +233,17 @@ def main(argv: Sequence[str]) -> None:
         clusters = num_clusters if grouped or functions else 0
         blocks = args.workers if args.strategy == Submodular.name else 0
         components = args.components or (64 if blocks else 50)
-        pixels = int(np.prod(args.image))
         shape = Shape(
-            args.rows,
-            args.workers,
-            pixels,
-            args.classes,
-            clusters,
-            components,
-            args.cores,
-            args.fit_rows,
-            blocks,
-            functions,
+            rows=args.rows,
+            workers=args.workers,
+            record_bytes=math.prod(args.image),
+            classes=args.classes,
+            clusters=clusters,
+            components=components,
+            cores=args.cores,
+            fit_rows=args.fit_rows,
+            blocks=blocks,
+            functions=functions,
         )
         print(format_plan(plan(shape), measure_rates(), int(args.task_memory_gb * 2**30)))
         return 0

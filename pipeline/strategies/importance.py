@@ -161,14 +161,14 @@ class Importance(Strategy):
         table = group_table(np.array([dataset.rows]), context.num_workers, ratios=context.ratios)
         with context.phase("importance"):
             task = RankingTask(
-                ledger,
-                dataset.rows,
-                context.images.context.defaultParallelism,
-                context.scratch,
-                self.measure,
-                self.ignore_epochs,
-                len(counts),
-                sum(counts.values()),
+                ledger=ledger,
+                rows=dataset.rows,
+                cores=context.images.context.defaultParallelism,
+                scratch=context.scratch,
+                measure=self.measure,
+                ignored=self.ignore_epochs,
+                num_epochs=len(counts),
+                num_losses=sum(counts.values()),
             )
             owned = owners_by_rank(context.images.context, task, partial(owners, table, heuristic=self.heuristic))
             context.report(f"{dataset.rows:,} rows ranked by {self.measure}, divided by {self.heuristic}")

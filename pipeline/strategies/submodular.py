@@ -325,15 +325,15 @@ class Submodular(EmbeddingStrategy):
         # The largest groups start first, so that no long task is the last.
         order = sorted(np.flatnonzero(of_groups).tolist(), key=lambda group: (-of_groups[group], group))
         return GroupTask(
-            parts,
-            tuple(order),
-            parts.capacities(of_groups, rows_by_worker(table).T),
-            self.function,
-            self.block_rule,
-            context.ratios,
-            similar,
-            context.images.dataset.store,
-            context.scratch,
+            parts=parts,
+            order=tuple(order),
+            capacities=parts.capacities(of_groups, rows_by_worker(table).T),
+            function=self.function,
+            rule=self.block_rule,
+            ratios=context.ratios,
+            similar=similar,
+            store=context.images.dataset.store,
+            scratch=context.scratch,
         )
 
     def _report_memory(self, context: Context, sizes: Ints, dimensions: int) -> None:

@@ -45,14 +45,14 @@ class PlacedRows:
 def fitting_context(run: ShardingRun, source: ScannedInput, folder: str) -> Context:
     """Return the inputs and tools of a fit. folder: the attempt's, for files of tasks."""
     return Context(
-        Images(run.context, source.dataset),
-        source.scan,
-        source.bounds,
-        run.request.num_workers,
-        run.progress.phase,
-        run.progress.report,
-        f"{folder}/groups",
-        tuple(run.request.ratios) if run.request.ratios else None,
+        images=Images(run.context, source.dataset),
+        scan=source.scan,
+        bounds=source.bounds,
+        num_workers=run.request.num_workers,
+        phase=run.progress.phase,
+        report=run.progress.report,
+        scratch=f"{folder}/groups",
+        ratios=tuple(run.request.ratios) if run.request.ratios else None,
     )
 
 
