@@ -59,22 +59,25 @@ def rows_to_fit(fit_rows: int | str, rows: int, pixels: int) -> int:
     Raises:
         UsageError: more very large images are requested than one task can hold.
     """
+    num_rows = requested_rows(fit_rows, rows)
+    if pixels <= MAX_PIXELS:
+        enough = max(FIT_ROWS, 3 * pixels)
+        return enough if fit_rows == "auto" and rows > 2 * enough else num_rows
     # Larger images are fitted in one task, whose memory limits their number.
-    if pixels > MAX_PIXELS:
-        most = rows_at_most(pixels)
-        if fit_rows == "auto":
-            return min(rows, LARGE_ROWS, most)
-        num_rows = rows if fit_rows == "all" else min(rows, int(fit_rows))
-        if num_rows > most:
-            raise UsageError(
-                f"the PCA of images of {pixels:,} values is fitted to at most {most:,} of them;"
-                f" leave out --fit-rows {fit_rows}"
-            )
-        return num_rows
-    enough = max(FIT_ROWS, 3 * pixels)
+    most = rows_at_most(pixels)
     if fit_rows == "auto":
-        return rows if rows <= 2 * enough else enough
-    return rows if fit_rows == "all" else min(rows, int(fit_rows))
+        return min(rows, LARGE_ROWS, most)
+    if num_rows > most:
+        raise UsageError(
+            f"the PCA of images of {pixels:,} values is fitted to at most {most:,} of them;"
+            f" leave out --fit-rows {fit_rows}"
+        )
+    return num_rows
+
+
+def requested_rows(fit_rows: int | str, rows: int) -> int:
+    """Return the number of rows that --fit-rows asks for: all of them for "all" and "auto"."""
+    return rows if isinstance(fit_rows, str) else min(rows, fit_rows)
 
 
 def rows_at_most(pixels: int) -> int:

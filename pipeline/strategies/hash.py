@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pipeline.assignment.groups import SparseIf, Start, group_table
 from pipeline.clustering import hashes as functions_of_rows
-from pipeline.clustering.gram import LARGE_ROWS, MAX_PIXELS, MOST_BYTES, rows_at_most
+from pipeline.clustering.gram import LARGE_ROWS, MAX_PIXELS, MOST_BYTES, requested_rows, rows_at_most
 from pipeline.clustering.hashes import CENTROIDS, MOST_FUNCTIONS, SAMPLE_ROWS, Family, Hashes, check_dimensions
 from pipeline.clustering.points import ONE_TASK_BYTES
 from pipeline.clustering.projection import Grid
@@ -117,13 +117,14 @@ def rows_to_sample(fit_rows: int | str, rows: int, record_bytes: int) -> int:
     """
     large = record_bytes > MAX_PIXELS
     most = rows_at_most(record_bytes) if large else MOST_BYTES // record_bytes
-    enough = min(LARGE_ROWS, most) if large else SAMPLE_ROWS
-    num_rows = enough if fit_rows == "auto" else rows if fit_rows == "all" else int(fit_rows)
-    if min(num_rows, rows) > most:
+    if fit_rows == "auto":
+        fit_rows = min(LARGE_ROWS, most) if large else SAMPLE_ROWS
+    num_rows = requested_rows(fit_rows, rows)
+    if num_rows > most:
         raise UsageError(
             f"hash functions are fitted to at most {most:,} rows of {record_bytes:,} bytes; leave out --fit-rows {fit_rows}"
         )
-    return min(num_rows, rows)
+    return num_rows
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 from sklearn.neighbors import NearestNeighbors
 
-from pipeline.clustering.gram import Spectrum
+from pipeline.clustering.gram import Spectrum, requested_rows
 from pipeline.clustering.pca import BlockPCAModel
 from pipeline.clustering.projection import quantise
 from pipeline.core.arrays import Floats, Ints
@@ -221,9 +221,9 @@ def new_model(strategy: NeighbourhoodStrategy, clusters: int) -> ClusterModel:
 
 def rows_to_collect(strategy: NeighbourhoodStrategy, rows: int) -> int:
     """Return the number of rows that one task holds for the fit."""
-    if strategy.fit_rows == "auto":
-        return min(rows, PAIRED_ROWS) if strategy.clustering == "dbscan" else rows
-    return rows if strategy.fit_rows == "all" else min(rows, int(strategy.fit_rows))
+    if strategy.fit_rows == "auto" and strategy.clustering == "dbscan":
+        return min(rows, PAIRED_ROWS)
+    return requested_rows(strategy.fit_rows, rows)
 
 
 def fit_bytes(layout: Layout, clustering: ClusteringName, rows: int) -> int:

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.clustering.columns import matrix_to_int, matrix_to_vector
-from pipeline.clustering.gram import Spectrum
+from pipeline.clustering.gram import Spectrum, requested_rows
 from pipeline.clustering.pca import BlockPCAModel
 from pipeline.clustering.projection import quantise
 from pipeline.core.arrays import Ints
@@ -139,7 +139,7 @@ def project_table(
         return space, table.withColumnRenamed("features", "point")
     with context.phase("pca"):
         rows = images.dataset.rows
-        count = rows if strategy.fit_rows in ("auto", "all") else min(rows, int(strategy.fit_rows))
+        count = requested_rows(strategy.fit_rows, rows)
         sample = table
         if count < rows:
             key = word(strategy.seed, Purpose.FIT_ROWS)
